@@ -1,0 +1,1 @@
+"""The contract between the services: subjects, messages, codec, streams. Pure: no I/O, nothing of ours imported."""

@@ -1,0 +1,55 @@
+"""Observations: what every container used, and was allowed, in the last period."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import ClassVar
+
+from schemas.message import ColumnarMessage, Int32Column, Int64Column, UInt8Column, UInt16Column
+
+
+class SampleFlag(IntFlag):
+    """Bits of the ``flags`` column."""
+
+    IDLE = 1
+    """No period elapsed and nothing was used: the kernel's timer stopped, the agent says used = 0."""
+    WALL_CLOCK = 2
+    """No quota is set, so no periods are counted: usage is scaled from the wall clock."""
+
+
+class CfsBatch(ColumnarMessage):
+    """One application's containers on one node in one period (thesis 2.3.1, 2.4.4.1)."""
+
+    type_name: ClassVar[str] = "turnbuckle.cfs.v1.CfsBatch"
+
+    app: str
+    node: str
+    incarnation: int
+    """Start time of the agent, ns since the epoch: a restarted agent has a larger one."""
+    report_seq: int
+    """Counts batches and limit replies of this incarnation together: the larger one tells the newer truth."""
+    time_ns: int
+    """When the sample was taken, ns since the epoch."""
+    period_us: int
+    host_cpus: int
+
+    periods: UInt16Column
+    """CFS periods since the previous sample; 0: nothing new yet, the row carries only limits and memory."""
+    quota_us: Int64Column
+    """What the kernel holds now, per period; -1: unlimited."""
+    used_us: Int32Column
+    """CPU time used per period."""
+    unused_us: Int32Column
+    """Quota not used, per period; 0 when unlimited."""
+    throttled: UInt16Column
+    """Throttled periods since the previous sample."""
+    throttled_us: Int32Column
+    """Time throttled per period, summed over CPUs."""
+    memory_usage_bytes: Int64Column
+    memory_limit_bytes: Int64Column
+    """What the kernel holds now; -1: unlimited."""
+    order_seq: Int64Column
+    """Sequence of the newest limit order that the agent has accepted or refused for this container; 0: none."""
+    oom_kills: Int32Column
+    """Kills by the kernel since the container was found."""
+    flags: UInt8Column

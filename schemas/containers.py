@@ -1,0 +1,72 @@
+"""Facts about containers and nodes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+from schemas.message import Message
+
+
+class ContainerChange(StrEnum):
+    """What happened to a container."""
+
+    STARTED = "started"
+    """Found and sampled; its limits are still its own."""
+    EXITED = "exited"
+    RELEASED = "released"
+    """The agent stopped gracefully and restored the original limits."""
+    REJECTED = "rejected"
+    """Carries a label of ours that cannot be used; `reason` says why. It is left alone."""
+    REFUSED = "refused"
+    """The application has no room for it; `reason` says why. It is left alone."""
+
+
+class ContainerSource(StrEnum):
+    """Who made the container."""
+
+    DOCKER = "docker"
+    EXEC = "exec"
+    SIMULATED = "simulated"
+    ALLOCATOR = "allocator"
+    """Not a maker: the sender of a REFUSED event."""
+
+
+class ContainerEvent(Message):
+    """A container started, exited, was released, rejected or refused."""
+
+    type_name: ClassVar[str] = "turnbuckle.container.v1.ContainerEvent"
+
+    change: ContainerChange
+    app: str
+    node: str
+    container: str
+    """Key: the name, a dash, and the first 12 characters of the id. Unique in the cluster."""
+    name: str
+    source: ContainerSource
+    time_ns: int
+    incarnation: int
+    quota_us: int = -1
+    """Limit that the container came with; -1: unlimited."""
+    limit_bytes: int = -1
+    oom_kills: int = 0
+    reason: str = ""
+
+
+class NodeInfo(Message):
+    """Heartbeat and capabilities of a node, kept in KV with a time to live."""
+
+    type_name: ClassVar[str] = "turnbuckle.node.v1.NodeInfo"
+
+    node: str
+    incarnation: int
+    time_ns: int
+    host_cpus: int
+    memory_bytes: int
+    cgroup_version: int
+    """1, 2, or 0 for a simulated host."""
+    telemetry_source: str
+    """``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
+    docker: bool
+    container_count: int
+    version: str

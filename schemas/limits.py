@@ -1,0 +1,132 @@
+"""Orders that change limits, their replies, and the decisions behind them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+from schemas.apps import Mode
+from schemas.message import ColumnarMessage, Float64Column, Int64Column, UInt8Column
+
+
+class RowStatus(IntEnum):
+    """What became of one row of a LimitUpdate."""
+
+    APPLIED = 0
+    UNCHANGED = 1
+    """The kernel held these values already: nothing was written."""
+    OLD_ORDER = 2
+    """A newer order for this container was seen before: this one is void for ever."""
+    SUPERSEDED = 3
+    """A newer order arrived while this one waited for its period boundary."""
+    UNKNOWN_CONTAINER = 4
+    STALE_EPOCH = 5
+    """A newer owner of the application has spoken."""
+    FAILED = 6
+    """The kernel refused, for example a memory limit below usage (EBUSY); the reply says what holds now."""
+
+
+class LimitUpdate(ColumnarMessage):
+    """New limits for containers of one node. A value of 0 leaves that limit alone.
+
+    With no rows it is a *fence*: it claims the applications for this epoch and asks for the truth.
+    """
+
+    type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitUpdate"
+
+    node: str
+    incarnation: int
+    """The agent's incarnation that this is meant for; another one refuses it."""
+    epoch: int
+    """Rises with each owner of an application; an agent refuses rows of an older epoch."""
+    seq: int
+    """Rises with each update of an epoch; an agent refuses a row not newer than the container's last."""
+    time_ns: int
+    apps: tuple[str, ...]
+    """Applications whose rows follow; all of them are claimed for this epoch."""
+    quota_us: Int64Column
+    limit_bytes: Int64Column
+
+
+class LimitReply(ColumnarMessage):
+    """What was applied and what is true now; sent once every row is settled, that is after at most one period.
+
+    Rows: those of the update, or for a fence every container of the named applications.
+    """
+
+    type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitReply"
+
+    node: str
+    incarnation: int
+    report_seq: int
+    epoch: int
+    seq: int
+    refusal: str | None = None
+    """Why the whole update was refused (wrong incarnation, not managed), or None."""
+    stale_apps: tuple[str, ...] = ()
+    """Applications that belong to a newer epoch."""
+    quota_us: Int64Column
+    limit_bytes: Int64Column
+    order_seq: Int64Column
+    status: UInt8Column
+
+
+class Reason(IntEnum):
+    """Why a limit was changed; `REASON_TEXT` turns it into a sentence."""
+
+    NONE = 0
+    ADMITTED = 1
+    THROTTLED = 2
+    UNUSED = 3
+    DEMAND_ROSE = 4
+    SHARED_SCARCITY = 5
+    OVER_LIMIT = 6
+    MEMORY_GROWTH = 7
+    MEMORY_RECLAIM = 8
+    RESYNC = 9
+
+
+REASON_TEXT: dict[Reason, str] = {
+    Reason.NONE: "unchanged",
+    Reason.ADMITTED: "joined the application: asked {measured:.0f}, free {threshold:.0f}",
+    Reason.THROTTLED: "throttled: demand estimated at {measured:.0f} us per period, quota was {threshold:.0f} us",
+    Reason.UNUSED: "left {measured:.0f} us per period unused, {threshold:.0f} us are kept as headroom",
+    Reason.DEMAND_ROSE: "demand with headroom rose to {measured:.0f} us per period, quota was {threshold:.0f} us",
+    Reason.SHARED_SCARCITY: "the application asks for {measured:.0f} us per period and may have {threshold:.0f} us",
+    Reason.OVER_LIMIT: "the application holds {measured:.0f}, its limit is {threshold:.0f}",
+    Reason.MEMORY_GROWTH: "usage {measured:.0f} bytes came within {threshold:.0f} bytes of the limit",
+    Reason.MEMORY_RECLAIM: "limit minus usage is {measured:.0f} bytes, delta is {threshold:.0f} bytes",
+    Reason.RESYNC: "the kernel holds {measured:.0f}, ordered was {threshold:.0f}",
+}
+
+
+class LimitDecisions(ColumnarMessage):
+    """Changes decided for one application in one step, with the pools after it. In mode `observe` none is sent out."""
+
+    type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitDecisions"
+
+    app: str
+    mode: Mode
+    policy: str
+    epoch: int
+    step: int
+    time_ns: int
+    container_count: int
+    cpu_limit_us: int
+    cpu_allocated_us: int
+    """Sum over containers of the largest quota that may be in force (held), or would be in mode `observe`."""
+    memory_limit_bytes: int
+    memory_allocated_bytes: int
+
+    quota_from_us: Int64Column
+    quota_to_us: Int64Column
+    """0: CPU not changed in this row."""
+    quota_reason: UInt8Column
+    quota_measured: Float64Column
+    quota_threshold: Float64Column
+    limit_from_bytes: Int64Column
+    limit_to_bytes: Int64Column
+    """0: memory not changed in this row."""
+    limit_reason: UInt8Column
+    limit_measured: Float64Column
+    limit_threshold: Float64Column

@@ -1,0 +1,86 @@
+"""The subject table: what travels where, who sends it, who reads it, how it is delivered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from schemas.cfs import CfsBatch
+from schemas.containers import ContainerEvent
+from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
+from schemas.message import Message
+from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES, SubjectTemplate
+
+
+class Delivery(StrEnum):
+    """How a message travels."""
+
+    CORE = "core"
+    """Lossy, newest wins."""
+    JETSTREAM = "jetstream"
+    """Stored, acknowledged, deduplicated."""
+    REQUEST = "request"
+    """Request and reply, with a deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One line of the subject table."""
+
+    template: SubjectTemplate
+    message: type[Message]
+    delivery: Delivery
+    senders: tuple[str, ...]
+    receivers: tuple[str, ...]
+    summary: str
+    reply: type[Message] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One query of a NATS micro service; its subject is ``<root>.cmd.<service>.<name>``."""
+
+    service: str
+    name: str
+    request: type[Message]
+    reply: type[Message]
+    summary: str
+
+    @property
+    def template(self) -> SubjectTemplate:
+        """The endpoint's subject."""
+        return SubjectTemplate(f"cmd.{self.service}.{self.name}")
+
+
+CHANNELS: Final = (
+    Channel(
+        CFS, CfsBatch, Delivery.CORE, ("agent",), ("allocator", "cli"),
+        "CPU and memory of one application's containers on one node in one period",
+    ),
+    Channel(
+        LIMIT_DECISIONS, LimitDecisions, Delivery.CORE, ("allocator",), ("cli",),
+        "limit changes decided for one application, with reasons and pools",
+    ),
+    Channel(
+        CONTAINER_EVENTS, ContainerEvent, Delivery.JETSTREAM, ("agent", "allocator"), ("allocator", "cli"),
+        "a container started, exited, was released, rejected or refused",
+    ),
+    Channel(
+        LIMIT_UPDATES, LimitUpdate, Delivery.REQUEST, ("allocator",), ("agent",),
+        "new limits for containers of one node; with no rows a fence", reply=LimitReply,
+    ),
+)  # fmt: skip
+
+ALLOCATOR_STATE: Final = Endpoint(
+    "allocator", "state", StateRequest, StateReply, "applications, containers, limits and pools"
+)
+ALLOCATOR_EXPLAIN: Final = Endpoint(
+    "allocator",
+    "explain",
+    ExplainRequest,
+    ExplainReply,
+    "why limits are what they are, with measured value and threshold",
+)
+ENDPOINTS: Final = (ALLOCATOR_STATE, ALLOCATOR_EXPLAIN)

@@ -1,0 +1,1 @@
+"""Turnbuckle's services: each sub-package is deployable on its own; none imports another."""

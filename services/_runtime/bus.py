@@ -1,0 +1,167 @@
+"""The bus as the services see it. `bus_nats` and `bus_memory` implement it under one contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from schemas.message import Message
+from schemas.registry import Endpoint
+from schemas.streams import BucketSpec, StreamSpec
+from schemas.subjects import Subject
+
+
+class BusError(Exception):
+    """The bus could not do it; the subclass says which way."""
+
+
+class BusUnavailableError(BusError):
+    """Not connected, or the connection broke while waiting."""
+
+
+class NoResponderError(BusError):
+    """Nobody serves this subject right now."""
+
+
+class RequestTimeoutError(BusError):
+    """No reply within the deadline; the request may or may not have been carried out."""
+
+
+class RevisionConflictError(BusError):
+    """A KV compare-and-swap met another revision (or an existing key)."""
+
+
+class RequestRefusedError(BusError):
+    """A query answered with a QueryError."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One received message. Undecodable ones never reach a handler: they are counted by kind."""
+
+    subject: str
+    message: Message
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A KV entry; `message` is None where the stored bytes could not be decoded."""
+
+    key: str
+    message: Message | None
+    revision: int
+
+
+Handler = Callable[[Delivery], None]
+"""Called on the event loop for each message, in order; must return at once: decode is done, hand over."""
+Responder = Callable[[Delivery], Awaitable[Message]]
+"""Answers a command. Each request runs in a task of its own, so a slow one delays no other."""
+FactHandler = Callable[[Delivery], Awaitable[None]]
+"""Handles one stored message; it is acknowledged when this returns, delivered again when this raises."""
+
+
+class Subscription(Protocol):
+    """A running subscription."""
+
+    async def stop(self) -> None:
+        """Stop receiving; messages that wait already are still handled."""
+
+
+class KeyValue(Protocol):
+    """One KV bucket. Keys are escaped and unescaped here: any text is a key."""
+
+    async def get(self, key: str) -> Entry | None:
+        """The entry, or None."""
+
+    async def put(self, key: str, message: Message) -> int:
+        """Store and return the revision."""
+
+    async def create(self, key: str, message: Message) -> int:
+        """Store only if there is none; raises `RevisionConflictError`."""
+
+    async def update(self, key: str, message: Message, revision: int) -> int:
+        """Store only over this revision; raises `RevisionConflictError`."""
+
+    async def delete(self, key: str) -> None:
+        """Remove the key; a missing one is fine."""
+
+    async def entries(self) -> dict[str, Entry]:
+        """All live entries by key."""
+
+    def watch(self, on_entry: Callable[[str, Entry | None], None]) -> AbstractAsyncContextManager[None]:
+        """Call back for every entry that exists, then for every change (None: deleted or expired).
+
+        Level-triggered: re-listed after a reconnect and every 10 s, because a watch can stay silent for 14-37 s after
+        a server restart; unchanged revisions are not reported again.
+        """
+
+
+class Bus(Protocol):
+    """Publish, subscribe, request, serve, store. Methods raise `BusError` only."""
+
+    root: str
+    """First token of every subject."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached right now."""
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Plain counts by name.
+
+        published, received, dropped_disconnected, dropped_slow, undecodable_<kind>, handler_errors, reconnects,
+        facts_published, facts_dropped, facts_pending.
+        """
+
+    def publish(self, subject: Subject, message: Message) -> None:
+        """Send a lossy observation. While disconnected it is dropped and counted: stale data is worse than none."""
+
+    def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
+        """Queue a fact for JetStream; sent in order, retried until acknowledged, deduplicated by id.
+
+        The queue is bounded (10,000); when full the oldest is dropped, counted and logged.
+        """
+
+    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> Subscription:
+        """Receive observations; `queue` shares them among its members."""
+
+    async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> Subscription:
+        """Receive facts through a durable pull consumer, at least once, from the first stored one."""
+
+    async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
+        """Send a command and wait for the reply.
+
+        Raises:
+            NoResponderError, RequestTimeoutError, BusUnavailableError, RequestRefusedError.
+        """
+
+    async def serve(self, subject: Subject, responder: Responder) -> Subscription:
+        """Answer commands on a subject. If the responder raises, a QueryError 500 is sent and the error is logged."""
+
+    async def serve_queries(
+        self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]
+    ) -> Subscription:
+        """Register a NATS micro service (``nats service ls``) with one endpoint per query.
+
+        Answers in JSON where the request was JSON or empty, else in msgpack.
+        """
+
+    def bucket(self, spec: BucketSpec) -> KeyValue:
+        """A KV bucket, declared at connect."""
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call back each time the connection has come back."""
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until what was published has reached the server, facts included."""
+
+    async def close(self, timeout_s: float) -> dict[str, int]:
+        """Drain and close; returns what could not be delivered, by kind (empty: nothing was lost)."""

@@ -1,0 +1,1 @@
+"""The agent: one per host. Samples containers, carries out limit orders, restores limits when it stops."""

@@ -1,0 +1,1 @@
+"""Decisions of the allocator, pure and vectorised over containers."""

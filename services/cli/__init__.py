@@ -1,0 +1,1 @@
+"""The `turnbuckle` command: a client like any other."""
