@@ -1,0 +1,117 @@
+"""When to write a cut: just after the container's own period boundary.
+
+Every quota write refills the bandwidth, even one of the same value (measured: a 10 ms quota rewritten blindly every
+100 ms burns 19 ms; written within 2 ms after the boundary, 10.2 ms). Boundaries are a property of each cgroup's
+timer, 100 ms apart, and keep their phase while idle (kernel/sched/fair.c forwards the timer by whole periods). So a
+boundary that was seen once predicts all later ones, and the next cut needs one or two reads instead of fifty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.apps import PERIOD_US
+
+PERIOD_NS = PERIOD_US * 1_000
+SEARCH_INTERVAL_NS = 2_000_000
+"""Between reads while the phase is unknown: the refill that a late write gives away stays below 2 %."""
+CONFIRM_INTERVAL_NS = 1_000_000
+"""Between reads once the boundary is due."""
+EARLY_NS = 3_000_000
+"""Before a predicted boundary: a read here proves that it has not passed yet, timers and doubt included."""
+GUARD_NS = 200_000
+"""After a predicted boundary, so that the timer has run."""
+DEADLINE_NS = 130_000_000
+"""A container that shows no boundary for this long has stopped running: its refill harms nobody."""
+LEARN_NS = 3_000_000
+"""A boundary seen with at most this doubt is remembered."""
+MISSED_NS = 8_000_000
+"""A boundary seen with more than this doubt is not written at, once: the next one is better known."""
+
+
+@dataclass(slots=True)
+class WaitingCut:
+    """A cut that waits."""
+
+    container: str
+    order: tuple[int, int]
+    nr_periods: int
+    last_read_ns: int
+    next_read_ns: int
+    deadline_ns: int
+    missed: bool = False
+
+
+@dataclass(slots=True)
+class BoundaryQueue:
+    """Waiting cuts and the phases learnt so far. Times are monotonic nanoseconds."""
+
+    waiting: dict[str, WaitingCut] = field(default_factory=dict)
+    boundaries_ns: dict[str, int] = field(default_factory=dict)
+    """Latest seen boundary per container."""
+
+    def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int) -> None:
+        """Let a cut wait; replaces an older one of the same container."""
+        self.waiting[container] = WaitingCut(
+            container, order, nr_periods, now_ns, self._next_read(container, now_ns), now_ns + DEADLINE_NS
+        )
+
+    def discard(self, container: str) -> None:
+        """Forget the cut, not the phase."""
+        self.waiting.pop(container, None)
+
+    def forget(self, container: str) -> None:
+        """The container is gone."""
+        self.waiting.pop(container, None)
+        self.boundaries_ns.pop(container, None)
+
+    def next_wake_ns(self) -> int | None:
+        """When the next read is due, or None if nothing waits."""
+        return min((cut.next_read_ns for cut in self.waiting.values()), default=None)
+
+    def due(self, now_ns: int) -> list[WaitingCut]:
+        """Cuts whose container must be read now."""
+        return [cut for cut in self.waiting.values() if cut.next_read_ns <= now_ns]
+
+    def read(self, cut: WaitingCut, nr_periods: int, now_ns: int) -> bool:
+        """Take a reading; True: write now (and the cut waits no longer)."""
+        if nr_periods == cut.nr_periods:
+            if now_ns >= cut.deadline_ns:
+                del self.waiting[cut.container]
+                self.boundaries_ns.pop(cut.container, None)
+                return True
+            cut.last_read_ns = now_ns
+            cut.next_read_ns = self._retry(cut.container, now_ns)
+            return False
+        doubt_ns = now_ns - cut.last_read_ns
+        if doubt_ns > MISSED_NS and not cut.missed:
+            cut.missed = True
+            cut.nr_periods, cut.last_read_ns = nr_periods, now_ns
+            cut.next_read_ns = self._next_read(cut.container, now_ns)
+            return False
+        if doubt_ns <= LEARN_NS:
+            self.boundaries_ns[cut.container] = now_ns - doubt_ns // 2
+        elif doubt_ns > MISSED_NS:
+            self.boundaries_ns.pop(cut.container, None)
+        del self.waiting[cut.container]
+        return True
+
+    def _next_read(self, container: str, now_ns: int) -> int:
+        seen_ns = self.boundaries_ns.get(container)
+        if seen_ns is None:
+            return now_ns + SEARCH_INTERVAL_NS
+        left_ns = PERIOD_NS - (now_ns - seen_ns) % PERIOD_NS
+        return now_ns + (left_ns - EARLY_NS if left_ns > 2 * EARLY_NS else left_ns + GUARD_NS)
+
+    def _retry(self, container: str, now_ns: int) -> int:
+        seen_ns = self.boundaries_ns.get(container)
+        if seen_ns is None:
+            return now_ns + SEARCH_INTERVAL_NS
+        since_ns = (now_ns - seen_ns) % PERIOD_NS
+        left_ns = PERIOD_NS - since_ns
+        if left_ns <= 2 * EARLY_NS + SEARCH_INTERVAL_NS:
+            return now_ns + left_ns + GUARD_NS
+        if since_ns <= MISSED_NS:
+            return now_ns + CONFIRM_INTERVAL_NS
+        del self.boundaries_ns[container]  # the prediction was wrong: the phase has moved, search for it
+        return now_ns + SEARCH_INTERVAL_NS

@@ -1,0 +1,143 @@
+"""Which limit orders an agent carries out, and what it says about them.
+
+Pure: `OrderBook.accept` classifies the rows of a LimitUpdate against what was seen before; the shell writes and
+records the outcome. Rules that make loss, duplication and reordering harmless:
+
+- a row counts only if its (epoch, seq) is newer than the container's last, so an order that was overtaken never acts;
+- an order may raise the kernel's value only at the moment it is accepted; what waits for later is always a cut. So once
+  an order has been seen, the value in the kernel is an upper bound until a newer order comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from schemas.limits import LimitUpdate, RowStatus
+
+
+@dataclass(slots=True)
+class ContainerLimits:
+    """What the agent knows of one container's limits. Quota per period; -1: unlimited."""
+
+    app: str
+    quota_us: int
+    limit_bytes: int
+    epoch: int = 0
+    seq: int = 0
+    waiting_cut_us: int | None = None
+    """A lower quota that waits for the container's period boundary."""
+    waiting_order: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What to do for one row. 0: nothing to write for that limit."""
+
+    container: str
+    status: RowStatus
+    """The status if every write succeeds; final where nothing is to be written."""
+    raise_quota_us: int = 0
+    """Write now (also the first limit of an unlimited container)."""
+    cut_quota_us: int = 0
+    """Write at the container's own period boundary."""
+    limit_bytes: int = 0
+    """Write now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do for an update."""
+
+    rows: tuple[RowPlan, ...] = ()
+    superseded: tuple[tuple[str, tuple[int, int]], ...] = ()
+    """Containers and orders whose waiting cut was replaced."""
+    refusal: str | None = None
+    stale_apps: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class OrderBook:
+    """Orders seen per container and owners seen per application."""
+
+    node: str
+    incarnation: int
+    containers: dict[str, ContainerLimits] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+
+    def add(self, container: str, app: str, quota_us: int, limit_bytes: int) -> None:
+        """A container was found; its limits are what the kernel holds."""
+        self.containers[container] = ContainerLimits(app, quota_us, limit_bytes)
+
+    def remove(self, container: str) -> None:
+        """A container is gone."""
+        self.containers.pop(container, None)
+
+    def of_apps(self, apps: Iterable[str]) -> list[str]:
+        """Containers of these applications."""
+        wanted = set(apps)
+        return [key for key, limits in self.containers.items() if limits.app in wanted]
+
+    def order_seq(self, container: str) -> int:
+        """Newest sequence seen from the application's present owner; 0: none."""
+        limits = self.containers[container]
+        return limits.seq if limits.epoch == self.epochs.get(limits.app) else 0
+
+    def accept(self, update: LimitUpdate) -> Plan:
+        """Classify an update and remember that it was seen. The shell must carry the plan out at once."""
+        if update.node != self.node or update.incarnation != self.incarnation:
+            return Plan(
+                refusal=f"meant for {update.node} incarnation {update.incarnation}, "
+                f"this is {self.node} incarnation {self.incarnation}"
+            )
+        stale = tuple(app for app in update.apps if update.epoch < self.epochs.get(app, 0))
+        claimed = set(update.apps) - set(stale)
+        for app in claimed:
+            self.epochs[app] = update.epoch
+        superseded: list[tuple[str, tuple[int, int]]] = []
+        rows = tuple(
+            self._accept_row(key, (update.epoch, update.seq), wanted, claimed, superseded)
+            for key, *wanted in zip(
+                update.keys, update.column("quota_us").tolist(), update.column("limit_bytes").tolist(), strict=True
+            )
+        )
+        return Plan(rows, tuple(superseded), stale_apps=stale)
+
+    def _accept_row(
+        self,
+        key: str,
+        order: tuple[int, int],
+        wanted: list[int],
+        claimed: set[str],
+        superseded: list[tuple[str, tuple[int, int]]],
+    ) -> RowPlan:
+        limits = self.containers.get(key)
+        if limits is None:
+            return RowPlan(key, RowStatus.UNKNOWN_CONTAINER)
+        if limits.app not in claimed:
+            return RowPlan(key, RowStatus.STALE_EPOCH)
+        if order <= (limits.epoch, limits.seq):
+            return RowPlan(key, RowStatus.OLD_ORDER)
+        limits.epoch, limits.seq = order
+        quota_us, limit_bytes = wanted
+        if limits.waiting_order is not None and quota_us:
+            superseded.append((key, limits.waiting_order))
+            limits.waiting_cut_us = limits.waiting_order = None
+        raise_us = cut_us = 0
+        if quota_us and quota_us != limits.quota_us:
+            if limits.quota_us < 0 or quota_us > limits.quota_us:
+                raise_us = quota_us
+            else:
+                cut_us = quota_us
+                limits.waiting_cut_us, limits.waiting_order = quota_us, order
+        memory = limit_bytes if limit_bytes != limits.limit_bytes else 0
+        changes = bool(raise_us or cut_us or memory)
+        return RowPlan(key, RowStatus.APPLIED if changes else RowStatus.UNCHANGED, raise_us, cut_us, memory)
+
+    def settle_cut(self, container: str, order: tuple[int, int]) -> int | None:
+        """The quota to write now that the boundary has passed; None if a newer order replaced it."""
+        limits = self.containers.get(container)
+        if limits is None or limits.waiting_order != order:
+            return None
+        quota_us, limits.waiting_cut_us, limits.waiting_order = limits.waiting_cut_us, None, None
+        return quota_us

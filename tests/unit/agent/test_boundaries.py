@@ -1,0 +1,79 @@
+"""Cuts are written just after the container's own period boundary, with few reads once its phase is known."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.agent.core.boundaries import DEADLINE_NS, PERIOD_NS, BoundaryQueue
+
+MS = 1_000_000
+
+
+def run_cut(queue, phase_ns, start_ns, *, jitter_ns=lambda: 0, running=True):
+    """Play one cut; returns (written at, reads)."""
+
+    def nr_periods(now_ns):
+        return (now_ns - phase_ns) // PERIOD_NS if running else 0
+
+    queue.add("web", (1, 1), nr_periods(start_ns), start_ns)
+    now_ns, reads = start_ns, 0
+    while (wake_ns := queue.next_wake_ns()) is not None:
+        now_ns = max(now_ns, wake_ns) + jitter_ns()
+        for cut in queue.due(now_ns):
+            reads += 1
+            if queue.read(cut, nr_periods(now_ns), now_ns):
+                return now_ns, reads
+    raise AssertionError("a waiting cut must wake up")
+
+
+@given(phase_ns=st.integers(0, PERIOD_NS - 1), start_ns=st.integers(0, 10 * PERIOD_NS))
+def test_first_cut_searches_and_is_written_within_two_milliseconds_after_the_boundary(phase_ns, start_ns):
+    written_ns, reads = run_cut(BoundaryQueue(), phase_ns, start_ns + PERIOD_NS)
+
+    assert (written_ns - phase_ns) % PERIOD_NS <= 2 * MS
+    assert reads <= 51
+
+
+@given(
+    phase_ns=st.integers(0, PERIOD_NS - 1),
+    gaps_ns=st.lists(st.integers(0, 50 * PERIOD_NS), min_size=1, max_size=5),
+    jitters=st.lists(st.integers(0, MS), min_size=1, max_size=7),
+)
+def test_later_cuts_use_the_learnt_phase(phase_ns, gaps_ns, jitters):
+    """With timers up to 1 ms late: within 5 ms after the boundary, with at most five reads."""
+    queue, turn = BoundaryQueue(), iter(range(10**9))
+
+    def jitter_ns():
+        return jitters[next(turn) % len(jitters)]
+
+    now_ns, _ = run_cut(queue, phase_ns, PERIOD_NS, jitter_ns=jitter_ns)
+    for gap_ns in gaps_ns:
+        now_ns, reads = run_cut(queue, phase_ns, now_ns + gap_ns, jitter_ns=jitter_ns)
+
+        assert (now_ns - phase_ns) % PERIOD_NS <= 5 * MS
+        assert reads <= 5
+
+
+def test_container_that_stopped_running_is_cut_at_the_deadline():
+    """No boundary comes while the kernel's timer is stopped."""
+    written_ns, _ = run_cut(BoundaryQueue(), 0, 5 * MS, running=False)
+
+    assert DEADLINE_NS <= written_ns - 5 * MS <= DEADLINE_NS + 3 * MS
+
+
+@given(first_ns=st.integers(0, PERIOD_NS - 1), moved_ns=st.integers(0, PERIOD_NS - 1))
+def test_moved_phase_is_learnt_again(first_ns, moved_ns):
+    """A wrong prediction costs one late write at most; the second cut after the move is on time."""
+    queue = BoundaryQueue()
+    now_ns, _ = run_cut(queue, first_ns, PERIOD_NS)
+    for _ in range(3):
+        now_ns, _ = run_cut(queue, moved_ns, now_ns + 3 * PERIOD_NS)
+
+    assert (now_ns - moved_ns) % PERIOD_NS <= 5 * MS
+
+
+def test_newer_cut_replaces_the_waiting_one():
+    queue = BoundaryQueue()
+    queue.add("web", (1, 1), 0, 0)
+    queue.add("web", (1, 2), 0, 0)
+
+    assert [cut.order for cut in queue.due(PERIOD_NS)] == [(1, 2)]

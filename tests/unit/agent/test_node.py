@@ -1,0 +1,215 @@
+"""The agent's node: batches tell the truth, raises act at once, cuts wait for the boundary, replies come when settled."""
+
+import pytest
+
+from schemas.limits import LimitUpdate, RowStatus
+from services.agent.node import Node
+from tests.support.fake_host import FakeHost
+
+MS = 1_000_000
+PERIOD_NS = 100 * MS
+
+
+@pytest.fixture
+def host():
+    return FakeHost()
+
+
+@pytest.fixture
+def node(host):
+    return Node("n1", 7, host)
+
+
+def update(rows, *, epoch=1, seq=1, incarnation=7, node="n1", apps=("shop",)):
+    """An order; rows: container -> (quota_us, limit_bytes)."""
+    return LimitUpdate.build(
+        list(rows),
+        {"quota_us": [row[0] for row in rows.values()], "limit_bytes": [row[1] for row in rows.values()]},
+        node=node, incarnation=incarnation, epoch=epoch, seq=seq, time_ns=0, apps=apps,
+    )  # fmt: skip
+
+
+def reply_rows(reply):
+    return {row["container"]: row for row in reply.rows()}
+
+
+def send(node, message, now_ns=0):
+    replies = []
+    node.carry_out(message, now_ns, replies.append)
+    return replies
+
+
+def test_batch_reports_what_the_kernel_holds(node, host):
+    key = node.found(found := host.add("web", quota_us=20_000, limit_bytes=64 << 20))
+    container = host.containers[found.container_id]
+    node.sample(0, 1)
+    container.run(12_000, memory_bytes=1 << 20)
+    (batch,), vanished = node.sample(PERIOD_NS, 2)
+
+    assert vanished == []
+    assert (batch.app, batch.node, batch.report_seq) == ("shop", "n1", 2)
+    (row,) = batch.rows()
+    assert row["container"] == key
+    assert (row["quota_us"], row["used_us"], row["unused_us"]) == (20_000, 12_000, 8_000)
+    assert (row["memory_usage_bytes"], row["memory_limit_bytes"]) == (1 << 20, 64 << 20)
+
+
+def test_one_batch_per_application(node, host):
+    for app in ("a", "b"):
+        for name in ("x", "y"):
+            node.found(host.add(f"{name}{app}", app))
+    batches, _ = node.sample(0, 1)
+
+    assert {batch.app: len(batch.keys) for batch in batches} == {"a": 2, "b": 2}
+
+
+def test_raise_and_memory_are_written_at_once(node, host):
+    key = node.found(found := host.add("web", quota_us=20_000, limit_bytes=64 << 20))
+    (reply,) = send(node, update({key: (30_000, 96 << 20)}))
+
+    assert host.containers[found.container_id].writes == [("memory", 96 << 20), ("quota", 30_000)]
+    assert reply_rows(reply)[key] == {
+        "container": key, "quota_us": 30_000, "limit_bytes": 96 << 20, "order_seq": 1, "status": RowStatus.APPLIED,
+    }  # fmt: skip
+
+
+def test_first_limit_of_an_unlimited_container_is_written_at_once(node, host):
+    key = node.found(found := host.add("web"))
+    (reply,) = send(node, update({key: (30_000, 0)}))
+
+    assert host.containers[found.container_id].writes == [("quota", 30_000)]
+    assert reply_rows(reply)[key]["quota_us"] == 30_000
+
+
+def test_cut_of_a_running_container_waits_for_its_boundary(node, host):
+    key = node.found(found := host.add("web", quota_us=50_000))
+    container = host.containers[found.container_id]
+    node.sample(0, 1)
+    container.run(10_000)
+    node.sample(PERIOD_NS, 2)
+    replies = send(node, update({key: (20_000, 0)}), PERIOD_NS)
+    node.poll_cuts(PERIOD_NS + 2 * MS)
+
+    assert (container.writes, replies) == ([], [])
+
+    container.run(1_000)
+    node.poll_cuts(PERIOD_NS + 4 * MS)
+
+    assert container.writes == [("quota", 20_000)]
+    assert reply_rows(replies[0])[key]["quota_us"] == 20_000
+
+
+def test_cut_of_an_idle_container_is_written_at_once(node, host):
+    key = node.found(found := host.add("web", quota_us=50_000))
+    node.sample(0, 1)
+    node.sample(PERIOD_NS, 2)
+    (reply,) = send(node, update({key: (20_000, 0)}), PERIOD_NS)
+
+    assert host.containers[found.container_id].writes == [("quota", 20_000)]
+    assert reply_rows(reply)[key]["status"] == RowStatus.APPLIED
+
+
+def running(node, host, **values):
+    key = node.found(found := host.add("web", **values))
+    container = host.containers[found.container_id]
+    for tick in range(2):
+        container.run(10_000)
+        node.sample(tick * PERIOD_NS, tick)
+    return key, container
+
+
+def test_newer_order_replaces_a_waiting_cut(node, host):
+    key, container = running(node, host, quota_us=50_000)
+    first = send(node, update({key: (20_000, 0)}, seq=1), PERIOD_NS)
+    second = send(node, update({key: (60_000, 0)}, seq=2), PERIOD_NS)
+    container.run(1)
+    node.poll_cuts(3 * PERIOD_NS)
+
+    assert container.writes == [("quota", 60_000)]
+    assert reply_rows(first[0])[key]["status"] == RowStatus.SUPERSEDED
+    assert reply_rows(second[0])[key]["status"] == RowStatus.APPLIED
+
+
+def test_doubled_and_overtaken_orders_do_nothing(node, host):
+    key = node.found(found := host.add("web", quota_us=20_000))
+    send(node, update({key: (40_000, 0)}, seq=5))
+    doubled = send(node, update({key: (40_000, 0)}, seq=5))
+    overtaken = send(node, update({key: (90_000, 0)}, seq=4))
+
+    assert host.containers[found.container_id].writes == [("quota", 40_000)]
+    for (reply,) in (doubled, overtaken):
+        row = reply_rows(reply)[key]
+        assert (row["status"], row["quota_us"], row["order_seq"]) == (RowStatus.OLD_ORDER, 40_000, 5)
+
+
+def test_unchanged_value_is_not_written(node, host):
+    key = node.found(found := host.add("web", quota_us=20_000))
+    (reply,) = send(node, update({key: (20_000, 0)}))
+
+    assert host.containers[found.container_id].writes == []
+    assert reply_rows(reply)[key]["status"] == RowStatus.UNCHANGED
+
+
+def test_fence_claims_the_application_and_answers_with_the_truth(node, host):
+    key = node.found(host.add("web", quota_us=20_000))
+    node.found(host.add("db", "other", quota_us=10_000))
+    send(node, update({key: (30_000, 0)}, epoch=1, seq=9))
+    (truth,) = send(node, update({}, epoch=2, seq=1))
+    (old_owner,) = send(node, update({key: (90_000, 0)}, epoch=1, seq=10))
+
+    assert {name: (row["quota_us"], row["order_seq"]) for name, row in reply_rows(truth).items()} == {key: (30_000, 0)}
+    assert old_owner.stale_apps == ("shop",)
+    assert reply_rows(old_owner)[key]["status"] == RowStatus.STALE_EPOCH
+
+
+def test_order_for_another_incarnation_is_refused_as_a_whole(node, host):
+    key = node.found(found := host.add("web", quota_us=20_000))
+    (reply,) = send(node, update({key: (30_000, 0)}, incarnation=6))
+
+    assert "incarnation" in reply.refusal
+    assert host.containers[found.container_id].writes == []
+
+
+def test_order_for_an_unknown_container_is_answered(node):
+    (reply,) = send(node, update({"ghost-1": (30_000, 0)}))
+
+    assert reply_rows(reply)["ghost-1"]["status"] == RowStatus.UNKNOWN_CONTAINER
+
+
+def test_refused_write_tells_what_still_holds(node, host):
+    key = node.found(found := host.add("web", quota_us=20_000, limit_bytes=1 << 30))
+    host.containers[found.container_id].refuse = True
+    (reply,) = send(node, update({key: (0, 1 << 20)}))
+
+    assert reply_rows(reply)[key]["status"] == RowStatus.FAILED
+    assert reply_rows(reply)[key]["limit_bytes"] == 1 << 30
+
+
+def test_container_that_vanishes_while_its_cut_waits_settles_the_reply(node, host):
+    key, container = running(node, host, quota_us=50_000)
+    replies = send(node, update({key: (20_000, 0)}), PERIOD_NS)
+    container.gone = True
+    _, vanished = node.sample(2 * PERIOD_NS, 3)
+
+    assert [found.name for found in vanished] == ["web"]
+    assert reply_rows(replies[0])[key]["status"] == RowStatus.UNKNOWN_CONTAINER
+    assert node.container_count == 0
+
+
+def test_limits_written_by_other_hands_are_noticed_within_ten_ticks(node, host):
+    node.found(found := host.add("web", quota_us=20_000))
+    host.containers[found.container_id].quota_us = 70_000
+    for tick in range(10):
+        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+
+    assert batch.rows()[0]["quota_us"] == 70_000
+
+
+def test_release_puts_the_original_limits_back(node, host):
+    key = node.found(found := host.add("web", quota_us=-1, limit_bytes=64 << 20))
+    send(node, update({key: (30_000, 96 << 20)}))
+    released = node.release_all()
+
+    assert [container.key for container in released] == [key]
+    container = host.containers[found.container_id]
+    assert (container.quota_us, container.limit_bytes) == (-1, 64 << 20)
