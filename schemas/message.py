@@ -56,6 +56,7 @@ class ColumnarMessage(Message):
     """
 
     containers: str = ""
+    """Container keys joined by newlines, one row each; empty: no rows."""
 
     column_types: ClassVar[dict[str, np.dtype[Any]]] = {}
 

@@ -1,0 +1,251 @@
+"""The contract as an AsyncAPI 3.0 document, emitted from the registry. ``python -m schemas.asyncapi`` prints it.
+
+Payloads travel as msgpack; their JSON schemas describe the decoded map. A byte column is a string of format ``binary``
+whose ``x-numpy-dtype`` says how to read it. AsyncAPI: https://www.asyncapi.com/docs/reference/specification/v3.0.0
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import sys
+import textwrap
+from typing import Any, Final
+
+from pydantic.json_schema import models_json_schema
+
+from schemas.apps import AppSpec
+from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
+from schemas.containers import NodeInfo
+from schemas.message import Message
+from schemas.queries import QueryError
+from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery, Endpoint
+from schemas.streams import APPS, BUCKETS, NODES, STREAMS, BucketSpec, StreamSpec
+from schemas.subjects import SubjectTemplate
+
+Document = dict[str, Any]
+
+CONTRACT_VERSION: Final = "0.1.0"
+"""As in pyproject.toml; a test keeps them equal."""
+DEFAULT_ROOT: Final = "tb"
+SCHEMA_REF: Final = "#/components/schemas/{model}"
+_INBOX: Final = "The requester's inbox, taken from the request's reply subject."
+_BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {APPS.name: AppSpec, NODES.name: NodeInfo}
+
+_DESCRIPTION: Final = """\
+Subjects are <root>.<kind>.<domain>[.<id>...]. Kinds: obs (lossy observation, core NATS), evt (fact, JetStream),
+cmd (request and reply). Ids are escaped to one token each: '.' becomes '/', anything but letters, digits, '_' and '-'
+becomes '=XX' per UTF-8 byte. Fields are only ever added to a message; readers ignore fields that they do not know.
+Queries accept JSON too, and answer a JSON request in JSON."""
+
+_PARAMETER_TEXT: Final = {
+    "root": "First token of every subject (setting).",
+    "app": "Application (escaped).",
+    "node": "Node (escaped).",
+}
+
+
+def document() -> Document:
+    """The AsyncAPI 3.0 document as plain JSON types; equal registries give equal documents."""
+    channels, operations = _described()
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Turnbuckle",
+            "version": CONTRACT_VERSION,
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+        },
+        "defaultContentType": "application/msgpack",
+        "servers": {
+            "nats": {
+                "host": "127.0.0.1:4222",
+                "protocol": "nats",
+                "description": "The default of `turnbuckle up` and of every command; NATS_URL names another server.",
+            }
+        },
+        "channels": channels,
+        "operations": operations,
+        "components": {
+            "messages": {model.__name__: _message(model) for model in MESSAGE_TYPES.values()},
+            "schemas": _schemas(),
+        },
+        "x-streams": [_stream(spec) for spec in STREAMS],
+        "x-kv-buckets": [_bucket(spec) for spec in BUCKETS],
+    }
+
+
+def text() -> str:
+    """The document as indented JSON with a final newline: the content of docs/asyncapi.json."""
+    return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _described() -> tuple[Document, Document]:
+    channels: Document = {}
+    operations: Document = {}
+    for channel in CHANNELS:
+        name = channel.message.__name__
+        channels[name] = _channel(channel.template, channel.message, channel.summary, channel.delivery)
+        if channel.reply is not None:
+            channels[f"{name}Reply"] = _reply_channel(name, (channel.reply, QueryError))
+        for action, services in (("send", channel.senders), ("receive", channel.receivers)):
+            for service in services:
+                operations[f"{service}_{action}_{name}"] = _channel_operation(channel, action, service)
+    for endpoint in ENDPOINTS:
+        name = endpoint.request.__name__
+        channels[name] = _channel(endpoint.template, endpoint.request, endpoint.summary, Delivery.REQUEST)
+        channels[f"{name}Reply"] = _reply_channel(name, (endpoint.reply, QueryError))
+        operations[f"{endpoint.service}_receive_{name}"] = _query_operation(endpoint)
+    return channels, operations
+
+
+def _channel(template: SubjectTemplate, message: type[Message], summary: str, delivery: Delivery) -> Document:
+    root: Document = {"description": _PARAMETER_TEXT["root"], "default": DEFAULT_ROOT}
+    ids: Document = {name: {"description": _PARAMETER_TEXT[name]} for name in template.parameters}
+    return {
+        "address": f"{{root}}.{template.text}",
+        "summary": summary,
+        "messages": _message_refs(message),
+        "parameters": {"root": root} | ids,
+        "x-delivery": delivery.value,
+    }
+
+
+def _reply_channel(name: str, replies: tuple[type[Message], ...]) -> Document:
+    return {"address": None, "summary": f"answer to {name}", "description": _INBOX, "messages": _message_refs(*replies)}
+
+
+def _message_refs(*models: type[Message]) -> Document:
+    return {model.__name__: {"$ref": f"#/components/messages/{model.__name__}"} for model in models}
+
+
+def _channel_operation(channel: Channel, action: str, service: str) -> Document:
+    models = (channel.reply, QueryError) if channel.reply is not None else ()
+    return _operation(channel.message, action, f"{service}: {channel.summary}", models)
+
+
+def _query_operation(endpoint: Endpoint) -> Document:
+    summary = f"{endpoint.service}: {endpoint.summary}"
+    operation = _operation(endpoint.request, "receive", summary, (endpoint.reply, QueryError))
+    operation["description"] = (
+        f"Endpoint `{endpoint.name}` of the NATS micro service `{endpoint.service}`; the request may be JSON or empty."
+    )
+    return operation
+
+
+def _operation(message: type[Message], action: str, summary: str, replies: tuple[type[Message], ...]) -> Document:
+    name = message.__name__
+    operation: Document = {
+        "action": action,
+        "channel": {"$ref": f"#/channels/{name}"},
+        "summary": summary,
+        "messages": [{"$ref": f"#/channels/{name}/messages/{name}"}],
+    }
+    if replies:
+        operation["reply"] = {
+            "channel": {"$ref": f"#/channels/{name}Reply"},
+            "messages": [{"$ref": f"#/channels/{name}Reply/messages/{model.__name__}"} for model in replies],
+        }
+    return operation
+
+
+def _message(model: type[Message]) -> Document:
+    """One message: its own fields, and beside them the type name and version that the codec adds."""
+    envelope = {
+        "type": "object",
+        "properties": {
+            TYPE_KEY: {"type": "string", "const": model.type_name},
+            VERSION_KEY: {"type": "integer", "minimum": 1, "default": model.schema_version},
+        },
+        "required": [TYPE_KEY],
+    }
+    return {
+        "name": model.type_name,
+        "title": model.__name__,
+        "summary": _first_line(model),
+        "contentType": "application/msgpack",
+        "payload": {"allOf": [{"$ref": SCHEMA_REF.format(model=model.__name__)}, envelope]},
+    }
+
+
+def _schemas() -> Document:
+    """JSON schemas of all models, nested ones included, with the attributes' docstrings as descriptions."""
+    models = tuple(MESSAGE_TYPES.values())
+    _, generated = models_json_schema([(model, "validation") for model in models], ref_template=SCHEMA_REF)
+    schemas: Document = dict(sorted(generated["$defs"].items()))
+    for model in _all_models(Message):
+        properties = schemas.get(model.__name__, {}).get("properties", {})
+        for name, sentence in attribute_docstrings(model).items():
+            if name in properties:
+                kind = properties[name].get("description")
+                properties[name]["description"] = f"{sentence} ({kind})" if kind else sentence
+        for schema in properties.values():
+            _standardise_bound(schema)
+    return schemas
+
+
+def _standardise_bound(schema: Document) -> None:
+    """Pydantic writes the lower bound of a ByteSize as ``ge`` beside its ``anyOf``; JSON Schema says ``minimum``."""
+    for branch in (schema, *schema.get("anyOf", ())):
+        bound = branch.pop("ge", None)
+        for alternative in branch.get("anyOf", ()):
+            if bound is not None and alternative.get("type") == "integer":
+                alternative["minimum"] = bound
+
+
+def _all_models(base: type[Message]) -> list[type[Message]]:
+    """The messages of this package below `base`; classes that somebody else derived are none of the contract."""
+    found = [base] if base.__module__.startswith("schemas.") else []
+    for child in base.__subclasses__():
+        found += _all_models(child)
+    return found
+
+
+def attribute_docstrings(model: type[Message]) -> dict[str, str]:
+    """The strings that stand below the annotated attributes of a message and its bases, on one line each."""
+    found: dict[str, str] = {}
+    for owner in reversed(model.__mro__):
+        if issubclass(owner, Message):
+            found |= _own_docstrings(owner)
+    return found
+
+
+def _own_docstrings(owner: type[Message]) -> dict[str, str]:
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    body = getattr(definition, "body", [])
+    return {
+        attribute.target.id: " ".join(below.value.value.split())
+        for attribute, below in itertools.pairwise(body)
+        if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
+
+
+def _first_line(model: type[Message]) -> str:
+    return (inspect.getdoc(model) or "").partition("\n")[0]
+
+
+def _stream(spec: StreamSpec) -> Document:
+    return {
+        "name": spec.stream_name(DEFAULT_ROOT),
+        "subjects": [str(subject) for subject in spec.subjects(DEFAULT_ROOT)],
+        "max_age_s": spec.max_age_s,
+        "max_bytes": spec.max_bytes,
+        "duplicate_window_s": spec.duplicate_window_s,
+    }
+
+
+def _bucket(spec: BucketSpec) -> Document:
+    model = _BUCKET_MESSAGES.get(spec.name)
+    return {
+        "name": spec.bucket_name(DEFAULT_ROOT),
+        "description": spec.description,
+        "ttl_s": spec.ttl_s,
+        "message": None if model is None else {"$ref": f"#/components/messages/{model.__name__}"},
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

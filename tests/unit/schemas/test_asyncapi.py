@@ -1,0 +1,152 @@
+"""The emitted AsyncAPI document is well-formed, complete and fresh."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from schemas.asyncapi import CONTRACT_VERSION, document, text
+from schemas.codec import MESSAGE_TYPES, encode
+from schemas.containers import ContainerEvent
+from schemas.message import ColumnarMessage, Message
+from schemas.queries import ExplainRequest
+from schemas.registry import CHANNELS, ENDPOINTS, Delivery
+from schemas.streams import BUCKETS, STREAMS
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENT = document()
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def resolve(reference: str) -> Any:
+    node: Any = DOCUMENT
+    for part in reference.removeprefix("#/").split("/"):
+        node = node[part]
+    return node
+
+
+def payload_schema(model: type[Message]) -> dict[str, Any]:
+    payload: dict[str, Any] = DOCUMENT["components"]["messages"][model.__name__]["payload"]
+    return payload | {"components": DOCUMENT["components"]}
+
+
+def test_the_committed_document_is_fresh() -> None:
+    committed = ROOT / "docs/asyncapi.json"
+
+    assert committed.read_text() == text(), "run `make docs` and commit docs/asyncapi.json"
+
+
+def test_emitting_twice_gives_the_same_text() -> None:
+    assert text() == text()
+
+
+def test_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert project["version"] == CONTRACT_VERSION
+
+
+def test_every_reference_resolves_inside_the_document() -> None:
+    found = list(references(DOCUMENT))
+
+    assert len(found) > 50
+    for reference in found:
+        assert reference.startswith("#/")
+        assert isinstance(resolve(reference), dict), reference
+
+
+@pytest.mark.parametrize("model", MESSAGE_TYPES.values(), ids=lambda model: model.__name__)
+@pytest.mark.parametrize("draft", [jsonschema.Draft7Validator, jsonschema.Draft202012Validator])
+def test_every_payload_is_a_valid_json_schema(model: type[Message], draft: Any) -> None:
+    draft.check_schema(payload_schema(model))
+    for schema in DOCUMENT["components"]["schemas"].values():
+        draft.check_schema(schema)
+
+
+def test_payload_schema_accepts_a_message_and_refuses_another() -> None:
+    validator = jsonschema.Draft202012Validator(payload_schema(ExplainRequest))
+
+    assert validator.is_valid({"type": "turnbuckle.query.v1.ExplainRequest", "app": "shop", "later_field": 1})
+    assert not validator.is_valid({"type": "turnbuckle.query.v1.StateRequest", "app": "shop"})
+    assert not validator.is_valid({"type": "turnbuckle.query.v1.ExplainRequest"})
+
+
+@pytest.mark.parametrize(
+    "model", [m for m in MESSAGE_TYPES.values() if issubclass(m, ColumnarMessage)], ids=lambda model: model.__name__
+)
+def test_columns_are_described_with_their_element_type(model: type[ColumnarMessage]) -> None:
+    properties = DOCUMENT["components"]["schemas"][model.__name__]["properties"]
+
+    assert model.column_types
+    for name, kind in model.column_types.items():
+        assert properties[name]["format"] == "binary"
+        assert properties[name]["x-numpy-dtype"] == kind.str
+        assert kind.name in properties[name]["description"]
+
+
+def test_every_channel_has_its_address_parameters_and_operations() -> None:
+    for channel in CHANNELS:
+        name = channel.message.__name__
+        emitted = DOCUMENT["channels"][name]
+        assert emitted["address"] == "{root}." + channel.template.text
+        assert set(emitted["parameters"]) == set(re.findall(r"\{(\w+)\}", emitted["address"]))
+        for action, services in (("send", channel.senders), ("receive", channel.receivers)):
+            for service in services:
+                operation = DOCUMENT["operations"][f"{service}_{action}_{name}"]
+                assert operation["action"] == action
+                assert ("reply" in operation) == (channel.delivery is Delivery.REQUEST)
+
+
+def test_every_query_is_received_and_replied_to() -> None:
+    for endpoint in ENDPOINTS:
+        operation = DOCUMENT["operations"][f"{endpoint.service}_receive_{endpoint.request.__name__}"]
+        channel = resolve(operation["channel"]["$ref"])
+        assert channel["address"] == f"{{root}}.{endpoint.template.text}"
+        replies = {reference["$ref"].rpartition("/")[2] for reference in operation["reply"]["messages"]}
+        assert replies == {endpoint.reply.__name__, "QueryError"}
+
+
+def test_channel_and_message_names_are_unique() -> None:
+    addresses = [c["address"] for c in DOCUMENT["channels"].values() if c["address"] is not None]
+
+    assert all(one != other for one, other in itertools.combinations(addresses, 2))
+    assert len(DOCUMENT["components"]["messages"]) == len(MESSAGE_TYPES)
+
+
+def test_streams_and_buckets_are_listed() -> None:
+    assert [s["name"] for s in DOCUMENT["x-streams"]] == [stream.stream_name("tb") for stream in STREAMS]
+    assert [b["name"] for b in DOCUMENT["x-kv-buckets"]] == [bucket.bucket_name("tb") for bucket in BUCKETS]
+
+
+def test_attribute_docstrings_become_descriptions() -> None:
+    properties = DOCUMENT["components"]["schemas"]["ContainerEvent"]["properties"]
+
+    assert properties["quota_us"]["description"] == "Limit that the container came with; -1: unlimited."
+
+
+def test_encoded_type_name_is_the_documented_one() -> None:
+    event = ContainerEvent(
+        change="exited", app="shop", node="n", container="web-0", name="web", source="docker", time_ns=1, incarnation=1
+    )
+
+    constant = DOCUMENT["components"]["messages"]["ContainerEvent"]["payload"]["allOf"][1]["properties"]["type"]
+    assert constant["const"].encode() in encode(event)
+    assert json.loads(text()) == DOCUMENT
