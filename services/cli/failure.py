@@ -1,0 +1,42 @@
+"""Errors that a person is meant to read: they end a command with a sentence and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command; sysexits.h where it has a name for the case."""
+
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 69
+    """EX_UNAVAILABLE: NATS, the allocator or the Docker Engine does not answer."""
+    INTERNAL = 70
+    """EX_SOFTWARE: a service died."""
+    BAD_CONFIG = 78
+    """EX_CONFIG: a file or a setting is wrong."""
+
+
+class CommandError(Exception):
+    """Ends the command. The message says what is wrong and what to do about it."""
+
+    exit_code = ExitCode.FAILED
+
+
+class UnavailableError(CommandError):
+    """Something that the command talks to does not answer."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class BadFileError(CommandError):
+    """A file or a setting is wrong."""
+
+    exit_code = ExitCode.BAD_CONFIG
+
+
+class ServiceDiedError(CommandError):
+    """A service that `turnbuckle up` had started has ended by itself."""
+
+    exit_code = ExitCode.INTERNAL

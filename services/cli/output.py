@@ -1,0 +1,63 @@
+"""What commands print: results on stdout, everything else on stderr, so that `--json` can be piped."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+
+def stdout_console() -> Console:
+    """A console for results. Made when needed, so that a test's captured stdout is used."""
+    return Console(soft_wrap=True, highlight=False)
+
+
+def stderr_console() -> Console:
+    """A console for progress, hints and errors."""
+    return Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Write one JSON document to stdout, at once, so that a reader at the other end of a pipe sees it."""
+    sys.stdout.write(json.dumps(value, indent=indent) + "\n")
+    sys.stdout.flush()
+
+
+def print_note(message: str) -> None:
+    """Tell the user something on stderr."""
+    stderr_console().print(escape(message))
+
+
+def print_error(message: str) -> None:
+    """Tell the user on stderr what went wrong."""
+    stderr_console().print(f"[bold red]error:[/] {escape(message)}")
+
+
+def discard_stdout() -> None:
+    """After a broken pipe: point stdout at nothing, or the interpreter complains once more when it flushes at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people: ``512 B``, ``38 MiB``, ``1.5 GiB``; ``unlimited`` below zero."""
+    if count < 0:
+        return "unlimited"
+    if count < 1024:
+        return f"{count:.0f} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+    return f"{size / 1024:.3g} TiB"
+
+
+def format_cores(quota_us: float, period_us: int = 100_000) -> str:
+    """Microseconds per period as cores: ``0.35``; ``unlimited`` below zero."""
+    return "unlimited" if quota_us < 0 else f"{quota_us / period_us:.2f}"
