@@ -1,0 +1,323 @@
+"""The bus over NATS. The facts about nats-py that this rests on are in `nats_connection` and beside each use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import nats.errors
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import KeyValueConfig, StorageType, StreamConfig
+
+from schemas.codec import CodecError, encode
+from schemas.message import Message
+from schemas.registry import Endpoint
+from schemas.streams import BucketSpec, StreamSpec
+from schemas.subjects import Subject
+from services._runtime.bus import (
+    BusError,
+    BusUnavailableError,
+    FactHandler,
+    Handler,
+    NoResponderError,
+    RequestTimeoutError,
+    Responder,
+)
+from services._runtime.bus_options import BusOptions
+from services._runtime.dispatch import Dispatch
+from services._runtime.facts import Fact, FactOutbox
+from services._runtime.logging import log_once
+from services._runtime.nats_connection import Connection, ConnectionEvents, as_bus_errors, describe, open_connection
+from services._runtime.nats_kv import NatsKeyValue, NatsWatch
+from services._runtime.nats_subscriptions import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe
+
+_JETSTREAM_TIMEOUT_S: Final = 5.0
+_DECLARE_RETRY_S: Final = 1.0
+_CONFIGURATION_DIFFERS: Final = 10058
+"""Server error: a stream of this name exists with another configuration."""
+
+
+class NatsBus:
+    """`services._runtime.bus.Bus` on one NATS connection. Make it with `connect`."""
+
+    def __init__(self, options: BusOptions) -> None:
+        self.options = options
+        self.root = options.root
+        self.dispatch = Dispatch()
+        self.connection: Connection = Connection()
+        self.jetstream: JetStreamContext
+        self.subscriptions: set[NatsSubscription | NatsMicroService | NatsConsumer] = set()
+        self.watches: set[NatsWatch] = set()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the server has closed the connection for good (revoked credentials): only a restart helps."""
+        self._outbox = FactOutbox(self._send_fact, self.dispatch)
+        self._callbacks: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @classmethod
+    async def connect(cls, options: BusOptions) -> Self:
+        """Connect and declare streams and buckets; without a `connect_deadline_s` this tries for ever.
+
+        Raises:
+            BusUnavailableError: the deadline passed; the text says what to do.
+            BusError: the options cannot be used.
+        """
+        bus = cls(options)
+        events = ConnectionEvents(bus._on_disconnect, bus._on_reconnect, bus._on_close)
+        bus.connection = await open_connection(options, bus.dispatch, events)
+        bus.jetstream = bus.connection.jetstream(timeout=_JETSTREAM_TIMEOUT_S)
+        try:
+            await bus._declare_all()
+        except BaseException:
+            bus._closing = True
+            await bus._close_connection(1.0)
+            raise
+        bus._spawn(bus._outbox.run(), "facts")
+        return bus
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached right now."""
+        return bool(self.connection.is_connected)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Plain counts by name."""
+        return dict(self.dispatch.counts) | {"facts_pending": len(self._outbox)}
+
+    def publish(self, subject: Subject, message: Message) -> None:
+        """Send a lossy observation; dropped and counted while disconnected or while the server reads too slowly."""
+        counts = self.dispatch.counts
+        connection = self.connection
+        if not connection.is_connected:
+            counts["dropped_disconnected"] += 1
+            return
+        if connection.pending_data_size > self.options.outbound_bytes:
+            counts["dropped_slow"] += 1
+            return
+        _refuse_pattern(subject)
+        try:
+            connection.send_now(subject.text, encode(message))
+        except (CodecError, nats.errors.Error) as error:  # as_bus_errors would cost a microsecond here
+            raise BusError(f"publish to {subject}: {describe(error)}") from error
+        counts["published"] += 1
+
+    def send_reply(self, reply_subject: str, data: bytes) -> None:
+        """Answer a request; if the connection is gone, so is the one who asked."""
+        try:
+            self.connection.send_now(reply_subject, data)
+        except nats.errors.Error as error:
+            self.dispatch.counts["dropped_disconnected"] += 1
+            log_once(self.dispatch.log.warning, self.dispatch.limiter, "reply_not_sent", error=describe(error))
+
+    def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
+        """Queue a fact; see `FactOutbox`."""
+        _refuse_pattern(subject)
+        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id))
+
+    async def _send_fact(self, fact: Fact) -> None:
+        with as_bus_errors(f"store a fact on {fact.subject}"):
+            await self.jetstream.publish(fact.subject, fact.data, headers={"Nats-Msg-Id": fact.message_id})
+
+    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
+        """Receive observations."""
+        return await subscribe(self, pattern, handler, queue)
+
+    async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> NatsConsumer:
+        """Receive facts."""
+        consumer = NatsConsumer(self, stream, durable, handler)
+        await consumer.start()
+        return consumer
+
+    async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
+        """Send a command and wait for the reply."""
+        _refuse_pattern(subject)
+        data = self.dispatch.encode(message)
+        try:
+            reply = await self.connection.request(subject.text, data, timeout=timeout_s)
+        except nats.errors.NoRespondersError as error:
+            raise NoResponderError(f"nobody answers {subject}") from error
+        except TimeoutError as error:
+            raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
+        except nats.errors.Error as error:
+            raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
+        return self.dispatch.read_reply(subject.text, reply.data)
+
+    async def serve(self, subject: Subject, responder: Responder) -> NatsSubscription:
+        """Answer commands on a subject."""
+        server = NatsServer(self)
+        await server.serve(subject.text, responder)
+        return server
+
+    async def serve_queries(
+        self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]
+    ) -> NatsMicroService:
+        """Register a NATS micro service."""
+        micro = NatsMicroService(self)
+        await micro.start(service, version, description, endpoints)
+        return micro
+
+    def bucket(self, spec: BucketSpec) -> NatsKeyValue:
+        """A KV bucket, declared at connect."""
+        return NatsKeyValue(self, spec)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call back each time the connection has come back."""
+        self._callbacks.append(callback)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until what was published has reached the server, facts included."""
+        deadline = time.monotonic() + timeout_s
+        if not await self._outbox.wait_empty(timeout_s):
+            raise BusUnavailableError(f"{len(self._outbox)} facts are not stored after {timeout_s:g} s")
+        if not self.connected:
+            raise BusUnavailableError("flush: not connected")
+        with as_bus_errors("flush"):
+            # nats-py declares an int, but hands it to wait_for, which takes any number.
+            await self.connection.flush(max(0.01, deadline - time.monotonic()))  # type: ignore[arg-type]
+
+    async def close(self, timeout_s: float) -> dict[str, int]:
+        """Drain and close; returns what could not be delivered, by kind."""
+        if self._closing:
+            return {}
+        self._closing = True
+        deadline = time.monotonic() + timeout_s
+        undelivered: dict[str, int] = {}
+        unfinished = await self._stop_subscriptions(deadline)
+        if unfinished:
+            undelivered["subscriptions"] = unfinished
+        try:
+            await self.flush(max(0.01, deadline - time.monotonic()) if self.connected else 0.01)
+        except BusError as error:
+            self.dispatch.log.warning("not_flushed", error=str(error))
+            if self.connection.pending_data_size:
+                undelivered["bytes"] = self.connection.pending_data_size
+        if len(self._outbox):
+            undelivered["facts"] = len(self._outbox)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._close_connection(max(0.2, deadline - time.monotonic()))
+        return undelivered
+
+    async def _stop_subscriptions(self, deadline: float) -> int:
+        stops = [asyncio.ensure_future(subscription.stop()) for subscription in list(self.subscriptions)]
+        if not stops:
+            return 0
+        _, unfinished = await asyncio.wait(stops, timeout=max(0.01, deadline - time.monotonic()))
+        for stop in unfinished:
+            stop.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished)
+        return len(unfinished)
+
+    async def _close_connection(self, timeout_s: float) -> None:
+        """Everything of ours is drained: what `Connection.drain` would add is only that it may hang."""
+        closing = asyncio.ensure_future(self.connection.close())
+        _, unfinished = await asyncio.wait({closing}, timeout=timeout_s)
+        if unfinished:
+            self.connection.abort_transport()
+            await asyncio.wait({closing}, timeout=1.0)
+            closing.cancel()
+
+    def _on_disconnect(self) -> None:
+        if not self._closing:
+            self.dispatch.log.warning("disconnected", servers=self.options.address)
+
+    def _on_reconnect(self) -> None:
+        self.dispatch.counts["reconnects"] += 1
+        self.dispatch.log.info("reconnected", servers=self.options.address)
+        self._outbox.retry_now()
+        self._spawn(self._recover(), "declare")
+        for callback in self._callbacks:
+            self.dispatch.call_back(callback)
+
+    async def _recover(self) -> None:
+        """The server may have come back empty: streams and buckets first, then those that read them."""
+        try:
+            await self._declare_all()
+        except BusError as error:
+            log_once(self.dispatch.log.error, self.dispatch.limiter, "not_declared", error=str(error))
+        for subscription in list(self.subscriptions):
+            if isinstance(subscription, NatsConsumer):
+                subscription.pull_again()
+        for watch in list(self.watches):
+            watch.synchronise_soon()
+
+    def _on_close(self) -> None:
+        if not self._closing and not self.lost.done():
+            self.dispatch.log.error("connection_lost_for_good", servers=self.options.address)
+            self.lost.set_result(None)
+
+    def _spawn(self, coroutine: Any, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"bus {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _declare_all(self) -> None:
+        """Make streams and buckets exist as specified; services that start together may all do so at once."""
+        while True:
+            try:
+                for stream in self.options.streams:
+                    await self._declare_stream(stream)
+                for bucket in self.options.buckets:
+                    await self._declare_bucket(bucket)
+            except BusUnavailableError as error:
+                if self.options.connect_deadline_s is not None or self._closing:
+                    raise BusUnavailableError(f"{error} (is JetStream enabled there?)") from error
+                log_once(self.dispatch.log.warning, self.dispatch.limiter, "declare_waits", 5.0, error=str(error))
+                await asyncio.sleep(_DECLARE_RETRY_S)
+            else:
+                return
+
+    async def _declare_stream(self, spec: StreamSpec) -> None:
+        wanted = StreamConfig(
+            name=spec.stream_name(self.root),
+            subjects=[subject.text for subject in spec.subjects(self.root)],
+            storage=StorageType.FILE,
+            max_age=spec.max_age_s,
+            max_bytes=spec.max_bytes,
+            duplicate_window=spec.duplicate_window_s,
+            allow_direct=True,
+        )
+        with as_bus_errors(f"declare stream {wanted.name} at {self.options.address}"):
+            await self._add_or_update(
+                spec.stream_name(self.root), wanted, ("subjects", "max_age", "max_bytes", "duplicate_window")
+            )
+
+    async def _declare_bucket(self, spec: BucketSpec) -> None:
+        name = spec.bucket_name(self.root)
+        config = KeyValueConfig(bucket=name, description=spec.description, ttl=spec.ttl_s, history=1)
+        with as_bus_errors(f"declare bucket {name} at {self.options.address}"):
+            try:
+                await self.jetstream.create_key_value(config)
+            except nats.js.errors.APIError as error:
+                if error.err_code != _CONFIGURATION_DIFFERS:
+                    raise
+                info = await self.jetstream.stream_info(f"KV_{name}")
+                age_s = spec.ttl_s or 0
+                window_s = min(120.0, spec.ttl_s) if spec.ttl_s else 120.0
+                await self.jetstream.update_stream(
+                    info.config.evolve(description=spec.description, max_age=age_s, duplicate_window=window_s)
+                )
+
+    async def _add_or_update(self, name: str, wanted: StreamConfig, fields: tuple[str, ...]) -> None:
+        try:
+            await self.jetstream.add_stream(wanted)
+        except nats.js.errors.APIError as error:
+            if error.err_code != _CONFIGURATION_DIFFERS:
+                raise
+            info = await self.jetstream.stream_info(name)
+            await self.jetstream.update_stream(
+                info.config.evolve(**{field: getattr(wanted, field) for field in fields})
+            )
+
+
+def _refuse_pattern(subject: Subject) -> None:
+    if "*" in subject.text or ">" in subject.text:
+        raise BusError(f"{subject} is a pattern: it can only be subscribed to")

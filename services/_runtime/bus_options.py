@@ -1,0 +1,54 @@
+"""How to reach the bus, as plain values; `contexts` and settings make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from schemas.streams import BUCKETS, STREAMS, BucketSpec, StreamSpec
+
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+
+
+@dataclass(frozen=True, slots=True)
+class BusOptions:
+    """Where the server is, who we are, and how patient we are."""
+
+    servers: tuple[str, ...] = (DEFAULT_URL,)
+    origin: str = "the default"
+    """Where `servers` came from, for error messages: ``NATS_URL``, ``context lab``."""
+    name: str = "turnbuckle"
+    """Shown in the server's connection list."""
+    root: str = "tb"
+    """First token of every subject."""
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    creds_file: str | None = None
+    nkey_seed_file: str | None = None
+    tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    connect_deadline_s: float | None = None
+    """Seconds to wait for the first connection; None: for ever."""
+    ping_interval_s: float = 10.0
+    """A server that leaves three pings unanswered is given up."""
+    pending_messages: int = 8_192
+    """Received messages that may wait per subscription; more are dropped and counted."""
+    pending_bytes: int = 64 << 20
+    outbound_bytes: int = 2 << 20
+    """Bytes that may wait for a server that reads slowly; observations beyond are dropped and counted."""
+    streams: tuple[StreamSpec, ...] = STREAMS
+    buckets: tuple[BucketSpec, ...] = BUCKETS
+
+    @property
+    def address(self) -> str:
+        """The servers without credentials, for messages."""
+        return ", ".join(without_credentials(server) for server in self.servers)
+
+
+def without_credentials(url: str) -> str:
+    """The URL with user and password left out."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,279 @@
+"""The connection under `bus_nats`: nats-py 2.16 with its traps closed. Everything that touches its insides is here.
+
+* Nothing is buffered while disconnected (``pending_size=0``), and what was written but not sent when the connection
+  broke is thrown away: stale messages are never replayed.
+* Requests that wait when the connection breaks fail at once instead of at their deadline.
+* A PONG that arrives after its `flush` gave up would raise in the read loop and silence the connection.
+* A transport with unsent bytes to a dead peer is aborted: waiting for it to close could take a quarter of an hour.
+* An unexpected error while reconnecting (a garbled INFO line) does not end the attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client, Server
+
+from services._runtime.bus import BusError, BusUnavailableError
+from services._runtime.bus_options import BusOptions
+from services._runtime.dispatch import Dispatch
+from services._runtime.logging import log_once
+
+_CONNECT_TIMEOUT_S: Final = 2
+_LAST_RETRY_S: Final = 2.0
+_OLDEST_SERVER: Final = (2, 10)
+_UNAVAILABLE: Final = (
+    nats.errors.OutboundBufferLimitError,
+    nats.errors.ConnectionClosedError,
+    nats.errors.ConnectionDrainingError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.StaleConnectionError,
+    nats.errors.NoRespondersError,
+    nats.js.errors.ServiceUnavailableError,
+    nats.js.errors.NoStreamResponseError,
+    TimeoutError,
+    OSError,
+)
+
+
+@contextmanager
+def as_bus_errors(action: str) -> Iterator[None]:
+    """Turn what nats-py raises into a `BusError` that says what was tried."""
+    try:
+        yield
+    except BusError:
+        raise
+    except _UNAVAILABLE as error:
+        raise BusUnavailableError(f"{action}: {describe(error)}") from error
+    except (nats.errors.Error, ValueError) as error:
+        raise BusError(f"{action}: {describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """An error in words; nats-py's own text where it has one."""
+    text = str(error).removeprefix("nats: ").strip()
+    return text or type(error).__name__
+
+
+@dataclass(slots=True)
+class ConnectionEvents:
+    """Called on the event loop; must return at once."""
+
+    disconnected: Callable[[], None]
+    reconnected: Callable[[], None]
+    closed: Callable[[], None]
+
+
+class Connection(Client):
+    """A nats-py client that never replays and never gives up."""
+
+    def send_now(self, subject: str, data: bytes) -> None:
+        """Publish without a task: `Client.publish` never suspends when buffering is off, so one step runs it whole.
+
+        Raises:
+            nats.errors.Error: not connected, or the payload exceeds the server's limit.
+        """
+        step = self.publish(subject, data)
+        try:
+            step.send(None)
+        except StopIteration:
+            return
+        step.close()
+        raise RuntimeError("nats-py's publish() suspended: this version of it cannot be used")
+
+    def forget_unsent(self) -> None:
+        """Throw away what was not written to the socket, and fail the requests that wait for a reply."""
+        self._pending.clear()
+        self._pending_data_size = 0
+        for future in list(self._resp_map.values()):
+            if not future.done():
+                future.set_exception(nats.errors.ConnectionReconnectingError())
+
+    def abort_transport(self) -> None:
+        """Close the socket without waiting for unsent bytes."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs.pop(0)
+            self._pings_outstanding = 0
+            return
+        await super()._process_pong()
+
+    async def _attempt_reconnect(self) -> None:
+        while True:
+            self.abort_transport()
+            try:
+                await super()._attempt_reconnect()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the only way out is to try again
+                await self._error_cb(error)
+                await asyncio.sleep(_LAST_RETRY_S)
+            else:
+                return
+
+
+async def open_connection(options: BusOptions, dispatch: Dispatch, events: ConnectionEvents) -> Connection:
+    """Connect, trying again until it works or the options' deadline has passed.
+
+    Raises:
+        BusUnavailableError: deadline passed, or (with a deadline) the server refuses us; the text says what to do.
+        BusError: the options cannot be used (a missing file, a bad URL).
+    """
+    errors = _ErrorWatch(options, dispatch)
+    deadline = options.connect_deadline_s
+    loop = asyncio.get_running_loop()
+    give_up_at = None if deadline is None else loop.time() + deadline
+    while True:
+        connection = Connection()
+        arguments = _arguments(options, errors, events, connection)
+        task = loop.create_task(connection.connect(**arguments))
+        waiting = {task} if give_up_at is None else {task, errors.refused}
+        timeout_s = None if give_up_at is None else max(0.0, give_up_at - loop.time())
+        try:
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done() or task.cancelled() or task.exception() is not None:
+                await _abandon(connection, task)
+        if not task.cancelled() and task.exception() is None:
+            _check_version(connection, dispatch)
+            return connection
+        if not task.cancelled() and isinstance(task.exception(), (nats.errors.Error, FileNotFoundError)):
+            raise BusError(f"cannot use {options.address} ({options.origin}): {describe(task.exception())}")  # type: ignore[arg-type]
+        if give_up_at is not None and (errors.refused.done() or loop.time() >= give_up_at):
+            raise BusUnavailableError(errors.advice())
+        await asyncio.sleep(1.0)
+
+
+async def _abandon(connection: Connection, task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+    connection.abort_transport()
+    await connection.close()
+
+
+class _ErrorWatch:
+    """nats-py's error callback: it is awaited in the read loop, so it only counts, and logs at most once a second."""
+
+    def __init__(self, options: BusOptions, dispatch: Dispatch) -> None:
+        self._options = options
+        self._dispatch = dispatch
+        self._last: BaseException | None = None
+        self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._dispatch.counts["dropped_slow"] += 1
+            log_once(self._dispatch.log.warning, self._dispatch.limiter, "slow_consumer", subject=error.subject)
+            return
+        self._last = error
+        if "authorization" in str(error).lower() and not self.refused.done():
+            self.refused.set_result(None)
+        log_once(
+            self._dispatch.log.warning,
+            self._dispatch.limiter,
+            f"nats_error_{type(error).__name__}",
+            5.0,
+            error=describe(error),
+            servers=self._options.address,
+        )
+
+    def advice(self) -> str:
+        """What went wrong and what to do about it."""
+        where = f"{self._options.address} (from {self._options.origin})"
+        if self.refused.done():
+            return (
+                f"the NATS server at {where} refuses the credentials: check user, password, token or credentials file"
+            )
+        reason = f" ({describe(self._last)})" if self._last else ""
+        return f"no NATS server at {where}: start one with `turnbuckle up` or set NATS_URL{reason}"
+
+
+def _arguments(
+    options: BusOptions, errors: _ErrorWatch, events: ConnectionEvents, connection: Connection
+) -> dict[str, Any]:
+    async def on_error(error: Exception) -> None:
+        await errors(error)
+
+    async def on_disconnect() -> None:
+        connection.forget_unsent()
+        events.disconnected()
+
+    async def on_reconnect() -> None:
+        events.reconnected()
+
+    async def on_close() -> None:
+        events.closed()
+
+    return {
+        "servers": list(options.servers),
+        "name": options.name,
+        "error_cb": on_error,
+        "disconnected_cb": on_disconnect,
+        "reconnected_cb": on_reconnect,
+        "closed_cb": on_close,
+        "max_reconnect_attempts": -1,
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "reconnect_time_wait": random.uniform(0.1, 0.3),  # noqa: S311 - jitter, not a secret
+        "reconnect_to_server_handler": _next_server,
+        "ping_interval": options.ping_interval_s,
+        "pending_size": 0,
+        "user": options.user,
+        "password": options.password,
+        "token": options.token,
+        "user_credentials": _existing(options.creds_file),
+        "nkeys_seed": _existing(options.nkey_seed_file),
+        "tls": _tls_context(options),
+    }
+
+
+def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
+    """The server with the fewest failed attempts, after a jittered and growing pause (seconds)."""
+    server = min(servers, key=lambda each: each.reconnects)
+    pause_s = min(_LAST_RETRY_S, 0.1 * 2 ** min(server.reconnects, 8))
+    return server, pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+def _existing(path: str | None) -> str | None:
+    if path is None:
+        return None
+    expanded = Path(path).expanduser()
+    if not expanded.is_file():
+        raise BusError(f"credentials file {expanded} does not exist")
+    try:
+        import nkeys  # type: ignore[import-not-found,unused-ignore] # noqa: F401, PLC0415 - only needed with credentials
+    except ImportError as error:
+        raise BusError("credentials files need the package nkeys: pip install nkeys") from error
+    return str(expanded)
+
+
+def _tls_context(options: BusOptions) -> ssl.SSLContext | None:
+    if not (options.tls_ca_file or options.tls_cert_file):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca_file)
+        if options.tls_cert_file:
+            context.load_cert_chain(options.tls_cert_file, options.tls_key_file)
+    except OSError as error:
+        raise BusError(f"TLS files cannot be used: {error}") from error
+    return context
+
+
+def _check_version(connection: Connection, dispatch: Dispatch) -> None:
+    version = connection.connected_server_version
+    if (version.major, version.minor) < _OLDEST_SERVER:
+        dispatch.log.warning(
+            "server_too_old",
+            version=f"{version.major}.{version.minor}.{version.patch}",
+            consequence="per-key time to live is ignored silently: use 2.10 or later",
+        )

