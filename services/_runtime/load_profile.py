@@ -1,0 +1,178 @@
+"""What the containers of a demo or simulation want, as a function of time: model, file form, built-in scenario."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from schemas.apps import Name
+
+_MIB: Final = 1 << 20
+DEMO_CYCLE_S: Final = 20.0
+DEMO_CPU_LIMIT: Final = 0.75
+"""Cores that `demo_scenario` is laid out for: less than its bursts if all came at once."""
+DEMO_MEMORY_LIMIT_BYTES: Final = 640 * _MIB
+
+
+class ScenarioError(ValueError):
+    """A scenario file cannot be read; the message says where and why."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LoadPhase(_Model):
+    """A stretch of constant CPU demand; memory moves towards its target and then stays."""
+
+    duration_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    cpu_cores: Annotated[float, Field(ge=0, le=1024)] = 0.0
+    memory_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+class ContainerLoad(_Model):
+    """One container: its phases repeat for ever, shifted by `offset_s`."""
+
+    name: Name
+    phases: Annotated[tuple[LoadPhase, ...], Field(min_length=1)]
+    threads: Annotated[
+        int, Field(ge=1, le=256, description="parallel burners: demand per thread is at most 1 core")
+    ] = 1
+    offset_s: Annotated[float, Field(ge=0, allow_inf_nan=False, description="where in its cycle it starts")] = 0.0
+    memory_rate_bytes_s: Annotated[int, Field(gt=0, description="how fast memory grows to a phase's target")] = (
+        100_000_000
+    )
+
+    @model_validator(mode="after")
+    def _check_threads(self) -> Self:
+        peak = max(phase.cpu_cores for phase in self.phases)
+        if peak > self.threads:
+            raise ValueError(f"{self.name}: demand of {peak:g} cores needs more than {self.threads} threads")
+        return self
+
+    @property
+    def cycle_s(self) -> float:
+        """Seconds after which it repeats."""
+        return sum(phase.duration_s for phase in self.phases)
+
+    def _phase_at(self, time_s: float) -> tuple[int, float]:
+        """The index of the phase at a time since the start, and the seconds spent in it."""
+        left = (time_s + self.offset_s) % self.cycle_s
+        for index, phase in enumerate(self.phases):
+            if left < phase.duration_s:
+                return index, left
+            left -= phase.duration_s
+        return len(self.phases) - 1, self.phases[-1].duration_s  # rounding at the very end of a cycle
+
+    def demand_cores(self, time_s: float) -> float:
+        """Cores that it would use at a time since the start if nothing limited it."""
+        return self.phases[self._phase_at(time_s)[0]].cpu_cores
+
+    def memory_bytes(self, time_s: float) -> int:
+        """Bytes that it wants to hold: growth at `memory_rate_bytes_s`, release at once.
+
+        Growth starts from the previous phase's target (cyclically), also in the very first phase, so that the
+        function is periodic.
+        """
+        index, spent_s = self._phase_at(time_s)
+        before, target = self.phases[index - 1].memory_bytes, self.phases[index].memory_bytes
+        if target <= before:
+            return target
+        return min(target, before + int(spent_s * self.memory_rate_bytes_s))
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The largest target."""
+        return max(phase.memory_bytes for phase in self.phases)
+
+
+class Scenario(_Model):
+    """The containers of one application."""
+
+    containers: Annotated[tuple[ContainerLoad, ...], Field(min_length=1)]
+    seed: int = 0
+    """For whatever is drawn by chance when it runs (the simulated host's period phases)."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = sorted(container.name for container in self.containers)
+        if double := sorted({left for left, right in pairwise(names) if left == right}):
+            raise ValueError(f"names are used twice: {', '.join(double)}")
+        return self
+
+    def demand_cores(self, time_s: float) -> float:
+        """Cores wanted by all containers together."""
+        return sum(container.demand_cores(time_s) for container in self.containers)
+
+    def memory_bytes(self, time_s: float) -> int:
+        """Bytes wanted by all containers together."""
+        return sum(container.memory_bytes(time_s) for container in self.containers)
+
+
+def load_scenario(path: str) -> Scenario:
+    """Read a scenario from a ``.json``, ``.yaml`` or ``.yml`` file (YAML needs the ``cli`` extra).
+
+    Raises:
+        ScenarioError: the file cannot be read, or a field is wrong.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if path.endswith(".json"):
+            content = json.loads(text)
+        else:
+            import yaml  # noqa: PLC0415 - only the cli extra brings it
+
+            try:
+                content = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ScenarioError(f"{path}: {error}") from error
+        return TypeAdapter(Scenario).validate_python(content)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ScenarioError(f"{path}: {error}") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'scenario'}: {e['msg']}" for e in error.errors())
+        raise ScenarioError(f"{path}: {wrong}") from error
+
+
+def _steps(*phases: tuple[float, float, int]) -> tuple[LoadPhase, ...]:
+    """From (seconds, cores, MiB)."""
+    return tuple(LoadPhase(duration_s=s, cpu_cores=cores, memory_bytes=mib * _MIB) for s, cores, mib in phases)
+
+
+def demo_scenario(seed: int = 0) -> Scenario:
+    """Five containers whose bursts take turns: steps up and down as in the thesis' Figure 2.2, and idle phases.
+
+    One cycle takes `DEMO_CYCLE_S`. Single bursts reach 0.5 to 0.6 core while the sum stays under `DEMO_CPU_LIMIT`
+    for most of the time, so shared limits follow the demand where the static share (0.15 core each) throttles. The
+    cache's peak of 220 MiB exceeds its static share of memory, (1 - sigma) x 640 MiB / 5 = 102 MiB, but all five
+    together stay below 640 MiB.
+    """
+    return Scenario(
+        containers=(
+            ContainerLoad(
+                name="web",
+                phases=_steps((3, 0.12, 30), (2, 0.3, 34), (3, 0.55, 40), (2, 0.25, 36), (6, 0.08, 30), (4, 0.12, 30)),
+            ),
+            ContainerLoad(
+                name="api",
+                phases=_steps((8, 0.06, 28), (2, 0.1, 28), (2, 0.45, 34), (2, 0.2, 34), (6, 0.06, 28)),
+            ),
+            ContainerLoad(
+                name="worker",
+                phases=_steps((2, 0.25, 44), (10.5, 0.02, 26), (2, 0.1, 30), (3.5, 0.5, 56), (2, 0.25, 48)),
+            ),
+            ContainerLoad(
+                name="cache",
+                phases=_steps((4, 0.03, 30), (4, 0.05, 90), (4, 0.05, 220), (4, 0.04, 150), (4, 0.03, 60)),
+            ),
+            ContainerLoad(
+                name="batch",
+                phases=_steps((3, 0.2, 60), (3, 0.0, 24), (10, 0.0, 24), (1, 0.1, 40), (3, 0.08, 60)),
+            ),
+        ),
+        seed=seed,
+    )
