@@ -1,0 +1,312 @@
+"""The bus in memory, for tests of services: same semantics as `bus_nats`, no server, faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Self
+
+from schemas.message import Message
+from schemas.registry import Endpoint
+from schemas.streams import BUCKETS, STREAMS, BucketSpec, StreamSpec
+from schemas.subjects import Subject
+from services._runtime.bus import (
+    BusError,
+    BusUnavailableError,
+    FactHandler,
+    Handler,
+    NoResponderError,
+    RequestTimeoutError,
+    Responder,
+)
+from services._runtime.dispatch import Dispatch
+from services._runtime.facts import Fact, FactOutbox
+from services._runtime.memory_broker import Durable, MemoryBroker, MemoryStream, MemorySubscription
+from services._runtime.memory_kv import MemoryKeyValue, first_of
+
+_REDELIVERY_S: Final = 0.05
+_PENDING_MESSAGES: Final = 8_192
+
+
+class _Subscription:
+    """Observations or commands."""
+
+    def __init__(self, bus: MemoryBus, raws: list[MemorySubscription], tasks: set[asyncio.Task[None]]) -> None:
+        self._bus = bus
+        self._raws = raws
+        self._tasks = tasks
+
+    async def stop(self) -> None:
+        """Stop receiving; what waits already is still handled."""
+        self._bus.open.discard(self)
+        for raw in self._raws:
+            self._bus.broker.remove(raw)
+            while raw.waiting:
+                raw.hand_over_one()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class _Consumer:
+    """Facts."""
+
+    def __init__(self, bus: MemoryBus, stream: MemoryStream, durable: Durable, handler: FactHandler) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._durable = durable
+        self._handler = handler
+        self._stopping = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            index = self._stream.take(self._durable) if self._bus.connected else None
+            if index is None:
+                await first_of(self._stream.changed.wait(), self._stopping.wait(), self._bus.state_changed.wait())
+                continue
+            subject, data = self._stream.messages[index]
+            if await self._bus.dispatch.deliver_fact(self._handler, subject, data) is False:
+                asyncio.get_running_loop().call_later(_REDELIVERY_S, self._stream.give_back, self._durable, index)
+
+    async def stop(self) -> None:
+        """Finish the message under way and stop."""
+        self._bus.open.discard(self)
+        self._stopping.set()
+        await self._task
+
+
+class MemoryBus:
+    """`services._runtime.bus.Bus` on a `MemoryBroker`. `disconnect` and `reconnect` provoke faults."""
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        root: str = "tb",
+        *,
+        streams: tuple[StreamSpec, ...] = STREAMS,
+        buckets: tuple[BucketSpec, ...] = BUCKETS,
+    ) -> None:
+        self.broker = broker
+        self.root = root
+        self.dispatch = Dispatch()
+        self.open: set[_Subscription | _Consumer] = set()
+        self.state_changed = asyncio.Event()
+        """Replaced, and the old one set, whenever the connection comes or goes."""
+        self._attached = True
+        self._was_connected = broker.online
+        self._callbacks: list[Callable[[], None]] = []
+        self._outbox = FactOutbox(self._send_fact, self.dispatch)
+        self._requests: set[asyncio.Future[bytes]] = set()
+        for stream in streams:
+            broker.declare_stream(stream.stream_name(root), stream, stream.subjects(root))
+        for bucket in buckets:
+            broker.declare_bucket(bucket.bucket_name(root), bucket)
+        broker.on_online(lambda _online: self._update())
+        self._sender: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, broker: MemoryBroker, root: str = "tb") -> Self:
+        """As `NatsBus.connect`."""
+        return cls(broker, root)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be reached."""
+        return self._attached and self.broker.online
+
+    def disconnect(self) -> None:
+        """Lose the connection."""
+        self._attached = False
+        self._update()
+
+    def reconnect(self) -> None:
+        """Get it back."""
+        self._attached = True
+        self._update()
+
+    def _update(self) -> None:
+        if self.connected == self._was_connected:
+            return
+        self._was_connected = self.connected
+        self.state_changed.set()
+        self.state_changed = asyncio.Event()
+        if not self.connected:
+            for future in self._requests:
+                if not future.done():
+                    future.set_exception(BusUnavailableError("the connection broke"))
+            return
+        self.dispatch.counts["reconnects"] += 1
+        self._outbox.retry_now()
+        for callback in self._callbacks:
+            self.dispatch.call_back(callback)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Plain counts by name."""
+        return dict(self.dispatch.counts) | {"facts_pending": len(self._outbox)}
+
+    def publish(self, subject: Subject, message: Message) -> None:
+        """Send a lossy observation."""
+        if not self.connected:
+            self.dispatch.counts["dropped_disconnected"] += 1
+            return
+        _refuse_pattern(subject)
+        self.broker.publish(subject.text, self.dispatch.encode(message))
+        self.dispatch.counts["published"] += 1
+
+    def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
+        """Queue a fact."""
+        _refuse_pattern(subject)
+        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id))
+        if self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._outbox.run())
+
+    async def _send_fact(self, fact: Fact) -> None:
+        self.require_connection()
+        if not self.broker.publish_fact(fact.subject, fact.data, fact.message_id):
+            raise BusUnavailableError(f"no stream keeps {fact.subject}")
+
+    def require_connection(self) -> None:
+        """Raise `BusUnavailableError` while disconnected."""
+        if not self.connected:
+            raise BusUnavailableError("not connected")
+
+    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> _Subscription:
+        """Receive observations."""
+
+        def receive(subject: str, data: bytes, _reply: asyncio.Future[bytes] | None) -> None:
+            self.dispatch.deliver(handler, subject, data)
+
+        return self._open([self._interest(pattern, queue, receive)], set())
+
+    def _interest(
+        self,
+        pattern: Subject,
+        queue: str | None,
+        receive: Callable[[str, bytes, asyncio.Future[bytes] | None], None],
+    ) -> MemorySubscription:
+        def overflow() -> None:
+            self.dispatch.counts["dropped_slow"] += 1
+
+        return MemorySubscription(pattern, queue, receive, lambda: self.connected, _PENDING_MESSAGES, overflow)
+
+    def _open(self, raws: list[MemorySubscription], tasks: set[asyncio.Task[None]]) -> _Subscription:
+        for raw in raws:
+            self.broker.add(raw)
+        subscription = _Subscription(self, raws, tasks)
+        self.open.add(subscription)
+        return subscription
+
+    async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> _Consumer:
+        """Receive facts."""
+        self.require_connection()
+        found = self.broker.stream(stream.stream_name(self.root))
+        if found is None:
+            raise BusError(f"stream {stream.name} was not declared")
+        consumer = _Consumer(self, found, found.durables.setdefault(durable, Durable()), handler)
+        self.open.add(consumer)
+        return consumer
+
+    async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
+        """Send a command and wait for the reply."""
+        self.require_connection()
+        _refuse_pattern(subject)
+        data = self.dispatch.encode(message)
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        if not self.broker.publish(subject.text, data, reply):
+            raise NoResponderError(f"nobody answers {subject}")
+        self._requests.add(reply)
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await reply
+        except TimeoutError as error:
+            raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
+        finally:
+            self._requests.discard(reply)
+        return self.dispatch.read_reply(subject.text, answer)
+
+    async def serve(self, subject: Subject, responder: Responder) -> _Subscription:
+        """Answer commands on a subject."""
+        tasks: set[asyncio.Task[None]] = set()
+        return self._open([self._served(subject, None, responder, (None, tasks))], tasks)
+
+    async def serve_queries(
+        self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]
+    ) -> _Subscription:
+        """Register a micro service."""
+        del description
+        self.broker.services[service] = version
+        tasks: set[asyncio.Task[None]] = set()
+        raws = [
+            self._served(endpoint.template.subject(self.root), "q", responder, (endpoint.request, tasks))
+            for endpoint, responder in endpoints.items()
+        ]
+        return self._open(raws, tasks)
+
+    def _served(
+        self,
+        subject: Subject,
+        queue: str | None,
+        responder: Responder,
+        how: tuple[type[Message] | None, set[asyncio.Task[None]]],
+    ) -> MemorySubscription:
+        model, tasks = how
+
+        async def answer(text: str, data: bytes, reply: asyncio.Future[bytes]) -> None:
+            encoded, _ = await self.dispatch.answer(responder, text, data, model)
+            if not self.connected:
+                self.dispatch.counts["dropped_disconnected"] += 1
+            elif not reply.done():
+                reply.set_result(encoded)
+
+        def receive(text: str, data: bytes, reply: asyncio.Future[bytes] | None) -> None:
+            if reply is None:
+                self.dispatch.counts["undecodable_no_reply_subject"] += 1
+                return
+            task = asyncio.get_running_loop().create_task(answer(text, data, reply))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        return self._interest(subject, queue, receive)
+
+    def bucket(self, spec: BucketSpec) -> MemoryKeyValue:
+        """A KV bucket, declared when the bus was made."""
+        found = self.broker.bucket(spec.bucket_name(self.root))
+        if found is None:
+            raise BusError(f"bucket {spec.name} was not declared")
+        return MemoryKeyValue(self, found)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call back each time the connection has come back."""
+        self._callbacks.append(callback)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until facts are stored and observations have reached the broker."""
+        if self._sender is not None and not await self._outbox.wait_empty(timeout_s):
+            raise BusUnavailableError(f"{len(self._outbox)} facts are not stored after {timeout_s:g} s")
+        self.require_connection()
+        await asyncio.sleep(0)
+
+    async def close(self, timeout_s: float) -> dict[str, int]:
+        """Stop everything; returns what could not be delivered, by kind."""
+        undelivered: dict[str, int] = {}
+        stops = [asyncio.ensure_future(subscription.stop()) for subscription in list(self.open)]
+        if stops:
+            _, unfinished = await asyncio.wait(stops, timeout=timeout_s)
+            for stop in unfinished:
+                stop.cancel()
+            if unfinished:
+                undelivered["subscriptions"] = len(unfinished)
+        if self._sender is not None:
+            await self._outbox.wait_empty(timeout_s if self.connected else 0.0)
+            self._sender.cancel()
+            await asyncio.wait({self._sender})
+        if len(self._outbox):
+            undelivered["facts"] = len(self._outbox)
+        self.disconnect()
+        return undelivered
+
+
+def _refuse_pattern(subject: Subject) -> None:
+    if "*" in subject.text or ">" in subject.text:
+        raise BusError(f"{subject} is a pattern: it can only be subscribed to")

@@ -1,0 +1,236 @@
+"""A bus server in this process: streams, consumers and KV buckets with the semantics that the contract suite demands.
+
+It carries encoded bytes, as the real one does, so that codec faults show in tests that use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from schemas.streams import BucketSpec, StreamSpec
+from schemas.subjects import Subject
+from services._runtime.bus import RevisionConflictError
+from services._runtime.clock import Clock, SystemClock
+
+
+@dataclass(slots=True, eq=False)
+class MemorySubscription:
+    """Interest in a pattern. Messages wait here and are handed over by the event loop, in order."""
+
+    pattern: Subject
+    queue: str | None
+    receive: Callable[[str, bytes, asyncio.Future[bytes] | None], None]
+    is_online: Callable[[], bool]
+    limit: int
+    on_overflow: Callable[[], None]
+    waiting: deque[tuple[str, bytes, asyncio.Future[bytes] | None]] = field(default_factory=deque)
+
+    def push(self, subject: str, data: bytes, reply: asyncio.Future[bytes] | None) -> None:
+        """Queue a message, or drop and count it where too many wait."""
+        if len(self.waiting) >= self.limit:
+            self.on_overflow()
+            return
+        self.waiting.append((subject, data, reply))
+        asyncio.get_running_loop().call_soon(self.hand_over_one)
+
+    def hand_over_one(self) -> None:
+        """Hand over the oldest message that waits, if any."""
+        if self.waiting:
+            self.receive(*self.waiting.popleft())
+
+
+@dataclass(slots=True)
+class Durable:
+    """What a durable consumer remembers."""
+
+    next_index: int = 0
+    again: deque[int] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class MemoryStream:
+    """Stored facts."""
+
+    spec: StreamSpec
+    subjects: tuple[Subject, ...]
+    messages: list[tuple[str, bytes]] = field(default_factory=list)
+    seen_ids: dict[str, float] = field(default_factory=dict)
+    durables: dict[str, Durable] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def store(self, subject: str, data: bytes, message_id: str, now_s: float) -> None:
+        """Store, unless the id was seen within the window."""
+        window_start_s = now_s - self.spec.duplicate_window_s
+        self.seen_ids = {key: at_s for key, at_s in self.seen_ids.items() if at_s > window_start_s}
+        if message_id in self.seen_ids:
+            return
+        self.seen_ids[message_id] = now_s
+        self.messages.append((subject, data))
+        self.wake()
+
+    def wake(self) -> None:
+        """Let consumers look again."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def take(self, durable: Durable) -> int | None:
+        """Index of the next message for this consumer, or None."""
+        if durable.again:
+            return durable.again.popleft()
+        if durable.next_index < len(self.messages):
+            durable.next_index += 1
+            return durable.next_index - 1
+        return None
+
+    def give_back(self, durable: Durable, index: int) -> None:
+        """Deliver it again."""
+        durable.again.append(index)
+        self.wake()
+
+
+@dataclass(slots=True)
+class StoredEntry:
+    """A value in a bucket."""
+
+    data: bytes
+    revision: int
+    expires_s: float | None
+
+
+@dataclass(slots=True, eq=False)
+class MemoryBucket:
+    """One KV bucket."""
+
+    spec: BucketSpec
+    clock: Clock
+    entries: dict[str, StoredEntry] = field(default_factory=dict)
+    revision: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def live(self) -> dict[str, StoredEntry]:
+        """What has not expired."""
+        now_s = self.clock.monotonic()
+        self.entries = {
+            key: entry for key, entry in self.entries.items() if entry.expires_s is None or entry.expires_s > now_s
+        }
+        return self.entries
+
+    def next_expiry_s(self) -> float | None:
+        """When the next entry expires, on the clock."""
+        return min((entry.expires_s for entry in self.live().values() if entry.expires_s is not None), default=None)
+
+    def store(self, key: str, data: bytes, expected_revision: int | None = None) -> int:
+        """Store; `expected_revision` 0 means: only if there is none.
+
+        Raises:
+            RevisionConflictError: it is another one.
+        """
+        found = self.live().get(key)
+        actual = found.revision if found else 0
+        if expected_revision is not None and expected_revision != actual:
+            raise RevisionConflictError(f"{key} is at revision {actual}, not {expected_revision}")
+        self.revision += 1
+        expires_s = None if self.spec.ttl_s is None else self.clock.monotonic() + self.spec.ttl_s
+        self.entries[key] = StoredEntry(data, self.revision, expires_s)
+        self._wake()
+        return self.revision
+
+    def remove(self, key: str) -> None:
+        """Remove; a missing one is fine."""
+        if self.live().pop(key, None) is not None:
+            self.revision += 1
+            self._wake()
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class MemoryBroker:
+    """What all `MemoryBus`es of a test share."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.online = True
+        self.services: dict[str, str] = {}
+        """Registered micro services and their versions."""
+        self._subscriptions: list[MemorySubscription] = []
+        self._streams: dict[str, MemoryStream] = {}
+        self._buckets: dict[str, MemoryBucket] = {}
+        self._watchers: list[Callable[[bool], None]] = []
+        self._turn = 0
+
+    def on_online(self, callback: Callable[[bool], None]) -> None:
+        """Call back with the new state at `stop` and `start`."""
+        self._watchers.append(callback)
+
+    def stop(self) -> None:
+        """Go away, as a server that is stopped; streams and buckets are kept."""
+        self._set_online(online=False)
+
+    def start(self) -> None:
+        """Come back."""
+        self._set_online(online=True)
+
+    def _set_online(self, *, online: bool) -> None:
+        self.online = online
+        for callback in list(self._watchers):
+            callback(online)
+
+    def declare_stream(self, name: str, spec: StreamSpec, subjects: tuple[Subject, ...]) -> None:
+        """Make a stream, or update its specification."""
+        stream = self._streams.setdefault(name, MemoryStream(spec, subjects))
+        stream.spec, stream.subjects = spec, subjects
+
+    def declare_bucket(self, name: str, spec: BucketSpec) -> None:
+        """Make a bucket, or update its specification."""
+        self._buckets.setdefault(name, MemoryBucket(spec, self.clock)).spec = spec
+
+    def stream(self, name: str) -> MemoryStream | None:
+        """A stream by its name on the server."""
+        return self._streams.get(name)
+
+    def bucket(self, name: str) -> MemoryBucket | None:
+        """A bucket by its name on the server."""
+        return self._buckets.get(name)
+
+    def add(self, subscription: MemorySubscription) -> None:
+        """Begin to deliver."""
+        self._subscriptions.append(subscription)
+
+    def remove(self, subscription: MemorySubscription) -> None:
+        """Deliver no more; what waits there stays there."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def publish(self, subject: str, data: bytes, reply: asyncio.Future[bytes] | None = None) -> int:
+        """Deliver bytes, any bytes, and return the number of receivers. One member of each queue group gets them."""
+        concrete = Subject(subject)
+        receivers: list[MemorySubscription] = []
+        groups: dict[tuple[str, str], list[MemorySubscription]] = {}
+        for subscription in self._subscriptions:
+            if not subscription.is_online() or not subscription.pattern.matches(concrete):
+                continue
+            if subscription.queue is None:
+                receivers.append(subscription)
+            else:
+                groups.setdefault((subscription.pattern.text, subscription.queue), []).append(subscription)
+        for members in groups.values():
+            self._turn += 1
+            receivers.append(members[self._turn % len(members)])
+        for subscription in receivers:
+            subscription.push(subject, data, reply)
+        return len(receivers)
+
+    def publish_fact(self, subject: str, data: bytes, message_id: str) -> bool:
+        """Store in the stream that keeps the subject and deliver to subscribers; False: no stream keeps it."""
+        concrete = Subject(subject)
+        for stream in self._streams.values():
+            if any(pattern.matches(concrete) for pattern in stream.subjects):
+                self.publish(subject, data)
+                stream.store(subject, data, message_id, self.clock.monotonic())
+                return True
+        return False
