@@ -182,17 +182,17 @@ def _schemas() -> Document:
                 kind = properties[name].get("description")
                 properties[name]["description"] = f"{sentence} ({kind})" if kind else sentence
         for schema in properties.values():
-            _standardise_bound(schema)
+            _standardise_bounds(schema)
     return schemas
 
 
-def _standardise_bound(schema: Document) -> None:
-    """Pydantic writes the lower bound of a ByteSize as ``ge`` beside its ``anyOf``; JSON Schema says ``minimum``."""
+def _standardise_bounds(schema: Document) -> None:
+    """Pydantic writes the bounds of a ByteSize as ``ge`` and ``le`` beside its ``anyOf``: use JSON Schema's names."""
     for branch in (schema, *schema.get("anyOf", ())):
-        bound = branch.pop("ge", None)
+        bounds = {new: branch.pop(old) for old, new in (("ge", "minimum"), ("le", "maximum")) if old in branch}
         for alternative in branch.get("anyOf", ()):
-            if bound is not None and alternative.get("type") == "integer":
-                alternative["minimum"] = bound
+            if alternative.get("type") == "integer":
+                alternative.update(bounds)
 
 
 def _all_models(base: type[Message]) -> list[type[Message]]:

@@ -1,0 +1,198 @@
+"""Hypothesis strategies for every message type: anything that the contract allows."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
+from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
+from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
+from schemas.queries import (
+    AppState,
+    ContainerState,
+    ExplainReply,
+    ExplainRequest,
+    Explanation,
+    QueryError,
+    StateReply,
+    StateRequest,
+)
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXT = st.text(max_size=12)
+NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z").filter(lambda name: name.isascii())
+KEYS = st.text(string.ascii_letters + string.digits + "_.-é", min_size=1, max_size=20)
+SECONDS = st.floats(0, 1e9)
+_MIB = 1 << 20
+
+
+def _apps() -> st.SearchStrategy[AppSpec]:
+    return st.builds(
+        AppSpec,
+        name=NAMES,
+        cpu_limit=st.floats(1, 1_000),
+        memory_limit=st.integers(64 * _MIB, 1 << 50),
+        policy=st.sampled_from(["waterfill", "escra"]),
+        mode=st.sampled_from(["observe", "enforce"]),
+        sigma=st.floats(0, 0.99),
+        kappa=st.floats(0.01, 1),
+        gamma=st.floats(0, 100),
+        upsilon=st.floats(0.01, 100),
+        window=st.integers(1, 64),
+        delta=st.integers(_MIB, 1 << 40),
+        container_min_cpu=st.floats(0.01, 0.5),
+        container_max_cpu=st.none() | st.floats(0.5, 64),
+        container_min_memory=st.integers(4 * _MIB, 8 * _MIB),
+        container_max_memory=st.none() | st.integers(8 * _MIB, 1 << 40),
+    )
+
+
+def _events() -> st.SearchStrategy[ContainerEvent]:
+    return st.builds(
+        ContainerEvent,
+        change=st.sampled_from(ContainerChange),
+        app=TEXT,
+        node=TEXT,
+        container=TEXT,
+        name=TEXT,
+        source=st.sampled_from(ContainerSource),
+        time_ns=INT64,
+        incarnation=INT64,
+        quota_us=INT64,
+        limit_bytes=INT64,
+        oom_kills=INT64,
+        reason=TEXT,
+    )
+
+
+def _nodes() -> st.SearchStrategy[NodeInfo]:
+    return st.builds(
+        NodeInfo,
+        node=TEXT,
+        incarnation=INT64,
+        time_ns=INT64,
+        host_cpus=INT64,
+        memory_bytes=INT64,
+        cgroup_version=st.sampled_from([0, 1, 2]),
+        telemetry_source=TEXT,
+        docker=st.booleans(),
+        container_count=INT64,
+        version=TEXT,
+    )
+
+
+def _states() -> st.SearchStrategy[StateReply]:
+    container = st.builds(
+        ContainerState,
+        container=TEXT,
+        node=TEXT,
+        quota_us=INT64,
+        ordered_us=INT64,
+        held_us=INT64,
+        used_us=INT64,
+        throttled=st.booleans(),
+        memory_usage_bytes=INT64,
+        memory_limit_bytes=INT64,
+        memory_held_bytes=INT64,
+        admitted=st.booleans(),
+        refusal=TEXT,
+        report_age_s=SECONDS,
+    )
+    app = st.builds(
+        AppState,
+        spec=_apps(),
+        cpu_held_us=INT64,
+        cpu_free_us=INT64,
+        memory_held_bytes=INT64,
+        memory_free_bytes=INT64,
+        containers=st.lists(container, max_size=2).map(tuple),
+    )
+    return st.builds(
+        StateReply, epoch=INT64, steps=INT64, superseded=st.booleans(), apps=st.lists(app, max_size=2).map(tuple)
+    )
+
+
+def _explanations() -> st.SearchStrategy[ExplainReply]:
+    explanation = st.builds(
+        Explanation,
+        time_ns=INT64,
+        container=TEXT,
+        resource=st.sampled_from(["cpu", "memory"]),
+        before=INT64,
+        after=INT64,
+        reason=TEXT,
+        sentence=TEXT,
+    )
+    return st.builds(ExplainReply, app=TEXT, summary=TEXT, decisions=st.lists(explanation, max_size=3).map(tuple))
+
+
+def elements(kind: np.dtype[Any]) -> st.SearchStrategy[Any]:
+    """Every value that a column of this type can hold, NaN and infinities included."""
+    if kind.kind == "f":
+        return st.floats()
+    bounds = np.iinfo(kind)
+    return st.integers(int(bounds.min), int(bounds.max))
+
+
+@st.composite
+def tables(draw: st.DrawFn, /, model: type[ColumnarMessage], **fields: st.SearchStrategy[Any]) -> ColumnarMessage:
+    """A columnar message of up to five rows."""
+    keys = draw(st.lists(KEYS, max_size=5, unique=True))
+    columns = {
+        name: draw(st.lists(elements(kind), min_size=len(keys), max_size=len(keys)))
+        for name, kind in model.column_types.items()
+    }
+    assert all(ROW_SEPARATOR not in key for key in keys)
+    return model.build(keys, columns, **{name: draw(strategy) for name, strategy in fields.items()})
+
+
+def _integers(*names: str) -> dict[str, st.SearchStrategy[int]]:
+    return dict.fromkeys(names, INT64)
+
+
+MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
+    AppSpec: _apps(),
+    CfsBatch: tables(
+        CfsBatch,
+        app=TEXT,
+        node=TEXT,
+        **_integers("incarnation", "report_seq", "time_ns", "period_us", "host_cpus"),
+    ),
+    ContainerEvent: _events(),
+    ExplainReply: _explanations(),
+    ExplainRequest: st.builds(ExplainRequest, app=TEXT, container=st.none() | TEXT, last=INT64),
+    LimitDecisions: tables(
+        LimitDecisions,
+        app=TEXT,
+        mode=st.sampled_from(["observe", "enforce"]),
+        policy=TEXT,
+        **_integers("epoch", "step", "time_ns", "container_count", "cpu_limit_us", "cpu_allocated_us"),
+        **_integers("memory_limit_bytes", "memory_allocated_bytes"),
+    ),
+    LimitReply: tables(
+        LimitReply,
+        node=TEXT,
+        refusal=st.none() | TEXT,
+        stale_apps=st.lists(TEXT, max_size=3).map(tuple),
+        **_integers("incarnation", "report_seq", "epoch", "seq"),
+    ),
+    LimitUpdate: tables(
+        LimitUpdate,
+        node=TEXT,
+        apps=st.lists(TEXT, max_size=3).map(tuple),
+        **_integers("incarnation", "epoch", "seq", "time_ns"),
+    ),
+    NodeInfo: _nodes(),
+    QueryError: st.builds(QueryError, code=INT64, message=TEXT),
+    StateReply: _states(),
+    StateRequest: st.builds(StateRequest, app=st.none() | TEXT),
+}
+"""One strategy per registered message type; a test keeps this complete."""
+
+ANY_MESSAGE: st.SearchStrategy[Message] = st.one_of(*MESSAGES.values())
