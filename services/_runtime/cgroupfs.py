@@ -202,6 +202,16 @@ def write_file(path: str, value: str) -> None:
         os.close(descriptor)
 
 
+def _process_lines(path: str) -> list[str]:
+    """Lines of cgroup.procs; none if the group has vanished."""
+    try:
+        return Path(f"{path}/cgroup.procs").read_text(encoding="ascii").split()
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return []
+
+
 class ManagedCgroup:
     """A control group made by Turnbuckle itself: `turnbuckle exec`, the demo."""
 
@@ -287,14 +297,12 @@ class ManagedCgroup:
 
     def process_ids(self) -> list[int]:
         """Processes in any of the hierarchies; empty if the group has vanished."""
-        found: set[int] = set()
-        for path in self._paths:
-            try:
-                found.update(map(int, Path(f"{path}/cgroup.procs").read_text(encoding="ascii").split()))
-            except OSError as error:
-                if error.errno not in _GONE:
-                    raise
+        found = {int(pid) for path in self._paths for pid in _process_lines(path)}
         return sorted(found - {0})  # 0: a process of another PID namespace, which we cannot name
+
+    def is_populated(self) -> bool:
+        """Whether there is any process, also one that we cannot name. One look where there is one."""
+        return any(_process_lines(path) for path in self._paths)
 
     def kill(self) -> None:
         """Send SIGKILL to every process. They vanish a moment later: `process_ids()` shows when.

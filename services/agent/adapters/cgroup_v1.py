@@ -5,29 +5,20 @@ Sources: Documentation/scheduler/sched-bwc.rst, Documentation/admin-guide/cgroup
 
 from __future__ import annotations
 
-import os
+import errno
+from os import pread
 from pathlib import Path
 from typing import Final
 
 from schemas.apps import PERIOD_US
-from services._runtime.cgroupfs import CgroupLayout
-from services.agent.adapters.control_file import (
-    CLOSED,
-    PAGE_BYTES,
-    OpenFiles,
-    WriteTally,
-    container_directories,
-    field_positions,
-    host_memory_bytes,
-    is_gone,
-    raise_descriptor_limit,
-)
-from services.agent.ports import UNLIMITED, Counters, FoundContainer, Limits, WriteOutcome
+from services.agent.adapters.cgroup_host import CgroupHost
+from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, OpenFiles, WriteTally, field_positions, is_gone
+from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
 
 _HUGE: Final = 1 << 62
 """Version 1 prints "no limit" as the largest multiple of the page size."""
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_time")
-_STAT_BYTES: Final = 512
+_STAT_BYTES: Final = 256
 _NUMBER_BYTES: Final = 32
 _PERIOD: Final = b"%d" % PERIOD_US
 
@@ -71,15 +62,15 @@ class CgroupV1Handle:
         positions = field_positions(files.read(self._cpu_stat, _STAT_BYTES), _CPU_KEYS)
         if positions is None:
             files.close()
-            raise FileNotFoundError(f"{cpu}/cpu.stat shows no bandwidth statistics")
+            raise FileNotFoundError(errno.ENOENT, "no bandwidth statistics", f"{cpu}/cpu.stat")
         self._nr_periods_at, self._nr_throttled_at, self._throttled_time_at = positions
 
     def read(self) -> Counters | None:
         """Counters now (both kernel times are nanoseconds), or None if the container has vanished."""
         try:
-            stat = os.pread(self._cpu_stat, _STAT_BYTES, 0).split()
-            usage_ns = os.pread(self._cpuacct_usage, _NUMBER_BYTES, 0)
-            memory_bytes = os.pread(self._memory_usage, _NUMBER_BYTES, 0)
+            stat = pread(self._cpu_stat, _STAT_BYTES, 0).split()
+            usage_ns = pread(self._cpuacct_usage, _NUMBER_BYTES, 0)
+            memory_bytes = pread(self._memory_usage, _NUMBER_BYTES, 0)
         except OSError as error:
             if is_gone(error):
                 return None
@@ -95,7 +86,7 @@ class CgroupV1Handle:
     def read_periods(self) -> int | None:
         """Only nr_periods. None: vanished."""
         try:
-            return int(os.pread(self._cpu_stat, _STAT_BYTES, 0).split()[self._nr_periods_at])
+            return int(pread(self._cpu_stat, _STAT_BYTES, 0).split()[self._nr_periods_at])
         except OSError as error:
             if is_gone(error):
                 return None
@@ -120,7 +111,7 @@ class CgroupV1Handle:
     def read_oom_kills(self) -> int:
         """Kills by the kernel; 0 if vanished, or before Linux 4.13, which does not say."""
         try:
-            text = os.pread(self._oom_control, _STAT_BYTES, 0)
+            text = pread(self._oom_control, _STAT_BYTES, 0)
         except OSError as error:
             if is_gone(error):
                 return 0
@@ -195,38 +186,11 @@ class CgroupV1Handle:
         self._cpu_stat = self._cpuacct_usage = self._memory_usage = self._oom_control = CLOSED
 
 
-class CgroupV1Host:
+class CgroupV1Host(CgroupHost):
     """A host whose cpu and memory controllers are of version 1."""
 
     cgroup_version = 1
     telemetry_source = "cgroup-v1"
 
-    def __init__(self, layout: CgroupLayout) -> None:
-        self._layout = layout
-        self.tally = WriteTally()
-        """What all handles of this host have written."""
-        self.cpu_count = os.cpu_count() or 1
-        self.memory_bytes = host_memory_bytes()
-        raise_descriptor_limit()
-
-    @property
-    def writes_by_file(self) -> dict[str, int]:
-        """Successful writes by control file."""
-        return self.tally.writes_by_file
-
-    @property
-    def no_op_writes(self) -> int:
-        """Writes of a value that the kernel already held: the agent proves that there are none."""
-        return self.tally.no_op_writes
-
-    def open(self, container: FoundContainer) -> CgroupV1Handle | None:
-        """Open its control files; None if it vanished meanwhile."""
-        directories = container_directories(self._layout, container)
-        if directories is None:
-            return None
-        try:
-            return CgroupV1Handle(directories, self.tally)
-        except OSError as error:
-            if is_gone(error) or isinstance(error, FileNotFoundError):
-                return None
-            raise
+    def _open(self, directories: dict[str, str]) -> CgroupV1Handle:
+        return CgroupV1Handle(directories, self.tally)

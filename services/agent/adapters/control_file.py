@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
-from services.agent.ports import FoundContainer, WriteOutcome
+from services.agent.ports import WriteOutcome
 
 CLOSED: Final = -1
 """In place of a closed descriptor: a number that can never name another file."""
@@ -159,43 +157,3 @@ def field_positions(text: bytes, keys: tuple[bytes, ...]) -> tuple[int, ...] | N
         return tuple(words[::2].index(key) * 2 + 1 for key in keys)
     except ValueError:
         return None
-
-
-def container_directories(layout: CgroupLayout, container: FoundContainer) -> dict[str, str] | None:
-    """The container's own directory by controller, or None if it is not (or no longer) to be found.
-
-    A Docker container's init may sit in a child group (systemd in a container): then the group whose name carries
-    the container's id is the one that Docker limits. A process in the root group (moved there, or another process
-    that got its number) has no group of its own, and the root group is never touched.
-    """
-    if container.managed_directory is not None:
-        return layout.directories(container.managed_directory)
-    if container.pid is None:
-        return None
-    directories: dict[str, str] = {}
-    for controller, path in paths_of_pid(layout, container.pid).items():
-        if path is None or path == layout.mounts[controller].directory:
-            return None
-        directories[controller] = _up_to_id(path, container.container_id)
-    return directories
-
-
-def _up_to_id(path: str, container_id: str) -> str:
-    parts = path.split("/")
-    for index, part in enumerate(parts):
-        if container_id in part:
-            return "/".join(parts[: index + 1])
-    return path
-
-
-def host_memory_bytes() -> int:
-    """Memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
-
-
-def raise_descriptor_limit() -> int:
-    """Allow this process as many open files as the host lets it (8 for each container); returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
