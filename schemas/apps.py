@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, ConfigDict, Field, model_validator
 
 from schemas.message import Message
 
@@ -13,6 +13,8 @@ PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1_000
 """The kernel refuses smaller quotas (Documentation/scheduler/sched-bwc.rst)."""
 MIN_MEMORY_BYTES: Final = 4 << 20
+MAX_MEMORY_BYTES: Final = 1 << 60
+"""Keeps every sum over containers within 64 bits."""
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="letters, digits, '_', '.', '-'; at most 63")]
 Policy = Literal["waterfill", "escra"]
@@ -22,12 +24,14 @@ Mode = Literal["observe", "enforce"]
 class AppSpec(Message):
     """Limits and policy of one application (thesis 2.4.1, 2.6.1; design 4.1)."""
 
+    model_config = ConfigDict(allow_inf_nan=False)  # joins the base's; NaN would pass a bound written as ge or le
     type_name: ClassVar[str] = "turnbuckle.app.v1.AppSpec"
 
     name: Name
     cpu_limit: Annotated[float, Field(gt=0, le=100_000, description="cores, over all containers and hosts")]
     memory_limit: Annotated[
-        ByteSize, Field(ge=MIN_MEMORY_BYTES, description="bytes, such as 2GiB, over all containers")
+        ByteSize,
+        Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES, description="bytes, such as 2GiB, over all containers"),
     ]
     policy: Policy = "waterfill"
     mode: Mode = "enforce"
@@ -38,16 +42,18 @@ class AppSpec(Message):
     gamma: Annotated[float, Field(ge=0, description="escra: cores of unused runtime that are left alone")] = 0.2
     upsilon: Annotated[float, Field(gt=0, le=100, description="escra: percent of the pool per throttled share")] = 20.0
     window: Annotated[int, Field(ge=1, le=64, description="periods in escra's sliding windows")] = 10
-    delta: Annotated[ByteSize, Field(ge=1 << 20, description="bytes of memory kept above usage by reclaim")] = ByteSize(
-        50 << 20
-    )
+    delta: Annotated[
+        ByteSize, Field(ge=1 << 20, le=MAX_MEMORY_BYTES, description="bytes of memory kept above usage by reclaim")
+    ] = ByteSize(50 << 20)
     period_us: Annotated[Literal[100_000], Field(description="CFS period; the thesis found 100 ms best (2.6.9.1)")] = (
         100_000
     )
     container_min_cpu: Annotated[float, Field(ge=0.01, description="cores that every container keeps")] = 0.01
     container_max_cpu: Annotated[float | None, Field(gt=0, description="cores; none: the host's")] = None
-    container_min_memory: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES)] = ByteSize(MIN_MEMORY_BYTES)
-    container_max_memory: Annotated[ByteSize | None, Field(ge=MIN_MEMORY_BYTES)] = None
+    container_min_memory: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = ByteSize(
+        MIN_MEMORY_BYTES
+    )
+    container_max_memory: Annotated[ByteSize | None, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = None
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
