@@ -54,7 +54,10 @@ def find_binary() -> Path:
 
 
 class EmbeddedNats:
-    """One nats-server process with JetStream. It dies with this process, whatever happens to it."""
+    """One nats-server process with JetStream. It dies with this process, whatever happens to it.
+
+    Start it in the main thread: Linux ends a child when the *thread* that forked it ends.
+    """
 
     def __init__(
         self,
