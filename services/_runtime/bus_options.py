@@ -50,5 +50,8 @@ class BusOptions:
 
 def without_credentials(url: str) -> str:
     """The URL with user and password left out."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+    except ValueError:
+        return url.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

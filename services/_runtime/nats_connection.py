@@ -159,7 +159,8 @@ async def _abandon(connection: Connection, task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
     connection.abort_transport()
-    await connection.close()
+    if connection._flush_queue is not None:  # noqa: SLF001 - close() asserts it, and a bad URL fails before it exists
+        await connection.close()
 
 
 class _ErrorWatch:

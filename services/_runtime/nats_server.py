@@ -66,7 +66,9 @@ class EmbeddedNats:
         store_directory: Path | None = None,
         monitor_port: int | None = None,
         host: str = "127.0.0.1",
+        extra_configuration: str = "",
     ) -> None:
+        self._extra_configuration = extra_configuration
         self.host = host
         self.port = port
         """0 until started, if it was to be chosen."""
@@ -142,11 +144,12 @@ class EmbeddedNats:
         lines = [
             f'listen: "{self.host}:{self.port or -1}"',
             f'log_file: "{self.log_path}"',
+            # An acknowledged fact must survive a crash of the host; by default the disk is synced every two minutes.
             "jetstream {",
             f'  store_dir: "{store}"',
-            # An acknowledged fact must survive a crash of the host; the default syncs every two minutes.
             "  sync_interval: always",
             "}",
+            self._extra_configuration,
         ]
         if self.monitor_port is not None:
             lines.append(f'http: "{self.host}:{self.monitor_port or -1}"')

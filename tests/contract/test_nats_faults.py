@@ -1,0 +1,295 @@
+"""What only a real server can do: hang, forget everything, refuse us, be too old, be raced for."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from schemas.apps import AppSpec
+from schemas.streams import APPS, CONTAINER_STREAM, NODES, StreamSpec
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
+from services._runtime.bus import BusError, BusUnavailableError, Delivery, Entry, RequestTimeoutError
+from services._runtime.bus_nats import NatsBus
+from services._runtime.bus_options import BusOptions
+from services._runtime.nats_server import EmbeddedNats, NatsServerError, PortTakenError
+from tests.support.bus_lab import container_event, event_subject, node_info, number_of
+from tests.support.deadline import until
+
+
+@pytest.fixture
+async def own_server() -> AsyncIterator[EmbeddedNats]:
+    """A server that a test may ruin."""
+    server = EmbeddedNats()
+    await server.start()
+    yield server
+    server.resume()
+    await server.stop()
+
+
+async def test_hanging_server(own_server: EmbeddedNats) -> None:
+    """A server that is frozen: nothing blocks, the surplus is dropped and counted, and all is well afterwards."""
+    options = BusOptions(
+        servers=(own_server.url,), connect_deadline_s=10.0, ping_interval_s=0.2, outbound_bytes=64 << 10
+    )
+    bus = await NatsBus.connect(options)
+    got: list[int] = []
+    await bus.subscribe(CFS.pattern("tb"), lambda delivery: got.append(number_of(delivery.message)))
+    await bus.flush(2)
+    own_server.pause()
+    subject = CFS.subject("tb", app="shop", node="n1")
+
+    async def flood() -> None:
+        while bus.connected:
+            for number in range(2_000):
+                bus.publish(subject, node_info(number))
+            await asyncio.sleep(0.005)
+
+    with pytest.raises(RequestTimeoutError):
+        await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=0.05)
+    with pytest.raises(BusUnavailableError):
+        await bus.flush(0.05)
+    await asyncio.wait_for(flood(), 10)
+    assert bus.counters["dropped_slow"] > 0
+    assert not bus.connected, "three unanswered pings end the connection"
+
+    own_server.resume()
+    await until(lambda: bus.connected, within_s=10)
+    await bus.flush(5)
+    bus.publish(subject, node_info(999_999))
+    await until(lambda: got and got[-1] == 999_999)
+    assert await bus.close(2) == {}
+
+
+async def test_short_freeze_does_not_silence_the_connection(own_server: EmbeddedNats) -> None:
+    """PONGs that arrive after their flush gave up must not end nats-py's read loop."""
+    bus = await NatsBus.connect(BusOptions(servers=(own_server.url,), connect_deadline_s=10.0))
+    got: list[int] = []
+    await bus.subscribe(CFS.pattern("tb"), lambda delivery: got.append(number_of(delivery.message)))
+    await bus.flush(2)
+
+    own_server.pause()
+    for _ in range(3):
+        with pytest.raises(BusUnavailableError):
+            await bus.flush(0.05)
+    own_server.resume()
+    bus.publish(CFS.subject("tb", app="shop", node="n1"), node_info(1))
+    await until(lambda: got == [1])
+
+    assert bus.counters["reconnects"] == 0
+    await bus.flush(2)
+    await bus.close(2)
+
+
+async def test_server_that_lost_its_store(own_server: EmbeddedNats, tmp_path: Path) -> None:
+    """Streams, buckets and consumers are made anew; a watch reports what vanished; revisions start again."""
+    bus = await NatsBus.connect(BusOptions(servers=(own_server.url,), connect_deadline_s=10.0))
+    bucket = bus.bucket(NODES)
+    live: dict[str, int] = {}
+    got: list[int] = []
+
+    def on_entry(key: str, entry: Entry | None) -> None:
+        if entry is None:
+            del live[key]
+        else:
+            live[key] = number_of(entry.message)
+
+    async def on_fact(delivery: Delivery) -> None:
+        got.append(number_of(delivery.message))
+
+    await bus.consume(CONTAINER_STREAM, "reader", on_fact)
+    async with bucket.watch(on_entry):
+        for number in range(5):
+            await bucket.put(f"old-{number}", node_info(number))
+        await until(lambda: len(live) == 5)
+
+        own_server.kill()
+        await until(lambda: not bus.connected)
+        shutil.rmtree(own_server.log_path.parent / "jetstream")
+        await own_server.start()
+        await until(lambda: bus.connected and not live, within_s=10)
+
+        await bucket.put("old-1", node_info(70))
+        await until(lambda: live == {"old-1": 70}, within_s=10)
+        bus.publish_fact(event_subject("tb"), container_event(1), message_id="1")
+        await until(lambda: got == [1], within_s=10)
+    assert await bus.close(2) == {}
+
+
+async def test_services_that_start_together(own_server: EmbeddedNats) -> None:
+    """All of them declare everything at once; none fails, also where the specification has changed."""
+    first = BusOptions(servers=(own_server.url,), connect_deadline_s=10.0)
+    buses = await asyncio.gather(*(NatsBus.connect(first) for _ in range(8)))
+    changed = StreamSpec("CONTAINER", (CONTAINER_EVENTS,), max_age_s=60.0, max_bytes=1 << 20, duplicate_window_s=30.0)
+    second = BusOptions(servers=(own_server.url,), connect_deadline_s=10.0, streams=(changed,))
+    buses += await asyncio.gather(*(NatsBus.connect(second) for _ in range(8)))
+
+    info = await buses[0].jetstream.stream_info("TB_CONTAINER")
+
+    assert (info.config.max_age, info.config.max_bytes) == (60.0, 1 << 20)
+    await asyncio.gather(*(bus.close(2) for bus in buses))
+
+
+async def test_no_server_within_the_deadline() -> None:
+    """The text names the address, where it came from, and what to do; no password is shown."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        options = BusOptions(servers=(f"nats://me:secret@127.0.0.1:{port}",), origin="NATS_URL", connect_deadline_s=0.3)
+        started = time.monotonic()
+        with pytest.raises(BusUnavailableError) as caught:
+            await NatsBus.connect(options)
+
+    text = str(caught.value)
+    assert f"no NATS server at nats://127.0.0.1:{port} (from NATS_URL)" in text
+    assert "turnbuckle up" in text
+    assert "secret" not in text
+    assert time.monotonic() - started < 3
+
+
+async def test_a_stranger_on_the_port() -> None:
+    """Something that speaks another protocol is as good as no server."""
+
+    async def hello(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n" + b"x" * 200_000)
+        writer.close()
+
+    stranger = await asyncio.start_server(hello, "127.0.0.1", 0)
+    port = stranger.sockets[0].getsockname()[1]
+
+    with pytest.raises(BusUnavailableError, match="no NATS server"):
+        await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",), connect_deadline_s=0.5))
+    stranger.close()
+    await stranger.wait_closed()
+
+
+async def test_connect_waits_for_a_server_that_comes_later(own_server: EmbeddedNats) -> None:
+    """Without a deadline it tries for ever."""
+    own_server.kill()
+    connecting = asyncio.create_task(NatsBus.connect(BusOptions(servers=(own_server.url,))))
+    await asyncio.sleep(0)
+    await own_server.start()
+
+    bus = await asyncio.wait_for(connecting, 10)
+
+    assert bus.connected
+    await bus.close(2)
+
+
+async def test_refused_credentials(tmp_path: Path) -> None:
+    """Are told at once where there is a deadline."""
+    server = EmbeddedNats(extra_configuration='authorization { user: "a", password: "b" }')
+    await server.start()
+    started = time.monotonic()
+
+    with pytest.raises(BusUnavailableError, match="refuses the credentials"):
+        await NatsBus.connect(BusOptions(servers=(server.url,), user="a", password="wrong", connect_deadline_s=20))
+    bus = await NatsBus.connect(BusOptions(servers=(server.url,), user="a", password="b", connect_deadline_s=20))
+
+    assert time.monotonic() - started < 10
+    await bus.close(2)
+    await server.stop()
+
+
+async def test_server_without_jetstream() -> None:
+    """Is named as such."""
+    server = EmbeddedNats(extra_configuration='accounts { plain { users: [{ user: "a", password: "b" }] } }')
+    await server.start()
+
+    with pytest.raises(BusUnavailableError, match="JetStream"):
+        await NatsBus.connect(BusOptions(servers=(server.url,), user="a", password="b", connect_deadline_s=5))
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (BusOptions(creds_file="/nowhere/x.creds"), "does not exist"),
+        (BusOptions(tls_ca_file="/nowhere/ca.pem"), "TLS"),
+        (BusOptions(servers=("nats://[bad",)), "cannot use"),
+    ],
+)
+async def test_unusable_options(options: BusOptions, text: str) -> None:
+    """Fail at once, whatever the deadline."""
+    with pytest.raises(BusError, match=text):
+        await NatsBus.connect(options)
+
+
+async def test_oversized_message(own_server: EmbeddedNats) -> None:
+    """Is refused here; the connection lives."""
+    bus = await NatsBus.connect(BusOptions(servers=(own_server.url,), connect_deadline_s=10.0))
+    huge = node_info(1).model_copy(update={"version": "x" * (1 << 20)})
+    subject = CFS.subject("tb", app="shop", node="n1")
+
+    with pytest.raises(BusError, match="oversized"):
+        bus.publish(subject, huge)
+    with pytest.raises(BusError, match="oversized"):
+        await bus.bucket(APPS).put("a", huge)
+
+    assert bus.connected
+    await bus.bucket(APPS).put("a", AppSpec(name="a", cpu_limit=1, memory_limit=1 << 30))
+    await bus.close(2)
+
+
+async def test_slow_receiver_drops_the_newest_and_counts(own_server: EmbeddedNats) -> None:
+    """A subscription holds no more than it was told to."""
+    options = BusOptions(servers=(own_server.url,), connect_deadline_s=10.0, pending_messages=100)
+    slow, fast = await NatsBus.connect(options), await NatsBus.connect(options)
+    got: list[int] = []
+    await slow.subscribe(CFS.pattern("tb"), lambda delivery: got.append(number_of(delivery.message)))
+    await slow.flush(2)
+
+    for number in range(5_000):
+        fast.publish(CFS.subject("tb", app="shop", node="n1"), node_info(number))
+    await fast.flush(2)
+    await until(lambda: len(got) + slow.counters["dropped_slow"] == 5_000)
+
+    assert got == sorted(got)
+    assert slow.connected
+    await asyncio.gather(slow.close(2), fast.close(2))
+
+
+async def test_monitoring_and_ports(own_server: EmbeddedNats) -> None:
+    """A port that is taken is named; a monitoring port can be chosen by the server."""
+    with pytest.raises(PortTakenError, match=str(own_server.port)):
+        await EmbeddedNats(port=own_server.port).start()
+    with pytest.raises(NatsServerError, match="listen"):
+        await EmbeddedNats(host="203.0.113.1", port=4222).start()
+
+    async with EmbeddedNats(monitor_port=0) as other:
+        assert other.monitor_port
+        reader, writer = await asyncio.open_connection("127.0.0.1", other.monitor_port)
+        writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert b"200 OK" in await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert other.pid
+    assert not other.running
+
+
+async def test_bad_store_directory(tmp_path: Path) -> None:
+    """The server's own words are in the error."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+
+    with pytest.raises(NatsServerError, match=r"ended at once: .+"):
+        await EmbeddedNats(store_directory=blocked / "store").start()
+
+
+async def test_store_directory_is_kept(tmp_path: Path) -> None:
+    """What was stored in a given directory is there after stop and start."""
+    for turn in (1, 2):
+        async with EmbeddedNats(store_directory=tmp_path) as server:
+            bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10.0))
+            bucket = bus.bucket(APPS)
+            if turn == 1:
+                await bucket.put("a", node_info(5))
+            entry = await bucket.get("a")
+            assert entry is not None
+            assert number_of(entry.message) == 5
+            await bus.close(2)
