@@ -1,0 +1,69 @@
+# Turnbuckle. `make` lists the targets. Everything is installed into .venv, with the versions of constraints.txt.
+#   PYTHON=...  interpreter for .venv (3.11 or later; default: the first usable one)
+#   ARGS=...    options for the program that the target runs, such as make run ARGS="--for 30 --json"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+export PYTHON
+
+BIN := .venv/bin
+PACKAGES := schemas services scripts tests
+STAMP_RUN := .venv/installed-run
+STAMP_DEV := .venv/installed-dev
+INSTALL_INPUTS := pyproject.toml constraints.txt scripts/make_venv.sh
+# A copied or moved checkout needs an environment of its own.
+ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
+INSTALL_INPUTS += anew
+endif
+
+.PHONY: help run test lint types contracts unit docs snapshots bench-loop format clean anew
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+
+run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live view
+	@$(BIN)/turnbuckle up --demo $(ARGS)
+
+test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP_DEV)  ## Style: ruff check and ruff format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP_DEV)  ## mypy --strict
+	$(BIN)/mypy
+
+contracts: $(STAMP_DEV)  ## Import rules of pyproject.toml
+	$(BIN)/lint-imports --no-cache
+
+unit: $(STAMP_DEV)  ## Unit tests only
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(STAMP_DEV)  ## Write docs/asyncapi.json and docs/settings.md
+	$(BIN)/python -m scripts.generate_docs
+
+snapshots: $(STAMP_DEV)  ## Write the schema snapshots; refuses a breaking change (ARGS=--allow-breaking)
+	$(BIN)/python -m scripts.schema_snapshots $(ARGS)
+
+bench-loop: $(STAMP_DEV)  ## Cost and latency of the Escra loop on this machine
+	$(BIN)/python -m tests.bench.loop $(ARGS)
+
+clean:  ## Remove .venv, caches and build results
+	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP_RUN): $(INSTALL_INPUTS)
+	@scripts/make_venv.sh agent,allocator,cli
+	@touch $@
+
+$(STAMP_DEV): $(INSTALL_INPUTS)
+	@scripts/make_venv.sh dev
+	@touch $(STAMP_RUN) $@
