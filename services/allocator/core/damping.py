@@ -1,0 +1,60 @@
+"""The dead-band that both CPU policies share: under constant demand the writes stop.
+
+Every quota write refills the bandwidth of its container (measured/escra.md section 2), so a write must be worth it.
+
+- A cut is made when it exceeds CUT_SHARE of the quota and CUT_US together.
+- A raise is made when it exceeds RAISE_SHARE of the quota, after it was scaled into the room that the application
+  has with the cuts that are made.
+- When the raises do not fit, and one of them is larger than the dead-band of a cut, the application's small cuts are
+  made as well: a starving container is funded by many small cuts. When all missing raises are small, nothing moves.
+  That is the hysteresis on "who is limited" in a tight application: near a fixed point all wishes are small and there
+  is no room, hence nothing is written; a real shift of demand is larger than the band and goes through at once.
+- An application above its limit gets every cut.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from services.allocator.core.sharing import ration
+from services.allocator.core.view import Bools, CpuView, Ints, any_per_app, per_app
+
+CUT_SHARE: Final = 0.05
+"""Of the quota; measured/policy.md section 4 (b)."""
+CUT_US: Final = 500
+"""Microseconds per period; measured/policy.md section 4."""
+RAISE_SHARE: Final = 0.02
+"""Of the quota; measured/policy.md section 4 (0.4 b)."""
+
+
+def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
+    """Targets out of wishes: `ordered_us` where the change is not worth a write.
+
+    Args:
+        view: the step's observations.
+        decided: shape N, rows of applications that are decided in this step; the others keep `ordered_us`.
+        wanted_us: shape N, within [min, cap], their sum within the limit of each application where that is feasible.
+
+    Returns:
+        Targets, shape N, with the same properties.
+    """
+    apps = len(view.limit_us)
+    ordered = view.ordered_us
+    change = np.where(decided, wanted_us - ordered, 0)
+    drop, rise = np.maximum(-change, 0), np.maximum(change, 0)
+    band = ordered * CUT_SHARE + CUT_US
+    out_of_bounds = (ordered < view.min_us) | (ordered > view.cap_us)
+    rise[~((rise > ordered * RAISE_SHARE) | out_of_bounds)] = 0
+    cut = np.where((drop > band) | out_of_bounds, drop, 0)
+
+    room = view.limit_us - per_app(view.app, ordered - cut, apps)
+    short = per_app(view.app, rise, apps) > room
+    if short.any():
+        release = short & (any_per_app(view.app, rise > band, apps) | (room < 0))
+        cut = np.where(release[view.app], drop, cut)
+        room = view.limit_us - per_app(view.app, ordered - cut, apps)
+        rise = ration(view.app, rise, room)
+        rise[~((rise > ordered * RAISE_SHARE) | out_of_bounds)] = 0
+    return ordered + rise - cut

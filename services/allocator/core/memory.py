@@ -1,0 +1,195 @@
+"""Memory limits: grow before a container reaches its limit, reclaim what it leaves (thesis 2.3.2-2.4.4).
+
+The allocator sees usage every 100 ms and an order is in force at most two periods after its sample, so a limit must
+hold what the container can take in LOOP_PERIODS. Faster growth is the agent's business (its reserve); here the rate
+of the last period, doubled since it may accelerate, is covered.
+
+Growth.  g = max(0, usage - usage before); due when limit - usage < max(delta / 2, 2 g), then
+         limit' = usage + max(delta, 4 g), at most the container's maximum.
+         delta / 2 to grow and delta to reclaim: usage may move by delta / 2 before anything is written again.
+Scarce.  Where the wishes exceed what the application has free, all containers first get what keeps them alive for
+         the loop (usage + max(2 g, MARGIN_BYTES)), in proportion to what is missing, then the rest in proportion: a
+         comfortable delta for one is not taken before the next two periods of another. And the reclaim below is done
+         at once for that application, not only when it is due (thesis 2.4.4.2).
+Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the container's minimum, and
+         never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
+Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
+         never below usage + max(2 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
+         nothing is taken that is in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.limits import Reason
+from services.allocator.core.sharing import ration, weighted_max_min
+from services.allocator.core.slots import SlotArrays
+from services.allocator.core.view import AppIndex, Bools, Floats, Ints, per_app
+
+PAGE_BYTES: Final = 4096
+LOOP_PERIODS: Final = 2
+"""Periods from a sample to its order in force, at most (measured/policy.md section 1)."""
+ACCELERATION: Final = 2
+"""A rate may double within the loop's delay."""
+MARGIN_BYTES: Final = 4 << 20
+"""Never closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
+GREW_STEPS: Final = 10
+"""Steps of 100 ms for which a container that grew is not reclaimed: one second."""
+
+
+class MemoryState(SlotArrays):
+    """Per slot: the highest usage since the last reclaim that touched it, and the steps since it rose."""
+
+    _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = {"high_bytes": (np.int64, 0), "steps": (np.int64, 0)}
+    high_bytes: Ints
+    steps: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """One step's memory, shape N except where it says A; bytes."""
+
+    app: AppIndex
+    fresh: Bools
+    """A usage newer than in the step before; the others keep their limit, but count and may be cut when over."""
+    usage_bytes: Ints
+    before_bytes: Ints
+    """Usage in the report before; 0 where there was none."""
+    ordered_bytes: Ints
+    """Last ordered limit."""
+    min_bytes: Ints
+    max_bytes: Ints
+    limit_bytes: Ints
+    """Per application, A: what these rows may hold together."""
+    delta_bytes: Ints
+    """Per application, A."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTargets:
+    """Limits in whole pages where they change, else `ordered_bytes`; reasons as in `schemas.limits`."""
+
+    target_bytes: Ints
+    reason: NDArray[np.uint8]
+    measured: Floats
+    threshold: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Derived once per step, shape N; bytes."""
+
+    free: Ints
+    """Ordered limit minus usage."""
+    headroom: Ints
+    """Growth is due below this."""
+    delta: Ints
+    survival: Ints
+    """Limit that lasts for the loop."""
+    comfort: Ints
+    """Limit that is wished for when growth is due."""
+
+
+def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> MemoryTargets:
+    """Decide one step for all applications.
+
+    Args:
+        state: updated in place.
+        view: the step's observations, shape N.
+        rows: slot of every row in `state`, shape N, distinct.
+        reclaim: whether the periodic reclaim (every 5 s) is due.
+    """
+    needs = _needs(view)
+    quiet = _observe(state, view, rows)
+    grown, starved = _grow(view, needs)
+    reclaiming = starved[view.app] | reclaim
+    target = np.where(reclaiming & view.fresh & quiet & (grown == 0), _reclaimed(view, needs), view.ordered_bytes)
+    target += grown
+    over = view.limit_bytes - per_app(view.app, view.ordered_bytes, len(view.limit_bytes)) < 0
+    if over.any():
+        target = np.where(over[view.app], np.minimum(target, _fit(view, needs)), target)
+    reclaimed = target < view.ordered_bytes
+    state.high_bytes[rows[reclaimed]] = view.usage_bytes[reclaimed]
+    return _explain(view, needs, target, over)
+
+
+def _needs(view: MemoryView) -> _Needs:
+    growth = np.where(view.fresh & (view.before_bytes > 0), np.maximum(view.usage_bytes - view.before_bytes, 0), 0)
+    delta = view.delta_bytes[view.app]
+    loop = LOOP_PERIODS * growth
+    return _Needs(
+        free=view.ordered_bytes - view.usage_bytes,
+        headroom=np.maximum(delta // 2, loop),
+        delta=delta,
+        survival=_pages_up(view.usage_bytes + np.maximum(loop, MARGIN_BYTES)),
+        comfort=_pages_up(view.usage_bytes + np.maximum(delta, ACCELERATION * loop)),
+    )
+
+
+def _observe(state: MemoryState, view: MemoryView, rows: Ints) -> Bools:
+    """Which rows set no new high of their usage (by more than half of MARGIN_BYTES) for GREW_STEPS; shape N."""
+    high, steps = state.high_bytes[rows], state.steps[rows]
+    grew = view.usage_bytes > high + np.where(high > 0, MARGIN_BYTES // 2, 0)
+    steps = np.where(grew, 0, steps + 1)
+    state.high_bytes[rows] = np.where(grew, view.usage_bytes, high)
+    state.steps[rows] = steps
+    quiet: Bools = steps >= GREW_STEPS
+    return quiet
+
+
+def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
+    """Raises, shape N, in whole pages, and which applications (A) cannot fund all of them."""
+    apps = len(view.limit_bytes)
+    due = view.fresh & (needs.free < needs.headroom)
+    ceiling = np.maximum(view.max_bytes, view.ordered_bytes)
+    wish = np.where(due, np.maximum(np.minimum(needs.comfort, ceiling) - view.ordered_bytes, 0), 0)
+    room = np.maximum(view.limit_bytes - per_app(view.app, view.ordered_bytes, apps), 0)
+    starved = per_app(view.app, wish, apps) > room
+    if not starved.any():
+        return wish, starved
+    first = np.minimum(wish, np.maximum(needs.survival - view.ordered_bytes, 0))
+    first = _pages_down(ration(view.app, first, room))
+    rest = _pages_down(ration(view.app, wish - first, room - per_app(view.app, first, apps)))
+    return first + rest, starved
+
+
+def _reclaimed(view: MemoryView, needs: _Needs) -> Ints:
+    """Thesis 2.4.3 per row: usage + delta where the limit is above that."""
+    kept = np.maximum(_pages_up(view.usage_bytes + needs.delta), view.min_bytes)
+    return np.minimum(view.ordered_bytes, kept)
+
+
+def _fit(view: MemoryView, needs: _Needs) -> Ints:
+    """Limits whose largest slacks are cut to one level per application, so that the sum fits."""
+    floor = np.minimum(view.ordered_bytes, np.maximum(needs.survival, view.min_bytes))
+    slack = view.ordered_bytes - floor
+    room = view.limit_bytes - per_app(view.app, floor, len(view.limit_bytes))
+    kept = weighted_max_min(view.app, slack, np.ones_like(slack), room)
+    return np.where(kept < slack, np.maximum(_pages_down(floor + kept), floor), view.ordered_bytes)
+
+
+def _pages_up(size: Ints) -> Ints:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def _pages_down(size: Ints) -> Ints:
+    return size // PAGE_BYTES * PAGE_BYTES
+
+
+def _explain(view: MemoryView, needs: _Needs, target: Ints, over: Bools) -> MemoryTargets:
+    held = per_app(view.app, view.ordered_bytes, len(view.limit_bytes))
+    reason = np.zeros(len(target), np.uint8)
+    measured, threshold = np.zeros(len(target)), np.zeros(len(target))
+    lower, too_much = target < view.ordered_bytes, over[view.app]
+    for mask, why, value, bound in (
+        (target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, needs.headroom),
+        (lower & ~too_much, Reason.MEMORY_RECLAIM, needs.free, needs.delta),
+        (lower & too_much, Reason.OVER_LIMIT, held[view.app], view.limit_bytes[view.app]),
+    ):
+        reason[mask], measured[mask], threshold[mask] = why, value[mask], bound[mask]
+    return MemoryTargets(target, reason, measured, threshold)

@@ -1,0 +1,167 @@
+"""CPU policy `escra`: the rule of thesis 2.4.4.1, made well-defined (design 4.3.1; measured/escra.md section 6).
+
+All numbers are microseconds per period; q is the ordered quota, W the application's window.
+
+1. Release. Not throttled and c = min(unused, q - used) > gamma:
+       q1 = max(min, 1.05 used, q - floor(kappa m)),   m = min(mean over W of min(unused_j, q - used_j), c)
+   Every entry of the window counts only up to what the quota of today still leaves of it, so that the same slack is
+   never taken twice (the thesis' formula goes below zero: 120, then -137 ms).
+2. Pool = limit - sum(q1). Below zero (the limit was lowered, containers joined): every quota is cut in proportion to
+   what it has above its minimum, and nobody is raised.
+3. Increase. Throttled: raise = max(floor(mean over W of throttled * upsilon * pool), 10 % of q1), at most cap - q1;
+   raises that exceed the pool are scaled into it. Upsilon is a share of the pool (20 % as a percentage: as the factor
+   20 it passes the limit within 12 periods), gamma is in cores (0.2 = 20 ms).
+4. `damping.damp`.
+
+What holds (tests/unit/policy), with a loop delay of one period:
+- A throttled container is never cut, unless its application is over its limit. An empty pool raises nobody.
+- Constant demand: after 20 periods no target changes for the following 100, without noise at limits of 3, 1.15, 1.02
+  and 0.8 times the demand; with noise of +-2 % at most 1 write in 100 container-periods.
+- A container that burns at 10 % of its demand has 95 % of it within 10 periods while the application's limit is three
+  times the demand, whatever its window says.
+- After a burst it falls within 20 periods to at most gamma above its use (or to a quarter of its quota).
+What does not: with an empty pool a throttled container gets nothing, however much less it holds than others; up to
+gamma of slack per container is never given back. That is the thesis' rule; `waterfill` shares instead.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.limits import Reason
+from services.allocator.core.damping import damp
+from services.allocator.core.sharing import ration
+from services.allocator.core.slots import SlotArrays
+from services.allocator.core.view import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app
+
+MAX_WINDOW: Final = 64
+"""Periods; the bound of `AppSpec.window`."""
+MIN_RAISE_SHARE: Final = 0.10
+"""Of the quota: a raise is never smaller, or a small container under a small pool would not get anywhere."""
+RELEASE_MARGIN: Final = 0.05
+"""Of the use: release never goes closer to it."""
+
+
+class EscraState(SlotArrays):
+    """Per slot: rings of the last samples, with their own position, since containers report independently."""
+
+    _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
+        "used_us": (np.int64, MAX_WINDOW),
+        "unused_us": (np.int64, MAX_WINDOW),
+        "throttled": (np.bool_, MAX_WINDOW),
+        "count": (np.int64, 0),
+        "window": (np.int64, 0),
+    }
+    used_us: Ints
+    unused_us: Ints
+    throttled: Bools
+    count: Ints
+    """Samples since the slot was taken or its window changed."""
+    window: Ints
+
+
+def decide(state: EscraState, view: CpuView, rows: Ints) -> CpuTargets:
+    """Decide one step for all applications that have a fresh row.
+
+    Args:
+        state: updated in place, for the fresh rows only.
+        view: the step's observations, shape N.
+        rows: slot of every row in `state`, shape N, distinct.
+    """
+    apps = len(view.limit_us)
+    _observe(state, view, rows)
+    decided = any_per_app(view.app, view.fresh, apps)[view.app]
+    slack = np.minimum(view.unused_us, np.maximum(view.ordered_us - view.used_us, 0))
+    released = np.clip(_release(state, view, rows, slack), view.min_us, np.maximum(view.cap_us, view.min_us))
+    released = np.where(decided, released, view.ordered_us)
+    pool = view.limit_us - per_app(view.app, released, apps)
+    excess = np.maximum(-pool, 0)
+    if excess.any():
+        released = _fit(view, np.where(decided, released, view.min_us), released, excess)
+    raised = _increase(state, view, rows, released, np.maximum(pool, 0))
+    target = damp(view, decided, released + raised)
+    return _explain(view, target, slack)
+
+
+def _observe(state: EscraState, view: CpuView, rows: Ints) -> None:
+    """Write the fresh samples into their rings; a changed window starts its ring anew."""
+    fresh = np.flatnonzero(view.fresh)
+    slots = rows[fresh]
+    window = np.clip(view.params.window, 1, MAX_WINDOW)[view.app[fresh]]
+    count = np.where(state.window[slots] == window, state.count[slots], 0)
+    position = count % window
+    state.used_us[slots, position] = view.used_us[fresh]
+    state.unused_us[slots, position] = view.unused_us[fresh]
+    state.throttled[slots, position] = view.throttled[fresh]
+    state.count[slots] = count + 1
+    state.window[slots] = window
+
+
+def _window_mean(state: EscraState, slots: Ints, values: NDArray[np.generic]) -> Floats:
+    """Mean over the filled part of each slot's window. `values` has shape (len(slots), columns)."""
+    filled = np.minimum(state.count[slots], state.window[slots])
+    valid = np.arange(values.shape[1]) < filled[:, None]
+    return np.asarray(np.where(valid, values, 0).sum(axis=1) / np.maximum(filled, 1), np.float64)
+
+
+def _columns_in_use(state: EscraState, slots: Ints) -> int:
+    return int(state.window[slots].max(initial=1))
+
+
+def _release(state: EscraState, view: CpuView, rows: Ints, slack: Ints) -> Ints:
+    """Step 1, shape N."""
+    released = view.ordered_us.copy()
+    giving = view.fresh & ~view.throttled & (slack > view.params.gamma_us[view.app])
+    i = np.flatnonzero(giving)
+    if not len(i):
+        return released
+    slots, ordered = rows[i], view.ordered_us[i]
+    columns = _columns_in_use(state, slots)
+    left = np.maximum(ordered[:, None] - state.used_us[slots, :columns], 0)
+    mean = _window_mean(state, slots, np.minimum(state.unused_us[slots, :columns], left))
+    taken = np.floor(view.params.kappa[view.app[i]] * np.minimum(mean, slack[i])).astype(np.int64)
+    floor_us = np.ceil(view.used_us[i] * (1 + RELEASE_MARGIN)).astype(np.int64)
+    released[i] = np.minimum(ordered, np.maximum(floor_us, ordered - taken))
+    return released
+
+
+def _fit(view: CpuView, above_min: Ints, quota_us: Ints, excess: Ints) -> Ints:
+    """Cut in proportion to what each decided row has above its minimum until the excess (shape A) is gone."""
+    slack = np.maximum(above_min - view.min_us, 0)
+    total = per_app(view.app, slack, len(excess))
+    cut: Ints = -(-slack * np.minimum(excess, total)[view.app] // np.maximum(total, 1)[view.app])
+    remaining: Ints = quota_us - cut
+    return remaining
+
+
+def _increase(state: EscraState, view: CpuView, rows: Ints, quota_us: Ints, pool: Ints) -> Ints:
+    """Step 3: raises, shape N; an application's sum is at most its pool (shape A)."""
+    raised = np.zeros_like(quota_us)
+    i = np.flatnonzero(view.fresh & view.throttled & (pool > 0)[view.app])
+    if not len(i):
+        return raised
+    app, slots = view.app[i], rows[i]
+    share = _window_mean(state, slots, state.throttled[slots, : _columns_in_use(state, slots)])
+    share *= view.params.upsilon_share[app]
+    wish = np.maximum(np.floor(share * pool[app]), np.floor(MIN_RAISE_SHARE * quota_us[i])).astype(np.int64)
+    raised[i] = np.clip(wish, 0, np.maximum(view.cap_us[i] - quota_us[i], 0))
+    return ration(view.app, raised, pool)
+
+
+def _explain(view: CpuView, target_us: Ints, slack: Ints) -> CpuTargets:
+    """Attach to every change its reason with the two numbers of `schemas.limits.REASON_TEXT`."""
+    held = per_app(view.app, view.ordered_us, len(view.limit_us))
+    reason = np.zeros(len(target_us), np.uint8)
+    measured, threshold = np.zeros(len(target_us)), np.zeros(len(target_us))
+    change = target_us - view.ordered_us
+    over = (change < 0) & (held > view.limit_us)[view.app]
+    for mask, why, value, bound in (
+        (change > 0, Reason.THROTTLED, view.used_us, view.quota_us),
+        (over, Reason.OVER_LIMIT, held[view.app], view.limit_us[view.app]),
+        ((change < 0) & ~over, Reason.UNUSED, slack, np.maximum(target_us - view.used_us, 0)),
+    ):
+        reason[mask], measured[mask], threshold[mask] = why, value[mask], bound[mask]
+    return CpuTargets(target_us, reason, measured, threshold)

@@ -1,0 +1,91 @@
+"""What a CPU policy sees and what it answers: structures of arrays over all containers of all applications.
+
+Units are integer microseconds per period (100,000 us) unless a name says otherwise. N is the number of containers
+(rows), A the number of applications; `app` maps a row to its application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.apps import AppSpec
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+AppIndex: TypeAlias = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuParameters:
+    """The thesis' parameters per application, shape A (2.4.4.1; design 4.1)."""
+
+    kappa: Floats
+    """Share of the mean unused runtime that is taken per period, 0 < kappa <= 1."""
+    gamma_us: Ints
+    """Unused runtime that is left alone."""
+    upsilon_share: Floats
+    """Share (0..1, that is percent / 100) of the pool given per period and throttled share."""
+    window: Ints
+    """Periods in the sliding windows, 1..64."""
+
+    @classmethod
+    def from_specs(cls, specs: Sequence[AppSpec]) -> CpuParameters:
+        """Columns out of application specifications: gamma from cores, upsilon from percent."""
+        return cls(
+            kappa=np.array([spec.kappa for spec in specs], np.float64),
+            gamma_us=np.array([round(spec.gamma * spec.period_us) for spec in specs], np.int64),
+            upsilon_share=np.array([spec.upsilon / 100 for spec in specs], np.float64),
+            window=np.array([spec.window for spec in specs], np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CpuView:
+    """One step's CPU observations and holdings."""
+
+    app: AppIndex
+    fresh: Bools
+    """The row has a new sample in this step: at least one period elapsed, or idleness was synthesised."""
+    used_us: Ints
+    """Per period; this and the next three are valid where `fresh`."""
+    unused_us: Ints
+    """Per period, of the quota that was in force."""
+    throttled_us: Ints
+    """Per period, summed over CPUs: overestimates the missing runtime (measured/policy.md section 2.4)."""
+    throttled: Bools
+    quota_us: Ints
+    """In the kernel now; equal to the cap where it is unlimited."""
+    ordered_us: Ints
+    """Last ordered: what the kernel will hold when everything has arrived."""
+    min_us: Ints
+    cap_us: Ints
+    limit_us: Ints
+    """Per application, shape A."""
+    params: CpuParameters
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTargets:
+    """Quotas that the policy wants, with reasons, shape N. Where nothing changes the target is `ordered_us`."""
+
+    target_us: Ints
+    reason: NDArray[np.uint8]
+    """`schemas.limits.Reason`; NONE exactly where the target equals `ordered_us`."""
+    measured: Floats
+    threshold: Floats
+
+
+def per_app(app: AppIndex, values: Ints | Bools, count: int) -> Ints:
+    """Sum per application, shape A. Exact for sums below 2**53 (90,000 cores for 1,000,000 containers)."""
+    return np.bincount(app, values, count).astype(np.int64)
+
+
+def any_per_app(app: AppIndex, flags: Bools, count: int) -> Bools:
+    """Whether any row of each application is flagged, shape A."""
+    return np.bincount(app[flags], minlength=count) > 0
