@@ -1,0 +1,30 @@
+"""Generated pages are committed as the code would write them now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.generate_docs import DOCS, generated, settings_classes, settings_text
+from services._runtime.settings import CommonSettings
+
+
+@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+def test_generated_pages_are_fresh(path: Path) -> None:
+    assert path.read_text() == generated()[path], "run `make docs` and commit what it wrote"
+
+
+def test_every_setting_is_on_the_page_once() -> None:
+    text = settings_text()
+
+    for cls in [CommonSettings, *settings_classes()]:
+        for field in cls.model_fields:
+            assert text.count(f"`{cls.variable(field)}`") == 1
+            assert cls.model_fields[field].description, f"{cls.__name__}.{field} has no description"
+
+
+def test_every_service_is_on_the_page() -> None:
+    names = {path.parent.name for path in (DOCS.parent / "services").glob("*/settings.py")} - {"_runtime"}
+
+    assert {cls.service for cls in settings_classes()} == names
