@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -10,6 +11,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from schemas.apps import Name
+from services._runtime.load_schedule import Schedule
 
 _MIB: Final = 1 << 20
 DEMO_CYCLE_S: Final = 20.0
@@ -54,35 +56,23 @@ class ContainerLoad(_Model):
             raise ValueError(f"{self.name}: demand of {peak:g} cores needs more than {self.threads} threads")
         return self
 
+    @cached_property
+    def _schedule(self) -> Schedule:
+        phases = tuple((phase.duration_s, phase.cpu_cores, phase.memory_bytes) for phase in self.phases)
+        return Schedule(phases, self.offset_s, self.memory_rate_bytes_s)
+
     @property
     def cycle_s(self) -> float:
         """Seconds after which it repeats."""
-        return sum(phase.duration_s for phase in self.phases)
-
-    def _phase_at(self, time_s: float) -> tuple[int, float]:
-        """The index of the phase at a time since the start, and the seconds spent in it."""
-        left = (time_s + self.offset_s) % self.cycle_s
-        for index, phase in enumerate(self.phases):
-            if left < phase.duration_s:
-                return index, left
-            left -= phase.duration_s
-        return len(self.phases) - 1, self.phases[-1].duration_s  # rounding at the very end of a cycle
+        return self._schedule.cycle_s
 
     def demand_cores(self, time_s: float) -> float:
         """Cores that it would use at a time since the start if nothing limited it."""
-        return self.phases[self._phase_at(time_s)[0]].cpu_cores
+        return self._schedule.demand_cores(time_s)
 
     def memory_bytes(self, time_s: float) -> int:
-        """Bytes that it wants to hold: growth at `memory_rate_bytes_s`, release at once.
-
-        Growth starts from the previous phase's target (cyclically), also in the very first phase, so that the
-        function is periodic.
-        """
-        index, spent_s = self._phase_at(time_s)
-        before, target = self.phases[index - 1].memory_bytes, self.phases[index].memory_bytes
-        if target <= before:
-            return target
-        return min(target, before + int(spent_s * self.memory_rate_bytes_s))
+        """Bytes that it wants to hold: growth at `memory_rate_bytes_s`, release at once."""
+        return self._schedule.memory_bytes(time_s)
 
     @property
     def peak_memory_bytes(self) -> int:
