@@ -133,8 +133,10 @@ class AppFile(AppSpec):
 
     @property
     def spec(self) -> AppSpec:
-        """The limits alone: what goes onto the bus."""
-        return AppSpec.model_validate(self.model_dump(exclude={"containers"}))
+        """The limits alone: what goes onto the bus, with the number of containers that room is kept for."""
+        fields = self.model_dump(exclude={"containers"})
+        announced = max(self.announced_containers, sum(template.replicas for template in self.containers))
+        return AppSpec.model_validate(fields | {"announced_containers": announced})
 
     @property
     def instances(self) -> tuple[Instance, ...]:

@@ -13,11 +13,11 @@ from services.cli.recording import AppRecording, Recording
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """The agent's counters: what it wrote to cgroups."""
+    """The agent's counters: what it wrote to cgroups. None: it did not tell."""
 
-    quota_writes: int = 0
-    memory_writes: int = 0
-    no_op_writes: int = 0
+    quota_writes: int | None = None
+    memory_writes: int | None = None
+    no_op_writes: int | None = None
     """Writes of the value that the kernel held already. Each would refill the bandwidth, so there must be none."""
 
 

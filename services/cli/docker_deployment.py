@@ -24,6 +24,7 @@ from services.cli.deployer import (
     Step,
     hash_template,
 )
+from services.cli.doctor_checks import Finding, Level
 from services.cli.failure import CommandError, UnavailableError
 
 STOP_GRACE_S: Final = 10
@@ -187,6 +188,24 @@ def _explain(step: Step) -> Iterator[None]:
     except APIError as error:
         said = error.explanation or str(error)
         raise CommandError(f"{step.name}: Docker refuses to {step.action} it: {said}") from error
+
+
+def check_docker() -> Finding:
+    """The Docker Engine's version and cgroup driver, for `turnbuckle doctor`."""
+    try:
+        client = docker.from_env(timeout=10)
+        info = client.info()
+        client.close()
+    except (DockerException, requests.exceptions.RequestException) as error:
+        return Finding(
+            "docker", Level.MISSING, f"no Engine answers: {_shorten(error)}; `turnbuckle exec` works without",
+            "apt-get install docker.io && systemctl start docker",
+        )  # fmt: skip
+    version, driver = info.get("ServerVersion", "?"), info.get("CgroupDriver", "?")
+    if driver == "systemd":
+        # moby #51446: a daemon-reload resets limits that were not set through systemd.
+        return Finding("docker", Level.NOTE, f"{version}, cgroup driver systemd: daemon-reload resets limits")
+    return Finding("docker", Level.OK, f"{version}, cgroup driver {driver}")
 
 
 def _no_docker(error: DockerException) -> str:

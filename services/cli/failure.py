@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
 class CommandError(Exception):
     """Ends the command. The message says what is wrong and what to do about it."""
 
-    exit_code = ExitCode.FAILED
+    exit_code: int = ExitCode.FAILED
 
 
 class UnavailableError(CommandError):

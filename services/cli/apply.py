@@ -1,0 +1,103 @@
+"""`turnbuckle apply app.yaml`: announce limits, then create containers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from schemas.streams import APPS
+from services.cli.app_file import AppFile, load_app_file
+from services.cli.connection import ContextOption, ServerOption, connected, find_server
+from services.cli.deployer import Action, Plan, Step, plan_deployment
+from services.cli.failure import UnavailableError
+from services.cli.output import format_bytes, format_cores, print_json, print_note
+from services.cli.progress import plain_step, print_step
+
+EXAMPLES = """
+Examples:
+
+  turnbuckle apply app.yaml
+
+  turnbuckle apply app.yaml --dry-run
+
+  turnbuckle apply app.yaml --limits-only     (containers labelled turnbuckle.app=NAME join by themselves)
+"""
+
+
+def apply_command(  # noqa: PLR0913 - a command's options are its parameters
+    file: Annotated[Path, typer.Argument(help="The application's file.", metavar="APP.YAML")],
+    *,
+    limits_only: Annotated[bool, typer.Option("--limits-only", help="Announce the limits, create nothing.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Remove containers that the file no longer names.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    server: ServerOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Announce an application's limits and create its containers, with the first limits of eq. 2.1 and 2.2.
+
+    Applying again changes only what differs: containers that run as specified are kept.
+    """
+    app_file = load_app_file(file)
+    outcome = _new_outcome(app_file, dry_run=dry_run)
+    if not dry_run:
+        outcome["revision"] = asyncio.run(_announce(app_file, find_server(server, context)))
+    print_note(_describe_limits(app_file, dry_run=dry_run))
+    if app_file.containers and not limits_only:
+        _deploy(app_file, outcome, prune=prune)
+    if as_json:
+        print_json(outcome)
+
+
+def _new_outcome(app_file: AppFile, *, dry_run: bool) -> dict[str, Any]:
+    return {"app": app_file.name, "dry_run": dry_run, "revision": None, "containers": [], "others": []}
+
+
+async def _announce(app_file: AppFile, options: Any) -> int:
+    async with connected(options) as bus:
+        return await bus.bucket(APPS).put(app_file.name, app_file.spec)
+
+
+def _describe_limits(app_file: AppFile, *, dry_run: bool) -> str:
+    verb = "would be" if dry_run else "are"
+    return (
+        f"{app_file.name}: {app_file.cpu_limit:g} cores and {format_bytes(int(app_file.memory_limit))} {verb} announced"
+        f" (policy {app_file.policy}, mode {app_file.mode})"
+    )
+
+
+def _deploy(app_file: AppFile, outcome: dict[str, Any], *, prune: bool) -> None:
+    from services.cli.docker_deployment import DockerDeployment  # noqa: PLC0415 - only here is the SDK needed
+
+    dry_run = outcome["dry_run"]
+
+    def done(step: Step, container_id: str | None) -> None:
+        outcome["containers"].append(plain_step(step, container_id))
+        print_step(step)
+
+    try:
+        with DockerDeployment.connect() as deployment:
+            plan = plan_deployment(app_file, deployment.existing(app_file.name), prune=prune)
+            outcome["others"] = deployment.foreign(app_file.name)
+            if dry_run:
+                for step in plan.steps:
+                    done(step, step.existing_id)
+            else:
+                deployment.carry_out(plan, done)
+    except UnavailableError as error:
+        announced = "" if dry_run else "The limits are announced, but no container was created: "
+        raise UnavailableError(f"{announced}{error}") from error
+    _print_summary(plan, outcome["others"])
+
+
+def _print_summary(plan: Plan, others: list[str]) -> None:
+    if any(step.action in {Action.CREATE, Action.REPLACE} for step in plan.steps):
+        print_note(
+            f"new containers start with {format_cores(plan.limits.quota_us)} cores "
+            f"and {format_bytes(plan.limits.memory_bytes)} each"
+        )
+    if others:
+        print_note(f"made by others and left alone: {', '.join(others)}")

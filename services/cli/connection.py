@@ -1,0 +1,118 @@
+"""How commands reach NATS: ``--server``, ``--context``, ``NATS_URL``, the selected NATS context, or 127.0.0.1:4222."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+import typer
+
+from schemas.message import Message
+from schemas.registry import Endpoint
+from services._runtime.bus import Bus, BusError, NoResponderError, RequestRefusedError, RequestTimeoutError
+from services._runtime.bus_nats import NatsBus
+from services._runtime.bus_options import BusOptions
+from services._runtime.logging import setup_logging
+from services._runtime.settings import CommonSettings, SettingsError
+from services.cli.failure import BadFileError, CommandError, UnavailableError
+
+CONNECT_WITHIN_S: Final = 3.0
+QUERY_TIMEOUT_S: Final = 3.0
+CLOSE_WITHIN_S: Final = 2.0
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option("--server", "-s", metavar="URL", help="NATS server; default: NATS_URL, a context, or 127.0.0.1:4222."),
+]
+ContextOption = Annotated[
+    str | None,
+    typer.Option("--context", metavar="NAME", help="NATS context, as `nats context ls` lists them."),
+]
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+class CliSettings(CommonSettings):
+    """The command's settings: those that every service has."""
+
+    service: ClassVar[str] = "cli"
+
+
+def find_server(server: str | None, context: str | None) -> BusOptions:
+    """Where NATS is: the options given, else settings, else what the ``nats`` command would use.
+
+    Raises:
+        BadFileError: a setting or the context cannot be used; the message names it.
+    """
+    given: dict[str, Any] = {}
+    if server or context:
+        given["nats_url"] = server  # a context given by hand beats a URL in the environment
+    if context:
+        given["nats_context"] = context
+    try:
+        return CliSettings.load(**given).bus_options()
+    except SettingsError as error:
+        raise BadFileError(str(error)) from error
+
+
+class _Silence(io.StringIO):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str, /) -> int:
+        """Take the text and forget it."""
+        return len(text)
+
+
+def quiet_logs() -> None:
+    """Logs are for services; a command says what went wrong itself. TURNBUCKLE_LOG_LEVEL=debug shows them."""
+    shown = os.environ.get("TURNBUCKLE_LOG_LEVEL") == "debug"
+    setup_logging(
+        "cli", level="debug" if shown else "error", log_format="console", stream=None if shown else _Silence()
+    )
+
+
+@asynccontextmanager
+async def connected(options: BusOptions) -> AsyncIterator[NatsBus]:
+    """A bus for one command. What it raises in between becomes a sentence too.
+
+    Raises:
+        UnavailableError: no server answers, or it stopped answering.
+        CommandError: the server or the options are of no use; the message says why.
+    """
+    quiet_logs()
+    impatient = dataclasses.replace(options, name="turnbuckle-cli", connect_deadline_s=CONNECT_WITHIN_S)
+    try:
+        bus = await NatsBus.connect(impatient)
+    except BusError as error:
+        raise UnavailableError(str(error)) from error
+    try:
+        yield bus
+    except BusError as error:
+        raise UnavailableError(str(error)) from error
+    finally:
+        await bus.close(CLOSE_WITHIN_S)
+
+
+async def query(bus: Bus, endpoint: Endpoint, request: Message, reply_type: type[ReplyT]) -> ReplyT:
+    """Ask a micro service.
+
+    Raises:
+        UnavailableError: nobody answers.
+        CommandError: the service says that the request cannot be served (an unknown application, say).
+    """
+    subject = endpoint.template.subject(bus.root)
+    try:
+        reply = await bus.request(subject, request, timeout_s=QUERY_TIMEOUT_S)
+    except NoResponderError as error:
+        raise UnavailableError(f"no {endpoint.service} answers: `turnbuckle up` starts one") from error
+    except RequestTimeoutError as error:
+        raise UnavailableError(f"the {endpoint.service} did not answer within {QUERY_TIMEOUT_S:g} s") from error
+    except RequestRefusedError as error:
+        raise CommandError(str(error)) from error
+    if not isinstance(reply, reply_type):
+        raise CommandError(f"the {endpoint.service} answered with {reply.type_name}: are the versions the same?")
+    return reply

@@ -1,0 +1,48 @@
+"""`turnbuckle exec`: a plain process as a container of an application, without Docker."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+EXAMPLES = """
+Examples:
+
+  turnbuckle exec --app shop --name web -- python -m http.server 8000
+
+  turnbuckle exec --app shop --name batch --cpus 0.5 --memory 256MiB -- make -j4
+"""
+
+
+def exec_command(
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after --.")],
+    app: Annotated[str, typer.Option("--app", help="Application whose limits it shares.")],
+    name: Annotated[str, typer.Option("--name", help="Name of this container.")],
+    cpus: Annotated[float | None, typer.Option("--cpus", min=0.01, help="Cores to start with.")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory to start with, such as 256MiB.")] = None,
+) -> None:
+    """Run CMD in a control group of its own as container NAME of application APP.
+
+    The agent of this host finds it within a second and the allocator adapts its limits. Signals are passed on and the
+    exit code is the command's (128 + n if signal n ended it). What it leaves running is ended with it.
+    """
+    from services.cli.managed_process import ManagedCommand, run_in_group, usable_layout  # noqa: PLC0415 - quick start
+
+    managed = ManagedCommand(app, name, tuple(command), cpus, parse_memory(memory))
+    raise typer.Exit(run_in_group(usable_layout(), managed))
+
+
+def parse_memory(text: str | None) -> int | None:
+    """Bytes from ``256MiB`` and the like.
+
+    Raises:
+        typer.BadParameter: it is no size.
+    """
+    if text is None:
+        return None
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError as error:
+        raise typer.BadParameter(f"{text!r} is no size: write bytes, or such as 256MiB or 2GiB") from error

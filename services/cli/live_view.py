@@ -1,0 +1,118 @@
+"""Draws a `LiveState` for a terminal. Pure: state in, rich renderables or lines of text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.live_state import AppLive, ContainerLive, LiveState
+from services.cli.output import format_bytes, format_cores
+
+BAR_CELLS: Final = 18
+SPARK_CELLS: Final = 30
+_SPARKS: Final = "▁▂▃▄▅▆▇█"
+_BUSY_SHARE: Final = 0.9
+
+
+def render(state: LiveState, *, only: str | None = None) -> RenderableType:
+    """All applications, or one of them."""
+    apps = [app for name, app in sorted(state.apps.items()) if only in {None, name}]
+    if not apps:
+        return Text("No application yet. `turnbuckle apply app.yaml` announces one; `turnbuckle doctor` helps.", "dim")
+    return Group(*(_render_app(app) for app in apps))
+
+
+def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
+    """The same as lines of text, for a pipe or a dumb terminal."""
+    lines: list[str] = []
+    for name, app in sorted(state.apps.items()):
+        if only not in {None, name}:
+            continue
+        lines.append(f"{name}: {_summary(app)}")
+        lines += [
+            f"  {item.name:24} cpu {format_cores(item.used_us, app.period_us):>5} of"
+            f" {format_cores(item.quota_us, app.period_us):>9}  throttled {item.throttled_share:4.0%}"
+            f"  memory {format_bytes(item.memory_usage_bytes):>9} of {format_bytes(item.memory_limit_bytes):>9}"
+            f"  {item.last_reason}"
+            for item in app.containers
+        ]
+    return lines
+
+
+def sparkline(values: Sequence[int], top: float, cells: int = SPARK_CELLS) -> str:
+    """The newest ``cells`` values as block characters, scaled to ``top``."""
+    recent = values[-cells:]
+    steps = len(_SPARKS) - 1
+    return "".join(
+        _SPARKS[min(steps, max(0, round(value / top * steps)))] if top > 0 else _SPARKS[0] for value in recent
+    )
+
+
+def usage_bar(used: float, limit: float, cells: int = BAR_CELLS) -> Text:
+    """Usage against limit; nothing to fill when there is no limit."""
+    if limit <= 0:
+        return Text("·" * cells, "dim")
+    share = min(1.0, max(0.0, used / limit))
+    filled = round(share * cells)
+    colour = "red" if share >= _BUSY_SHARE else "green"
+    return Text.assemble(("█" * filled, colour), ("░" * (cells - filled), "dim"))
+
+
+def _summary(app: AppLive) -> str:
+    period_us = app.period_us
+    missed = f", {app.missed_batches} batches missed" if app.missed_batches else ""
+    if not app.cpu_limit_us:
+        return f"no limits announced, {len(app.containers)} containers{missed}"
+    return (
+        f"{app.mode} ({app.policy}), CPU {format_cores(app.cpu_allocated_us, period_us)} of"
+        f" {format_cores(app.cpu_limit_us, period_us)} cores allocated,"
+        f" {format_cores(max(0, app.cpu_limit_us - app.cpu_allocated_us), period_us)} free;"
+        f" memory {format_bytes(app.memory_allocated_bytes)} of {format_bytes(app.memory_limit_bytes)},"
+        f" {format_bytes(max(0, app.memory_limit_bytes - app.memory_allocated_bytes))} free;"
+        f" {app.decisions} decisions{missed}"
+    )
+
+
+def _render_app(app: AppLive) -> RenderableType:
+    table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
+    table.add_column("container", ratio=2, no_wrap=True)
+    table.add_column("CPU used / limit", width=BAR_CELLS, no_wrap=True)
+    table.add_column("cores", width=12, justify="right", no_wrap=True)
+    table.add_column("used, limit over time", width=SPARK_CELLS, no_wrap=True)
+    table.add_column("thr.", width=5, justify="right", no_wrap=True)
+    table.add_column("memory", width=18, justify="right", no_wrap=True)
+    table.add_column("last change", ratio=3, no_wrap=True, overflow="ellipsis")
+    for container in app.containers:
+        table.add_row(*_cells(container, app.period_us))
+    if not app.containers:
+        table.add_row(Text("no containers yet", "dim"))
+    return Panel(Group(_pool_line(app), table), title=Text(app.app, "bold"), title_align="left", border_style="cyan")
+
+
+def _pool_line(app: AppLive) -> Text:
+    line = Text.assemble(usage_bar(app.cpu_allocated_us, app.cpu_limit_us, 24), f"  {_summary(app)}")
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _cells(container: ContainerLive, period_us: int) -> tuple[RenderableType, ...]:
+    top = max([1, *container.used_history_us, *container.quota_history_us])
+    sparks = Text(sparkline(list(container.used_history_us), top), "green")
+    sparks.append("\n" + sparkline([max(0, quota) for quota in container.quota_history_us], top), "yellow")
+    throttled = container.throttled_share
+    memory = f"{format_bytes(container.memory_usage_bytes)}/{format_bytes(container.memory_limit_bytes)}"
+    kills = f"  {container.oom_kills} OOM kills" if container.oom_kills else ""
+    return (
+        Text(container.name),
+        usage_bar(container.used_us, container.quota_us),
+        f"{format_cores(container.used_us, period_us)}/{format_cores(container.quota_us, period_us)}",
+        sparks,
+        Text(f"{throttled:.0%}", "red" if throttled >= 0.1 else "dim"),
+        memory,
+        Text.assemble((container.last_reason, "dim"), (kills, "bold red")),
+    )

@@ -1,0 +1,153 @@
+"""Runs services as child processes of `turnbuckle up`: started in order, watched, stopped in reverse order.
+
+A child that ends by itself is never restarted silently: its log is shown and `up` ends. Operators have systemd,
+Compose or Kubernetes for restarts; here a person is looking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from services.cli.failure import ServiceDiedError
+
+READY_WITHIN_S: Final = 30.0
+STOP_WITHIN_S: Final = 15.0
+POLL_S: Final = 0.05
+LOG_TAIL_LINES: Final = 20
+_PDEATHSIG: Final = 1
+
+
+@dataclass(slots=True)
+class ChildService:
+    """One service in a process of its own."""
+
+    name: str
+    log_file: Path
+    health_port: int
+    process: subprocess.Popen[bytes]
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        with suppress(OSError):
+            lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+            return "\n".join(lines[-LOG_TAIL_LINES:])
+        return ""
+
+    def fetch(self, path: str) -> tuple[int, str] | None:
+        """Status and body of a page of its health server; None while it does not answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=2)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """The services of one `turnbuckle up`."""
+
+    run_directory: Path
+    nats_url: str
+    children: list[ChildService] = field(default_factory=list)
+
+    async def start(self, name: str, environment: Mapping[str, str]) -> ChildService:
+        """Start ``python -m services.<name>`` and wait until it says that it is ready.
+
+        Raises:
+            ServiceDiedError: it ended, or is not ready within `READY_WITHIN_S`; holds the end of its log.
+        """
+        log_file = self.run_directory / f"{name}.log"
+        health_port = free_port()
+        process = self._spawn(name, log_file, {**environment, "TURNBUCKLE_HEALTH_PORT": str(health_port)})
+        child = ChildService(name, log_file, health_port, process)
+        self.children.append(child)
+        deadline = time.monotonic() + READY_WITHIN_S
+        said = "it does not answer"
+        while time.monotonic() < deadline:
+            if child.process.poll() is not None:
+                raise self._died(child)
+            answer = await asyncio.to_thread(child.fetch, "/readyz")
+            if answer is not None and answer[0] == http.HTTPStatus.OK:
+                return child
+            said = answer[1].strip() if answer else said
+            await asyncio.sleep(POLL_S)
+        raise ServiceDiedError(f"{name} was not ready within {READY_WITHIN_S:g} s: {said}\n{child.log_tail()}")
+
+    def check(self) -> None:
+        """Raise `ServiceDiedError` if a service has ended."""
+        for child in self.children:
+            if child.process.poll() is not None:
+                raise self._died(child)
+
+    async def stop_all(self) -> None:
+        """Stop the services, the last started first; one that does not end within `STOP_WITHIN_S` is killed."""
+        while self.children:
+            await self._stop(self.children.pop())
+
+    def kill_all(self) -> None:
+        """End them at once."""
+        for child in self.children:
+            child.process.kill()
+
+    async def _stop(self, child: ChildService) -> None:
+        if child.process.poll() is not None:
+            return
+        child.process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(child.process.wait, STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            await asyncio.to_thread(child.process.wait)
+
+    def _spawn(self, name: str, log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("NATS_")}
+        with log_file.open("wb") as log:
+            return subprocess.Popen(  # noqa: S603 - our own services
+                [sys.executable, "-m", f"services.{name}"],
+                env={**inherited, "TURNBUCKLE_NATS_URL": self.nats_url, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in the terminal is ours to handle: the services are stopped in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one prctl call, no locks
+            )
+
+    @staticmethod
+    def _died(child: ChildService) -> ServiceDiedError:
+        code = child.process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return ServiceDiedError(f"{child.name} has ended ({how}); the end of {child.log_file}:\n{child.log_tail()}")
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """In a child before exec: have the kernel send this signal when the parent dies, however it dies (prctl(2)).
+
+    SIGTERM, so that an agent still restores the limits that it found.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PDEATHSIG, number)

@@ -1,0 +1,105 @@
+"""`turnbuckle tap SUBJECT`: what travels on the bus, as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import signal
+from typing import Annotated, Any, Final
+
+import typer
+
+from schemas.codec import CodecError, decode, to_plain
+from schemas.subjects import SubjectError, wildcard
+from services._runtime.bus_options import BusOptions
+from services._runtime.nats_tap import tap
+from services.cli.connection import ContextOption, ServerOption, connected, find_server
+from services.cli.output import print_json
+
+MAX_WAITING: Final = 10_000
+"""Messages between the bus and a slow reader; the newest beyond are dropped, and the tap says how many."""
+EXAMPLES = """
+Examples:
+
+  turnbuckle tap 'obs.cfs.shop.>'
+
+  turnbuckle tap 'evt.>' --count 10
+
+  turnbuckle tap 'obs.>' --for 5 | jq .rows
+"""
+
+
+def tap_command(  # noqa: PLR0913 - a command's options are its parameters
+    subject: Annotated[str, typer.Argument(help="Subject or pattern, with or without the root 'tb.'.")] = ">",
+    *,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")] = None,
+    seconds: Annotated[float | None, typer.Option("--for", min=0, help="Stop after so many seconds.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Show payloads in base64 instead of decoding them.")] = False,
+    absolute: Annotated[bool, typer.Option("--absolute", help="Take SUBJECT as it stands, outside the root.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines: what tap prints anyway.")] = True,
+    server: ServerOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Print every message of SUBJECT as one line of JSON. Ends cleanly on Ctrl-C and when the reader goes away."""
+    del as_json
+    options = find_server(server, context)
+    asyncio.run(_Tap(options, raw=raw).run(_pattern(options, subject, absolute=absolute), count, seconds))
+
+
+def _pattern(options: BusOptions, subject: str, *, absolute: bool) -> str:
+    if absolute:
+        return subject
+    try:
+        return wildcard(options.root, subject).text
+    except SubjectError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def describe(subject: str, data: bytes, *, raw: bool) -> dict[str, Any]:
+    """One message as plain JSON types, whatever it holds."""
+    head: dict[str, Any] = {"subject": subject}
+    if raw:
+        return head | {"size_bytes": len(data), "base64": base64.b64encode(data).decode()}
+    if not data:
+        return head | {"size_bytes": 0}
+    try:
+        return head | to_plain(decode(data))
+    except CodecError as error:
+        return head | {"undecodable": str(error), "size_bytes": len(data)}
+
+
+class _Tap:
+    """Between the bus, which must not wait, and stdout, which may."""
+
+    def __init__(self, options: BusOptions, *, raw: bool) -> None:
+        # No stream or bucket is needed to listen, so none is made, and a server without JetStream will do.
+        self._options = dataclasses.replace(options, streams=(), buckets=())
+        self._raw = raw
+        self._waiting: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue()
+        self._dropped = 0
+
+    async def run(self, pattern: str, count: int | None, seconds: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._waiting.put_nowait, None)
+        async with connected(self._options) as bus:
+            await tap(bus, pattern, self._receive)
+            if seconds is not None:
+                loop.call_later(seconds, self._waiting.put_nowait, None)
+            await self._print(count)
+
+    def _receive(self, subject: str, data: bytes) -> None:
+        if self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put_nowait((subject, data))
+        else:
+            self._dropped += 1
+
+    async def _print(self, count: int | None) -> None:
+        printed = 0
+        while (count is None or printed < count) and (item := await self._waiting.get()) is not None:
+            if self._dropped:
+                print_json({"dropped": self._dropped}, indent=None)
+                self._dropped = 0
+            print_json(describe(*item, raw=self._raw), indent=None)
+            printed += 1

@@ -1,0 +1,120 @@
+"""`turnbuckle top`: limits against usage, live."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated, Any, Final
+
+import typer
+from rich.live import Live
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.limits import LimitDecisions
+from schemas.queries import StateReply, StateRequest
+from schemas.registry import ALLOCATOR_STATE
+from schemas.streams import APPS
+from schemas.subjects import CFS, LIMIT_DECISIONS
+from services._runtime.bus import Bus, Delivery, Entry
+from services.cli.connection import ContextOption, ServerOption, connected, find_server, query
+from services.cli.failure import CommandError
+from services.cli.live_state import LiveState
+from services.cli.live_view import plain_lines, render
+from services.cli.output import print_json, stdout_console
+
+REFRESH_S: Final = 0.25
+PLAIN_REFRESH_S: Final = 1.0
+ONCE_WATCHES_S: Final = 1.0
+"""How long one snapshot watches: ten periods."""
+EXAMPLES = """
+Examples:
+
+  turnbuckle top
+
+  turnbuckle top shop
+
+  turnbuckle top --once --json | jq '.apps[].containers[].throttled_share'
+"""
+
+
+def top_command(
+    app: Annotated[str | None, typer.Argument(help="Only this application.")] = None,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Watch for a second, print one snapshot, exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One snapshot as JSON.")] = False,
+    server: ServerOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Show each container's usage against its limit, over time, with the pools of its application.
+
+    The upper sparkline is CPU used, the lower one the limit. Without a terminal it prints plain lines each second.
+    """
+    state = LiveState()
+    asyncio.run(_watch(state, find_server(server, context), app, once=once or as_json))
+    if as_json:
+        snapshot = state.snapshot()
+        print_json(snapshot | {"apps": [item for item in snapshot["apps"] if app in {None, item["app"]}]})
+    elif once:
+        stdout_console().print(render(state, only=app))
+
+
+async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with connected(options) as bus:
+        await follow(bus, state, app)
+        with suppress(CommandError):  # no allocator: the pools become known with its first decision
+            reply = await query(bus, ALLOCATOR_STATE, StateRequest(app=app), StateReply)
+            for item in reply.apps:
+                state.seed(item)
+
+        def changed(key: str, entry: Entry | None) -> None:
+            if entry is None:
+                state.forget(key)
+            elif isinstance(entry.message, AppSpec):
+                state.announce(entry.message)
+
+        async with bus.bucket(APPS).watch(changed):
+            if once:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), ONCE_WATCHES_S)
+            else:
+                await show_live(state, stop, only=app)
+
+
+async def follow(bus: Bus, state: LiveState, app: str | None = None) -> None:
+    """Feed the state from the bus."""
+    await bus.subscribe(CFS.pattern(bus.root, **({"app": app} if app else {})), _hand_to(CfsBatch, state.observe))
+    decisions = LIMIT_DECISIONS.pattern(bus.root, **({"app": app} if app else {}))
+    await bus.subscribe(decisions, _hand_to(LimitDecisions, state.decide))
+
+
+def _hand_to(kind: Any, sink: Callable[[Any], None]) -> Callable[[Delivery], None]:
+    """Messages of another type on the subject are not for us."""
+
+    def handle(delivery: Delivery) -> None:
+        if isinstance(delivery.message, kind):
+            sink(delivery.message)
+
+    return handle
+
+
+async def show_live(state: LiveState, stop: asyncio.Event, *, only: str | None = None) -> None:
+    """Draw until told to stop: in place on a terminal, else as plain lines."""
+    console = stdout_console()
+    if not console.is_terminal:
+        while not stop.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), PLAIN_REFRESH_S)
+            for line in plain_lines(state, only=only):
+                typer.echo(line)
+        return
+    with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
+        while not stop.is_set():
+            live.update(render(state, only=only), refresh=True)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), REFRESH_S)
