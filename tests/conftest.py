@@ -66,6 +66,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures that need what is missing
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or with ``CI=true`` fail, a test whose mark the machine cannot serve."""
     for mark, missing in NEEDS.items():
