@@ -33,6 +33,7 @@ from services._runtime.logging import log_once
 from services._runtime.nats_connection import Connection, ConnectionEvents, as_bus_errors, describe, open_connection
 from services._runtime.nats_kv import NatsKeyValue, NatsWatch
 from services._runtime.nats_subscriptions import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe
+from services._runtime.telemetry import span
 
 _JETSTREAM_TIMEOUT_S: Final = 5.0
 _DECLARE_RETRY_S: Final = 1.0
@@ -138,7 +139,8 @@ class NatsBus:
         _refuse_pattern(subject)
         data = self.dispatch.encode(message)
         try:
-            reply = await self.connection.request(subject.text, data, timeout=timeout_s)
+            with span("bus.request", messaging__system="nats", messaging__destination__name=subject.text):
+                reply = await self.connection.request(subject.text, data, timeout=timeout_s)
         except nats.errors.NoRespondersError as error:
             raise NoResponderError(f"nobody answers {subject}") from error
         except TimeoutError as error:

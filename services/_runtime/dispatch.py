@@ -11,6 +11,7 @@ from schemas.message import Message
 from schemas.queries import QueryError
 from services._runtime.bus import BusError, Delivery, Entry, FactHandler, Handler, RequestRefusedError, Responder
 from services._runtime.logging import LogLimiter, get_logger, log_once
+from services._runtime.telemetry import span
 
 MAX_REQUESTS_IN_FLIGHT: Final = 1_024
 """Per served subject; more are answered with a QueryError 503."""
@@ -83,11 +84,12 @@ class Dispatch:
         delivery = self.decode(subject, data)
         if delivery is None:
             return None
-        try:
-            await handler(delivery)
-        except Exception as error:  # noqa: BLE001 - see deliver
-            self.count_handler_error(subject, error)
-            return False
+        with span("bus.handle_fact", messaging__system="nats", messaging__destination__name=subject):
+            try:
+                await handler(delivery)
+            except Exception as error:  # noqa: BLE001 - see deliver
+                self.count_handler_error(subject, error)
+                return False
         return True
 
     def count_handler_error(self, subject: str, error: BaseException) -> None:
@@ -110,7 +112,8 @@ class Dispatch:
     ) -> tuple[bytes, QueryError | None]:
         """The encoded reply, and the error that it holds, if any. JSON (or nothing) asks for JSON."""
         self.counts["received"] += 1
-        reply = await self._reply(responder, subject, data, model)
+        with span("bus.respond", messaging__system="nats", messaging__destination__name=subject):
+            reply = await self._reply(responder, subject, data, model)
         as_bytes = encode_json if is_json(data) else encode
         try:
             encoded = as_bytes(reply)

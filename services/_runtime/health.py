@@ -24,7 +24,6 @@ from services._runtime.telemetry import Sample, Telemetry
 BEAT_S: Final = 0.5
 LATEST_BEAT_S: Final = 5.0
 """A heartbeat older than this means that the event loop is stuck."""
-_LOOP_ANSWER_S: Final = 2.0
 _CLIENT_TIMEOUT_S: Final = 5.0
 _MAX_CLIENTS: Final = 16
 
@@ -37,6 +36,8 @@ class Health:
     """Reasons why no work should come here; called on the event loop."""
     telemetry: Telemetry
     monotonic: Callable[[], float] = time.monotonic
+    answer_s: float = 2.0
+    """How long an HTTP request waits for the event loop."""
     last_beat_s: float = field(default=float("-inf"))
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -77,7 +78,7 @@ class Health:
 
         try:
             self.loop.call_soon_threadsafe(call)
-            return answer.result(_LOOP_ANSWER_S)
+            return answer.result(self.answer_s)
         except (concurrent.futures.TimeoutError, RuntimeError) as error:
             answer.cancel()
             raise TimeoutError from error
@@ -151,6 +152,7 @@ class HealthServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], health: Health) -> None:
         self.health = health

@@ -1,0 +1,202 @@
+"""A real process of a tiny service against a real nats-server: start, readiness, drain, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.subjects import LIMIT_UPDATES
+from services._runtime.bus_nats import NatsBus
+from services._runtime.bus_options import BusOptions
+from services._runtime.nats_server import EmbeddedNats
+from tests.support.bus_lab import node_info
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedNats]:
+    made = EmbeddedNats()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+class Process:
+    """A running tiny service."""
+
+    def __init__(self, process: asyncio.subprocess.Process, health_port: int) -> None:
+        self.process = process
+        self.health_port = health_port
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 while nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}{path}", timeout=5) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    async def until_status(self, path: str, status: int, containing: str = "") -> str:
+        """Poll until a path answers with a status and a body that contains a text."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + 15.0
+        while True:
+            found, body = await asyncio.to_thread(self.get, path)
+            if found == status and containing in body:
+                return body
+            if loop.time() > deadline or self.process.returncode is not None:
+                raise AssertionError(f"{path} is {found} {body}, not {status}; exit code {self.process.returncode}")
+            await asyncio.sleep(0.05)
+
+    async def finish(self, within_s: float = 15.0) -> tuple[int | None, list[dict[str, Any]]]:
+        """Exit code and the log."""
+        _, err = await asyncio.wait_for(self.process.communicate(), within_s)
+        return self.process.returncode, [json.loads(line) for line in err.decode().splitlines()]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """No NATS variable or context of the person who runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_"))}
+    return kept | {"XDG_CONFIG_HOME": "/nonexistent"}
+
+
+@pytest.fixture
+async def launch(environment: dict[str, str]) -> AsyncIterator[Any]:
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(**variables: str) -> Process:
+        port = free_port()
+        settings = {"TURNBUCKLE_HEALTH_PORT": str(port), "TURNBUCKLE_SHUTDOWN_GRACE_S": "3"} | variables
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.support.tiny_service",
+            cwd=ROOT, env=environment | settings, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        started.append(process)
+        return Process(process, port)
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def events(log: list[dict[str, Any]]) -> list[str]:
+    return [line["event"] for line in log]
+
+
+async def test_waits_for_nats_then_serves_and_drains(launch: Any, server: EmbeddedNats) -> None:
+    """Alive without a server, ready when it comes, not ready when it goes, and a clean end on SIGTERM."""
+    server.kill()
+    service = await launch(NATS_URL=server.url)
+    await service.until_status("/readyz", 503, containing="no connection to NATS")
+    assert (await asyncio.to_thread(service.get, "/livez"))[0] == 200
+
+    await server.start()
+    await service.until_status("/readyz", 200)
+    bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10))
+    await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=5)
+    _, metrics = await asyncio.to_thread(service.get, "/metrics")
+    assert 'turnbuckle_build_info{service="tiny",version="0.1.0"} 1.0' in metrics
+    assert "turnbuckle_bus_received_messages_total 1.0" in metrics
+
+    server.kill()
+    await service.until_status("/readyz", 503)
+    await server.start()
+    await service.until_status("/readyz", 200)
+    service.process.send_signal(signal.SIGTERM)
+    code, log = await service.finish()
+
+    assert code == 0
+    assert events(log)[-1] == "stopped"
+    assert {"starting", "started", "disconnected", "reconnected", "stopping"} <= set(events(log))
+    assert all(line["service"] == "tiny" for line in log)
+    await bus.close(2)
+
+
+async def test_ends_while_waiting_for_nats(launch: Any) -> None:
+    """SIGTERM before there ever was a server is a clean end too."""
+    service = await launch(TURNBUCKLE_NATS_URL=f"nats://127.0.0.1:{free_port()}")
+    await service.until_status("/livez", 200)
+    service.process.send_signal(signal.SIGINT)
+
+    assert (await service.finish())[0] == 0
+
+
+async def test_bad_variable_is_named(launch: Any) -> None:
+    """Exit code 78, and the text says which variable and what was meant."""
+    service = await launch(TURNBUCKLE_TINY__NOD="x", TURNBUCKLE_LOG_LEVEL="loud")
+    _, err = await asyncio.wait_for(service.process.communicate(), 15)
+
+    text = err.decode()
+    assert service.process.returncode == 78
+    assert "TURNBUCKLE_TINY__NOD: unknown variable; did you mean TURNBUCKLE_TINY__NODE?" in text
+    assert "TURNBUCKLE_LOG_LEVEL=loud" in text
+
+
+@pytest.mark.parametrize(("fault", "event"), [("crash", "task_crashed"), ("start", "start_failed")])
+async def test_our_own_fault(launch: Any, server: EmbeddedNats, fault: str, event: str) -> None:
+    """A crashed task and a failed start end the process with 70, logged with a traceback."""
+    service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT=fault)
+    code, log = await service.finish()
+
+    assert code == 70
+    assert next(line for line in log if line["event"] == event)["exception"]
+
+
+async def test_stop_that_hangs(launch: Any, server: EmbeddedNats) -> None:
+    """Costs its share of the grace, then the process ends with 70."""
+    service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="hang", TURNBUCKLE_SHUTDOWN_GRACE_S="0.5")
+    await service.until_status("/readyz", 200)
+    service.process.send_signal(signal.SIGTERM)
+    code, log = await service.finish()
+
+    assert code == 70
+    assert "stop_overran" in events(log)
+
+
+async def test_second_signal_ends_at_once(launch: Any, server: EmbeddedNats) -> None:
+    """Whatever the grace."""
+    service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="hang", TURNBUCKLE_SHUTDOWN_GRACE_S="600")
+    await service.until_status("/readyz", 200)
+    service.process.send_signal(signal.SIGTERM)
+    await service.until_status("/readyz", 503)
+    service.process.send_signal(signal.SIGTERM)
+    code, log = await service.finish(within_s=5)
+
+    assert code == 70
+    assert events(log)[-1] == "ended_at_once"
+
+
+async def test_own_reason_and_taken_port(launch: Any, server: EmbeddedNats) -> None:
+    """The service's own reason is told; a health port that is taken ends it with 69."""
+    service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="unready")
+    await service.until_status("/livez", 200)
+    await service.until_status("/readyz", 503, containing="told not to be")
+    other = await launch(NATS_URL=server.url, TURNBUCKLE_HEALTH_PORT=str(service.health_port))
+    code, log = await other.finish()
+
+    assert code == 69
+    assert events(log)[-1] == "cannot_listen"
