@@ -4,6 +4,7 @@
   broke is thrown away: stale messages are never replayed.
 * Requests that wait when the connection breaks fail at once instead of at their deadline.
 * A PONG that arrives after its `flush` gave up would raise in the read loop and silence the connection.
+* A PING takes its turn behind what was sent before it: nats-py lets it overtake, so its `flush` is no barrier.
 * A transport with unsent bytes to a dead peer is aborted: waiting for it to close could take a quarter of an hour.
 * An unexpected error while reconnecting (a garbled INFO line) does not end the attempts.
 """
@@ -30,6 +31,8 @@ from services._runtime.logging import log_once
 
 _CONNECT_TIMEOUT_S: Final = 2
 _LAST_RETRY_S: Final = 2.0
+_CANCEL_AGAIN_S: Final = 0.1
+_PING: Final = b"PING\r\n"
 _OLDEST_SERVER: Final = (2, 10)
 _UNAVAILABLE: Final = (
     nats.errors.OutboundBufferLimitError,
@@ -104,6 +107,11 @@ class Connection(Client):
         if writer is not None:
             writer.transport.abort()
 
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        await self._send_command(_PING)
+        await self._flush_pending()
+
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
@@ -156,8 +164,10 @@ async def open_connection(options: BusOptions, dispatch: Dispatch, events: Conne
 
 
 async def _abandon(connection: Connection, task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
+    # One cancel may be lost: asyncio.wait_for of Python 3.11 swallows it when what it waits for ends at that moment.
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)
     connection.abort_transport()
     if connection._flush_queue is not None:  # noqa: SLF001 - close() asserts it, and a bad URL fails before it exists
         await connection.close()
