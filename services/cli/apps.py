@@ -78,7 +78,7 @@ def _row(spec: AppSpec, state: AppState | None) -> dict[str, Any]:
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    headings = ("APP", "CONTAINERS", "CPU LIMIT", "HELD", "FREE", "MEMORY LIMIT", "HELD", "FREE", "MODE", "POLICY")
+    headings = ("APP", "N", "CORES", "HELD", "FREE", "MEMORY", "HELD", "FREE", "MODE", "POLICY")
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="right" if 0 < position < 8 else "left", no_wrap=True)
     for row in rows:

@@ -54,9 +54,10 @@ def find_server(server: str | None, context: str | None) -> BusOptions:
     if context:
         given["nats_context"] = context
     try:
-        return CliSettings.load(**given).bus_options()
+        options = CliSettings.load(**given).bus_options()
     except SettingsError as error:
         raise BadFileError(str(error)) from error
+    return dataclasses.replace(options, origin="--server") if server else options
 
 
 class _Silence(io.StringIO):

@@ -27,16 +27,16 @@ class CommandError(Exception):
 class UnavailableError(CommandError):
     """Something that the command talks to does not answer."""
 
-    exit_code = ExitCode.UNAVAILABLE
+    exit_code: int = ExitCode.UNAVAILABLE
 
 
 class BadFileError(CommandError):
     """A file or a setting is wrong."""
 
-    exit_code = ExitCode.BAD_CONFIG
+    exit_code: int = ExitCode.BAD_CONFIG
 
 
 class ServiceDiedError(CommandError):
     """A service that `turnbuckle up` had started has ended by itself."""
 
-    exit_code = ExitCode.INTERNAL
+    exit_code: int = ExitCode.INTERNAL

@@ -14,17 +14,22 @@ from services.cli.live_state import AppLive, ContainerLive, LiveState
 from services.cli.output import format_bytes, format_cores
 
 BAR_CELLS: Final = 18
-SPARK_CELLS: Final = 30
+NARROW_BAR_CELLS: Final = 6
+SPARK_CELLS: Final = 24
+WIDE_COLUMNS: Final = 120
+"""From here on there is room for the reason of the last change."""
+NARROW_COLUMNS: Final = 100
+"""Below there is only room for a short bar."""
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _BUSY_SHARE: Final = 0.9
 
 
-def render(state: LiveState, *, only: str | None = None) -> RenderableType:
-    """All applications, or one of them."""
+def render(state: LiveState, *, only: str | None = None, columns: int = 160) -> RenderableType:
+    """All applications, or one of them, for a terminal of so many columns: narrow ones show less."""
     apps = [app for name, app in sorted(state.apps.items()) if only in {None, name}]
     if not apps:
         return Text("No application yet. `turnbuckle apply app.yaml` announces one; `turnbuckle doctor` helps.", "dim")
-    return Group(*(_render_app(app) for app in apps))
+    return Group(*(_render_app(app, columns) for app in apps))
 
 
 def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
@@ -78,17 +83,19 @@ def _summary(app: AppLive) -> str:
     )
 
 
-def _render_app(app: AppLive) -> RenderableType:
+def _render_app(app: AppLive, columns: int) -> RenderableType:
     table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
-    table.add_column("container", ratio=2, no_wrap=True)
-    table.add_column("CPU used / limit", width=BAR_CELLS, no_wrap=True)
-    table.add_column("cores", width=12, justify="right", no_wrap=True)
+    table.add_column("container", ratio=2, min_width=8, no_wrap=True)
+    bar_cells = NARROW_BAR_CELLS if columns < NARROW_COLUMNS else BAR_CELLS
+    table.add_column("used / limit", width=bar_cells, no_wrap=True)
+    table.add_column("cores", width=9, justify="right", no_wrap=True)
     table.add_column("used, limit over time", width=SPARK_CELLS, no_wrap=True)
-    table.add_column("thr.", width=5, justify="right", no_wrap=True)
-    table.add_column("memory", width=18, justify="right", no_wrap=True)
-    table.add_column("last change", ratio=3, no_wrap=True, overflow="ellipsis")
+    table.add_column("thr.", width=4, justify="right", no_wrap=True)
+    table.add_column("memory", width=17, justify="right", no_wrap=True)
+    if columns >= WIDE_COLUMNS:
+        table.add_column("last change", ratio=4, no_wrap=True, overflow="ellipsis")
     for container in app.containers:
-        table.add_row(*_cells(container, app.period_us))
+        table.add_row(*_cells(container, app.period_us, bar_cells)[: len(table.columns)])
     if not app.containers:
         table.add_row(Text("no containers yet", "dim"))
     return Panel(Group(_pool_line(app), table), title=Text(app.app, "bold"), title_align="left", border_style="cyan")
@@ -100,7 +107,7 @@ def _pool_line(app: AppLive) -> Text:
     return line
 
 
-def _cells(container: ContainerLive, period_us: int) -> tuple[RenderableType, ...]:
+def _cells(container: ContainerLive, period_us: int, bar_cells: int) -> tuple[RenderableType, ...]:
     top = max([1, *container.used_history_us, *container.quota_history_us])
     sparks = Text(sparkline(list(container.used_history_us), top), "green")
     sparks.append("\n" + sparkline([max(0, quota) for quota in container.quota_history_us], top), "yellow")
@@ -109,7 +116,7 @@ def _cells(container: ContainerLive, period_us: int) -> tuple[RenderableType, ..
     kills = f"  {container.oom_kills} OOM kills" if container.oom_kills else ""
     return (
         Text(container.name),
-        usage_bar(container.used_us, container.quota_us),
+        usage_bar(container.used_us, container.quota_us, bar_cells),
         f"{format_cores(container.used_us, period_us)}/{format_cores(container.quota_us, period_us)}",
         sparks,
         Text(f"{throttled:.0%}", "red" if throttled >= 0.1 else "dim"),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
 
+PIPE_COLUMNS: Final = 160
+
 
 def stdout_console() -> Console:
-    """A console for results. Made when needed, so that a test's captured stdout is used."""
-    return Console(soft_wrap=True, highlight=False)
+    """A console for results. Made when needed, so that a test's captured stdout is used. A pipe gets wide tables."""
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def stderr_console() -> Console:

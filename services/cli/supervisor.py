@@ -15,19 +15,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services.cli.failure import ServiceDiedError
+from services.cli.failure import ExitCode, ServiceDiedError
 
 READY_WITHIN_S: Final = 30.0
 STOP_WITHIN_S: Final = 15.0
 POLL_S: Final = 0.05
 LOG_TAIL_LINES: Final = 20
 _PDEATHSIG: Final = 1
+_OTHER_SERVERS: Final = ("NATS_", "TURNBUCKLE_NATS_")
+_TELLING: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
+"""Exit codes of a service that say what the user can mend: `up` ends with the same."""
 
 
 @dataclass(slots=True)
@@ -59,12 +62,18 @@ class ChildService:
             connection.close()
 
 
+def service_command(name: str) -> list[str]:
+    """How a service of ours is run."""
+    return [sys.executable, "-m", f"services.{name}"]
+
+
 @dataclass(slots=True)
 class Supervisor:
     """The services of one `turnbuckle up`."""
 
     run_directory: Path
     nats_url: str
+    command: Callable[[str], list[str]] = service_command
     children: list[ChildService] = field(default_factory=list)
 
     async def start(self, name: str, environment: Mapping[str, str]) -> ChildService:
@@ -117,10 +126,11 @@ class Supervisor:
             await asyncio.to_thread(child.process.wait)
 
     def _spawn(self, name: str, log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("NATS_")}
+        # Ours is the only server that these services shall know, whatever the user's shell points at.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OTHER_SERVERS)}
         with log_file.open("wb") as log:
             return subprocess.Popen(  # noqa: S603 - our own services
-                [sys.executable, "-m", f"services.{name}"],
+                self.command(name),
                 env={**inherited, "TURNBUCKLE_NATS_URL": self.nats_url, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -134,7 +144,10 @@ class Supervisor:
     def _died(child: ChildService) -> ServiceDiedError:
         code = child.process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ServiceDiedError(f"{child.name} has ended ({how}); the end of {child.log_file}:\n{child.log_tail()}")
+        error = ServiceDiedError(f"{child.name} has ended ({how}); the end of {child.log_file}:\n{child.log_tail()}")
+        if code in _TELLING:
+            error.exit_code = code
+        return error
 
 
 def free_port() -> int:

@@ -58,7 +58,8 @@ def top_command(
         snapshot = state.snapshot()
         print_json(snapshot | {"apps": [item for item in snapshot["apps"] if app in {None, item["app"]}]})
     elif once:
-        stdout_console().print(render(state, only=app))
+        console = stdout_console()
+        console.print(render(state, only=app, columns=console.width))
 
 
 async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool) -> None:
@@ -115,6 +116,6 @@ async def show_live(state: LiveState, stop: asyncio.Event, *, only: str | None =
         return
     with Live(console=console, auto_refresh=False, screen=True, vertical_overflow="crop") as live:
         while not stop.is_set():
-            live.update(render(state, only=only), refresh=True)
+            live.update(render(state, only=only, columns=console.width), refresh=True)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), REFRESH_S)

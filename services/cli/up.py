@@ -53,11 +53,12 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     Other commands find it at 127.0.0.1:4222. As root it manages real containers; otherwise it simulates a host and
     says so. Logs are in turnbuckle-run/. If a service dies, its log is shown and the exit code is 70.
     """
+    from services.cli.connection import find_server  # noqa: PLC0415 - quick --help
     from services.cli.top import show_live  # noqa: PLC0415 - quick --help
     from services.cli.up_run import Run, UpOptions, run_up  # noqa: PLC0415
 
     options = UpOptions(demo, seconds, simulate, port, store, policy, maker)
-    run = Run(options)
+    run = Run(options, root=find_server(None, None).root)
     watchable = not as_json and not no_live and sys.stdout.isatty()
     asyncio.run(run_up(run, show_live if watchable else None))
     report = run.report()

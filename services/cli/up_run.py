@@ -65,6 +65,8 @@ class Run:
     """What one run has seen; filled while it goes."""
 
     options: UpOptions
+    root: str = "tb"
+    """First token of every subject."""
     nats_url: str = ""
     simulated: bool = False
     live: LiveState = field(default_factory=LiveState)
@@ -135,7 +137,7 @@ async def run_up(run: Run, view: LiveView | None) -> None:
         supervisor = Supervisor(options.run_directory, nats.url)
         stack.push_async_callback(supervisor.stop_all)
         _handle_signals(run.stop, supervisor)
-        bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,), origin="turnbuckle up")))
+        bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,), root=run.root)))
         await _record(bus, run)
         if options.demo:
             run.plan = plan_demo(options.policy)
@@ -205,11 +207,11 @@ def _agent_environment(run: Run) -> dict[str, str]:
     return environment
 
 
-def _simulated_host(plan: DemoPlan) -> dict[str, Any]:
+def _simulated_host(plan: DemoPlan) -> list[dict[str, Any]]:
     """The agent's scenario file: applications with their load and first limits."""
     scenario = plan.scenario.model_dump(mode="json")
     limits = {"quota_us": plan.limits.quota_us, "limit_bytes": plan.limits.memory_bytes}
-    return {"apps": [{"app": spec.name, "scenario": scenario, **limits} for spec in plan.specs]}
+    return [{"app": spec.name, "scenario": scenario, **limits} for spec in plan.specs]
 
 
 async def _record(bus: Bus, run: Run) -> None:
