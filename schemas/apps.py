@@ -48,6 +48,9 @@ class AppSpec(Message):
     period_us: Annotated[Literal[100_000], Field(description="CFS period; the thesis found 100 ms best (2.6.9.1)")] = (
         100_000
     )
+    announced_containers: Annotated[
+        int, Field(ge=0, description="containers that the deployer starts: their initial shares are kept free for them")
+    ] = 0
     container_min_cpu: Annotated[float, Field(ge=0.01, description="cores that every container keeps")] = 0.01
     container_max_cpu: Annotated[float | None, Field(gt=0, description="cores; none: the host's")] = None
     container_min_memory: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = ByteSize(

@@ -19,10 +19,11 @@ from pydantic.json_schema import models_json_schema
 from schemas.apps import AppSpec
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
 from schemas.containers import NodeInfo
+from schemas.leases import Lease
 from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery, Endpoint
-from schemas.streams import APPS, BUCKETS, NODES, STREAMS, BucketSpec, StreamSpec
+from schemas.streams import APPS, BUCKETS, LEASES, NODES, STREAMS, BucketSpec, StreamSpec
 from schemas.subjects import SubjectTemplate
 
 Document = dict[str, Any]
@@ -32,7 +33,7 @@ CONTRACT_VERSION: Final = "0.1.0"
 DEFAULT_ROOT: Final = "tb"
 SCHEMA_REF: Final = "#/components/schemas/{model}"
 _INBOX: Final = "The requester's inbox, taken from the request's reply subject."
-_BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {APPS.name: AppSpec, NODES.name: NodeInfo}
+_BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo}
 
 _DESCRIPTION: Final = """\
 Subjects are <root>.<kind>.<domain>[.<id>...]. Kinds: obs (lossy observation, core NATS), evt (fact, JetStream),
@@ -238,12 +239,12 @@ def _stream(spec: StreamSpec) -> Document:
 
 
 def _bucket(spec: BucketSpec) -> Document:
-    model = _BUCKET_MESSAGES.get(spec.name)
+    model = _BUCKET_MESSAGES[spec.name]
     return {
         "name": spec.bucket_name(DEFAULT_ROOT),
         "description": spec.description,
         "ttl_s": spec.ttl_s,
-        "message": None if model is None else {"$ref": f"#/components/messages/{model.__name__}"},
+        "message": {"$ref": f"#/components/messages/{model.__name__}"},
     }
 
 

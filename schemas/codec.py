@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent, NodeInfo
+from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ColumnarMessage, Message
 from schemas.queries import ExplainReply, ExplainRequest, QueryError, StateReply, StateRequest
@@ -28,6 +29,7 @@ MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
         ContainerEvent,
         ExplainReply,
         ExplainRequest,
+        Lease,
         LimitDecisions,
         LimitReply,
         LimitUpdate,

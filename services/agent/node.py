@@ -70,7 +70,8 @@ class Node:
         self._members: dict[str, _Member] = {}
         self._order: list[str] = []
         self._report_seq = 0
-        self._tick = 0
+        self.ticks = 0
+        """Samples taken of all containers."""
         self._pending: list[PendingReply] = []
         self._joined: dict[str, str] = {}
 
@@ -128,7 +129,7 @@ class Node:
             now_ns: monotonic time.
             wall_ns: time since the epoch, for the messages.
         """
-        self._tick += 1
+        self.ticks += 1
         readings = [self._members[key].handle.read() for key in self._order]
         vanished: list[FoundContainer] = []
         if None in readings:
@@ -194,7 +195,7 @@ class Node:
 
     def _recheck_limits(self) -> None:
         """Read back a share of the limits: other hands write the same files."""
-        for key in self._order[self._tick % RECHECK_TICKS :: RECHECK_TICKS]:
+        for key in self._order[self.ticks % RECHECK_TICKS :: RECHECK_TICKS]:
             member = self._members[key]
             limits = member.handle.read_limits()
             if limits is not None:

@@ -14,7 +14,7 @@ class FakeContainer:
 
     quota_us: int = -1
     limit_bytes: int = -1
-    counters: Counters = Counters(0, 0, 0, 0, 0)
+    counters: Counters = field(default_factory=lambda: Counters(0, 0, 0, 0, 0))
     oom_kills: int = 0
     gone: bool = False
     refuse: bool = False

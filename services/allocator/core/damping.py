@@ -5,8 +5,8 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
 - A cut is made when it exceeds CUT_SHARE of the quota and CUT_US together.
 - A raise is made when it exceeds RAISE_SHARE of the quota, after it was scaled into the room that the application
   has with the cuts that are made.
-- When the raises do not fit, and one of them is larger than the dead-band of a cut, the application's small cuts are
-  made as well: a starving container is funded by many small cuts. When all missing raises are small, nothing moves.
+- When the raises do not fit, and one of them exceeds URGENT_SHARE of its quota and CUT_US, the application's small cuts
+  are made as well: a starving container is funded by many small cuts. When all missing raises are small, nothing moves.
   That is the hysteresis on "who is limited" in a tight application: near a fixed point all wishes are small and there
   is no room, hence nothing is written; a real shift of demand is larger than the band and goes through at once.
 - An application above its limit gets every cut.
@@ -27,6 +27,9 @@ CUT_US: Final = 500
 """Microseconds per period; measured/policy.md section 4."""
 RAISE_SHARE: Final = 0.02
 """Of the quota; measured/policy.md section 4 (0.4 b)."""
+URGENT_SHARE: Final = 0.03
+"""Of the quota, plus CUT_US: a raise beyond it is worth everybody's small cuts. Tried on 60 constant loads with a limit
+of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 writes five times as often under noise of +-2 %."""
 
 
 def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
@@ -52,7 +55,7 @@ def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
     room = view.limit_us - per_app(view.app, ordered - cut, apps)
     short = per_app(view.app, rise, apps) > room
     if short.any():
-        release = short & (any_per_app(view.app, rise > band, apps) | (room < 0))
+        release = short & (any_per_app(view.app, rise > ordered * URGENT_SHARE + CUT_US, apps) | (room < 0))
         cut = np.where(release[view.app], drop, cut)
         room = view.limit_us - per_app(view.app, ordered - cut, apps)
         rise = ration(view.app, rise, room)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from schemas.apps import PERIOD_US
-from schemas.limits import Reason
+from schemas.limits import LimitDecisions, Reason
+from schemas.queries import AppState, Explanation
 
 _CPU: Final[dict[Reason, str]] = {
     Reason.NONE: "no reason recorded",
@@ -53,6 +55,49 @@ def explain_memory(
     pool = "" if pool_bytes is None else f", pool {_mib(pool_bytes)} MiB"
     shown = "unlimited" if before < 0 else _mib(before)
     return f"{_verb(before, after)} {shown} -> {_mib(after)} MiB: {because}{pool}"
+
+
+def explanations(decisions: LimitDecisions) -> Iterator[Explanation]:
+    """Every change of a step in words; the pools are those after it."""
+    cpu_free_us = decisions.cpu_limit_us - decisions.cpu_allocated_us
+    memory_free_bytes = decisions.memory_limit_bytes - decisions.memory_allocated_bytes
+    for row in decisions.rows():
+        for resource, prefix, unit, explain, free in (
+            ("cpu", "quota", "us", explain_cpu, cpu_free_us),
+            ("memory", "limit", "bytes", explain_memory, memory_free_bytes),
+        ):
+            before, after = row[f"{prefix}_from_{unit}"], row[f"{prefix}_to_{unit}"]
+            if after:
+                numbers = (row[f"{prefix}_measured"], row[f"{prefix}_threshold"])
+                reason = row[f"{prefix}_reason"]
+                yield Explanation(
+                    time_ns=decisions.time_ns,
+                    container=row["container"],
+                    resource=resource,
+                    before=before,
+                    after=after,
+                    reason=_reason_name(reason),
+                    sentence=explain((before, after), reason, numbers, free),
+                )
+
+
+def summary(state: AppState) -> str:
+    """One application in a sentence."""
+    spec, waiting = state.spec, sum(not container.admitted for container in state.containers)
+    verb = "would hold" if spec.mode == "observe" else "hold"
+    return (
+        f"{len(state.containers)} containers {verb} {_cores(state.cpu_held_us)} of {spec.cpu_limit:.2f} cores "
+        f"and {_mib(state.memory_held_bytes)} of {_mib(int(spec.memory_limit))} MiB "
+        f"(policy {spec.policy}, mode {spec.mode})"
+        + (f"; {waiting} not admitted" if waiting else "")
+    )
+
+
+def _reason_name(reason: int) -> str:
+    try:
+        return Reason(reason).name.lower()
+    except ValueError:
+        return str(reason)
 
 
 def _because(texts: dict[Reason, str], reason: int, measured: str, threshold: str) -> str:

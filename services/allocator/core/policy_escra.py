@@ -35,7 +35,7 @@ from schemas.limits import Reason
 from services.allocator.core.damping import damp
 from services.allocator.core.sharing import ration
 from services.allocator.core.slots import SlotArrays
-from services.allocator.core.view import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app
+from services.allocator.core.view import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
 
 MAX_WINDOW: Final = 64
 """Periods; the bound of `AppSpec.window`."""
@@ -43,20 +43,21 @@ MIN_RAISE_SHARE: Final = 0.10
 """Of the quota: a raise is never smaller, or a small container under a small pool would not get anywhere."""
 RELEASE_MARGIN: Final = 0.05
 """Of the use: release never goes closer to it."""
+_INT32_MAX: Final = 2**31 - 1
 
 
 class EscraState(SlotArrays):
     """Per slot: rings of the last samples, with their own position, since containers report independently."""
 
     _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
-        "used_us": (np.int64, MAX_WINDOW),
-        "unused_us": (np.int64, MAX_WINDOW),
+        "used_us": (np.int32, MAX_WINDOW),
+        "unused_us": (np.int32, MAX_WINDOW),
         "throttled": (np.bool_, MAX_WINDOW),
         "count": (np.int64, 0),
         "window": (np.int64, 0),
     }
-    used_us: Ints
-    unused_us: Ints
+    used_us: NDArray[np.int32]
+    unused_us: NDArray[np.int32]
     throttled: Bools
     count: Ints
     """Samples since the slot was taken or its window changed."""
@@ -100,11 +101,14 @@ def _observe(state: EscraState, view: CpuView, rows: Ints) -> None:
     state.window[slots] = window
 
 
-def _window_mean(state: EscraState, slots: Ints, values: NDArray[np.generic]) -> Floats:
+def _window_mean(state: EscraState, slots: Ints, values: NDArray[np.int32] | Bools) -> Floats:
     """Mean over the filled part of each slot's window. `values` has shape (len(slots), columns)."""
+    columns = values.shape[1]
     filled = np.minimum(state.count[slots], state.window[slots])
-    valid = np.arange(values.shape[1]) < filled[:, None]
-    return np.asarray(np.where(valid, values, 0).sum(axis=1) / np.maximum(filled, 1), np.float64)
+    if filled.min(initial=columns) < columns:
+        values = np.where(np.arange(columns) < filled[:, None], values, 0)
+    mean: Floats = values @ np.ones(columns) / np.maximum(filled, 1)
+    return mean
 
 
 def _columns_in_use(state: EscraState, slots: Ints) -> int:
@@ -120,7 +124,7 @@ def _release(state: EscraState, view: CpuView, rows: Ints, slack: Ints) -> Ints:
         return released
     slots, ordered = rows[i], view.ordered_us[i]
     columns = _columns_in_use(state, slots)
-    left = np.maximum(ordered[:, None] - state.used_us[slots, :columns], 0)
+    left = np.maximum(np.minimum(ordered, _INT32_MAX).astype(np.int32)[:, None] - state.used_us[slots, :columns], 0)
     mean = _window_mean(state, slots, np.minimum(state.unused_us[slots, :columns], left))
     taken = np.floor(view.params.kappa[view.app[i]] * np.minimum(mean, slack[i])).astype(np.int64)
     floor_us = np.ceil(view.used_us[i] * (1 + RELEASE_MARGIN)).astype(np.int64)
@@ -154,14 +158,10 @@ def _increase(state: EscraState, view: CpuView, rows: Ints, quota_us: Ints, pool
 def _explain(view: CpuView, target_us: Ints, slack: Ints) -> CpuTargets:
     """Attach to every change its reason with the two numbers of `schemas.limits.REASON_TEXT`."""
     held = per_app(view.app, view.ordered_us, len(view.limit_us))
-    reason = np.zeros(len(target_us), np.uint8)
-    measured, threshold = np.zeros(len(target_us)), np.zeros(len(target_us))
-    change = target_us - view.ordered_us
-    over = (change < 0) & (held > view.limit_us)[view.app]
-    for mask, why, value, bound in (
-        (change > 0, Reason.THROTTLED, view.used_us, view.quota_us),
-        (over, Reason.OVER_LIMIT, held[view.app], view.limit_us[view.app]),
-        ((change < 0) & ~over, Reason.UNUSED, slack, np.maximum(target_us - view.used_us, 0)),
-    ):
-        reason[mask], measured[mask], threshold[mask] = why, value[mask], bound[mask]
-    return CpuTargets(target_us, reason, measured, threshold)
+    over = (held > view.limit_us)[view.app] & (target_us < view.ordered_us)
+    reasons = unchanged(target_us)
+    reasons.give(target_us > view.ordered_us, Reason.THROTTLED, view.used_us, view.quota_us)
+    reasons.give(over, Reason.OVER_LIMIT, held[view.app], view.limit_us[view.app])
+    kept = np.maximum(target_us - view.used_us, 0)
+    reasons.give((target_us < view.ordered_us) & ~over, Reason.UNUSED, slack, kept)
+    return reasons

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.apps import AppSpec
+from schemas.limits import Reason
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -65,6 +66,7 @@ class CpuView:
     """Last ordered: what the kernel will hold when everything has arrived."""
     min_us: Ints
     cap_us: Ints
+    """At most 2**31: the container's maximum or the host's CPUs, whichever is less."""
     limit_us: Ints
     """Per application, shape A."""
     params: CpuParameters
@@ -79,6 +81,17 @@ class CpuTargets:
     """`schemas.limits.Reason`; NONE exactly where the target equals `ordered_us`."""
     measured: Floats
     threshold: Floats
+
+    def give(self, rows: Bools, reason: Reason, measured: Ints | Floats, threshold: Ints) -> None:
+        """Set the reason of the flagged rows, in place; all arguments of shape N."""
+        i = np.flatnonzero(rows)
+        self.reason[i], self.measured[i], self.threshold[i] = reason, measured[i], threshold[i]
+
+
+def unchanged(target_us: Ints) -> CpuTargets:
+    """Targets to which no reason has been given yet."""
+    count = len(target_us)
+    return CpuTargets(target_us, np.zeros(count, np.uint8), np.zeros(count), np.zeros(count))
 
 
 def per_app(app: AppIndex, values: Ints | Bools, count: int) -> Ints:

@@ -1,4 +1,4 @@
-"""The agent's node: batches tell the truth, raises act at once, cuts wait for the boundary, replies come when settled."""
+"""The agent's node: batches tell the truth, raises act at once, cuts wait for the boundary."""
 
 import pytest
 

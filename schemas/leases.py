@@ -1,0 +1,18 @@
+"""Who owns what."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from schemas.message import Message
+
+
+class Lease(Message):
+    """Ownership with its epoch: a fencing token that rises with each owner."""
+
+    type_name: ClassVar[str] = "turnbuckle.lease.v1.Lease"
+
+    owner: str
+    """Service and instance, for people."""
+    epoch: int
+    time_ns: int

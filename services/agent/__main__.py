@@ -1,0 +1,6 @@
+"""``python -m services.agent``."""
+
+from services._runtime.app import main
+from services.agent.service import Agent
+
+main(Agent)

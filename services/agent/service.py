@@ -1,0 +1,275 @@
+"""The agent's wiring: discovery and ticks in, batches and events out, limit orders carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import ClassVar
+
+from schemas.apps import PERIOD_US
+from schemas.cfs import CfsBatch
+from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
+from schemas.limits import LimitReply, LimitUpdate
+from schemas.message import Message
+from schemas.queries import QueryError
+from schemas.streams import NODES
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
+from services._runtime.app import Runtime
+from services._runtime.bus import BusError, Delivery, Subscription
+from services._runtime.settings import CommonSettings
+from services.agent.adapters.select import build_host
+from services.agent.node import Node
+from services.agent.ports import Discovered, Discovery, FoundContainer, GoneContainer, RejectedContainer
+from services.agent.settings import AgentSettings
+
+HEARTBEAT_S = 5.0
+EMPTY_BATCHES = 10
+"""How often an application's last container is reported as gone: batches may be lost."""
+_UNNAMED = "unnamed"
+
+
+class Agent:
+    """Samples every period, publishes one batch per application, carries out limit orders."""
+
+    name: ClassVar[str] = "agent"
+    version: ClassVar[str] = version("turnbuckle")
+    settings_class: ClassVar[type[CommonSettings]] = AgentSettings
+
+    def __init__(self, runtime: Runtime[AgentSettings]) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._log = runtime.log
+        self._clock = runtime.clock
+        self._bus = runtime.bus
+        self._discoveries: dict[str, Discovery] = {}
+        self._subscriptions: list[Subscription] = []
+        self._emptied: dict[str, int] = {}
+        self._rejected: set[str] = set()
+        self._sampling = False
+        self._read_no_op_writes: Callable[[], int] = int
+        self._wake_cuts = asyncio.Event()
+        self.late_ticks = 0
+        self.node: Node | None = None
+
+    async def start(self) -> None:
+        """Open the host, serve orders, begin to sample."""
+        settings = self._settings
+        host, self._discoveries = build_host(settings, self._clock)
+        self._read_no_op_writes = lambda: host.no_op_writes
+        self.node = node = Node(settings.node, self._clock.time_ns(), host)
+        if settings.realtime_priority:
+            self._become_realtime(settings.realtime_priority)
+        self._register_metrics(node)
+        subject = LIMIT_UPDATES.subject(self._bus.root, node=node.name)
+        self._subscriptions.append(await self._bus.serve(subject, self._carry_out))
+        for maker, discovery in self._discoveries.items():
+            self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
+        self._runtime.spawn(self._sample_every_period(node), name="sampling")
+        self._runtime.spawn(self._write_cuts(node), name="cuts")
+        self._runtime.spawn(self._send_heartbeats(node), name="heartbeat")
+        self._log.info(
+            "agent_started", node=node.name, source=host.telemetry_source, cpus=host.cpu_count, period_ms=100
+        )
+
+    async def stop(self) -> None:
+        """Restore what was found, say so, and go."""
+        node = self.node
+        if node is None:
+            return
+        for subscription in self._subscriptions:
+            await subscription.stop()
+        await self._runtime.cancel_tasks()
+        released = node.release_all()
+        for found in released:
+            self._publish_event(found, ContainerChange.RELEASED, reason="the agent stopped; original limits restored")
+        for app in {found.app for found in released}:
+            self._publish_batch(node.empty_batch(app, self._clock.time_ns()))
+        try:
+            await self._bus.bucket(NODES).delete(node.name)
+        except BusError as error:
+            self._log.warning("heartbeat_not_removed", error=str(error))
+        self._log.info("agent_stopped", released=len(released))
+
+    def not_ready(self) -> str | None:
+        """Why the agent cannot do its work, or None."""
+        return None if self._sampling else "no sample has been taken yet"
+
+    # -- sampling ----------------------------------------------------------------------------------------------
+
+    async def _sample_every_period(self, node: Node) -> None:
+        """Tick at multiples of the period of the wall clock, so that the ticks of all hosts coincide."""
+        period_s = PERIOD_US / 1e6
+        now_s = self._clock.monotonic()
+        next_s = now_s + period_s - (self._clock.time_ns() / 1e9) % period_s
+        while True:
+            await self._clock.sleep_until(next_s)
+            self._tick(node)
+            now_s = self._clock.monotonic()
+            next_s += period_s
+            if now_s > next_s:
+                missed = int((now_s - next_s) / period_s) + 1
+                self.late_ticks += missed
+                next_s += missed * period_s
+
+    def _tick(self, node: Node) -> None:
+        wall_ns = self._clock.time_ns()
+        batches, vanished = node.sample(self._now_ns(), wall_ns)
+        for found in vanished:
+            self._exited(found)
+        for batch in batches:
+            self._emptied.pop(batch.app, None)
+            self._publish_batch(batch)
+        for app in list(self._emptied):
+            self._publish_batch(node.empty_batch(app, wall_ns))
+            self._emptied[app] -= 1
+            if not self._emptied[app]:
+                del self._emptied[app]
+        self._sampling = True
+
+    def _publish_batch(self, batch: CfsBatch) -> None:
+        self._bus.publish(CFS.subject(self._bus.root, app=batch.app, node=batch.node), batch)
+
+    # -- limits ------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, delivery: Delivery) -> Message:
+        node, update = self.node, delivery.message
+        if node is None or not isinstance(update, LimitUpdate):
+            return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
+        settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
+        node.carry_out(update, self._now_ns(), settled.set_result)
+        if not settled.done():
+            self._wake_cuts.set()
+        return await settled
+
+    async def _write_cuts(self, node: Node) -> None:
+        """Wake when the next waiting cut is due to be looked at."""
+        while True:
+            wake_ns = node.cuts.next_wake_ns()
+            if wake_ns is None:
+                self._wake_cuts.clear()
+                await self._wake_cuts.wait()
+                continue
+            self._wake_cuts.clear()
+            sleeper = asyncio.ensure_future(self._clock.sleep_until(wake_ns / 1e9))
+            waiter = asyncio.ensure_future(self._wake_cuts.wait())
+            try:
+                await asyncio.wait((sleeper, waiter), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleeper.cancel()
+                waiter.cancel()
+            node.poll_cuts(self._now_ns())
+
+    # -- containers --------------------------------------------------------------------------------------------
+
+    def _discovered(self, change: Discovered) -> None:
+        node = self.node
+        if node is None:
+            return
+        match change:
+            case FoundContainer():
+                self._adopt(change)
+            case GoneContainer():
+                self._rejected.discard(change.container_id)
+                if (found := node.gone(change.container_id)) is not None:
+                    self._exited(found)
+            case RejectedContainer():
+                self._reject(change)
+
+    def _adopt(self, found: FoundContainer) -> None:
+        node = self.node
+        key = node.found(found) if node else None
+        if node is None or key is None:
+            return
+        self._emptied.pop(found.app, None)
+        limits = node.book.containers[key]
+        self._publish_event(found, ContainerChange.STARTED, quota_us=limits.quota_us, limit_bytes=limits.limit_bytes)
+        self._log.info("container_found", app=found.app, container=key, source=str(found.source))
+
+    def _exited(self, found: FoundContainer) -> None:
+        node = self.node
+        if node is not None and not node.book.of_apps({found.app}):
+            self._emptied[found.app] = EMPTY_BATCHES
+        self._publish_event(found, ContainerChange.EXITED)
+        self._log.info("container_gone", app=found.app, container=found.key)
+
+    def _reject(self, rejected: RejectedContainer) -> None:
+        if rejected.container_id in self._rejected:
+            return
+        self._rejected.add(rejected.container_id)
+        app = rejected.app[:60] or _UNNAMED
+        found = FoundContainer(rejected.container_id, app, rejected.name[:60] or _UNNAMED, rejected.source)
+        self._publish_event(found, ContainerChange.REJECTED, reason=rejected.reason)
+        self._log.warning("container_rejected", container=rejected.container_id[:12], reason=rejected.reason)
+
+    def _publish_event(
+        self,
+        found: FoundContainer,
+        change: ContainerChange,
+        *,
+        quota_us: int = -1,
+        limit_bytes: int = -1,
+        reason: str = "",
+    ) -> None:
+        node = self.node
+        if node is None:
+            return
+        event = ContainerEvent(
+            change=change,
+            app=found.app,
+            node=node.name,
+            container=found.key,
+            name=found.name,
+            source=ContainerSource(found.source),
+            time_ns=self._clock.time_ns(),
+            incarnation=node.incarnation,
+            quota_us=quota_us,
+            limit_bytes=limit_bytes,
+            reason=reason,
+        )
+        subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node.name)
+        self._bus.publish_fact(subject, event, message_id=f"{node.incarnation}-{found.key}-{change}-{event.time_ns}")
+
+    # -- the rest ----------------------------------------------------------------------------------------------
+
+    async def _send_heartbeats(self, node: Node) -> None:
+        bucket, host = self._bus.bucket(NODES), node.host
+        while True:
+            info = NodeInfo(
+                node=node.name,
+                incarnation=node.incarnation,
+                time_ns=self._clock.time_ns(),
+                host_cpus=host.cpu_count,
+                memory_bytes=host.memory_bytes,
+                cgroup_version=host.cgroup_version,
+                telemetry_source=host.telemetry_source,
+                docker=(docker := self._discoveries.get("docker")) is not None and docker.available,
+                container_count=node.container_count,
+                version=self.version,
+            )
+            try:
+                await bucket.put(node.name, info)
+            except BusError as error:
+                self._log.debug("heartbeat_failed", error=str(error))
+            await self._clock.sleep_until(self._clock.monotonic() + HEARTBEAT_S)
+
+    def _register_metrics(self, node: Node) -> None:
+        observe = self._runtime.telemetry.observe
+        observe("turnbuckle_agent_containers", lambda: node.container_count)
+        observe("turnbuckle_agent_ticks_total", lambda: node.ticks)
+        observe("turnbuckle_agent_late_ticks_total", lambda: self.late_ticks)
+        observe("turnbuckle_agent_quota_writes_total", lambda: node.writes.quota_writes)
+        observe("turnbuckle_agent_memory_writes_total", lambda: node.writes.memory_writes)
+        observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)
+        observe("turnbuckle_agent_no_op_writes_total", self._read_no_op_writes)
+
+    def _become_realtime(self, priority: int) -> None:
+        policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+        try:
+            os.sched_setscheduler(0, policy, os.sched_param(priority))
+        except OSError as error:
+            self._log.warning("realtime_refused", priority=priority, error=str(error), remedy="run as root, or set 0")
+
+    def _now_ns(self) -> int:
+        return int(self._clock.monotonic() * 1e9)

@@ -1,0 +1,46 @@
+"""Settings of the agent. Every field is a variable ``TURNBUCKLE_AGENT__<FIELD>``."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from schemas.subjects import token
+from services._runtime.cgroupfs import MANAGED_ROOT
+from services._runtime.settings import CommonSettings
+
+
+def _check_node(name: str) -> str:
+    token(name)
+    return name
+
+
+class AgentSettings(CommonSettings):
+    """What an agent needs to know."""
+
+    service: ClassVar[str] = "agent"
+
+    node: Annotated[
+        str, AfterValidator(_check_node), Field(min_length=1, description="name of this host, unique on the bus")
+    ] = Field(default_factory=socket.gethostname)
+    host: Annotated[
+        Literal["auto", "cgroup", "simulated"],
+        Field(
+            description="auto: control groups where they can be written, else an error; simulated: no real container"
+        ),
+    ] = "auto"
+    scenario_file: Annotated[
+        Path | None, Field(description="simulated host: JSON list of applications with load and first limits")
+    ] = None
+    simulated_cpus: Annotated[int, Field(ge=1, le=4096, description="simulated host: processors")] = 4
+    managed_root: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="directory of `turnbuckle exec` below each controller")
+    ] = MANAGED_ROOT
+    docker: Annotated[Literal["auto", "off"], Field(description="auto: manage labelled Docker containers")] = "auto"
+    docker_url: Annotated[str | None, Field(description="Docker Engine, such as unix:///run/docker.sock")] = None
+    realtime_priority: Annotated[
+        int, Field(ge=0, le=99, description="SCHED_FIFO priority of the agent; 0: default scheduling")
+    ] = 0

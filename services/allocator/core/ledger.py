@@ -1,0 +1,149 @@
+"""The pool's arithmetic: what may be in force anywhere, and how much of a wish may be ordered.
+
+An order in flight may or may not have arrived, so a container counts with the largest value that may be in the
+kernel: the reported one, or any order that the agent is not known to have seen. The agent makes this sound: it refuses
+orders that were overtaken, it raises only at the moment it sees an order, and what it delays is always a cut
+(`services.agent.core.orders`). So, with ``held`` as defined here, sum(held) <= limit is kept by never raising beyond
+``limit - sum(held)``; cuts free room only once the agent has reported the lower value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One resource's columns of `Rows`, by name."""
+
+    kernel: str
+    ordered: str
+    inflight: str
+    wanted: str
+
+    def of(self, rows: Rows, column: str) -> IntArray:
+        """One of the four columns."""
+        array: IntArray = getattr(rows, getattr(self, column))
+        return array
+
+
+CPU = Account("quota_us", "quota_ordered_us", "quota_inflight_us", "quota_wanted_us")
+MEMORY = Account("limit_bytes", "limit_ordered_bytes", "limit_inflight_bytes", "limit_wanted_bytes")
+ACCOUNTS = (CPU, MEMORY)
+
+ADOPT_AFTER_REPORTS = 5
+"""A cut waits at most 130 ms for its boundary; a difference that lasts longer was made by other hands."""
+
+
+def held(rows: Rows, account: Account, virtual: BoolArray) -> IntArray:
+    """The largest value per row that may be in force; for rows that are not admitted only what is in flight.
+
+    Args:
+        virtual: rows of applications in mode `observe`: nothing is sent, so what counts is what would be ordered.
+    """
+    kernel, ordered = account.of(rows, "kernel"), account.of(rows, "ordered")
+    inflight = account.of(rows, "inflight")
+    worst = np.maximum(np.maximum(kernel, inflight), np.where(rows.settled, 0, ordered))
+    return np.where(rows.admitted, np.where(virtual, ordered, worst), inflight)
+
+
+def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, virtual: BoolArray) -> IntArray:
+    """What may be ordered of ``target`` now.
+
+    Cuts are taken as they are. Raises share the application's free room in proportion to what they ask beyond what
+    they hold already; a raise up to what is still held needs no room.
+
+    Args:
+        target: wished value per row; equal to the ordered one where nothing is to change.
+        free: room per application, limit - sum(held) less what is withheld; negative: none.
+        virtual: as in `held`.
+
+    Returns:
+        The new ordered value per row. ``wanted`` is set where less than the target could be ordered.
+    """
+    ordered = account.of(rows, "ordered")
+    holding = held(rows, account, virtual)
+    ask = np.where(target > ordered, np.maximum(target - holding, 0), 0)
+    room = np.maximum(free, 0)
+    asked = np.bincount(rows.app, ask, len(free))
+    share = np.divide(room, asked, out=np.ones(len(free)), where=asked > room)
+    granted = np.floor(ask * share[rows.app]).astype(np.int64)
+    raised = np.where(ask > 0, holding + granted, target)
+    result = np.where(target > ordered, np.maximum(raised, ordered), target)
+    wanted = account.of(rows, "wanted")
+    wanted[:] = np.where(result < target, target, 0)
+    return result
+
+
+def record_orders(rows: Rows, changed: IntArray, seq: int) -> None:
+    """Orders go out for these rows: from now on they count with the largest value in flight.
+
+    Args:
+        changed: row indices.
+        seq: sequence of the message that carries them.
+    """
+    for account in ACCOUNTS:
+        inflight, ordered = account.of(rows, "inflight"), account.of(rows, "ordered")
+        inflight[changed] = np.maximum(inflight[changed], ordered[changed])
+    rows.order_seq[changed] = seq
+    rows.settled[changed] = False
+    rows.mismatches[changed] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an agent says about rows: the columns that batches and replies share."""
+
+    index: IntArray
+    """Row indices, unique."""
+    report_seq: IntArray
+    quota_us: IntArray
+    limit_bytes: IntArray
+    order_seq: IntArray
+
+
+def settle(rows: Rows, report: Report, now_ns: int) -> BoolArray:
+    """Take in the truth about limits; returns which of the rows were newer than what is known.
+
+    A report that was overtaken by a newer one is ignored. An order is settled once the agent has seen it; until then
+    its value stays in flight.
+    """
+    newer = report.report_seq > rows.report_seq[report.index]
+    index = report.index[newer]
+    rows.report_seq[index] = report.report_seq[newer]
+    rows.report_ns[index] = now_ns
+    rows.quota_us[index] = report.quota_us[newer]
+    rows.limit_bytes[index] = report.limit_bytes[newer]
+    seen = report.order_seq[newer] >= rows.order_seq[index]
+    settled = index[seen]
+    rows.settled[settled] = True
+    for account in ACCOUNTS:
+        account.of(rows, "inflight")[settled] = 0
+    _adopt_foreign_values(rows, settled)
+    return newer
+
+
+def _adopt_foreign_values(rows: Rows, index: IntArray) -> None:
+    """Where the kernel has held something else than ordered for several reports, start from what it holds."""
+    differs = (rows.quota_us[index] != rows.quota_ordered_us[index]) | (
+        rows.limit_bytes[index] != rows.limit_ordered_bytes[index]
+    )
+    rows.mismatches[index] = np.where(differs & rows.admitted[index], rows.mismatches[index] + 1, 0)
+    unlimited = (rows.quota_us[index] == UNLIMITED) | (rows.limit_bytes[index] == UNLIMITED)
+    adopt(rows, index[(rows.mismatches[index] >= ADOPT_AFTER_REPORTS) | (unlimited & rows.admitted[index])])
+
+
+def adopt(rows: Rows, index: IntArray) -> None:
+    """Forget what was ordered for these rows and go on from what the kernel holds.
+
+    A row that is unlimited there is no longer admitted: it has to be given its first limits again.
+    """
+    rows.mismatches[index] = 0
+    rows.quota_ordered_us[index] = rows.quota_us[index]
+    rows.limit_ordered_bytes[index] = rows.limit_bytes[index]
+    unlimited = (rows.quota_us[index] == UNLIMITED) | (rows.limit_bytes[index] == UNLIMITED)
+    rows.admitted[index[unlimited]] = False

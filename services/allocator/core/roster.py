@@ -1,0 +1,217 @@
+"""Who is there: applications, nodes and containers, taken from batches, which are level-triggered truth.
+
+A container that a node's newest batch does not name is gone. A node that falls silent keeps its share (its containers
+run on with their last limits) until it is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from services.allocator.core.ledger import Report, settle
+from services.allocator.core.rows import BoolArray, IntArray, Rows
+
+
+@dataclass(slots=True)
+class NodeState:
+    """One agent."""
+
+    name: str
+    incarnation: int
+    fenced: set[str] = field(default_factory=set)
+    """Applications for which it has acknowledged this epoch: before, an older owner's orders may still arrive."""
+    heard_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Group:
+    """An application's containers on one node, as its newest batch lists them."""
+
+    containers: str
+    index: IntArray
+    report_seq: int
+
+
+@dataclass(slots=True)
+class IngestCounts:
+    """What became of batches."""
+
+    taken: int = 0
+    overtaken: int = 0
+    """Older than one that was seen, or of an older incarnation."""
+
+
+@dataclass(slots=True)
+class Roster:
+    """All rows with their keys. Applications and nodes have indices that never change."""
+
+    rows: Rows = field(default_factory=Rows)
+    keys: list[str] = field(default_factory=list)
+    apps: list[str] = field(default_factory=list)
+    nodes: list[NodeState] = field(default_factory=list)
+    specs: dict[str, AppSpec] = field(default_factory=dict)
+    counts: IngestCounts = field(default_factory=IngestCounts)
+    slot_capacity: int = 0
+    released_slots: list[int] = field(default_factory=list)
+    """Slots whose container is gone since `take_released_slots`."""
+    _free_slots: list[int] = field(default_factory=list)
+    _app_index: dict[str, int] = field(default_factory=dict)
+    _node_index: dict[str, int] = field(default_factory=dict)
+    _groups: dict[tuple[int, int], _Group] = field(default_factory=dict)
+    _row_of: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def app_index(self, app: str) -> int:
+        """Index of an application, new or known."""
+        if app not in self._app_index:
+            self._app_index[app] = len(self.apps)
+            self.apps.append(app)
+        return self._app_index[app]
+
+    def node_index(self, name: str) -> int | None:
+        """Index of a node that has been heard."""
+        return self._node_index.get(name)
+
+    def row_index(self, node: int, key: str) -> int | None:
+        """Row of a container."""
+        return self._row_of.get((node, key))
+
+    def ingest(self, batches: Sequence[CfsBatch], now_ns: int) -> None:
+        """Take in batches that arrived since the last step, in any order; of each group only the newest counts."""
+        newest: dict[tuple[int, int], CfsBatch] = {}
+        for batch in batches:
+            group = self._accept(batch, now_ns)
+            if group is None:
+                self.counts.overtaken += 1
+            else:
+                newest[group] = batch
+        self.counts.taken += len(newest)
+        for (app, node), batch in newest.items():
+            self._regroup(app, node, batch)
+        if newest:
+            self._assign(newest, now_ns)
+
+    def fence_acknowledged(self, node: int, apps: Iterable[str]) -> None:
+        """The node has acknowledged this allocator's epoch for these applications."""
+        self.nodes[node].fenced |= set(apps)
+        known = [self._app_index[app] for app in apps if app in self._app_index]
+        self.rows.fenced[(self.rows.node == node) & np.isin(self.rows.app, known)] = True
+
+    def forget_node(self, node: int) -> bool:
+        """A node has been silent for too long: its containers no longer count. Returns whether it had any."""
+        gone = self.rows.node == node
+        self._drop(gone)
+        for group in [group for group in self._groups if group[1] == node]:
+            del self._groups[group]
+        return bool(gone.any())
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def _accept(self, batch: CfsBatch, now_ns: int) -> tuple[int, int] | None:
+        app, node = self.app_index(batch.app), self._node_index.get(batch.node)
+        if node is None:
+            node = self._node_index[batch.node] = len(self.nodes)
+            self.nodes.append(NodeState(batch.node, batch.incarnation))
+        state = self.nodes[node]
+        if batch.incarnation < state.incarnation:
+            return None
+        if batch.incarnation > state.incarnation:
+            self._restarted(node, batch.incarnation)
+        group = self._groups.get((app, node))
+        if group is not None and batch.report_seq <= group.report_seq:
+            return None
+        if group is None:
+            self._groups[app, node] = _Group("", np.zeros(0, np.int64), batch.report_seq)
+        else:
+            group.report_seq = batch.report_seq
+        state.heard_ns = now_ns
+        return app, node
+
+    def _restarted(self, node: int, incarnation: int) -> None:
+        """A new agent: it has forgotten all orders, and refuses those that were meant for the old one."""
+        self.nodes[node] = NodeState(self.nodes[node].name, incarnation)
+        for (_, owner), group in self._groups.items():
+            if owner == node:
+                group.report_seq = 0
+        mine = np.flatnonzero(self.rows.node == node)
+        rows = self.rows
+        for column in (rows.report_seq, rows.order_seq, rows.quota_inflight_us, rows.limit_inflight_bytes):
+            column[mine] = 0
+        rows.settled[mine] = True
+        rows.fenced[mine] = False
+
+    def _regroup(self, app: int, node: int, batch: CfsBatch) -> None:
+        group = self._groups[app, node]
+        if group.containers == batch.containers:
+            return
+        keys = batch.keys
+        present = {self._row_of[node, key] for key in keys if (node, key) in self._row_of}
+        gone = np.setdiff1d(group.index, np.fromiter(present, np.int64, len(present)))
+        if len(gone):
+            mask = np.zeros(self.rows.count, dtype=np.bool_)
+            mask[gone] = True
+            self._drop(mask)
+        self._add(app, node, [key for key in keys if (node, key) not in self._row_of], batch.host_cpus)
+        group.index = np.array([self._row_of[node, key] for key in keys], dtype=np.int64)
+        group.containers = batch.containers
+
+    def _add(self, app: int, node: int, keys: list[str], host_cpus: int) -> None:
+        if not keys:
+            return
+        index = self.rows.append(len(keys))
+        self.rows.app[index], self.rows.node[index], self.rows.host_cpus[index] = app, node, host_cpus
+        self.rows.slot[index] = [self._take_slot() for _ in keys]
+        self.rows.settled[index] = True
+        self.rows.fenced[index] = self.apps[app] in self.nodes[node].fenced
+        self.keys.extend(keys)
+        self._row_of.update({(node, key): int(row) for key, row in zip(keys, index, strict=True)})
+
+    def take_released_slots(self) -> list[int]:
+        """Slots that were left since the last call; they may be in use again."""
+        released, self.released_slots = self.released_slots, []
+        return released
+
+    def _take_slot(self) -> int:
+        if self._free_slots:
+            return self._free_slots.pop()
+        self.slot_capacity += 1
+        return self.slot_capacity - 1
+
+    def _drop(self, gone: BoolArray) -> None:
+        if not gone.any():
+            return
+        slots = self.rows.slot[gone].tolist()
+        self.released_slots += slots
+        self._free_slots += slots
+        renumbered = self.rows.keep(~gone)
+        self.keys = [key for key, lost in zip(self.keys, gone.tolist(), strict=True) if not lost]
+        self._row_of = {
+            (int(node), key): row for row, (node, key) in enumerate(zip(self.rows.node, self.keys, strict=True))
+        }
+        for group in self._groups.values():
+            group.index = renumbered[group.index[~gone[group.index]]]
+
+    def _assign(self, newest: dict[tuple[int, int], CfsBatch], now_ns: int) -> None:
+        """All batches of the step in one assignment per column."""
+        batches = list(newest.values())
+        index = np.concatenate([self._groups[group].index for group in newest])
+
+        def joined(name: str) -> IntArray:
+            raw = b"".join([getattr(batch, name) for batch in batches])
+            return np.frombuffer(raw, dtype=CfsBatch.column_types[name]).astype(np.int64)
+
+        counts = [len(self._groups[group].index) for group in newest]
+        report_seq = np.repeat([batch.report_seq for batch in batches], counts)
+        report = Report(index, report_seq, joined("quota_us"), joined("memory_limit_bytes"), joined("order_seq"))
+        newer = settle(self.rows, report, now_ns)
+        rows, target = self.rows, index[newer]
+        rows.memory_before_bytes[target] = rows.memory_usage_bytes[target]
+        rows.memory_usage_bytes[target] = joined("memory_usage_bytes")[newer]
+        rows.oom_kills[target] = joined("oom_kills")[newer]
+        for name in ("used_us", "unused_us", "throttled", "throttled_us"):
+            getattr(rows, name)[target] = joined(name)[newer]
+        rows.fresh[target] = joined("periods")[newer] > 0

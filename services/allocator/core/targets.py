@@ -1,0 +1,109 @@
+"""What the policies want, for the rows that can be decided; the others keep what was ordered."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from schemas.apps import PERIOD_US
+from services.allocator.core import memory, policy_escra, policy_waterfill
+from services.allocator.core.app_table import AppTable
+from services.allocator.core.messages import Reasons
+from services.allocator.core.roster import Roster
+from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
+from services.allocator.core.view import CpuParameters, CpuTargets, CpuView
+
+
+class Policies:
+    """Both CPU policies and the memory policy, with their estimates per container."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._escra = policy_escra.EscraState(0)
+        self._waterfill = policy_waterfill.WaterfillState(0)
+        self._memory = memory.MemoryState(0)
+
+    def cpu(self, table: AppTable, decidable: BoolArray, budget_us: IntArray, reasons: Reasons) -> IntArray:
+        """Quota targets per row, us per period; reasons are filled in where a target differs from what is ordered.
+
+        Args:
+            table: parameters per application.
+            decidable: rows that take part.
+            budget_us: what they may hold together, per application.
+            reasons: written in place.
+        """
+        self._follow_membership()
+        rows = self._roster.rows
+        targets = rows.quota_ordered_us.copy()
+        uses_waterfill = table.waterfill[rows.app]
+        for chosen, decide in (
+            (decidable & uses_waterfill, self._decide_waterfill),
+            (decidable & ~uses_waterfill, self._decide_escra),
+        ):
+            index = np.flatnonzero(chosen)
+            if len(index):
+                wish = decide(self._view(table, index, budget_us), rows.slot[index])
+                targets[index] = wish.target_us
+                reasons.take(index, wish)
+        return targets
+
+    def memory(
+        self, table: AppTable, decidable: BoolArray, budget_bytes: IntArray, reasons: Reasons, *, reclaim: bool
+    ) -> IntArray:
+        """Memory limit targets per row, as `cpu` does."""
+        rows = self._roster.rows
+        targets = rows.limit_ordered_bytes.copy()
+        index = np.flatnonzero(decidable)
+        if not len(index):
+            return targets
+        app = rows.app[index]
+        view = memory.MemoryView(
+            app=app.astype(np.int32),
+            fresh=rows.fresh[index],
+            usage_bytes=rows.memory_usage_bytes[index],
+            before_bytes=rows.memory_before_bytes[index],
+            ordered_bytes=rows.limit_ordered_bytes[index],
+            min_bytes=table.min_memory_bytes[app],
+            max_bytes=table.max_memory_bytes[app],
+            limit_bytes=budget_bytes,
+            delta_bytes=table.delta_bytes,
+        )
+        wish = memory.decide_memory(self._memory, view, rows.slot[index], reclaim=reclaim)
+        targets[index] = wish.target_bytes
+        reasons.take(index, wish)
+        return targets
+
+    def forget(self, slots: IntArray) -> None:
+        """Start estimates anew, for example because the application changed its policy."""
+        for state in (self._escra, self._waterfill, self._memory):
+            state.forget(slots)
+
+    def _follow_membership(self) -> None:
+        released = np.array(self._roster.take_released_slots(), dtype=np.int64)
+        for state in (self._escra, self._waterfill, self._memory):
+            state.grow(max(self._roster.slot_capacity, 1))
+            state.forget(released)
+
+    def _decide_waterfill(self, view: CpuView, slots: IntArray) -> CpuTargets:
+        return policy_waterfill.decide(self._waterfill, view, slots)
+
+    def _decide_escra(self, view: CpuView, slots: IntArray) -> CpuTargets:
+        return policy_escra.decide(self._escra, view, slots)
+
+    def _view(self, table: AppTable, index: IntArray, budget_us: IntArray) -> CpuView:
+        rows, app = self._roster.rows, self._roster.rows.app[index]
+        cap_us = np.minimum(rows.host_cpus[index] * PERIOD_US, table.max_quota_us[app])
+        quota_us = rows.quota_us[index]
+        return CpuView(
+            app=app.astype(np.int32),
+            fresh=rows.fresh[index],
+            used_us=rows.used_us[index],
+            unused_us=rows.unused_us[index],
+            throttled_us=rows.throttled_us[index],
+            throttled=rows.throttled[index] > 0,
+            quota_us=np.where(quota_us == UNLIMITED, cap_us, quota_us),
+            ordered_us=rows.quota_ordered_us[index],
+            min_us=np.minimum(table.min_quota_us[app], cap_us),
+            cap_us=cap_us,
+            limit_us=budget_us,
+            params=CpuParameters(table.kappa, table.gamma_us, table.upsilon_share, table.window),
+        )

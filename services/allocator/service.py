@@ -1,0 +1,241 @@
+"""The allocator's wiring: batches in, one vectorised step, orders and decisions out, queries answered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from importlib.metadata import version
+from typing import ClassVar
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.containers import ContainerChange, ContainerEvent, ContainerSource
+from schemas.leases import Lease
+from schemas.limits import LimitReply, LimitUpdate
+from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.streams import APPS, LEASES
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES
+from services._runtime.app import Runtime
+from services._runtime.bus import BusError, Delivery, Entry, RevisionConflictError, Subscription
+from services._runtime.settings import CommonSettings
+from services.allocator.core.allocation import Allocation, Moment, Outcome, Refusal
+from services.allocator.queries import Queries
+from services.allocator.settings import AllocatorSettings
+
+GATHER_S = 0.001
+"""Batches of one tick arrive within this of each other on one host; they are decided in one step."""
+REPLY_TIMEOUT_S = 1.0
+"""A reply comes within one period and a deadline (130 ms) unless it is lost."""
+FENCE_EVERY_S = 0.25
+LEASE_KEY = "allocator"
+
+
+class Allocator:
+    """Decides for all applications; one active allocator per bus (the newest epoch wins)."""
+
+    name: ClassVar[str] = "allocator"
+    version: ClassVar[str] = version("turnbuckle")
+    settings_class: ClassVar[type[CommonSettings]] = AllocatorSettings
+
+    def __init__(self, runtime: Runtime[AllocatorSettings]) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._bus = runtime.bus
+        self._clock = runtime.clock
+        self._log = runtime.log
+        self._waiting: list[CfsBatch] = []
+        self._gathering: asyncio.TimerHandle | None = None
+        self._subscriptions: list[Subscription] = []
+        self._allocation: Allocation | None = None
+        self._started_s = 0.0
+        self._reclaimed_s = 0.0
+        self._fenced_s = 0.0
+        self._queries: Queries | None = None
+        self.lost_updates = 0
+        self.orders = 0
+        self.changes = 0
+
+    async def start(self) -> None:
+        """Take an epoch, learn the applications, listen."""
+        self._allocation = allocation = Allocation(await self._take_epoch())
+        self._queries = Queries(allocation, self._clock)
+        self._started_s = self._reclaimed_s = self._clock.monotonic()
+        self._register_metrics(allocation)
+        self._runtime.spawn(self._follow_specs(), name="application specs")
+        self._subscriptions = [
+            await self._bus.subscribe(CFS.pattern(self._bus.root), self._take_batch),
+            await self._bus.serve_queries(
+                self.name,
+                self.version,
+                "keeps the sum of limits under each application's limit",
+                {ALLOCATOR_STATE: self._queries.state, ALLOCATOR_EXPLAIN: self._queries.explain},
+            ),
+        ]
+        self._runtime.spawn(self._forget_silent_nodes(), name="silent nodes")
+        self._log.info("allocator_started", epoch=allocation.epoch)
+
+    async def stop(self) -> None:
+        """Stop deciding; limits stay as they are."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+        for subscription in self._subscriptions:
+            await subscription.stop()
+
+    def not_ready(self) -> str | None:
+        """Why this allocator does not decide, or None."""
+        if self._allocation is None:
+            return "no epoch yet"
+        if self._allocation.superseded:
+            return f"a newer allocator has taken over from epoch {self._allocation.epoch}"
+        return None
+
+    # -- the step ----------------------------------------------------------------------------------------------
+
+    def _take_batch(self, delivery: Delivery) -> None:
+        if isinstance(delivery.message, CfsBatch):
+            self._waiting.append(delivery.message)
+            if self._gathering is None:
+                self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._step)
+
+    def _step(self) -> None:
+        self._gathering = None
+        batches, self._waiting = self._waiting, []
+        if self._allocation is not None:
+            now_s = self._clock.monotonic()
+            reclaim = now_s - self._reclaimed_s >= self._settings.reclaim_every_s
+            if reclaim:
+                self._reclaimed_s = now_s
+            self._act(self._allocation.step(batches, self._moment(reclaim=reclaim)))
+            if now_s - self._fenced_s >= FENCE_EVERY_S:
+                self._fenced_s = now_s
+                self._order(self._allocation.fences_due(self._moment()))
+
+    def _moment(self, *, reclaim: bool = False) -> Moment:
+        now_s, settings = self._clock.monotonic(), self._settings
+        return Moment(
+            int(now_s * 1e9),
+            self._clock.time_ns(),
+            reclaim,
+            now_s - self._started_s < settings.warm_up_s,
+            int(settings.stale_after_s * 1e9),
+        )
+
+    def _act(self, outcome: Outcome) -> None:
+        self._order(outcome.updates)
+        for decisions in outcome.decisions:
+            self.changes += decisions.row_count
+            self._bus.publish(LIMIT_DECISIONS.subject(self._bus.root, app=decisions.app), decisions)
+            if self._queries is not None:
+                self._queries.remember(decisions)
+        for refusal in outcome.refusals:
+            self._tell_refusal(refusal)
+
+    def _order(self, updates: tuple[LimitUpdate, ...]) -> None:
+        for update in updates:
+            self.orders += 1
+            self._runtime.spawn(self._deliver(update), name=f"order {update.seq}")
+
+    async def _deliver(self, update: LimitUpdate) -> None:
+        """Send an order and take in its reply."""
+        subject = LIMIT_UPDATES.subject(self._bus.root, node=update.node)
+        allocation = self._allocation
+        if allocation is None:
+            return
+        try:
+            reply = await self._bus.request(subject, update, timeout_s=REPLY_TIMEOUT_S)
+        except BusError as error:
+            self.lost_updates += 1
+            self._log.debug("order_lost", node=update.node, seq=update.seq, error=str(error))
+            allocation.take_loss(update)
+            return
+        if not isinstance(reply, LimitReply):
+            self.lost_updates += 1
+            allocation.take_loss(update)
+            return
+        was_superseded = allocation.superseded
+        self._act(allocation.take_reply(reply, update, self._moment()))
+        if allocation.superseded and not was_superseded:
+            self._log.error("superseded", epoch=allocation.epoch, apps=list(reply.stale_apps))
+        if reply.refusal:
+            self._log.warning("order_refused", node=update.node, reason=reply.refusal)
+
+    def _register_metrics(self, allocation: Allocation) -> None:
+        observe, roster = self._runtime.telemetry.observe, allocation.roster
+        observe("turnbuckle_allocator_applications", lambda: len(roster.specs))
+        observe("turnbuckle_allocator_containers", lambda: roster.rows.count)
+        observe("turnbuckle_allocator_refused_containers", lambda: len(allocation.refusals))
+        observe("turnbuckle_allocator_steps_total", lambda: allocation.step_count)
+        observe("turnbuckle_allocator_changes_total", lambda: self.changes)
+        observe("turnbuckle_allocator_orders_total", lambda: self.orders)
+        observe("turnbuckle_allocator_lost_orders_total", lambda: self.lost_updates)
+        observe("turnbuckle_allocator_overtaken_batches_total", lambda: roster.counts.overtaken)
+
+    async def _take_epoch(self) -> int:
+        """A larger epoch than any allocator before, kept in KV; waits for the bus as long as it takes.
+
+        Wall-clock milliseconds make it rise even where the bucket was lost with its server.
+        """
+        bucket = self._bus.bucket(LEASES)
+        while True:
+            now_ns = self._clock.time_ns()
+            try:
+                entry = await bucket.get(LEASE_KEY)
+                lease = entry.message if entry is not None else None
+                before = lease.epoch if isinstance(lease, Lease) else 0
+                mine = Lease(owner=socket.gethostname(), epoch=max(before + 1, now_ns // 1_000_000), time_ns=now_ns)
+                if entry is None:
+                    await bucket.create(LEASE_KEY, mine)
+                else:
+                    await bucket.update(LEASE_KEY, mine, entry.revision)
+            except RevisionConflictError:
+                continue
+            except BusError as error:
+                self._log.info("waiting_for_the_bus", error=str(error))
+                await self._clock.sleep_until(self._clock.monotonic() + 1.0)
+            else:
+                return mine.epoch
+
+    # -- applications and nodes --------------------------------------------------------------------------------
+
+    async def _follow_specs(self) -> None:
+        """Applications come and change through KV; runs until cancelled."""
+        async with self._bus.bucket(APPS).watch(self._take_spec):
+            await asyncio.Event().wait()
+
+    def _take_spec(self, app: str, entry: Entry | None) -> None:
+        if self._allocation is None:
+            return
+        message = entry.message if entry is not None else None
+        if entry is not None and not (isinstance(message, AppSpec) and message.name == app):
+            self._log.warning("spec_rejected", app=app, remedy="announce it again with `turnbuckle apply`")
+            return
+        self._allocation.set_spec(app, message if isinstance(message, AppSpec) else None)
+        self._log.info("application", app=app, announced=message is not None)
+
+    async def _forget_silent_nodes(self) -> None:
+        """A node that is silent for long has died with its containers; its share is given back."""
+        while True:
+            await self._clock.sleep_until(self._clock.monotonic() + 1.0)
+            allocation = self._allocation
+            if allocation is None:
+                continue
+            deadline_ns = int((self._clock.monotonic() - self._settings.forget_node_after_s) * 1e9)
+            for index, node in enumerate(allocation.roster.nodes):
+                if node.heard_ns < deadline_ns and allocation.roster.forget_node(index):
+                    self._log.warning("node_forgotten", node=node.name, after_s=self._settings.forget_node_after_s)
+
+    def _tell_refusal(self, refusal: Refusal) -> None:
+        event = ContainerEvent(
+            change=ContainerChange.REFUSED,
+            app=refusal.app,
+            node=refusal.node,
+            container=refusal.container,
+            name=refusal.container.rpartition("-")[0],
+            source=ContainerSource.ALLOCATOR,
+            time_ns=self._clock.time_ns(),
+            incarnation=self._allocation.epoch if self._allocation else 0,
+            reason=refusal.reason,
+        )
+        subject = CONTAINER_EVENTS.subject(self._bus.root, app=refusal.app, node=refusal.node)
+        self._bus.publish_fact(subject, event, message_id=f"refused-{refusal.container}-{event.time_ns}")
+        self._log.warning("container_refused", app=refusal.app, container=refusal.container, reason=refusal.reason)

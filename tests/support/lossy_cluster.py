@@ -1,0 +1,138 @@
+"""An allocator and two agents, all real code, joined by a network that loses, doubles, delays and reorders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas.apps import AppSpec
+from schemas.codec import decode, encode
+from services.agent.node import Node
+from services.allocator.core.allocation import Allocation, Moment
+from tests.support.fake_host import FakeContainer, FakeHost
+
+MS = 1_000_000
+PERIOD_NS = 100 * MS
+
+
+@dataclass
+class Machine:
+    """A host that outlives its agent."""
+
+    name: str
+    host: FakeHost = field(default_factory=FakeHost)
+    node: Node | None = None
+    found: list = field(default_factory=list)
+
+
+@dataclass
+class LossyCluster:
+    """Everything that is in flight stands in `network` until a test delivers or drops it."""
+
+    spec: AppSpec
+    now_ns: int = 10 * PERIOD_NS
+    network: list[tuple] = field(default_factory=list)
+    epoch: int = 0
+    incarnation: int = 0
+    names: int = 0
+
+    def __post_init__(self):
+        self.machines = [Machine("n1"), Machine("n2")]
+        for machine in self.machines:
+            self.start_agent(machine)
+        self.start_allocator()
+
+    # -- faults --
+
+    def start_allocator(self):
+        """A new owner with a higher epoch; orders of the old one may still be under way."""
+        self.epoch += 1
+        self.allocation = Allocation(self.epoch)
+        self.allocation.set_spec(self.spec.name, self.spec)
+        self.heard = set()
+
+    def start_agent(self, machine):
+        """A new incarnation over the same containers; what it knew is lost."""
+        self.incarnation += 1
+        machine.node = Node(machine.name, self.incarnation, machine.host)
+        for found in machine.found:
+            machine.node.found(found)
+
+    def start_container(self, machine, **values):
+        self.names += 1
+        found = machine.host.add(f"c{self.names}", self.spec.name, **values)
+        machine.found.append(found)
+        machine.node.found(found)
+        return machine.host.containers[found.container_id]
+
+    def stop_container(self, machine, position):
+        found = machine.found.pop(position)
+        machine.host.containers[found.container_id].gone = True
+
+    # -- time --
+
+    def run(self, machine, usage):
+        """One period on a machine: containers use what they want and may; the batch goes out."""
+        for found, (demand_us, memory_bytes) in zip(machine.found, usage, strict=False):
+            container = machine.host.containers[found.container_id]
+            allowed_us = demand_us if container.quota_us < 0 else min(demand_us, container.quota_us)
+            container.run(allowed_us, throttled=int(allowed_us < demand_us), memory_bytes=memory_bytes)
+        self.now_ns += PERIOD_NS // len(self.machines)
+        machine.node.poll_cuts(self.now_ns)
+        batches, _ = machine.node.sample(self.now_ns, self.now_ns)
+        for batch in batches or [machine.node.empty_batch(self.spec.name, self.now_ns)]:
+            self.network.append(("batch", encode(batch)))
+
+    def moment(self, *, reclaim=False):
+        # The service warms up for ten periods, in which every living node is heard.
+        warming = len(self.heard) < len(self.machines)
+        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim, warming_up=warming, stale_after_ns=1 << 62)
+
+    # -- messages --
+
+    def deliver(self, position, *, keep=False, reclaim=False):
+        item = self.network[position] if keep else self.network.pop(position)
+        kind, data = item[0], item[1]
+        if kind == "batch":
+            batch = decode(data)
+            self.heard.add(batch.node)
+            self.act(self.allocation.step([batch], self.moment(reclaim=reclaim)))
+            for fence in self.allocation.fences_due(self.moment()):
+                self.network.append(("update", encode(fence), self.allocation))
+        elif kind == "update":
+            update = decode(data)
+            machine = next(machine for machine in self.machines if machine.name == update.node)
+            machine.node.carry_out(
+                update, self.now_ns, lambda reply: self.network.append(("reply", encode(reply), item[2], update))
+            )
+        else:
+            reply, sender = decode(data), item[2]
+            if sender is self.allocation:
+                self.act(self.allocation.take_reply(reply, item[3], self.moment()))
+
+    def drop(self, position):
+        item = self.network.pop(position)
+        if item[0] == "update" and item[2] is self.allocation:
+            self.allocation.take_loss(decode(item[1]))
+        elif item[0] == "reply" and item[2] is self.allocation:
+            self.allocation.take_loss(item[3])
+
+    def give_up_waiting(self, position):
+        """The allocator's deadline passes although the order is still under way and may act later."""
+        item = self.network[position]
+        if item[0] == "update" and item[2] is self.allocation:
+            self.allocation.take_loss(decode(item[1]))
+
+    def act(self, outcome):
+        for update in outcome.updates:
+            self.network.append(("update", encode(update), self.allocation))
+
+    # -- what is true --
+
+    def containers(self) -> list[FakeContainer]:
+        return [machine.host.containers[found.container_id] for machine in self.machines for found in machine.found]
+
+    def quota_sum_us(self):
+        return sum(container.quota_us for container in self.containers() if container.quota_us > 0)
+
+    def memory_sum_bytes(self):
+        return sum(container.limit_bytes for container in self.containers() if container.limit_bytes > 0)
