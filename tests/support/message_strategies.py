@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
+from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
 from schemas.queries import (
@@ -167,6 +168,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     ContainerEvent: _events(),
     ExplainReply: _explanations(),
     ExplainRequest: st.builds(ExplainRequest, app=TEXT, container=st.none() | TEXT, last=INT64),
+    Lease: st.builds(Lease, owner=TEXT, epoch=INT64, time_ns=INT64),
     LimitDecisions: tables(
         LimitDecisions,
         app=TEXT,

@@ -31,8 +31,7 @@ from schemas.queries import ExplainRequest, QueryError, StateRequest
 from tests.support.message_strategies import ANY_MESSAGE, MESSAGES
 
 TYPES = list(MESSAGE_TYPES.values())
-PLAIN_TYPES = [model for model in TYPES if not issubclass(model, ColumnarMessage)]
-PLAIN_MESSAGE = st.one_of(*(MESSAGES[model] for model in PLAIN_TYPES))
+PLAIN_MESSAGE = st.one_of(*(strategy for model, strategy in MESSAGES.items() if not issubclass(model, ColumnarMessage)))
 TABLE = st.one_of(*(strategy for model, strategy in MESSAGES.items() if issubclass(model, ColumnarMessage)))
 VALUES = st.recursive(
     st.none()
