@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -56,23 +55,24 @@ class ContainerLoad(_Model):
             raise ValueError(f"{self.name}: demand of {peak:g} cores needs more than {self.threads} threads")
         return self
 
-    @cached_property
-    def _schedule(self) -> Schedule:
+    @property
+    def schedule(self) -> Schedule:
+        """The arithmetic alone; keep it where demand is asked for often."""
         phases = tuple((phase.duration_s, phase.cpu_cores, phase.memory_bytes) for phase in self.phases)
         return Schedule(phases, self.offset_s, self.memory_rate_bytes_s)
 
     @property
     def cycle_s(self) -> float:
         """Seconds after which it repeats."""
-        return self._schedule.cycle_s
+        return self.schedule.cycle_s
 
     def demand_cores(self, time_s: float) -> float:
         """Cores that it would use at a time since the start if nothing limited it."""
-        return self._schedule.demand_cores(time_s)
+        return self.schedule.demand_cores(time_s)
 
     def memory_bytes(self, time_s: float) -> int:
         """Bytes that it wants to hold: growth at `memory_rate_bytes_s`, release at once."""
-        return self._schedule.memory_bytes(time_s)
+        return self.schedule.memory_bytes(time_s)
 
     @property
     def peak_memory_bytes(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.apps import PERIOD_US
-from services._runtime.load_profile import ContainerLoad
+from services._runtime.load_schedule import Schedule
 from services.agent.ports import UNLIMITED
 
 STEP_US: Final = 1_000
@@ -27,7 +27,8 @@ _BASE_BYTES: Final = 8 << 20
 class SimulatedContainer:
     """One container. Times are microseconds of simulated time."""
 
-    load: ContainerLoad
+    schedule: Schedule
+    threads: int
     next_boundary_us: int
     """Its own phase: each group's period timer keeps a grid of its own."""
     quota_us: int = UNLIMITED
@@ -60,13 +61,13 @@ class SimulatedContainer:
         if now_us < self.dead_until_us:
             return 0.0
         time_s = now_us / 1e6
-        self.memory_bytes = _BASE_BYTES + self.load.memory_bytes(time_s)
+        self.memory_bytes = _BASE_BYTES + self.schedule.memory_bytes(time_s)
         if self.limit_bytes != UNLIMITED and self.memory_bytes > self.limit_bytes:
             self.oom_kills += 1
             self.memory_bytes = 0
             self.dead_until_us = now_us + RESTART_US
             return 0.0
-        return self.load.demand_cores(time_s)
+        return self.schedule.demand_cores(time_s)
 
     def end_periods(self, now_us: int) -> None:
         """Let the period timer fire as often as it is due.
@@ -104,7 +105,7 @@ class SimulatedContainer:
         self.runtime_us -= used_us
         if used_us < wanted_us or self.throttled:
             # Each CPU's queue of the group counts its own time
-            queues = max(1, min(self.load.threads, math.ceil(self._demand)))
+            queues = max(1, min(self.threads, math.ceil(self._demand)))
             self.throttled_us += int(STEP_US * (1 - used_us / wanted_us) if wanted_us > 0 else STEP_US) * queues
             self.throttled = True
 

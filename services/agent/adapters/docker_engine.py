@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import docker
+from docker.constants import DEFAULT_UNIX_SOCKET
 from docker.errors import DockerException, NotFound
 from docker.types.daemon import CancellableStream
 from docker.utils import kwargs_from_env
@@ -138,10 +140,23 @@ class _Session:
         self.available = False
 
     def _connect(self) -> docker.APIClient:
-        options: dict[str, Any] = {**kwargs_from_env()}
-        if self._base_url is not None:
-            options = {"base_url": self._base_url}
-        return docker.APIClient(version="auto", timeout=REQUEST_TIMEOUT_S, **options)
+        self._probe()
+        return docker.APIClient(version="auto", timeout=REQUEST_TIMEOUT_S, **self._where())
+
+    def _where(self) -> dict[str, Any]:
+        return {"base_url": self._base_url} if self._base_url is not None else {**kwargs_from_env()}
+
+    def _probe(self) -> None:
+        """Raise OSError if nobody listens at the engine's socket.
+
+        The docker package leaves a socket unclosed when it cannot connect, which shows as a ResourceWarning.
+        """
+        url = self._where().get("base_url", DEFAULT_UNIX_SOCKET)
+        _, unix, path = url.partition("unix://")
+        if unix:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(REQUEST_TIMEOUT_S)
+                connection.connect(path)
 
     def stop(self) -> None:
         """Make both threads end soon; one that waits for the engine's answer ends after `REQUEST_TIMEOUT_S`."""
@@ -193,7 +208,10 @@ class _Session:
         while not self._stop.is_set():
             self._look.clear()
             try:
-                client = client or self._connect()
+                if client is None:
+                    client = self._connect()
+                else:
+                    self._probe()
                 self._list_once(client)
                 self.available, wait_s = True, self._relist_s
             except _FAILURES:

@@ -67,7 +67,7 @@ class SimulatedHost:
         chance = random.Random(app.scenario.seed)  # noqa: S311 - no secret: spreads the period phases repeatably
         for load in app.scenario.containers:
             container_id = hashlib.sha256(f"{node}/{app.app}/{load.name}".encode()).hexdigest()
-            container = SimulatedContainer(load, chance.randrange(STEP_US, PERIOD_US, STEP_US))
+            container = SimulatedContainer(load.schedule, load.threads, chance.randrange(STEP_US, PERIOD_US, STEP_US))
             container.limit_bytes = app.limit_bytes
             container.set_quota(app.quota_us)
             self._containers[container_id] = container
@@ -106,7 +106,12 @@ class SimulatedHost:
         for sink in self._sinks:
             sink(GoneContainer(container_id))
 
-    def container(self, container_id: str) -> SimulatedContainer | None:
+    @property
+    def containers(self) -> tuple[FoundContainer, ...]:
+        """All that run."""
+        return tuple(self._found)
+
+    def state_of(self, container_id: str) -> SimulatedContainer | None:
         """Its state now; None if it was removed."""
         until_us = int((self._clock() - self._zero_s) * 1e6)
         while self._now_us + STEP_US <= until_us:
@@ -138,7 +143,7 @@ class SimulatedHandle:
         self._original = self.read_limits()
 
     def _now(self) -> SimulatedContainer | None:
-        return self._host.container(self._container_id)
+        return self._host.state_of(self._container_id)
 
     def read(self) -> Counters | None:
         """Counters now. None: removed."""
