@@ -29,7 +29,7 @@ RAISE_SHARE: Final = 0.02
 """Of the quota; measured/policy.md section 4 (0.4 b)."""
 URGENT_SHARE: Final = 0.03
 """Of the quota, plus CUT_US: a raise beyond it is worth everybody's small cuts. Tried on 60 constant loads with a limit
-of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 writes five times as often under noise of +-2 %."""
+of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 writes five times as often under noise."""
 
 
 def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:

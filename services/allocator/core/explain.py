@@ -11,17 +11,17 @@ from schemas.queries import AppState, Explanation
 
 _CPU: Final[dict[Reason, str]] = {
     Reason.NONE: "no reason recorded",
-    Reason.ADMITTED: "joined the application: asked for {measured}, {threshold} were free",
-    Reason.THROTTLED: "throttled: demand estimated {measured}, quota was {threshold}",
+    Reason.ADMITTED: "joined the application, asked for {measured}, {threshold} were free",
+    Reason.THROTTLED: "throttled, demand estimated {measured}, quota was {threshold}",
     Reason.UNUSED: "left {measured} unused, {threshold} are kept as headroom",
     Reason.DEMAND_ROSE: "demand with headroom rose to {measured}, quota was {threshold}",
-    Reason.SHARED_SCARCITY: "shared scarcity: the application asks for {measured} and may have {threshold}",
+    Reason.SHARED_SCARCITY: "shared scarcity, the application asks for {measured} and may have {threshold}",
     Reason.OVER_LIMIT: "the application held {measured}, its limit is {threshold}",
     Reason.RESYNC: "the kernel held {measured}, ordered was {threshold}",
 }
 _MEMORY: Final[dict[Reason, str]] = {
     Reason.NONE: "no reason recorded",
-    Reason.ADMITTED: "joined the application: asked for {measured}, {threshold} were free",
+    Reason.ADMITTED: "joined the application, asked for {measured}, {threshold} were free",
     Reason.MEMORY_GROWTH: "usage of {measured} came within {threshold} of the limit",
     Reason.MEMORY_RECLAIM: "limit was {measured} above usage, {threshold} are kept",
     Reason.OVER_LIMIT: "the application held {measured}, its limit is {threshold}",
@@ -88,8 +88,7 @@ def summary(state: AppState) -> str:
     return (
         f"{len(state.containers)} containers {verb} {_cores(state.cpu_held_us)} of {spec.cpu_limit:.2f} cores "
         f"and {_mib(state.memory_held_bytes)} of {_mib(int(spec.memory_limit))} MiB "
-        f"(policy {spec.policy}, mode {spec.mode})"
-        + (f"; {waiting} not admitted" if waiting else "")
+        f"(policy {spec.policy}, mode {spec.mode})" + (f"; {waiting} not admitted" if waiting else "")
     )
 
 

@@ -1,20 +1,20 @@
 """Memory limits: grow before a container reaches its limit, reclaim what it leaves (thesis 2.3.2-2.4.4).
 
 The allocator sees usage every 100 ms and an order is in force at most two periods after its sample, so a limit must
-hold what the container can take in LOOP_PERIODS. Faster growth is the agent's business (its reserve); here the rate
-of the last period, doubled since it may accelerate, is covered.
+hold what the container can take in LOOP_PERIODS = 3: those two, and the one until the next sample. From rest delta
+covers delta / 3 per period (170 MB/s at 50 MiB); faster growth is the business of the agent, which is closer.
 
-Growth.  g = max(0, usage - usage before); due when limit - usage < max(delta / 2, 2 g), then
-         limit' = usage + max(delta, 4 g), at most the container's maximum.
+Growth.  g = max(0, usage - usage before); due when limit - usage < max(delta / 2, 3 g), then
+         limit' = usage + max(delta, 6 g), at most the container's maximum: the rate may double within the loop.
          delta / 2 to grow and delta to reclaim: usage may move by delta / 2 before anything is written again.
 Scarce.  Where the wishes exceed what the application has free, all containers first get what keeps them alive for
-         the loop (usage + max(2 g, MARGIN_BYTES)), in proportion to what is missing, then the rest in proportion: a
-         comfortable delta for one is not taken before the next two periods of another. And the reclaim below is done
+         the loop (usage + max(3 g, MARGIN_BYTES)), in proportion to what is missing, then the rest in proportion: a
+         comfortable delta for one is not taken before the next three periods of another. And the reclaim below is done
          at once for that application, not only when it is due (thesis 2.4.4.2).
 Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the container's minimum, and
          never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
-         never below usage + max(2 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
+         never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
 """
 
@@ -32,8 +32,8 @@ from services.allocator.core.slots import SlotArrays
 from services.allocator.core.view import AppIndex, Bools, Floats, Ints, per_app
 
 PAGE_BYTES: Final = 4096
-LOOP_PERIODS: Final = 2
-"""Periods from a sample to its order in force, at most (measured/policy.md section 1)."""
+LOOP_PERIODS: Final = 3
+"""From a sample to its order in force at most two (measured/policy.md section 1), and one until the next sample."""
 ACCELERATION: Final = 2
 """A rate may double within the loop's delay."""
 MARGIN_BYTES: Final = 4 << 20

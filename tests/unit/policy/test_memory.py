@@ -1,0 +1,183 @@
+"""Memory limits: grow, reclaim, share, fit. Thesis 2.4.3 by hand; sizes in MiB where a name says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.limits import Reason
+from services.allocator.core.memory import GREW_STEPS, MARGIN_BYTES, PAGE_BYTES, MemoryState, MemoryView, decide_memory
+
+MIB = 1 << 20
+
+
+def view(usage: list[int], limit: list[int], total: int, before: list[int] | None = None) -> MemoryView:
+    """One application with delta 50 MiB; arguments in MiB; without `before` nothing grew."""
+    count = len(usage)
+    return MemoryView(
+        app=np.zeros(count, np.int32),
+        fresh=np.ones(count, np.bool_),
+        usage_bytes=np.array(usage, np.int64) * MIB,
+        before_bytes=np.array(before or usage, np.int64) * MIB,
+        ordered_bytes=np.array(limit, np.int64) * MIB,
+        min_bytes=np.full(count, 4 * MIB),
+        max_bytes=np.full(count, 4096 * MIB),
+        limit_bytes=np.array([total * MIB]),
+        delta_bytes=np.array([50 * MIB]),
+    )
+
+
+def settled_state(given_view: MemoryView) -> MemoryState:
+    """A state in which no usage has grown for more than a second."""
+    state = MemoryState(len(given_view.app))
+    for _ in range(GREW_STEPS + 1):
+        decide_memory(state, given_view, np.arange(len(given_view.app)), reclaim=False)
+    return state
+
+
+def decide(given_view: MemoryView, *, reclaim: bool = False) -> tuple[list[float], list[int]]:
+    targets = decide_memory(settled_state(given_view), given_view, np.arange(len(given_view.app)), reclaim=reclaim)
+    return (targets.target_bytes / MIB).tolist(), targets.reason.tolist()
+
+
+def test_reclaim_by_the_thesis_formula() -> None:
+    """Limit 300 > usage 100 + delta 50: 150 (psi = 150). 140 is not above 100 + 50. Usage 0: delta."""
+    assert decide(view([100, 100, 0], [300, 140, 90], 1000), reclaim=True) == (
+        [150, 140, 50],
+        [Reason.MEMORY_RECLAIM, Reason.NONE, Reason.MEMORY_RECLAIM],
+    )
+
+
+def test_nothing_is_reclaimed_when_it_is_not_due() -> None:
+    assert decide(view([100], [300], 1000)) == ([300], [Reason.NONE])
+
+
+def test_reclaim_spares_the_minimum_and_whoever_grew_in_the_last_second() -> None:
+    small = replace(view([1], [300], 1000), min_bytes=np.array([128 * MIB]))
+    assert decide(small, reclaim=True)[0] == [128]
+    growing, state = view([100], [300], 1000, before=[90]), MemoryState(1)
+    for _ in range(GREW_STEPS):
+        assert decide_memory(state, growing, np.arange(1), reclaim=True).target_bytes[0] == 300 * MIB
+    assert decide_memory(state, growing, np.arange(1), reclaim=True).target_bytes[0] < 300 * MIB
+
+
+def test_slow_growth_is_due_at_half_of_delta() -> None:
+    """26 MiB are left: nothing. 24 are left (below 25): usage + 50."""
+    assert decide(view([274], [300], 1000)) == ([300], [Reason.NONE])
+    assert decide(view([276], [300], 1000)) == ([326], [Reason.MEMORY_GROWTH])
+
+
+def test_fast_growth_gets_six_times_the_rate() -> None:
+    """40 in a period: 140 left is more than 3 * 40; 110 left is not: 190 + 6 * 40 = 430."""
+    assert decide(view([160], [300], 1000, before=[120]))[0] == [300]
+    assert decide(view([190], [300], 1000, before=[150]))[0] == [430]
+
+
+def test_growth_stops_at_the_containers_maximum() -> None:
+    assert decide(replace(view([290], [300], 1000), max_bytes=np.array([310 * MIB])))[0] == [310]
+
+
+def test_a_short_pool_first_keeps_everybody_alive() -> None:
+    """Both are due; 30 MiB free. A takes 7 a period, B does not grow.
+
+    Survival: A 200 + 3 * 7 - 205 = 16, B 299 + 4 - 300 = 3: 19 of the 30. Of the rest, wishes A 200 + 50 - 205 - 16
+    = 29 and B 299 + 50 - 300 - 3 = 46, 11 are shared as 29 : 46.
+    """
+    targets, reasons = decide(view([200, 299], [205, 300], 535, before=[193, 299]))
+    assert reasons == [Reason.MEMORY_GROWTH] * 2
+    assert abs(targets[0] - (205 + 16 + 11 * 29 / 75)) < 0.02
+    assert abs(targets[1] - (300 + 3 + 11 * 46 / 75)) < 0.02
+    assert sum(targets) <= 535
+
+
+def test_a_short_pool_reclaims_at_once() -> None:
+    """A is at its limit, the pool is empty, B has 400 MiB of slack: thesis 2.4.4.2."""
+    targets, reasons = decide(view([299, 100], [300, 500], 800))
+    assert targets == [300, 150]
+    assert reasons == [Reason.NONE, Reason.MEMORY_RECLAIM]
+
+
+def test_a_lowered_limit_takes_the_largest_slack_first() -> None:
+    """Limits 300 + 300, application 440. Floors 204 and 104: slack 96 and 196; 132 may stay: 66 each."""
+    targets, reasons = decide(view([200, 100], [300, 300], 440))
+    assert targets == [270, 170]
+    assert reasons == [Reason.OVER_LIMIT] * 2
+    assert decide(view([200, 100], [300, 300], 560))[0] == [300, 260]
+
+
+def test_what_is_in_use_is_never_taken() -> None:
+    targets, _ = decide(view([200, 100], [300, 300], 100))
+    assert targets == [204, 104]
+
+
+def test_numbers_explain_the_decision() -> None:
+    given_view = view([276, 100], [300, 300], 1000)
+    targets = decide_memory(settled_state(given_view), given_view, np.arange(2), reclaim=True)
+    assert (targets.measured / MIB).tolist() == [276, 200]
+    assert (targets.threshold / MIB).tolist() == [25, 50]
+
+
+@st.composite
+def views(draw: st.DrawFn) -> MemoryView:
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    app = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    random.shuffle(app)
+    usage = random.integers(0, 2**30, len(app))
+    limit = (usage + random.choice([0, MIB, 30 * MIB, 2**29], len(app))) // PAGE_BYTES * PAGE_BYTES
+    held = np.bincount(app, limit, len(sizes)).astype(np.int64)
+    return MemoryView(
+        app=app,
+        fresh=random.uniform(size=len(app)) < 0.8,
+        usage_bytes=usage,
+        before_bytes=np.maximum(usage - random.integers(-(2**26), 2**28, len(app)), 0),
+        ordered_bytes=np.maximum(limit, 4 * MIB),
+        min_bytes=np.full(len(app), 4 * MIB),
+        max_bytes=np.full(len(app), 2**31),
+        limit_bytes=(held * draw(st.sampled_from([0.7, 1.0, 1.1, 3.0]))).astype(np.int64) + 4 * MIB,
+        delta_bytes=np.full(len(sizes), 50 * MIB),
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(views(), st.booleans())
+def test_memory_invariants(given_view: MemoryView, reclaim: bool) -> None:
+    count, apps = len(given_view.app), len(given_view.limit_bytes)
+    rows = np.arange(count)
+    state = settled_state(given_view)
+    targets = decide_memory(state.copy(), given_view, rows, reclaim=reclaim).target_bytes
+    before = np.bincount(given_view.app, given_view.ordered_bytes, apps)
+    after = np.bincount(given_view.app, targets, apps)
+    assert (after <= np.maximum(before, given_view.limit_bytes)).all()
+    assert (targets <= np.maximum(given_view.max_bytes, given_view.ordered_bytes)).all()
+    lowered = targets < given_view.ordered_bytes
+    assert (targets >= given_view.usage_bytes + MARGIN_BYTES)[lowered].all()
+    assert (targets >= given_view.min_bytes)[lowered].all()
+    assert (targets[targets != given_view.ordered_bytes] % PAGE_BYTES == 0).all()
+    for app in range(apps):
+        mine = np.flatnonzero(given_view.app == app)[::-1]
+        alone = MemoryView(
+            **{
+                name: getattr(given_view, name)[mine]
+                for name in MemoryView.__slots__
+                if name not in {"limit_bytes", "delta_bytes"}
+            },
+            limit_bytes=given_view.limit_bytes,
+            delta_bytes=given_view.delta_bytes,
+        )
+        assert (decide_memory(state.copy(), alone, mine, reclaim=reclaim).target_bytes == targets[mine]).all()
+
+
+def test_growth_of_160_mib_per_second_from_rest_never_reaches_the_limit() -> None:
+    """16 MiB a period from usage + delta, each order in force two periods after its sample; then it doubles."""
+    usage, limits, state = 20, [70, 70], MemoryState(1)
+    for period in range(40):
+        previous, usage = usage, usage + (16 if period < 20 else 32)
+        assert usage < limits[0]
+        now = view([usage], [limits[-1]], 100_000, before=[previous])
+        target = decide_memory(state, now, np.arange(1), reclaim=False).target_bytes[0]
+        limits = [*limits[1:], int(target) // MIB]
+    assert limits[-1] > usage

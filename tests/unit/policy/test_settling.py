@@ -1,0 +1,148 @@
+"""Constant demand: the writes stop. A burst: quotas follow it up and down. As the policies' docstrings claim."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.allocator.core.policy_waterfill import HEADROOM_US
+from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant, parameters
+
+both = pytest.mark.parametrize("policy", sorted(POLICIES))
+limits = pytest.mark.parametrize("times_demand", [3.0, 1.15, 1.02, 0.8])
+SETTLED, QUIET = 20, 100
+SEEDS = range(12)
+
+
+def constant(policy: str, times_demand: float, seed: int, *, noise: float = 0.0, low: bool = False) -> CfsPlant:
+    """1-12 containers of one application with demands of 0.05 to 3 cores, from equal shares or 10 % of demand."""
+    random = np.random.default_rng(seed)
+    demand = random.integers(5_000, 300_000, random.integers(1, 13))
+    limit = np.array([int(demand.sum() * times_demand)])
+    equal = np.minimum(np.full(len(demand), limit[0] // len(demand)), 4 * PERIOD_US)
+    quota = np.maximum(demand // 10, 1_000) if low else equal
+    plant = CfsPlant(np.zeros(len(demand), np.int32), limit, quota, policy, noise=noise, seed=seed)
+    plant.demand = demand  # type: ignore[attr-defined]
+    return plant
+
+
+def run(plant: CfsPlant, periods: int) -> int:
+    """Writes in these periods."""
+    before = plant.writes.sum()
+    for _ in range(periods):
+        plant.step(plant.demand)  # type: ignore[attr-defined]
+    return int(plant.writes.sum() - before)
+
+
+def last_write(plant: CfsPlant, periods: int) -> int:
+    """Number of the last period with a write; 0: none."""
+    return max((period for period in range(1, periods + 1) if run(plant, 1)), default=0)
+
+
+@both
+@limits
+def test_constant_demand_settles_within_two_windows_and_stays(policy: str, times_demand: float) -> None:
+    """All within 25 periods, all but one of these loads within 20, and not a single write until period 125."""
+    last = [last_write(constant(policy, times_demand, seed), SETTLED + 5 + QUIET) for seed in SEEDS]
+    assert max(last) <= SETTLED + 5
+    assert sum(period > SETTLED for period in last) <= 1
+
+
+@both
+@limits
+def test_from_a_tenth_of_the_demand_it_settles_within_three_windows(policy: str, times_demand: float) -> None:
+    for seed in SEEDS:
+        plant = constant(policy, times_demand, seed, low=True)
+        run(plant, 30)
+        assert run(plant, QUIET) == 0
+
+
+@both
+@limits
+def test_noise_of_two_percent_hardly_ever_causes_a_write(policy: str, times_demand: float) -> None:
+    rates = []
+    for seed in SEEDS:
+        plant = constant(policy, times_demand, seed, noise=0.02)
+        run(plant, SETTLED)
+        rates.append(run(plant, QUIET) / QUIET / len(plant.app))
+    assert np.mean(rates) <= 0.01
+
+
+@pytest.mark.parametrize("times_demand", [3.0, 1.15, 1.02])
+def test_waterfill_leaves_nobody_starved_when_the_limit_suffices(times_demand: float) -> None:
+    for seed in SEEDS:
+        plant = constant("waterfill", times_demand, seed)
+        run(plant, 40)
+        assert (plant.quota_us >= 0.95 * plant.demand).all()  # type: ignore[attr-defined]
+
+
+def test_waterfill_favours_small_demands_when_the_limit_is_tight() -> None:
+    """The weights (demand ** 0.75) favour the small: at 0.8 of the demand nobody has less than 0.45 of his."""
+    for seed in SEEDS:
+        plant = constant("waterfill", 0.8, seed)
+        run(plant, 40)
+        served = plant.quota_us / plant.demand  # type: ignore[attr-defined]
+        assert served.min() >= 0.45
+        assert served[np.argmin(plant.demand)] >= served[np.argmax(plant.demand)]  # type: ignore[attr-defined]
+
+
+@both
+@pytest.mark.parametrize("cores", [0.3, 1.0, 3.0])
+def test_a_burst_is_followed_within_ten_periods_and_left_within_two_windows(policy: str, cores: float) -> None:
+    """Four containers, three steady; the fourth starts to burn at a tenth of its demand, for 40 periods, then idles."""
+    burst = int(cores * PERIOD_US)
+    steady = np.array([40_000, 40_000, 40_000])
+    limit = np.array([3 * (int(steady.sum()) + burst)])
+    plant = CfsPlant(np.zeros(4, np.int32), limit, np.append(steady * 5 // 4, max(burst // 10, 1_000)), policy)
+    for _ in range(10):
+        reached = plant.step(np.append(steady, burst)).used_us[3]
+    assert plant.quota_us[3] >= 0.95 * burst or reached >= 0.95 * burst
+    for _ in range(30):
+        plant.step(np.append(steady, burst))
+    peak = plant.quota_us[3]
+    for _ in range(20):
+        plant.step(np.append(steady, 0))
+    floor = HEADROOM_US if policy == "waterfill" else 20_000  # gamma
+    assert plant.quota_us[3] <= max(floor + plant.min_us, peak // 4)
+
+
+@both
+def test_a_burst_after_a_long_rest_is_followed_as_fast(policy: str) -> None:
+    """The window is full of rest: escra's mean of throttles starts at a tenth."""
+    plant = CfsPlant(np.zeros(2, np.int32), np.array([3 * PERIOD_US]), np.array([50_000, 10_000]), policy)
+    for _ in range(40):
+        plant.step(np.array([40_000, 0]))
+    for _ in range(11):
+        sample = plant.step(np.array([40_000, PERIOD_US]))
+    assert sample.used_us[1] >= 0.95 * PERIOD_US
+
+
+def test_waterfill_hands_a_remembered_peak_over() -> None:
+    """A idles along at 5 ms with the memory of 2 cores; B needs them, the limit has room for one peak only."""
+    plant = CfsPlant(np.zeros(2, np.int32), np.array([280_000]), np.array([250_000, 20_000]), "waterfill")
+    for _ in range(20):
+        plant.step(np.array([200_000, 10_000]))
+    for _ in range(10):
+        plant.step(np.array([5_000, 10_000]))
+    assert plant.quota_us[0] >= 190_000
+    for _ in range(25):
+        sample = plant.step(np.array([5_000, 200_000]))
+    assert sample.used_us[1] >= 0.95 * 200_000
+
+
+@both
+def test_containers_that_report_in_turns_settle_too(policy: str) -> None:
+    """Phases differ: a third of the rows has no new sample in a step."""
+    for seed in SEEDS:
+        plant = constant(policy, 1.15, seed)
+        plant.silent = 0.3
+        run(plant, 3 * SETTLED)
+        assert run(plant, QUIET) == 0
+
+
+def test_escra_settles_with_any_window() -> None:
+    for window in (1, 3, 64):
+        plant = constant("escra", 3.0, seed=3)
+        plant.params = parameters(1, window=window)
+        run(plant, 2 * window + SETTLED)
+        assert run(plant, QUIET) == 0
