@@ -1,0 +1,227 @@
+"""Commands against a real NATS server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.apps import AppSpec
+from schemas.queries import AppState, ContainerState, ExplainReply, Explanation, StateReply
+from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.streams import APPS
+from schemas.subjects import CFS, LIMIT_DECISIONS
+from services._runtime.bus import Delivery, RequestRefusedError
+from services._runtime.bus_nats import NatsBus
+from services._runtime.bus_options import BusOptions
+from services._runtime.nats_server import EmbeddedNats
+from tests.support.cfs_batches import batch, decisions
+from tests.support.deadline import until
+
+LIMITS = "name: shop\ncpu_limit: 2\nmemory_limit: 1GiB\n"
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[NatsBus]:
+    async with EmbeddedNats() as server:
+        connection = await NatsBus.connect(BusOptions(servers=(server.url,)))
+        yield connection
+        await connection.close(2.0)
+
+
+async def turnbuckle(bus: NatsBus, *arguments: str) -> tuple[int, str, str]:
+    process = await start(bus, *arguments)
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def start(bus: NatsBus, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.cli", *arguments, "--server", bus.options.servers[0],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def publishing(bus: NatsBus) -> None:
+    """What an agent and an allocator say, for ever, with some garbage between."""
+    tick = 0
+    while True:
+        bus.publish(CFS.subject("tb", app="shop", node="n1"), batch(tick))
+        bus.publish(LIMIT_DECISIONS.subject("tb", app="shop"), decisions(tick))
+        bus.connection.send_now("tb.obs.garbage", b"\xc1\x00")
+        bus.connection.send_now("elsewhere.subject", b"{}")
+        tick += 1
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def stream(bus: NatsBus) -> AsyncIterator[NatsBus]:
+    task = asyncio.create_task(publishing(bus))
+    yield bus
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_limits_are_announced_listed_and_withdrawn(bus: NatsBus, tmp_path: Path) -> None:
+    file = tmp_path / "app.yaml"
+    file.write_text(LIMITS + "containers:\n  - {name: web, image: x, replicas: 2}\n")
+    code, out, err = await turnbuckle(bus, "apply", str(file), "--limits-only", "--json")
+
+    assert (code, json.loads(out)["containers"]) == (0, []), err
+    entry = await bus.bucket(APPS).get("shop")
+    assert entry is not None
+    assert isinstance(entry.message, AppSpec)
+    assert (entry.message.cpu_limit, entry.message.announced_containers) == (2.0, 2)
+
+    code, out, err = await turnbuckle(bus, "apps", "--json")
+    listed = json.loads(out)
+
+    assert (listed["apps"][0]["app"], listed["allocator"]) == ("shop", False)
+    assert "no allocator answers" in err
+
+    code, out, _ = await turnbuckle(bus, "delete", "shop", "--yes", "--json")
+
+    assert (code, json.loads(out)["announced"]) == (0, True)
+    assert await bus.bucket(APPS).get("shop") is None
+
+    code, _, err = await turnbuckle(bus, "delete", "shop", "--yes")
+
+    assert (code, "there is no application" in err) == (1, True)
+
+
+async def test_tap_shows_everything_and_breaks_at_nothing(stream: NatsBus) -> None:
+    code, out, _ = await turnbuckle(stream, "tap", "obs.>", "--count", "9")
+    lines = [json.loads(line) for line in out.splitlines()]
+
+    assert (code, len(lines)) == (0, 9)
+    assert {line.get("type") for line in lines} == {
+        "turnbuckle.cfs.v1.CfsBatch",
+        "turnbuckle.limits.v1.LimitDecisions",
+        None,
+    }
+    assert next(line for line in lines if "undecodable" in line)["size_bytes"] == 2
+
+    code, out, _ = await turnbuckle(stream, "tap", "elsewhere.>", "--absolute", "--count", "1")
+
+    assert json.loads(out)["subject"] == "elsewhere.subject"
+
+
+async def test_tap_ends_after_its_time_and_at_an_interrupt(stream: NatsBus) -> None:
+    code, out, _ = await turnbuckle(stream, "tap", "evt.>", "--for", "0.2")
+
+    assert (code, out) == (0, "")
+
+    process = await start(stream, "tap", "obs.>")
+    assert process.stdout
+    assert process.stderr
+    await asyncio.wait_for(process.stdout.readline(), 20)
+    process.terminate()
+
+    _, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (process.returncode, err) == (0, b"")
+
+
+async def test_tap_bears_a_reader_that_goes_away(stream: NatsBus) -> None:
+    process = await asyncio.create_subprocess_shell(
+        f"{sys.executable} -m services.cli tap 'obs.>' --server {stream.options.servers[0]} | head -n 1",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+
+    assert len(out.splitlines()) == 1
+    assert err == b""
+
+
+async def test_top_once_shows_what_was_just_seen(stream: NatsBus) -> None:
+    code, out, _ = await turnbuckle(stream, "top", "--once", "--json")
+    (app,) = json.loads(out)["apps"]
+
+    assert code == 0
+    assert app["cpu_allocated_us"] == 80_000
+    assert app["containers"][0]["last_reason"].startswith("throttled: ")
+
+    code, out, _ = await turnbuckle(stream, "top", "shop", "--once")
+
+    assert "web" in out
+
+
+async def test_top_without_a_terminal_prints_lines_until_interrupted(stream: NatsBus) -> None:
+    process = await start(stream, "top")
+    assert process.stdout
+    line = await asyncio.wait_for(process.stdout.readline(), 20)
+    process.terminate()
+    await asyncio.wait_for(process.communicate(), 20)
+
+    assert line.startswith(b"shop: ")
+    assert process.returncode == 0
+
+
+def state_reply() -> StateReply:
+    spec = AppSpec.model_validate({"name": "shop", "cpu_limit": 2, "memory_limit": "1GiB"})
+    container = ContainerState(
+        container="web-0123456789ab", node="n1", quota_us=20_000, ordered_us=20_000, held_us=20_000, used_us=10_000,
+        throttled=False, memory_usage_bytes=1, memory_limit_bytes=2, memory_held_bytes=2, admitted=True,
+        report_age_s=0.1,
+    )  # fmt: skip
+    app = AppState(
+        spec=spec, cpu_held_us=20_000, cpu_free_us=180_000, memory_held_bytes=2, memory_free_bytes=3,
+        containers=(container,),
+    )  # fmt: skip
+    return StateReply(epoch=1, steps=2, superseded=False, apps=(app,))
+
+
+async def test_queries_are_asked_and_refusals_told(bus: NatsBus) -> None:
+    async def state(_: Delivery) -> Any:
+        return state_reply()
+
+    async def explain(delivery: Delivery) -> Any:
+        request: Any = delivery.message
+        if request.app != "shop":
+            raise RequestRefusedError(404, f"no application {request.app!r}")
+        decision = Explanation(
+            time_ns=1_700_000_000_000_000_000, container="web-0123456789ab", resource="cpu", before=20_000,
+            after=40_000, reason="throttled", sentence="throttled [10 of 10]",
+        )  # fmt: skip
+        return ExplainReply(app="shop", summary="shop holds 0.2 of 2 cores", decisions=(decision,))
+
+    await bus.serve_queries("allocator", "0.1.0", "test", {ALLOCATOR_STATE: state, ALLOCATOR_EXPLAIN: explain})
+    await bus.bucket(APPS).put("shop", state_reply().apps[0].spec)
+    code, out, err = await turnbuckle(bus, "apps")
+
+    assert code == 0, err
+    assert out.splitlines()[1].split()[:6] == ["shop", "1", "2.00", "0.20", "1.80", "1"]
+
+    code, out, _ = await turnbuckle(bus, "explain", "shop")
+
+    assert "cpu 0.20 → 0.40 cores: throttled [10 of 10]" in out
+
+    code, _, err = await turnbuckle(bus, "explain", "other")
+
+    assert (code, "no application 'other'" in err) == (1, True)
+
+
+async def test_the_doctor_sees_the_server(bus: NatsBus) -> None:
+    code, out, err = await turnbuckle(bus, "doctor", "--json")
+    found = {finding["name"]: finding for finding in json.loads(out)}
+
+    assert code == 0, err
+    assert found["nats"]["level"] == "ok"
+    assert "JetStream" in found["nats"]["found"]
+
+
+async def test_top_hears_of_withdrawn_limits(bus: NatsBus) -> None:
+    from services.cli.live_state import LiveState  # noqa: PLC0415 - white-box companion of the tests above
+    from services.cli.top import follow  # noqa: PLC0415
+
+    state = LiveState()
+    await follow(bus, state)
+    bus.publish(CFS.subject("tb", app="shop", node="n1"), batch(0))
+
+    await until(lambda: "shop" in state.apps)

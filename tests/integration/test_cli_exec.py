@@ -1,0 +1,175 @@
+"""`turnbuckle exec` on real control groups."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup, detect
+
+EXEC = [sys.executable, "-m", "services.cli", "exec"]
+READY_S = 20.0
+
+
+@pytest.fixture
+def app() -> Iterator[str]:
+    """An application of our own; its groups are gone afterwards, whatever the test did."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    yield name
+    for directory in groups(name):
+        group = ManagedCgroup(detect(), directory)
+        group.kill()
+        group.remove()
+
+
+def groups(app: str) -> list[str]:
+    layout = detect()
+    return sorted(
+        {
+            f"turnbuckle/{app}/{found.name}"
+            for mount in layout.distinct_mounts()
+            for found in Path(mount.directory, "turnbuckle", app).glob("*-*")
+        }
+    )
+
+
+def read_limits(layout: CgroupLayout, directory: str) -> tuple[int, int]:
+    paths = layout.directories(directory)
+    if layout.version == 1:
+        quota = int(Path(paths["cpu"], "cpu.cfs_quota_us").read_text())
+        return quota, int(Path(paths["memory"], "memory.limit_in_bytes").read_text())
+    quota = int(Path(paths["cpu"], "cpu.max").read_text().split()[0])
+    return quota, int(Path(paths["memory"], "memory.max").read_text())
+
+
+def run(app: str, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    arguments = [*EXEC, "--app", app, "--name", "web", *options, "--", *command]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+
+
+def wait_for_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.root
+def test_the_command_runs_inside_and_nothing_is_left(app: str) -> None:
+    done = run(app, "cat", "/proc/self/cgroup")
+
+    assert done.returncode == 0, done.stderr
+    assert f"/turnbuckle/{app}/web-" in done.stdout
+    for controller in detect().mounts:
+        lines = [line for line in done.stdout.splitlines() if controller in line.split(":")[1].split(",")]
+        assert all(f"/turnbuckle/{app}/web-" in line for line in lines)
+    assert groups(app) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)])
+def test_the_exit_code_is_the_commands(app: str, command: str, code: int) -> None:
+    assert run(app, "sh", "-c", command).returncode == code
+
+
+@pytest.mark.root
+def test_the_first_limits_are_in_force(app: str) -> None:
+    arguments = [*EXEC, "--app", app, "--name", "web", "--cpus", "0.25", "--memory", "64MiB", "--"]
+    with subprocess.Popen(
+        [*arguments, "sh", "-c", "echo ready; exec sleep 30"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert wait_for_line(process) == "ready"
+        (directory,) = groups(app)
+
+        assert read_limits(detect(), directory) == (25_000, 64 << 20)
+
+        process.terminate()
+
+        assert process.wait(READY_S) == 128 + signal.SIGTERM
+    assert groups(app) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_are_passed_on(app: str, number: signal.Signals) -> None:
+    script = (
+        "import signal, sys\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    arguments = [*EXEC, "--app", app, "--name", "web", "--", sys.executable, "-c", script]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert wait_for_line(process) == "ready"
+        process.send_signal(number)
+
+        assert process.wait(READY_S) == 42
+
+
+@pytest.mark.root
+def test_what_the_command_leaves_running_is_ended(app: str) -> None:
+    done = run(app, "sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!")
+    left = int(done.stdout)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{left}/exe").exists() and time.monotonic() < deadline:
+        os.sched_yield()
+
+    assert done.returncode == 0
+    assert not Path(f"/proc/{left}/exe").exists()
+    assert groups(app) == []
+
+
+@pytest.mark.root
+def test_a_program_that_cannot_be_run_is_told_as_a_shell_does(app: str, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("no program")
+    missing, unusable = run(app, "no-such-program"), run(app, str(text))
+
+    assert (missing.returncode, unusable.returncode) == (127, 126)
+    assert "no-such-program: no such program" in missing.stderr
+    assert groups(app) == []
+
+
+AS_NOBODY = """
+import os, sys
+import services.cli.managed_process, typer.rich_utils
+from services.cli.main import app
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+app(["exec", *sys.argv[1:]])
+"""
+"""An interpreter that everybody may read is not to be had everywhere: so load everything first, then become nobody."""
+
+
+@pytest.mark.root
+def test_an_ordinary_user_is_told_to_use_sudo(app: str) -> None:
+    arguments = [sys.executable, "-c", AS_NOBODY, "--app", app, "--name", "web", "--", "true"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+
+    assert done.returncode == 69, done.stderr
+    assert "Only root may do that: use sudo" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert groups(app) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--app", "a b", "--name", "web"), "a b"),
+        (("--app", "a", "--name", "../web"), "../web"),
+        (("--app", "a", "--name", "web", "--memory", "lots"), "no size"),
+        (("--app", "a", "--name", "web", "--cpus", "0"), "0.01"),
+    ],
+)
+def test_wrong_arguments_make_nothing(options: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([*EXEC, *options, "--", "true"], capture_output=True, text=True, timeout=30, check=False)
+
+    assert done.returncode in {1, 2}
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
