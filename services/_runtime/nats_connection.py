@@ -23,6 +23,7 @@ from typing import Any, Final
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
 
 from services._runtime.bus import BusError, BusUnavailableError
 from services._runtime.bus_options import BusOptions
@@ -100,12 +101,19 @@ class Connection(Client):
         for future in list(self._resp_map.values()):
             if not future.done():
                 future.set_exception(nats.errors.ConnectionReconnectingError())
+                future.exception()  # seen, also where nobody waits any more
 
     def abort_transport(self) -> None:
         """Close the socket without waiting for unsent bytes."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+
+    async def _request_new_style(self, *arguments: Any, **keywords: Any) -> Msg:
+        # nats-py would enter the request into its table of replies, fail to send it, and never take it out again.
+        if not self.is_connected:
+            raise nats.errors.ConnectionReconnectingError
+        return await super()._request_new_style(*arguments, **keywords)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())

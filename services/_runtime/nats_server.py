@@ -111,6 +111,7 @@ class EmbeddedNats:
             raise NatsServerError("the server runs already")
         if self.port:
             self._check_port()
+        resuming = self._directory is not None
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="turnbuckle-nats-"))
         config = self._directory / "nats-server.conf"
@@ -126,6 +127,8 @@ class EmbeddedNats:
             await self._wait_ready()
         except BaseException:
             self.kill()
+            if not resuming:
+                self._remove_directory()
             raise
         return self
 
@@ -181,6 +184,9 @@ class EmbeddedNats:
     async def stop(self) -> None:
         """End it gracefully (killed after 5 s) and remove what it left, unless the store directory was given."""
         await self.halt()
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
@@ -203,8 +209,11 @@ class EmbeddedNats:
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nothing answers."""
+        """Freeze it (SIGSTOP): connections stay open and nothing answers. Returns once every thread stands."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _STOP_S
+        while self.pid is not None and not _stands(self.pid) and time.monotonic() < deadline:
+            time.sleep(0.001)  # at most a few scheduler ticks
 
     def resume(self) -> None:
         """Undo `pause`."""
@@ -224,6 +233,15 @@ class EmbeddedNats:
 def _trouble(log: str) -> str:
     lines = _TROUBLE.findall(log)
     return "; ".join(lines) if lines else "it logged no error"
+
+
+def _stands(pid: int) -> bool:
+    """Whether every thread is stopped; a signal reaches threads on other processors a little later."""
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            if status.read_text().rpartition(")")[2].split()[0] != "T":
+                return False
+    return True
 
 
 def _die_with_parent() -> None:

@@ -86,6 +86,31 @@ async def test_short_freeze_does_not_silence_the_connection(own_server: Embedded
     await bus.close(2)
 
 
+async def test_flush_is_a_barrier() -> None:
+    """The PING of a flush goes out behind what was sent before it; nats-py alone lets it overtake."""
+    lines: list[bytes] = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version": "2.12.0", "headers": true, "max_payload": 1048576}\r\n')
+        while line := await reader.readline():
+            lines.append(line.partition(b" ")[0].strip())
+            if lines[-1] == b"PING":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    bus = await NatsBus.connect(BusOptions(servers=(url,), connect_deadline_s=10.0, streams=(), buckets=()))
+    for _ in range(5):
+        await bus.subscribe(CFS.pattern("tb"), lambda _delivery: None)
+        await bus.flush(2)
+    await bus.close(2)
+    server.close()
+    await server.wait_closed()
+
+    assert lines[:12] == [b"CONNECT", b"PING", *[b"SUB", b"PING"] * 5]
+
+
 async def test_server_that_lost_its_store(own_server: EmbeddedNats, tmp_path: Path) -> None:
     """Streams, buckets and consumers are made anew; a watch reports what vanished; revisions start again."""
     bus = await NatsBus.connect(BusOptions(servers=(own_server.url,), connect_deadline_s=10.0))
