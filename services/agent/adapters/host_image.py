@@ -45,7 +45,8 @@ def host_mounts(*extra: str) -> list[str]:
     """Bind mounts (``source:target:ro``) of the host's programs, this Python, and `extra` directories.
 
     Each keeps its own path. Directories below another one that is mounted anyway are left out. The environment of this
-    Python (its prefix) and the installation that it came from (its base prefix) may be different places.
+    Python (its prefix) and the installation that it came from (its base prefix) may be different places. Docker's own
+    init (``--init``) cannot be used with them: it would have to be mounted below a read-only directory.
     """
     wanted = [*_SYSTEM_DIRECTORIES, sys.base_prefix, sys.prefix, *extra]
     existing = sorted({str(Path(path).absolute()) for path in wanted if Path(path).exists()})
