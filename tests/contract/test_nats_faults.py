@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -295,6 +296,39 @@ async def test_monitoring_and_ports(own_server: EmbeddedNats) -> None:
         await writer.wait_closed()
         assert other.pid
     assert not other.running
+
+
+async def test_server_dies_with_its_parent() -> None:
+    """Also where the parent is killed: nothing is left behind that holds the port."""
+    program = (
+        "import asyncio, sys\n"
+        "from services._runtime.nats_server import EmbeddedNats\n"
+        "async def main():\n"
+        "    server = await EmbeddedNats().start()\n"
+        "    print(server.pid, server.log_path.parent, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, cwd=Path(__file__).resolve().parents[2], stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid, _, directory = (await asyncio.wait_for(parent.stdout.readline(), 20)).decode().strip().partition(" ")
+    assert Path(f"/proc/{pid}").exists()
+
+    parent.kill()
+    await parent.wait()
+
+    await until(lambda: not _alive(int(pid)))
+    shutil.rmtree(directory)
+
+
+def _alive(pid: int) -> bool:
+    """Neither gone nor a zombie that its new parent has not reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 async def test_bad_store_directory(tmp_path: Path) -> None:
