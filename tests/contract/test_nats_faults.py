@@ -22,6 +22,8 @@ from services._runtime.nats_server import EmbeddedNats, NatsServerError, PortTak
 from tests.support.bus_lab import container_event, event_subject, node_info, number_of
 from tests.support.deadline import until
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture
 async def own_server() -> AsyncIterator[EmbeddedNats]:
@@ -310,11 +312,11 @@ async def test_server_dies_with_its_parent() -> None:
         "asyncio.run(main())\n"
     )
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, cwd=Path(__file__).resolve().parents[2], stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", program, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     pid, _, directory = (await asyncio.wait_for(parent.stdout.readline(), 20)).decode().strip().partition(" ")
-    assert Path(f"/proc/{pid}").exists()
+    assert _alive(int(pid))
 
     parent.kill()
     await parent.wait()
