@@ -4,9 +4,10 @@ The allocator sees usage every 100 ms and an order is in force at most two perio
 hold what the container can take in LOOP_PERIODS = 3: those two, and the one until the next sample. From rest delta
 covers delta / 3 per period (170 MB/s at 50 MiB); faster growth is the business of the agent, which is closer.
 
-Growth.  g = max(0, usage - usage before); due when limit - usage < max(delta / 2, 3 g), then
-         limit' = usage + max(delta, 6 g), at most the container's maximum: the rate may double within the loop.
-         delta / 2 to grow and delta to reclaim: usage may move by delta / 2 before anything is written again.
+Growth.  g = max(0, usage - usage before); due when limit - usage < max(delta / 2, 6 g), which lasts for the loop if
+         the rate doubles; then limit' = usage + max(delta, 9 g), at most the container's maximum: a steady rate is
+         written every third period. delta / 2 to grow and delta to reclaim: usage may move by delta / 2 before
+         anything is written again.
 Scarce.  Where the wishes exceed what the application has free, all containers first get what keeps them alive for
          the loop (usage + max(3 g, MARGIN_BYTES)), in proportion to what is missing, then the rest in proportion: a
          comfortable delta for one is not taken before the next three periods of another. And the reclaim below is done
@@ -122,12 +123,13 @@ def _needs(view: MemoryView) -> _Needs:
     growth = np.where(view.fresh & (view.before_bytes > 0), np.maximum(view.usage_bytes - view.before_bytes, 0), 0)
     delta = view.delta_bytes[view.app]
     loop = LOOP_PERIODS * growth
+    fast = ACCELERATION * loop
     return _Needs(
         free=view.ordered_bytes - view.usage_bytes,
-        headroom=np.maximum(delta // 2, loop),
+        headroom=np.maximum(delta // 2, fast),
         delta=delta,
         survival=_pages_up(view.usage_bytes + np.maximum(loop, MARGIN_BYTES)),
-        comfort=_pages_up(view.usage_bytes + np.maximum(delta, ACCELERATION * loop)),
+        comfort=_pages_up(view.usage_bytes + np.maximum(delta, fast + loop)),
     )
 
 

@@ -23,9 +23,10 @@ class SlotArrays:
         self.grow(capacity)
 
     def grow(self, capacity: int) -> None:
-        """Make room for at least this many slots; what is there stays."""
+        """Make room for at least this many slots; what is there stays. At least doubles, so that joining stays cheap."""
         if capacity <= self.capacity and self.capacity:
             return
+        capacity = max(capacity, 2 * self.capacity)
         for name, (kind, width) in self._columns.items():
             larger = np.zeros((capacity, width) if width else capacity, kind)
             if self.capacity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_the_first_of_four_gets_a_quarter() -> None:
         ({"max_bytes": 120 * MIB}, Admission(100_000, 120 * MIB)),
     ],
 )
-def test_use_counts_when_it_exceeds_the_share(change: dict[str, int], expected: Admission) -> None:
+def test_use_counts_when_it_exceeds_the_share(change: dict[str, Any], expected: Admission) -> None:
     assert admit(ROOM, replace(NEWCOMER, **change)) == expected
 
 
@@ -74,6 +75,6 @@ def test_what_is_free_bounds_both() -> None:
     ],
 )
 def test_a_refusal_says_what_is_needed_and_what_is_free(
-    room: dict[str, int], change: dict[str, int], reason: str, permanent: bool
+    room: dict[str, int], change: dict[str, Any], reason: str, permanent: bool
 ) -> None:
     assert admit(replace(ROOM, **room), replace(NEWCOMER, **change)) == Refusal(reason, permanent)

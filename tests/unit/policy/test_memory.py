@@ -70,10 +70,10 @@ def test_slow_growth_is_due_at_half_of_delta() -> None:
     assert decide(view([276], [300], 1000)) == ([326], [Reason.MEMORY_GROWTH])
 
 
-def test_fast_growth_gets_six_times_the_rate() -> None:
-    """40 in a period: 140 left is more than 3 * 40; 110 left is not: 190 + 6 * 40 = 430."""
-    assert decide(view([160], [300], 1000, before=[120]))[0] == [300]
-    assert decide(view([190], [300], 1000, before=[150]))[0] == [430]
+def test_fast_growth_gets_nine_times_the_rate() -> None:
+    """20 in a period: 140 left is more than 6 * 20; 110 left is not: 190 + 9 * 20 = 370."""
+    assert decide(view([160], [300], 1000, before=[140]))[0] == [300]
+    assert decide(view([190], [300], 1000, before=[170]))[0] == [370]
 
 
 def test_growth_stops_at_the_containers_maximum() -> None:
@@ -81,15 +81,15 @@ def test_growth_stops_at_the_containers_maximum() -> None:
 
 
 def test_a_short_pool_first_keeps_everybody_alive() -> None:
-    """Both are due; 30 MiB free. A takes 7 a period, B does not grow.
+    """Both are due; 30 MiB free. A takes 5 a period, B does not grow.
 
-    Survival: A 200 + 3 * 7 - 205 = 16, B 299 + 4 - 300 = 3: 19 of the 30. Of the rest, wishes A 200 + 50 - 205 - 16
-    = 29 and B 299 + 50 - 300 - 3 = 46, 11 are shared as 29 : 46.
+    Survival: A 200 + 3 * 5 - 205 = 10, B 299 + 4 - 300 = 3: 13 of the 30. Of the rest, wishes A 200 + 50 - 205 - 10
+    = 35 and B 299 + 50 - 300 - 3 = 46, 17 are shared as 35 : 46.
     """
-    targets, reasons = decide(view([200, 299], [205, 300], 535, before=[193, 299]))
+    targets, reasons = decide(view([200, 299], [205, 300], 535, before=[195, 299]))
     assert reasons == [Reason.MEMORY_GROWTH] * 2
-    assert abs(targets[0] - (205 + 16 + 11 * 29 / 75)) < 0.02
-    assert abs(targets[1] - (300 + 3 + 11 * 46 / 75)) < 0.02
+    assert abs(targets[0] - (205 + 10 + 17 * 35 / 81)) < 0.02
+    assert abs(targets[1] - (300 + 3 + 17 * 46 / 81)) < 0.02
     assert sum(targets) <= 535
 
 
