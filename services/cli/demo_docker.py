@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import docker
-import requests
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, NotFound
 from docker.models.containers import Container
 
 import services
@@ -21,6 +20,7 @@ from services._runtime.load_profile import ContainerLoad
 from services.cli.demo import DemoPlan
 from services.cli.demo_processes import RESTART_AFTER_S, worker_command
 from services.cli.deployer import APP_LABEL, NAME_LABEL
+from services.cli.docker_engine import FAILURES, first_line, open_engine
 from services.cli.failure import CommandError
 from services.cli.host_image import ensure_host_image, host_mounts
 
@@ -56,14 +56,14 @@ class DockerWorkload:
         """
         try:
             await asyncio.to_thread(self._start)
-        except (DockerException, requests.exceptions.RequestException) as error:
-            raise CommandError(f"Docker cannot run it ({_first_line(error)})") from error
+        except FAILURES as error:
+            raise CommandError(f"Docker cannot run it ({first_line(error)})") from error
 
     async def watch(self) -> None:
         """Start killed containers again."""
         while True:
             await asyncio.sleep(LIST_EVERY_S)
-            with suppress(DockerException, requests.exceptions.RequestException):  # the engine may restart meanwhile
+            with suppress(*FAILURES):  # the engine may restart meanwhile
                 await asyncio.to_thread(self._look)
 
     async def stop(self) -> None:
@@ -71,7 +71,7 @@ class DockerWorkload:
         await asyncio.to_thread(self._remove_all)
 
     def _start(self) -> None:
-        self._client = client = docker.from_env(timeout=30)
+        self._client = client = open_engine(30)
         _sweep(client)
         image = ensure_host_image(client.api)
         for app, load in self._plan.workers:
@@ -126,7 +126,3 @@ def _sweep(client: docker.DockerClient) -> None:
         if not Path("/proc", container.labels[OWNER_LABEL]).exists():
             with suppress(NotFound, APIError):
                 container.remove(force=True, v=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

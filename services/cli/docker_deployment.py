@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, ImageNotFound, NotFound
 from docker.models.containers import Container
 
 from schemas.apps import PERIOD_US
@@ -24,10 +24,13 @@ from services.cli.deployer import (
     Step,
     hash_template,
 )
+from services.cli.docker_engine import FAILURES, first_line, open_engine
 from services.cli.doctor_checks import Finding, Level
 from services.cli.failure import CommandError, UnavailableError
 
 STOP_GRACE_S: Final = 10
+_EXEC_HINT: Final = "turnbuckle exec --app APP --name NAME -- CMD"
+_INSTALL: Final = "apt-get install docker.io && systemctl start docker"
 _BUILT_IN_NETWORKS: Final = frozenset({"bridge", "host", "none"})
 
 Progress = Callable[[Step, str | None], None]
@@ -50,14 +53,13 @@ class DockerDeployment:
     def connect(cls) -> Iterator[DockerDeployment]:
         """Connect as the ``docker`` command would: ``DOCKER_HOST`` or the local socket."""
         try:
-            client = docker.from_env(timeout=60)
-            client.ping()
-        except DockerException as error:
-            raise UnavailableError(_no_docker(error)) from error
+            client = open_engine()
+        except UnavailableError as error:
+            raise UnavailableError(f"{error}. Without Docker, plain processes can run: {_EXEC_HINT}") from error
         try:
             yield cls(client)
         except requests.exceptions.RequestException as error:
-            raise UnavailableError(f"the Docker Engine stopped answering: {error}") from error
+            raise UnavailableError(f"the Docker Engine stopped answering: {first_line(error)}") from error
         finally:
             client.close()
 
@@ -193,32 +195,17 @@ def _explain(step: Step) -> Iterator[None]:
 def check_docker() -> Finding:
     """The Docker Engine's version and cgroup driver, for `turnbuckle doctor`."""
     try:
-        client = docker.from_env(timeout=10)
+        client = open_engine(10)
+    except UnavailableError as error:
+        return Finding("docker", Level.MISSING, f"{error}; `turnbuckle exec` works without", _INSTALL)
+    try:
         info = client.info()
+    except FAILURES as error:
+        return Finding("docker", Level.MISSING, f"the Engine does not answer: {first_line(error)}", _INSTALL)
+    finally:
         client.close()
-    except (DockerException, requests.exceptions.RequestException) as error:
-        return Finding(
-            "docker", Level.MISSING, f"no Engine answers: {_shorten(error)}; `turnbuckle exec` works without",
-            "apt-get install docker.io && systemctl start docker",
-        )  # fmt: skip
     version, driver = info.get("ServerVersion", "?"), info.get("CgroupDriver", "?")
     if driver == "systemd":
         # moby #51446: a daemon-reload resets limits that were not set through systemd.
         return Finding("docker", Level.NOTE, f"{version}, cgroup driver systemd: daemon-reload resets limits")
     return Finding("docker", Level.OK, f"{version}, cgroup driver {driver}")
-
-
-def _no_docker(error: DockerException) -> str:
-    return (
-        f"no Docker Engine answers ({_shorten(error)}). Start it (systemctl start docker), or run plain processes "
-        "under the application's limits: turnbuckle exec --app APP --name NAME -- CMD"
-    )
-
-
-def _shorten(error: Exception) -> str:
-    text = str(error)
-    if "Permission denied" in text:
-        return "permission denied: join the group 'docker' or use sudo"
-    if "FileNotFoundError" in text or "No such file" in text:
-        return "its socket does not exist"
-    return "connection refused" if "Connection refused" in text else text.splitlines()[0][:120]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import subprocess
-import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
+from typer.testing import CliRunner, Result
 
 from services._runtime.nats_server import EmbeddedNats
 from services.cli.host_image import ensure_host_image, host_mounts
+from services.cli.main import app as main
+
+SLEEP = ["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"]
+"""Ends at SIGTERM, which the first process of a container ignores by default."""
 
 pytestmark = pytest.mark.docker
 
@@ -36,22 +39,21 @@ def app(client: docker.DockerClient) -> Iterator[str]:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[str]:
-    async with EmbeddedNats() as nats:
-        yield nats.url
+def server() -> Iterator[str]:
+    nats = EmbeddedNats()
+    asyncio.run(nats.start())
+    yield nats.url
+    asyncio.run(nats.stop())
 
 
-def turnbuckle(server: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments, "--server", server],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
+def turnbuckle(server: str, *arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, [*arguments, "--server", server], env=environment)
 
 
 def app_file(client: docker.DockerClient, directory: Path, app: str, containers: dict[str, Any]) -> str:
     image = ensure_host_image(client.api)
     entries = [
-        {"name": name, "image": image, "command": ["sleep", "600"], "network": "none", "volumes": host_mounts(), **more}
+        {"name": name, "image": image, "command": SLEEP, "network": "none", "volumes": host_mounts(), **more}
         for name, more in containers.items()
     ]
     file = directory / "app.yaml"  # JSON is YAML
@@ -60,12 +62,12 @@ def app_file(client: docker.DockerClient, directory: Path, app: str, containers:
     return str(file)
 
 
-def actions(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    assert done.returncode == 0, done.stderr
+def actions(done: Result) -> dict[str, str]:
+    assert done.exit_code == 0, done.stderr
     return {step["name"]: step["action"] for step in json.loads(done.stdout)["containers"]}
 
 
-async def test_from_nothing_to_nothing(client: docker.DockerClient, app: str, server: str, tmp_path: Path) -> None:
+def test_from_nothing_to_nothing(client: docker.DockerClient, app: str, server: str, tmp_path: Path) -> None:
     two = app_file(client, tmp_path, app, {"web": {"replicas": 2, "environment": {"A": "1"}}})
 
     assert actions(turnbuckle(server, "apply", two, "--dry-run", "--json")) == {"web-1": "create", "web-2": "create"}
@@ -97,12 +99,12 @@ async def test_from_nothing_to_nothing(client: docker.DockerClient, app: str, se
     assert client.containers.list(all=True, filters={"label": f"turnbuckle.app={app}"}) == []
 
 
-async def test_changed_specifications_are_replaced_and_strangers_left(
+def test_changed_specifications_are_replaced_and_strangers_left(
     client: docker.DockerClient, app: str, server: str, tmp_path: Path
 ) -> None:
     image = ensure_host_image(client.api)
     labels = {"turnbuckle.app": app}
-    stranger = client.containers.create(image, ["sleep", "600"], labels=labels, volumes=host_mounts())
+    stranger = client.containers.create(image, SLEEP, labels=labels, volumes=host_mounts())
     turnbuckle(server, "apply", app_file(client, tmp_path, app, {"web": {}}))
     done = turnbuckle(
         server, "apply", app_file(client, tmp_path, app, {"web": {"environment": {"A": "1"}}}), "--prune", "--json"
@@ -118,24 +120,24 @@ async def test_changed_specifications_are_replaced_and_strangers_left(
     assert client.containers.get(str(stranger.id)).id == stranger.id
 
 
-async def test_an_image_that_cannot_be_had_is_told(
+def test_an_image_that_cannot_be_had_is_told(
     client: docker.DockerClient, app: str, server: str, tmp_path: Path
 ) -> None:
     file = app_file(client, tmp_path, app, {"web": {"image": "127.0.0.1:1/no/such:image"}})
     done = turnbuckle(server, "apply", file)
 
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "web: Docker refuses to create it" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-async def test_without_an_engine_the_limits_are_announced_and_exec_is_named(
+def test_without_an_engine_the_limits_are_announced_and_exec_is_named(
     client: docker.DockerClient, app: str, server: str, tmp_path: Path
 ) -> None:
     file = app_file(client, tmp_path, app, {"web": {}})
     done = turnbuckle(server, "apply", file, DOCKER_HOST="unix:///nonexistent.sock")
 
-    assert done.returncode == 69
+    assert done.exit_code == 69
     assert "limits are announced" in done.stderr
     assert "turnbuckle exec" in done.stderr
 
