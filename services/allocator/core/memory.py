@@ -155,9 +155,14 @@ def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     if not starved.any():
         return wish, starved
     first = np.minimum(wish, np.maximum(needs.survival - view.ordered_bytes, 0))
-    first = _pages_down(ration(view.app, first, room))
-    rest = _pages_down(ration(view.app, wish - first, room - per_app(view.app, first, apps)))
+    first = _ration_pages(view.app, first, room)
+    rest = _ration_pages(view.app, wish - first, room - per_app(view.app, first, apps))
     return first + rest, starved
+
+
+def _ration_pages(app: AppIndex, need: Ints, room: Ints) -> Ints:
+    """`ration` in whole pages: the products of bytes would not fit into 64 bits."""
+    return ration(app, need // PAGE_BYTES, room // PAGE_BYTES) * PAGE_BYTES
 
 
 def _reclaimed(view: MemoryView, needs: _Needs) -> Ints:

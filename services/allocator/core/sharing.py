@@ -14,7 +14,8 @@ from services.allocator.core.view import AppIndex, Ints, per_app
 def ration(app: AppIndex, need: Ints, room: Ints) -> Ints:
     """Needs (shape N, >= 0) scaled down in proportion where they exceed their application's room (shape A).
 
-    need * room / sum(need), rounded down; nothing where the room is negative.
+    need * room / sum(need), rounded down; nothing where the room is negative. Where room < sum(need), the product
+    need * room must stay below 2**63.
     """
     total = per_app(app, need, len(room))
     short = total > room

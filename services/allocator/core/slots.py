@@ -23,7 +23,7 @@ class SlotArrays:
         self.grow(capacity)
 
     def grow(self, capacity: int) -> None:
-        """Make room for at least this many slots; what is there stays. At least doubles, so that joining stays cheap."""
+        """Make room for at least this many slots; what is there stays. Doubles, so that joining stays cheap."""
         if capacity <= self.capacity and self.capacity:
             return
         capacity = max(capacity, 2 * self.capacity)

@@ -100,6 +100,18 @@ def test_a_short_pool_reclaims_at_once() -> None:
     assert reasons == [Reason.NONE, Reason.MEMORY_RECLAIM]
 
 
+def test_terabytes_do_not_overflow() -> None:
+    """Two want 512 GiB more each, 512 GiB are free: half of it each."""
+    big = replace(
+        view([600_000, 600_000], [600_000, 600_000], 1_200_000 + 524_288),
+        delta_bytes=np.array([524_288 * MIB]),
+        max_bytes=np.full(2, 1 << 50),
+    )
+    targets, reasons = decide(big)
+    assert np.abs(np.array(targets) - (600_000 + 262_144)).max() < 1
+    assert reasons == [Reason.MEMORY_GROWTH] * 2
+
+
 def test_a_lowered_limit_takes_the_largest_slack_first() -> None:
     """Limits 300 + 300, application 440. Floors 204 and 104: slack 96 and 196; 132 may stay: 66 each."""
     targets, reasons = decide(view([200, 100], [300, 300], 440))
