@@ -3,7 +3,7 @@
 The form of measured/policy.md section 4 without burst, reduced by simulation on that study's tuning half: one average
 instead of three, no margin and no probing in what is served first, memory as a sliding maximum. p99.9 latency against
 no limits, before -> now, ample / matched / tight limit: 1.21 / 1.67 / 5.30 -> 1.17 / 1.65 / 3.62 on the tuning half,
-1.31 / 2.61 / 9.74 -> 1.33 / 2.46 / 8.82 on the held-out half, with 20-38 % less median slack.
+1.31 / 2.61 / 9.74 -> 1.33 / 2.46 / 8.82 on the held-out half, with 14-38 % less median slack.
 
 Per container:   x      = used, or when throttled min(used + THROTTLE_WEIGHT * throttled_us, 4 used + 20 ms)
                  level += LEVEL_RATE * (x - level)
@@ -59,7 +59,7 @@ MEMORY_PERIODS: Final = 150
 """Half of the sliding maximum: a peak is remembered for 15 to 30 s (10 s or more: policy.md section 2.3)."""
 QUIET_US: Final = 3_000
 QUIET_PERIODS: Final = 15
-"""After so many periods in a row below QUIET_US the estimate starts anew: no cost in p99.9, a third less median slack."""
+"""After so many periods below QUIET_US in a row all starts anew: no cost in p99.9, a third less median slack."""
 WEIGHT_SCALE: Final = 16
 """Resolution of the integer weights of the tight branch."""
 

@@ -66,8 +66,8 @@ class CpuView:
     """Last ordered: what the kernel will hold when everything has arrived."""
     min_us: Ints
     cap_us: Ints
-    """The container's maximum or the host's CPUs, whichever is less. At most 2**25 (335 cores) with 50,000 containers in
-    one application: products of quotas and sums stay below 2**63."""
+    """The container's maximum or the host's CPUs, whichever is less. At most 2**25 (335 cores) with 50,000
+    containers in one application: products of quotas and sums stay below 2**63."""
     limit_us: Ints
     """Per application, shape A."""
     params: CpuParameters
