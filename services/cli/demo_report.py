@@ -20,6 +20,19 @@ class WriteCounts:
     no_op_writes: int | None = None
     """Writes of the value that the kernel held already. Each would refill the bandwidth, so there must be none."""
 
+    def since(self, before: WriteCounts) -> WriteCounts:
+        """What was written after another reading; None where the agent does not tell now."""
+
+        def grown(now: int | None, then: int | None) -> int | None:
+            return None if now is None else now - (then or 0)
+
+        return WriteCounts(
+            grown(self.quota_writes, before.quota_writes),
+            grown(self.memory_writes, before.memory_writes),
+            # Never once, from the very start.
+            self.no_op_writes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:

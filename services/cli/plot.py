@@ -67,26 +67,26 @@ def draw(recording: AppRecording, static: StaticLimits, caption: str, file: Path
         return None
     columns = min(COLUMNS, len(chosen))
     blocks = -(-len(chosen) // columns)
+    height = 3.9 * blocks + 0.9
     with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(
-            2 * blocks, columns, figsize=(4.4 * columns, 4.2 * blocks + 1.0), squeeze=False, sharex=True
+        figure = plt.figure(figsize=(4.4 * columns, height))
+        top, bottom = 1 - 1.0 / height, 0.55 / height
+        grid = figure.add_gridspec(
+            blocks, columns, top=top, bottom=bottom, left=0.06, right=0.99, hspace=0.28, wspace=0.17
         )
-        for position in range(blocks * columns):
-            row, column = 2 * (position // columns), position % columns
-            if position >= len(chosen):
-                axes[row][column].set_visible(False)
-                axes[row + 1][column].set_visible(False)
-                continue
-            name, timeline = chosen[position]
-            _draw_container(axes[row][column], axes[row + 1][column], timeline, recording.period_us, static)
-            axes[row][column].set_title(name, loc="left")
-            if column == 0:
-                axes[row][column].set_ylabel("CPU (cores)")
-                axes[row + 1][column].set_ylabel("memory (MiB)")
+        for position, (name, timeline) in enumerate(chosen):
+            cell = grid[position // columns, position % columns].subgridspec(2, 1, hspace=0.12)
+            cpu = figure.add_subplot(cell[0])
+            memory = figure.add_subplot(cell[1], sharex=cpu)
+            _draw_container(cpu, memory, timeline, recording.period_us, static)
+            cpu.set_title(name, loc="left")
+            cpu.tick_params(labelbottom=False)
+            if position % columns == 0:
+                cpu.set_ylabel("CPU (cores)")
+                memory.set_ylabel("memory (MiB)")
             if position + columns >= len(chosen):
-                axes[row + 1][column].set_xlabel("time (s)")
-                axes[row + 1][column].tick_params(labelbottom=True)
-        _finish(figure, axes[0][0], caption)
+                memory.set_xlabel("time (s)")
+        _write_head(figure, caption)
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, dpi=110)
         plt.close(figure)
@@ -128,7 +128,8 @@ def _or_gap(value: float, unit: float) -> float:
 
 
 def _draw_band(axes: Axes, band: _Band) -> None:
-    axes.fill_between(band.seconds, band.usage, step="post", color=_USAGE_COLOUR, alpha=0.75, linewidth=0, label="used")
+    # A sample tells what was used since the one before, and which limit holds from now on.
+    axes.fill_between(band.seconds, band.usage, step="pre", color=_USAGE_COLOUR, alpha=0.75, linewidth=0, label="used")
     axes.step(band.seconds, band.limit, where="post", color=_LIMIT_COLOUR, linewidth=1.4, label="limit (Turnbuckle)")
     axes.axhline(
         band.static, color=_STATIC_COLOUR, linestyle=(0, (5, 4)), linewidth=1.1, label="static limit (eq. 2.1, 2.2)"
@@ -139,11 +140,10 @@ def _draw_band(axes: Axes, band: _Band) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def _finish(figure: Figure, any_axes: Axes, caption: str) -> None:
+def _write_head(figure: Figure, caption: str) -> None:
     height = figure.get_size_inches()[1]
     figure.suptitle(caption, x=0.01, y=1 - 0.1 / height, ha="left", va="top", fontsize=12)
-    handles, labels = any_axes.get_legend_handles_labels()
+    handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=(0.005, 1 - 0.42 / height), ncols=len(labels), frameon=False
+        handles, labels, loc="upper left", bbox_to_anchor=(0.005, 1 - 0.4 / height), ncols=len(labels), frameon=False
     )
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.72 / height))

@@ -74,6 +74,7 @@ class Run:
     plan: DemoPlan | None = None
     workload: DemoWorkload | None = None
     writes: WriteCounts = field(default_factory=WriteCounts)
+    writes_before: WriteCounts = field(default_factory=WriteCounts)
     node: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,6 +83,11 @@ class Run:
         """Tell the user now, and in the report."""
         self.notes.append(note)
         print_note(note)
+
+    def begin_recording(self) -> None:
+        """All containers are there: figures and picture start here."""
+        self.recording = Recording()
+        self.writes_before = self.writes
 
     def report(self) -> dict[str, Any]:
         """The demo's figures, or without a demo what ran."""
@@ -96,7 +102,7 @@ class Run:
             static_app=static.name,
             policy=managed.policy,
             maker=self.workload.maker,
-            writes=self.writes,
+            writes=self.writes.since(self.writes_before),
             machine=self._machine(),
             kills_seen=self.workload.kills_seen,
             notes=tuple(self.notes),
@@ -149,6 +155,8 @@ async def run_up(run: Run, view: LiveView | None) -> None:
         run.say(f"turnbuckle is up: NATS at {nats.url}, logs in {options.run_directory}")
         if run.plan is not None:
             run.workload = await _start_workload(run, run.plan, layout, stack)
+            await _read_metrics(run, agent)
+            run.begin_recording()
         await _run_until_stopped(run, supervisor, agent, view)
         await _note_node(bus, run)
 

@@ -119,6 +119,11 @@ def test_the_agents_counters_are_read_by_name() -> None:
     assert read_write_counts(text) == WriteCounts(41, 5, None)
 
 
+def test_writes_before_the_recording_do_not_count_but_no_op_writes_always_do() -> None:
+    assert WriteCounts(10, 4, 1).since(WriteCounts(3, 1, 1)) == WriteCounts(7, 3, 1)
+    assert WriteCounts(10, None, 0).since(WriteCounts()) == WriteCounts(10, None, 0)
+
+
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     recording = Recording()
     names = [f"c{number:02}-0123456789ab" for number in range(MAX_CONTAINERS + 2)]
