@@ -158,12 +158,14 @@ class Node:
             keys = self.book.of_apps(set(update.apps) - set(plan.stale_apps))
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = PendingReply(update, keys, statuses, {}, plan.refusal, plan.stale_apps, on_settled)
-        for container, order in plan.superseded:
+        for container, _ in plan.superseded:
             self.cuts.discard(container)
-            self._settle_row(container, order, RowStatus.SUPERSEDED)
         self._pending.append(pending)
         for row, planned in enumerate(plan.rows):
             pending.statuses[row] = self._start_row(planned, pending, row, now_ns)
+        # Replies only now: one that names this order as seen must tell what it has raised.
+        for container, order in plan.superseded:
+            self._settle_row(container, order, RowStatus.SUPERSEDED)
         self._finish(pending)
 
     def poll_cuts(self, now_ns: int) -> None:

@@ -40,22 +40,26 @@ ADOPT_AFTER_REPORTS = 5
 
 
 def held(rows: Rows, account: Account, virtual: BoolArray) -> IntArray:
-    """The largest value per row that may be in force; for rows that are not admitted only what is in flight.
+    """The largest value per row that may be in force.
+
+    A row that is not admitted counts too: its order may have arrived although its reply was lost, and a container may
+    come with limits of its own. Unlimited ones count nothing until their first order goes out.
 
     Args:
         virtual: rows of applications in mode `observe`: nothing is sent, so what counts is what would be ordered.
     """
     kernel, ordered = account.of(rows, "kernel"), account.of(rows, "ordered")
     inflight = account.of(rows, "inflight")
-    worst = np.maximum(np.maximum(kernel, inflight), np.where(rows.settled, 0, ordered))
-    return np.where(rows.admitted, np.where(virtual, ordered, worst), inflight)
+    claimed = np.where(rows.admitted & ~rows.settled, ordered, 0)
+    worst = np.maximum(np.maximum(kernel, inflight), claimed)
+    return np.where(virtual, np.where(rows.admitted, ordered, 0), np.maximum(worst, 0))
 
 
 def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, virtual: BoolArray) -> IntArray:
     """What may be ordered of ``target`` now.
 
-    Cuts are taken as they are. Raises share the application's free room in proportion to what they ask beyond what
-    they hold already; a raise up to what is still held needs no room.
+    A target up to what the row holds anyway is taken as it is. What goes beyond shares the application's free room in
+    proportion. (Beyond what is *held*, not beyond what was ordered: after a lost reply the kernel may hold less.)
 
     Args:
         target: wished value per row; equal to the ordered one where nothing is to change.
@@ -67,13 +71,13 @@ def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, virtu
     """
     ordered = account.of(rows, "ordered")
     holding = held(rows, account, virtual)
-    ask = np.where(target > ordered, np.maximum(target - holding, 0), 0)
+    ask = np.where(target != ordered, np.maximum(target - holding, 0), 0)
     room = np.maximum(free, 0)
     asked = np.bincount(rows.app, ask, len(free))
     share = np.divide(room, asked, out=np.ones(len(free)), where=asked > room)
     granted = np.floor(ask * share[rows.app]).astype(np.int64)
-    raised = np.where(ask > 0, holding + granted, target)
-    result = np.where(target > ordered, np.maximum(raised, ordered), target)
+    funded = np.where(ask > 0, holding + granted, target)
+    result = np.where(target > ordered, np.maximum(funded, ordered), funded)
     wanted = account.of(rows, "wanted")
     wanted[:] = np.where(result < target, target, 0)
     return result

@@ -12,6 +12,7 @@ import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.limits import Reason
+from services.allocator.core import ledger
 from services.allocator.core.admission import Newcomer, Refusal, Room, admit
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.memory import MARGIN_BYTES
@@ -53,6 +54,8 @@ def room_to_keep(roster: Roster, table: AppTable, joined: IntArray, waiting: Boo
     """
     missing = np.maximum(table.announced - joined, 0)
     kept = Waiting(missing * table.initial_quota_us, missing * table.initial_memory_bytes)
+    virtual = table.virtual[roster.rows.app]
+    own = [ledger.held(roster.rows, account, virtual) for account in ledger.ACCOUNTS]
     kept.rows = np.flatnonzero(waiting & ~table.virtual[roster.rows.app]).tolist()
     for app in {int(roster.rows.app[row]) for row in kept.rows}:
         spec = roster.specs[roster.apps[app]]
@@ -62,6 +65,9 @@ def room_to_keep(roster: Roster, table: AppTable, joined: IntArray, waiting: Boo
         usage = sum(int(roster.rows.memory_usage_bytes[row]) + MARGIN_BYTES for row in mine)
         kept.quota_us[app] += unannounced * spec.initial_quota_us(count)
         kept.limit_bytes[app] = max(kept.limit_bytes[app] + unannounced * spec.initial_memory_bytes(count), usage)
+        # What they hold already (a limit of their own) counts as held.
+        kept.quota_us[app] = max(kept.quota_us[app] - own[0][mine].sum(), 0)
+        kept.limit_bytes[app] = max(kept.limit_bytes[app] - own[1][mine].sum(), 0)
     return kept
 
 
@@ -78,6 +84,7 @@ def admit_newcomers(
         reasons: CPU and memory, written in place.
     """
     refused = []
+    own = [ledger.held(roster.rows, account, table.virtual[roster.rows.app]) for account in ledger.ACCOUNTS]
     for row in ready.tolist():
         app = int(roster.rows.app[row])
         joined = int(np.count_nonzero(roster.rows.admitted & (roster.rows.app == app)))
@@ -87,9 +94,9 @@ def admit_newcomers(
         others = max(int(table.announced[app]) - joined - 1, 0)
         room = Room(
             int(table.cpu_limit_us[app]),
-            int(free[0][app]) - others * int(table.initial_quota_us[app]),
+            int(free[0][app] + own[0][row]) - others * int(table.initial_quota_us[app]),
             int(table.memory_limit_bytes[app]),
-            int(free[1][app]) - others * int(table.initial_memory_bytes[app]),
+            int(free[1][app] + own[1][row]) - others * int(table.initial_memory_bytes[app]),
             int(table.delta_bytes[app]),
         )
         newcomer = _newcomer(roster, table, row, max(joined + 1, int(table.announced[app])))
@@ -101,8 +108,8 @@ def admit_newcomers(
             continue
         _set_ordered(roster, row, answer.quota_us, answer.limit_bytes)
         roster.rows.settled[row] = False
-        free[0][app] -= answer.quota_us
-        free[1][app] -= answer.limit_bytes
+        free[0][app] -= max(answer.quota_us - int(own[0][row]), 0)
+        free[1][app] -= max(answer.limit_bytes - int(own[1][row]), 0)
         for why, wished, there in (
             (reasons[0], newcomer.share_us, room.cpu_free_us),
             (reasons[1], newcomer.share_bytes, room.memory_free_bytes),

@@ -213,3 +213,14 @@ def test_release_puts_the_original_limits_back(node, host):
     assert [container.key for container in released] == [key]
     container = host.containers[found.container_id]
     assert (container.quota_us, container.limit_bytes) == (-1, 64 << 20)
+
+
+def test_reply_that_names_an_order_as_seen_tells_what_that_order_has_raised(node, host):
+    """A superseded cut's reply used to be built between seeing the newer order and writing its raises."""
+    cut_key, _ = running(node, host, quota_us=50_000)
+    raised_key = node.found(host.add("db", quota_us=10_000))
+    first = send(node, update({cut_key: (20_000, 0), raised_key: (0, 0)}, seq=1), PERIOD_NS)
+    send(node, update({cut_key: (60_000, 0), raised_key: (30_000, 0)}, seq=2), PERIOD_NS)
+
+    row = reply_rows(first[0])[raised_key]
+    assert (row["order_seq"], row["quota_us"]) == (2, 30_000)

@@ -117,5 +117,5 @@ class ProtocolMachine(RuleBasedStateMachine):
 
 TestProtocol = ProtocolMachine.TestCase
 TestProtocol.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
