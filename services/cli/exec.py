@@ -16,21 +16,27 @@ Examples:
 """
 
 
-def exec_command(
+def exec_command(  # noqa: PLR0913, PLR0917 - a command's options are its parameters
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after --.")],
     app: Annotated[str, typer.Option("--app", help="Application whose limits it shares.")],
     name: Annotated[str, typer.Option("--name", help="Name of this container.")],
     cpus: Annotated[float | None, typer.Option("--cpus", min=0.01, help="Cores to start with.")] = None,
     memory: Annotated[str | None, typer.Option("--memory", help="Memory to start with, such as 256MiB.")] = None,
+    managed_root: Annotated[
+        str | None,
+        typer.Option("--managed-root", envvar="TURNBUCKLE_AGENT__MANAGED_ROOT", help="As the agent of this host has."),
+    ] = None,
 ) -> None:
     """Run CMD in a control group of its own as container NAME of application APP.
 
     The agent of this host finds it within a second and the allocator adapts its limits. Signals are passed on and the
     exit code is the command's (128 + n if signal n ended it). What it leaves running is ended with it.
     """
-    from services.cli.managed_process import ManagedCommand, run_in_group, usable_layout  # noqa: PLC0415 - quick start
+    from services._runtime.cgroupfs import MANAGED_ROOT  # noqa: PLC0415 - quick start
+    from services.cli.managed_process import ManagedCommand, run_in_group, usable_layout  # noqa: PLC0415
 
-    managed = ManagedCommand(app, name, tuple(command), cpus, parse_memory(memory))
+    root = managed_root or MANAGED_ROOT
+    managed = ManagedCommand(app, name, tuple(command), cpus, parse_memory(memory), root)
     raise typer.Exit(run_in_group(usable_layout(), managed))
 
 

@@ -1,0 +1,257 @@
+"""`turnbuckle up`: the services as processes, the demo, its report, and how everything ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services._runtime.cgroupfs import detect
+from services.cli.supervisor import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+UP = [sys.executable, "-m", "services.cli", "up"]
+FIGURES = {
+    "containers", "periods", "decisions", "quota_writes", "no_op_writes", "oom_kills", "throttled_share",
+    "median_cpu_slack_cores", "median_memory_slack_bytes",
+}  # fmt: skip
+
+
+@pytest.fixture
+def managed_root() -> Iterator[str]:
+    """A directory of our own below each controller, so that runs beside this one are not touched."""
+    root = f"tb-test-{uuid.uuid4().hex[:8]}"
+    yield root
+    left = leftovers(root)
+    assert left == [], f"control groups were left behind: {left}"
+
+
+def leftovers(root: str) -> list[str]:
+    layout = detect()
+    return [str(path) for mount in layout.distinct_mounts() for path in Path(mount.directory, root).rglob("*-*")]
+
+
+def environment(root: str | None = None) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "TURNBUCKLE_"))}
+    own["TURNBUCKLE_AGENT__DOCKER"] = "off"
+    own["TURNBUCKLE_AGENT__NODE"] = "test-node"
+    if root is not None:
+        own["TURNBUCKLE_AGENT__MANAGED_ROOT"] = root
+    return own
+
+
+@contextmanager
+def up(directory: Path, *arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A running `turnbuckle up`; ended with everything that it started, whatever the test did."""
+    with subprocess.Popen(
+        [*UP, *arguments], cwd=directory, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=40)
+
+
+def report_of(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    return json.loads(out), err
+
+
+def until(condition: Callable[[], Any], what: str, within_s: float = 40.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def services_of(process: subprocess.Popen[str]) -> dict[str, int]:
+    """Process ids of the services that this `up` has started, by name."""
+    found: dict[str, int] = {}
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for child in children:
+        command = Path(f"/proc/{child}/cmdline").read_bytes().decode().replace("\0", " ")
+        if match := re.search(r"-m services\.(agent|allocator) ", command):
+            found[match[1]] = int(child)
+        elif "nats-server" in command:
+            found["nats"] = int(child)
+    return found
+
+
+def ready(process: subprocess.Popen[str], directory: Path) -> dict[str, int]:
+    log = directory / "turnbuckle-run" / "agent.log"
+    until(lambda: log.exists() and '"agent_started"' in log.read_text(), "the agent has started")
+    return services_of(process)
+
+
+def check_report(report: dict[str, Any], maker: str) -> None:
+    for side in (report, report["static"]):
+        assert side.keys() >= FIGURES
+        assert side["containers"] == 5
+        assert side["periods"] > 20
+        assert 0 <= side["throttled_share"] <= 1
+        assert side["median_cpu_slack_cores"] >= 0
+        assert side["median_memory_slack_bytes"] >= 0
+        assert side["no_op_writes"] == 0
+    assert report["maker"] == maker
+    assert report["decisions"] > 0
+    assert report["quota_writes"] > 0
+    assert report["static"]["quota_writes"] == 0
+    assert report["oom_kills"] == 0
+    assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_on_a_simulated_host(tmp_path: Path) -> None:
+    """No root, no Docker; stdout holds the report and nothing else."""
+    port = free_port()
+    arguments = ("--demo", "--simulate", "--for", "6", "--json", "--port", str(port))
+    with up(tmp_path, *arguments, env=environment()) as process:
+        report, err = report_of(process)
+
+    assert "simulated host, as asked" in err
+    assert report["simulated"]
+    assert report["machine"]["telemetry_source"] == "simulated"
+    check_report(report, "simulated")
+    assert json.loads((tmp_path / "turnbuckle-run" / "report.json").read_text()) == report
+
+
+@pytest.mark.root
+def test_the_demo_on_real_control_groups(tmp_path: Path, managed_root: str) -> None:
+    port = str(free_port())
+    arguments = ("--demo", "--containers", "processes", "--for", "12", "--json", "--port", port)
+    with up(tmp_path, *arguments, env=environment(managed_root)) as process:
+        report, _ = report_of(process)
+
+    assert not report["simulated"]
+    assert report["machine"]["cgroup_version"] in {1, 2}
+    check_report(report, "processes")
+
+
+@pytest.mark.root
+@pytest.mark.docker
+def test_the_demo_with_docker(tmp_path: Path, managed_root: str) -> None:
+    import docker  # noqa: PLC0415 - the other tests need no SDK
+
+    env = environment(managed_root) | {"TURNBUCKLE_AGENT__DOCKER": "auto"}
+    with up(
+        tmp_path, "--demo", "--containers", "docker", "--for", "12", "--json", "--port", str(free_port()), env=env
+    ) as process:
+        pid = process.pid
+        report, _ = report_of(process)
+
+    check_report(report, "docker")
+    client = docker.from_env()
+    left = client.containers.list(all=True, filters={"label": f"turnbuckle.demo-pid={pid}"})
+    client.close()
+    assert left == []
+
+
+def test_a_taken_port_is_said_and_the_next_one_used(tmp_path: Path) -> None:
+    port = free_port()
+    env = environment()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with up(tmp_path / "a", "--simulate", "--port", str(port), "--no-live", env=env) as first:
+        ready(first, tmp_path / "a")
+        with up(tmp_path / "b", "--simulate", "--port", str(port), "--for", "1", "--json", env=env) as second:
+            report, err = report_of(second)
+
+        assert f"port {port} is taken" in err
+        assert not report["nats_url"].endswith(f":{port}")
+        assert first.poll() is None
+
+
+def test_an_interrupt_ends_everything_in_order(tmp_path: Path) -> None:
+    with up(tmp_path, "--simulate", "--port", str(free_port()), "--no-live", env=environment()) as process:
+        pids = ready(process, tmp_path)
+
+        assert pids.keys() == {"agent", "allocator", "nats"}
+
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
+
+    assert process.returncode == 0, err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    for name in ("agent", "allocator"):
+        assert '"stopped"' in (tmp_path / "turnbuckle-run" / f"{name}.log").read_text()
+
+
+@pytest.mark.parametrize("victim", ["agent", "allocator"])
+def test_a_dead_service_ends_up_with_its_log(tmp_path: Path, victim: str) -> None:
+    with up(tmp_path, "--simulate", "--port", str(free_port()), "--no-live", env=environment()) as process:
+        pids = ready(process, tmp_path)
+        until(lambda: "turnbuckle is up" in process.stderr.readline(), "everything runs")  # type: ignore[union-attr]
+        os.kill(pids[victim], signal.SIGKILL)
+        _, err = process.communicate(timeout=40)
+
+    assert process.returncode == 70
+    assert f"{victim} has ended (signal 9)" in err
+    assert f"{victim}.log" in err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+def test_services_do_not_outlive_a_killed_up(tmp_path: Path) -> None:
+    with up(tmp_path, "--simulate", "--port", str(free_port()), "--no-live", env=environment()) as process:
+        pids = ready(process, tmp_path)
+        process.kill()
+        process.communicate(timeout=10)
+
+        for name, pid in pids.items():
+            until(lambda pid=pid: not Path(f"/proc/{pid}/exe").exists(), f"{name} has ended")
+
+
+def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
+    env = environment() | {"TURNBUCKLE_AGENT__NODDE": "x"}
+    with up(tmp_path, "--simulate", "--port", str(free_port()), "--no-live", env=env) as process:
+        _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 78
+    assert "TURNBUCKLE_AGENT__NODE" in err
+
+
+@pytest.mark.root
+def test_exec_is_managed_by_a_running_up(tmp_path: Path, managed_root: str) -> None:
+    """A process that burns CPU at a tenth of its demand gets more within a few periods."""
+    env = environment(managed_root)
+    port = str(free_port())
+    server = ["--server", f"nats://127.0.0.1:{port}"]
+    file = tmp_path / "app.yaml"
+    file.write_text("name: burn\ncpu_limit: 0.8\nmemory_limit: 256MiB\n")
+    cli = [sys.executable, "-m", "services.cli"]
+    with up(tmp_path, "--port", port, "--no-live", env=env) as process:
+        ready(process, tmp_path)
+        subprocess.run([*cli, "apply", str(file), *server], check=True, env=env, capture_output=True, timeout=30)
+        burn = [*cli, "exec", "--app", "burn", "--name", "one", "--cpus", "0.05", "--memory", "64MiB", "--"]
+        with subprocess.Popen([*burn, sys.executable, "-c", "while True: pass"], env=env) as burner:
+            try:
+                quota = until(lambda: grown_quota(managed_root, above_us=50_000), "the quota follows the demand")
+            finally:
+                burner.terminate()
+                burner.wait(20)
+
+    assert quota <= 80_000
+
+
+def grown_quota(root: str, above_us: int) -> int | None:
+    layout = detect()
+    file, position = ("cpu.cfs_quota_us", 0) if layout.version == 1 else ("cpu.max", 0)
+    for path in Path(layout.mounts["cpu"].directory, root).glob(f"burn/one-*/{file}"):
+        quota = path.read_text().split()[position]
+        if quota != "max" and int(quota) > above_us:
+            return int(quota)
+    return None
