@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from schemas.message import ColumnarMessage, Int32Column, Int64Column, UInt8Column, UInt16Column
+from pydantic import Field
+
+from schemas.message import ColumnarMessage, Count, Int32Column, Int64Column, UInt8Column, UInt16Column
 
 
 class SampleFlag(IntFlag):
@@ -24,14 +26,14 @@ class CfsBatch(ColumnarMessage):
 
     app: str
     node: str
-    incarnation: int
+    incarnation: Count
     """Start time of the agent, ns since the epoch: a restarted agent has a larger one."""
-    report_seq: int
+    report_seq: Count
     """Counts batches and limit replies of this incarnation together: the larger one tells the newer truth."""
-    time_ns: int
+    time_ns: Count
     """When the sample was taken, ns since the epoch."""
-    period_us: int
-    host_cpus: int
+    period_us: Annotated[int, Field(ge=1_000, le=1_000_000)]
+    host_cpus: Annotated[int, Field(ge=1, le=65_536)]
 
     periods: UInt16Column
     """CFS periods since the previous sample; 0: nothing new yet, the row carries only limits and memory."""

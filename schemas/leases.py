@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from schemas.message import Message
+from schemas.message import Count, Message
 
 
 class Lease(Message):
@@ -14,5 +14,5 @@ class Lease(Message):
 
     owner: str
     """Service and instance, for people."""
-    epoch: int
-    time_ns: int
+    epoch: Count
+    time_ns: Count

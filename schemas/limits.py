@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 from schemas.apps import Mode
-from schemas.message import ColumnarMessage, Float64Column, Int64Column, UInt8Column
+from schemas.message import ColumnarMessage, Count, Float64Column, Int64Column, UInt8Column
 
 
 class RowStatus(IntEnum):
@@ -35,13 +35,13 @@ class LimitUpdate(ColumnarMessage):
     type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitUpdate"
 
     node: str
-    incarnation: int
+    incarnation: Count
     """The agent's incarnation that this is meant for; another one refuses it."""
-    epoch: int
+    epoch: Count
     """Rises with each owner of an application; an agent refuses rows of an older epoch."""
-    seq: int
+    seq: Count
     """Rises with each update of an epoch; an agent refuses a row not newer than the container's last."""
-    time_ns: int
+    time_ns: Count
     apps: tuple[str, ...]
     """Applications whose rows follow; all of them are claimed for this epoch."""
     quota_us: Int64Column
@@ -57,10 +57,10 @@ class LimitReply(ColumnarMessage):
     type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitReply"
 
     node: str
-    incarnation: int
-    report_seq: int
-    epoch: int
-    seq: int
+    incarnation: Count
+    report_seq: Count
+    epoch: Count
+    seq: Count
     refusal: str | None = None
     """Why the whole update was refused (wrong incarnation, not managed), or None."""
     stale_apps: tuple[str, ...] = ()
@@ -108,9 +108,9 @@ class LimitDecisions(ColumnarMessage):
     app: str
     mode: Mode
     policy: str
-    epoch: int
+    epoch: Count
     step: int
-    time_ns: int
+    time_ns: Count
     container_count: int
     cpu_limit_us: int
     cpu_allocated_us: int

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ROW_SEPARATOR: Final = "\n"
 
@@ -45,6 +45,9 @@ Int32Column = Annotated[bytes, ColumnType("<i4")]
 UInt16Column = Annotated[bytes, ColumnType("<u2")]
 UInt8Column = Annotated[bytes, ColumnType("|u1")]
 Float64Column = Annotated[bytes, ColumnType("<f8")]
+
+Count = Annotated[int, Field(ge=0, le=(1 << 62) - 1)]
+"""A number that fits a 64-bit column with room for sums: sequences, epochs, times in nanoseconds."""
 
 Columns = Mapping[str, "np.ndarray[Any, Any] | Sequence[int] | Sequence[float]"]
 

@@ -34,6 +34,10 @@ _LAST_RESORT_S: Final = 2.0
 SettingsT = TypeVar("SettingsT", bound=CommonSettings)
 
 
+class UnusableSettingsError(Exception):
+    """Raised by `Service.start`: the settings do not fit this machine; the text says what to do. Exit code 78."""
+
+
 @dataclass(slots=True)
 class Runtime(Generic[SettingsT]):
     """What a service is given."""
@@ -250,6 +254,9 @@ class _Process:
         except BusUnavailableError as error:
             self._log.error("start_failed", error=str(error))
             return EXIT_UNAVAILABLE
+        except UnusableSettingsError as error:
+            self._log.error("start_failed", error=str(error))
+            return EXIT_SETTINGS
         except Exception:  # noqa: BLE001 - whatever it is, it is logged and ends the process
             self._log.exception("start_failed")
             return EXIT_INTERNAL

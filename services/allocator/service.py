@@ -169,6 +169,7 @@ class Allocator:
         observe("turnbuckle_allocator_orders_total", lambda: self.orders)
         observe("turnbuckle_allocator_lost_orders_total", lambda: self.lost_updates)
         observe("turnbuckle_allocator_overtaken_batches_total", lambda: roster.counts.overtaken)
+        observe("turnbuckle_allocator_absurd_rows_total", lambda: roster.counts.absurd_rows)
 
     async def _take_epoch(self) -> int:
         """A larger epoch than any allocator before, kept in KV; waits for the bus as long as it takes.

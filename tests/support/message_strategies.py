@@ -26,6 +26,8 @@ from schemas.queries import (
 )
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+COUNT = st.integers(0, (1 << 62) - 1)
+_COUNTS = {"incarnation", "report_seq", "time_ns", "epoch", "seq"}
 TEXT = st.text(max_size=12)
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z").filter(lambda name: name.isascii())
 KEYS = st.text(string.ascii_letters + string.digits + "_.-é", min_size=1, max_size=20)
@@ -154,7 +156,7 @@ def tables(draw: st.DrawFn, /, model: type[ColumnarMessage], **fields: st.Search
 
 
 def _integers(*names: str) -> dict[str, st.SearchStrategy[int]]:
-    return dict.fromkeys(names, INT64)
+    return {name: COUNT if name in _COUNTS else INT64 for name in names}
 
 
 MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
@@ -163,12 +165,14 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         CfsBatch,
         app=TEXT,
         node=TEXT,
-        **_integers("incarnation", "report_seq", "time_ns", "period_us", "host_cpus"),
+        period_us=st.integers(1_000, 1_000_000),
+        host_cpus=st.integers(1, 65_536),
+        **_integers("incarnation", "report_seq", "time_ns"),
     ),
     ContainerEvent: _events(),
     ExplainReply: _explanations(),
     ExplainRequest: st.builds(ExplainRequest, app=TEXT, container=st.none() | TEXT, last=INT64),
-    Lease: st.builds(Lease, owner=TEXT, epoch=INT64, time_ns=INT64),
+    Lease: st.builds(Lease, owner=TEXT, epoch=COUNT, time_ns=COUNT),
     LimitDecisions: tables(
         LimitDecisions,
         app=TEXT,

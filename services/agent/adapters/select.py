@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from services._runtime.app import UnusableSettingsError
 from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
 from services._runtime.clock import Clock
 from services._runtime.load_profile import Scenario
@@ -15,10 +16,6 @@ from services.agent.adapters.managed import ManagedDiscovery
 from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
 from services.agent.ports import UNLIMITED, Discovery, Host
 from services.agent.settings import AgentSettings
-
-
-class HostUnusableError(Exception):
-    """The host cannot be managed as the settings ask; the text says what to do."""
 
 
 class CountedHost(Host, Protocol):
@@ -33,7 +30,7 @@ def build_host(settings: AgentSettings, clock: Clock) -> tuple[CountedHost, dict
     """The host and its discoveries by maker.
 
     Raises:
-        HostUnusableError: control groups cannot be written, or the scenario file cannot be read.
+        UnusableSettingsError: control groups cannot be written, or the scenario file cannot be read.
     """
     if settings.host == "simulated":
         host = SimulatedHost(
@@ -43,9 +40,9 @@ def build_host(settings: AgentSettings, clock: Clock) -> tuple[CountedHost, dict
     try:
         layout = detect()
     except CgroupUnavailableError as error:
-        raise HostUnusableError(f"{error}; or set TURNBUCKLE_AGENT__HOST=simulated") from error
+        raise UnusableSettingsError(f"{error}; or set TURNBUCKLE_AGENT__HOST=simulated") from error
     if (reason := can_manage(layout)) is not None:
-        raise HostUnusableError(f"{reason}; or set TURNBUCKLE_AGENT__HOST=simulated")
+        raise UnusableSettingsError(f"{reason}; or set TURNBUCKLE_AGENT__HOST=simulated")
     discoveries: dict[str, Discovery] = {"exec": ManagedDiscovery(layout, settings.managed_root)}
     if settings.docker == "auto":
         from services.agent.adapters.docker_engine import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
@@ -70,4 +67,4 @@ def _read_scenario(settings: AgentSettings) -> list[SimulatedApp]:
             for entry in entries
         ]
     except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
-        raise HostUnusableError(f"TURNBUCKLE_AGENT__SCENARIO_FILE: {path} cannot be used: {error}") from error
+        raise UnusableSettingsError(f"TURNBUCKLE_AGENT__SCENARIO_FILE: {path} cannot be used: {error}") from error

@@ -81,7 +81,7 @@ class BoundaryQueue:
                 self.boundaries_ns.pop(cut.container, None)
                 return True
             cut.last_read_ns = now_ns
-            cut.next_read_ns = self._retry(cut.container, now_ns)
+            cut.next_read_ns = self._retry(cut, now_ns)
             return False
         doubt_ns = now_ns - cut.last_read_ns
         if doubt_ns > MISSED_NS and not cut.missed:
@@ -103,8 +103,9 @@ class BoundaryQueue:
         left_ns = PERIOD_NS - (now_ns - seen_ns) % PERIOD_NS
         return now_ns + (left_ns - EARLY_NS if left_ns > 2 * EARLY_NS else left_ns + GUARD_NS)
 
-    def _retry(self, container: str, now_ns: int) -> int:
-        seen_ns = self.boundaries_ns.get(container)
+    def _retry(self, cut: WaitingCut, now_ns: int) -> int:
+        """When to read again after no boundary was seen."""
+        seen_ns = self.boundaries_ns.get(cut.container)
         if seen_ns is None:
             return now_ns + SEARCH_INTERVAL_NS
         since_ns = (now_ns - seen_ns) % PERIOD_NS
@@ -113,5 +114,8 @@ class BoundaryQueue:
             return now_ns + left_ns + GUARD_NS
         if since_ns <= MISSED_NS:
             return now_ns + CONFIRM_INTERVAL_NS
-        del self.boundaries_ns[container]  # the prediction was wrong: the phase has moved, search for it
+        if not cut.missed:  # it may have passed just before the order came: the next one decides
+            cut.missed = True
+            return now_ns + left_ns - EARLY_NS
+        del self.boundaries_ns[cut.container]  # the prediction was wrong: the phase has moved, search for it
         return now_ns + SEARCH_INTERVAL_NS

@@ -44,6 +44,8 @@ class IngestCounts:
     taken: int = 0
     overtaken: int = 0
     """Older than one that was seen, or of an older incarnation."""
+    absurd_rows: int = 0
+    """Rows with values that no kernel reports; they are left out."""
 
 
 @dataclass(slots=True)
@@ -90,8 +92,10 @@ class Roster:
             else:
                 newest[group] = batch
         self.counts.taken += len(newest)
-        for (app, node), batch in newest.items():
-            self._regroup(app, node, batch)
+        for (app, node), batch in list(newest.items()):
+            if not self._regroup(app, node, batch):
+                self.counts.absurd_rows += batch.row_count
+                del newest[app, node]
         if newest:
             self._assign(newest, now_ns)
 
@@ -144,11 +148,14 @@ class Roster:
         rows.settled[mine] = True
         rows.fenced[mine] = False
 
-    def _regroup(self, app: int, node: int, batch: CfsBatch) -> None:
+    def _regroup(self, app: int, node: int, batch: CfsBatch) -> bool:
+        """Make the group's rows those of the batch; False: a container stands in it twice."""
         group = self._groups[app, node]
         if group.containers == batch.containers:
-            return
+            return True
         keys = batch.keys
+        if len(set(keys)) != len(keys):
+            return False
         present = {self._row_of[node, key] for key in keys if (node, key) in self._row_of}
         gone = np.setdiff1d(group.index, np.fromiter(present, np.int64, len(present)))
         if len(gone):
@@ -158,6 +165,7 @@ class Roster:
         self._add(app, node, [key for key in keys if (node, key) not in self._row_of], batch.host_cpus)
         group.index = np.array([self._row_of[node, key] for key in keys], dtype=np.int64)
         group.containers = batch.containers
+        return True
 
     def _add(self, app: int, node: int, keys: list[str], host_cpus: int) -> None:
         if not keys:
@@ -206,8 +214,17 @@ class Roster:
 
         counts = [len(self._groups[group].index) for group in newest]
         report_seq = np.repeat([batch.report_seq for batch in batches], counts)
-        report = Report(index, report_seq, joined("quota_us"), joined("memory_limit_bytes"), joined("order_seq"))
-        newer = settle(self.rows, report, now_ns)
+        sane = _sane({name: joined(name) for name in _RANGES})
+        self.counts.absurd_rows += len(index) - int(np.count_nonzero(sane))
+        report = Report(
+            index[sane],
+            report_seq[sane],
+            joined("quota_us")[sane],
+            joined("memory_limit_bytes")[sane],
+            joined("order_seq")[sane],
+        )
+        newer = np.zeros(len(index), dtype=np.bool_)
+        newer[sane] = settle(self.rows, report, now_ns)
         rows, target = self.rows, index[newer]
         rows.memory_before_bytes[target] = rows.memory_usage_bytes[target]
         rows.memory_usage_bytes[target] = joined("memory_usage_bytes")[newer]
@@ -215,3 +232,23 @@ class Roster:
         for name in ("used_us", "unused_us", "throttled", "throttled_us"):
             getattr(rows, name)[target] = joined(name)[newer]
         rows.fresh[target] = joined("periods")[newer] > 0
+
+
+_RANGES = {
+    "quota_us": (-1, 1 << 40),
+    "memory_limit_bytes": (-1, 1 << 60),
+    "memory_usage_bytes": (0, 1 << 60),
+    "used_us": (0, 1 << 31),
+    "unused_us": (0, 1 << 31),
+    "throttled_us": (0, 1 << 31),
+    "order_seq": (0, 1 << 62),
+}
+"""What a kernel can report: anything else is a fault, and must not overflow a sum."""
+
+
+def _sane(columns: dict[str, IntArray]) -> BoolArray:
+    """Rows whose values are all within `_RANGES`."""
+    sane = np.ones(len(columns["quota_us"]), dtype=np.bool_)
+    for name, (least, most) in _RANGES.items():
+        sane &= (columns[name] >= least) & (columns[name] <= most)
+    return sane
