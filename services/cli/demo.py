@@ -21,6 +21,8 @@ from services.cli.deployer import InitialLimits
 MANAGED_APP: Final = "demo"
 STATIC_APP: Final = "demo-static"
 WATCH_EVERY_S: Final = 0.1
+DEMO_GAMMA_CORES: Final = 0.02
+"""The default of 0.2 cores is more than these small containers' whole quota: `escra` would never shrink one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def plan_demo(policy: Policy = "waterfill") -> DemoPlan:
         memory_limit=ByteSize(DEMO_MEMORY_LIMIT_BYTES),
         policy=policy,
         mode="enforce",
+        gamma=DEMO_GAMMA_CORES,
         announced_containers=len(scenario.containers),
     )
     static = managed.model_copy(update={"name": STATIC_APP, "mode": "observe"})
