@@ -1,0 +1,340 @@
+"""A small cluster of real processes: nats-server, allocators, agents, and containers that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.limits import LimitDecisions
+from schemas.message import Message
+from schemas.queries import AppState, StateReply, StateRequest
+from schemas.registry import ALLOCATOR_STATE
+from schemas.streams import APPS
+from schemas.subjects import CFS, LIMIT_DECISIONS, Subject
+from services._runtime.bus import Bus, Delivery
+from services._runtime.bus_nats import NatsBus
+from services._runtime.bus_options import BusOptions
+from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
+from services._runtime.nats_server import EmbeddedNats
+from tests.support import obedient_load
+from tests.support.cgroup_lab import wait_until
+from tests.support.limit_observer import CgroupTree, LimitObserver, Reading, read_group
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MIB: Final = 1 << 20
+START_S: Final = 20.0
+"""For a service to become ready on a machine that does other work."""
+
+
+async def poll(probe: Callable[[], Awaitable[Any]], *, within_s: float = 5.0, what: str = "the condition") -> Any:
+    """The first true answer of an asynchronous probe; fails the test if that takes too long."""
+    deadline = time.monotonic() + within_s
+    while not (answer := await probe()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what} did not hold within {within_s:g} s")
+        await asyncio.sleep(0.02)
+    return answer
+
+
+class ServiceProcess:
+    """One service as an operator would start it."""
+
+    def __init__(self, service: str, environment: dict[str, str], log_path: Path) -> None:
+        self.service = service
+        self.log_path = log_path
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"services.{service}"],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether it lives."""
+        return self._process.poll() is None
+
+    def log(self) -> list[dict[str, Any]]:
+        """Everything it has logged, whole lines only."""
+        lines = self.log_path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
+
+    @property
+    def health_port(self) -> int | None:
+        """Where it listens, once it does."""
+        return next((line["port"] for line in self.log() if line["event"] == "health_listening"), None)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 while nobody listens."""
+        port = self.health_port
+        return (0, "") if port is None else await asyncio.to_thread(_http_get, f"http://127.0.0.1:{port}{path}")
+
+    async def ready(self, within_s: float = START_S) -> ServiceProcess:
+        """Wait until it says that it is ready."""
+
+        async def is_ready() -> bool:
+            if not self.running:
+                raise AssertionError(f"{self.service} ended: {self.log_path.read_text(encoding='utf-8')[-2000:]}")
+            return (await self.get("/readyz"))[0] == 200
+
+        await poll(is_ready, within_s=within_s, what=f"{self.service} ready")
+        return self
+
+    async def not_ready_because(self, text: str, within_s: float = 5.0) -> None:
+        """Wait until it says that it is not ready, for this reason."""
+
+        async def says_so() -> bool:
+            status, body = await self.get("/readyz")
+            return status == 503 and text in body
+
+        await poll(says_so, within_s=within_s, what=f"{self.service} not ready because {text!r}")
+
+    async def metric(self, name: str) -> float:
+        """A metric's value now, summed over its labels."""
+        status, text = await self.get("/metrics")
+        assert status == 200, f"{self.service}: {status} {text}"
+        samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return sum(float(value) for head, _, value in samples if head.partition("{")[0] == name)
+
+    async def signal(self, number: signal.Signals, within_s: float = 15.0) -> int:
+        """Send a signal that ends it; returns the exit code."""
+        self._process.send_signal(number)
+        return await asyncio.to_thread(self._process.wait, within_s)
+
+    async def exit_code(self, within_s: float = 20.0) -> int:
+        """Wait for its end."""
+        return await asyncio.to_thread(self._process.wait, within_s)
+
+    def kill(self) -> None:
+        """End it whatever happens."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _http_get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+class LabContainer:
+    """A managed control group with an obedient load in it."""
+
+    def __init__(self, group: ManagedCgroup, tree: CgroupTree) -> None:
+        self.directory = group.directory
+        self.key = group.directory.rpartition("/")[2]
+        self._group = group
+        self._tree = tree
+        self._load = subprocess.Popen(
+            [sys.executable, "-S", "-E", obedient_load.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.wait_said("ready")
+        assert group.add_process(self._load.pid)
+
+    def tell(self, command: str) -> None:
+        """See `obedient_load`."""
+        assert self._load.stdin is not None
+        self._load.stdin.write(f"{command}\n")
+        self._load.stdin.flush()
+
+    def wait_said(self, word: str) -> None:
+        """Block until the load has said this."""
+        assert self._load.stdout is not None
+        assert self._load.stdout.readline().strip() == word
+
+    @property
+    def alive(self) -> bool:
+        """Whether the load lives."""
+        return self._load.poll() is None
+
+    def read(self) -> Reading:
+        """Its control files now."""
+        reading = read_group(self._tree, self.directory)
+        assert reading is not None, f"{self.directory} is gone"
+        return reading
+
+    @property
+    def quota_us(self) -> int:
+        """In the kernel now."""
+        return self.read().quota_us
+
+    @property
+    def limit_bytes(self) -> int:
+        """In the kernel now."""
+        return self.read().limit_bytes
+
+    def close(self) -> None:
+        """Kill and remove. The agent may be quicker to remove the empty group."""
+        self._load.kill()
+        self._load.communicate()
+        self._group.kill()
+        wait_until(self._group.remove, what=f"removal of {self.directory}")
+
+
+class MessageLog:
+    """Messages of one pattern as they come, with their arrival."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def take(self, delivery: Delivery) -> None:
+        """Bus handler."""
+        self.messages.append(delivery.message)
+
+    def rows(self, key: str) -> list[dict[str, Any]]:
+        """One container's row of every batch or decision that has one, in order."""
+        return [
+            row
+            for message in list(self.messages)
+            if isinstance(message, CfsBatch | LimitDecisions)
+            for row in message.rows()
+            if row["container"] == key
+        ]
+
+
+class ClusterLab:
+    """Makes everything, and takes it down again."""
+
+    _serial = itertools.count(time.monotonic_ns() % (1 << 40))
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.root = f"tb-system-{os.getpid()}-{next(self._serial) % 10_000}"
+        self.layout = detect()
+        mounts = self.layout.mounts
+        self.tree = CgroupTree(
+            self.layout.version,
+            mounts["cpu"].directory,
+            mounts.get("cpuacct", mounts["cpu"]).directory,
+            mounts["memory"].directory,
+        )
+        self.nats = EmbeddedNats()
+        self.services: list[ServiceProcess] = []
+        self.containers: list[LabContainer] = []
+        self.observers: list[LimitObserver] = []
+        self._bus: NatsBus | None = None
+
+    async def start(self) -> ClusterLab:
+        """The server and our own connection."""
+        await self.nats.start()
+        self._bus = await NatsBus.connect(BusOptions(servers=(self.nats.url,), connect_deadline_s=10.0))
+        return self
+
+    @property
+    def bus(self) -> Bus:
+        """Our own connection."""
+        assert self._bus is not None
+        return self._bus
+
+    def launch(self, service: str, **variables: str) -> ServiceProcess:
+        """Start a service's process; variables without their prefix, such as ``AGENT__NODE="n1"``."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_"))}
+        ours = {"NATS_URL": self.nats.url, "HEALTH_PORT": "0", "SHUTDOWN_GRACE_S": "4", **variables}
+        environment = kept | {"XDG_CONFIG_HOME": "/nonexistent"} | {f"TURNBUCKLE_{k}": v for k, v in ours.items()}
+        process = ServiceProcess(service, environment, self.directory / f"{service}-{next(self._serial)}.log")
+        self.services.append(process)
+        return process
+
+    def launch_agent(self, node: str = "n1", root: str | None = None, docker: str = "off") -> ServiceProcess:
+        """Start an agent for a managed root of its own."""
+        return self.launch("agent", AGENT__NODE=node, AGENT__MANAGED_ROOT=root or self.root, AGENT__DOCKER=docker)
+
+    def launch_allocator(self, **variables: str) -> ServiceProcess:
+        """Start an allocator."""
+        return self.launch("allocator", **variables)
+
+    def running(self, service: str) -> list[ServiceProcess]:
+        """Live processes of a service, oldest first."""
+        return [process for process in self.services if process.service == service and process.running]
+
+    async def announce(self, spec: AppSpec) -> AppSpec:
+        """Put an application's spec, as `turnbuckle apply` does."""
+        await self.bus.bucket(APPS).put(spec.name, spec)
+        return spec
+
+    def container(
+        self, app: str, name: str, quota_us: int | None = None, limit_bytes: int | None = None, root: str | None = None
+    ) -> LabContainer:
+        """A new container; without limits unless given."""
+        directory = managed_directory(app, name, f"{next(self._serial):012x}", root or self.root)
+        container = LabContainer(ManagedCgroup.create(self.layout, directory, quota_us, limit_bytes), self.tree)
+        self.containers.append(container)
+        return container
+
+    def remove(self, container: LabContainer) -> None:
+        """The container ends."""
+        self.containers.remove(container)
+        container.close()
+
+    def observe(self, *roots: str) -> LimitObserver:
+        """Start an independent observer of all groups below these roots (default: ours)."""
+        output = self.directory / f"observer-{next(self._serial)}.jsonl"
+        observer = LimitObserver(self.tree, list(roots) or [self.root], output)
+        self.observers.append(observer)
+        return observer
+
+    @contextlib.asynccontextmanager
+    async def listen(self, pattern: Subject) -> AsyncIterator[MessageLog]:
+        """Collect observations."""
+        log = MessageLog()
+        subscription = await self.bus.subscribe(pattern, log.take)
+        try:
+            yield log
+        finally:
+            await subscription.stop()
+
+    def batches(self, app: str) -> contextlib.AbstractAsyncContextManager[MessageLog]:
+        """Collect an application's batches."""
+        return self.listen(CFS.pattern(self.bus.root, app=app))
+
+    def decisions(self, app: str) -> contextlib.AbstractAsyncContextManager[MessageLog]:
+        """Collect an application's decisions."""
+        return self.listen(LIMIT_DECISIONS.pattern(self.bus.root, app=app))
+
+    async def state(self, app: str) -> AppState:
+        """The allocator's view of an application."""
+        subject = ALLOCATOR_STATE.template.subject(self.bus.root)
+        reply = await self.bus.request(subject, StateRequest(app=app), timeout_s=5)
+        assert isinstance(reply, StateReply)
+        return reply.apps[0]
+
+    async def no_op_writes(self) -> float:
+        """Of all running agents."""
+        return sum([await agent.metric("turnbuckle_agent_no_op_writes_total") for agent in self.running("agent")])
+
+    async def close(self) -> None:
+        """Take everything down."""
+        for observer in self.observers:
+            observer.kill()
+        for process in self.services:
+            process.kill()
+        for container in list(self.containers):
+            self.remove(container)
+        if self._bus is not None:
+            await self._bus.close(2.0)
+        await self.nats.stop()

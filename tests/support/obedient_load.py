@@ -1,0 +1,60 @@
+"""A load that does what it is told on standard input. Standard library only; run it with ``python -S -E``.
+
+``burn``: use one core. ``idle``: nothing at all, so that the kernel's period timer stops. ``hold BYTES RATE``: grow to,
+or fall to, this many touched bytes, at RATE bytes per second. It answers ``ready`` at first, and ``held`` when done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import select
+import sys
+import time
+
+_BLOCK = bytes(16 << 10)
+_CHUNK_BYTES = 1 << 20
+_TOUCH = b"\x01" * _CHUNK_BYTES
+_LOOK_S = 0.002
+"""Between looks at the input while burning."""
+
+
+def _hold(chunks: list[mmap.mmap], wanted_bytes: int, rate: float) -> None:
+    start_s, before = time.monotonic(), len(chunks)
+    while len(chunks) * _CHUNK_BYTES > wanted_bytes:
+        chunks.pop().close()
+    while len(chunks) * _CHUNK_BYTES < wanted_bytes:
+        chunk = mmap.mmap(-1, _CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        chunk[:] = _TOUCH
+        chunks.append(chunk)
+        due_s = start_s + (len(chunks) - before) * _CHUNK_BYTES / rate
+        time.sleep(max(due_s - time.monotonic(), 0))
+    sys.stdout.write("held\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Obey until the input closes."""
+    chunks: list[mmap.mmap] = []
+    burning = False
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    while True:
+        if burning and not select.select([0], [], [], 0)[0]:
+            until_s = time.monotonic() + _LOOK_S
+            while time.monotonic() < until_s:
+                hashlib.sha256(_BLOCK).digest()
+            continue
+        command = os.read(0, 200).decode()
+        if not command:
+            return
+        for line in command.splitlines():
+            word, *arguments = line.split()
+            burning = word == "burn" if word in {"burn", "idle"} else burning
+            if word == "hold":
+                _hold(chunks, int(arguments[0]), float(arguments[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Limits follow usage: CPU bursts and memory growth of real processes in real control groups."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from schemas.apps import AppSpec
+from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, MessageLog
+from tests.support.deadline import until
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+DEMAND_US = 100_000
+"""One core per period."""
+START_US = DEMAND_US // 10
+ATTEMPTS = 3
+"""The best counts: other work on the machine takes periods away."""
+
+
+@dataclass(frozen=True)
+class Burst:
+    """How a container was followed, in its own periods."""
+
+    to_reach: int
+    to_fall: int
+
+
+def periods_until(rows: list[dict[str, int]], start: int, reached) -> int | None:
+    """Periods from row `start` (exclusive) to the first row that is as wanted; None: none is yet."""
+    elapsed = 0
+    for row in rows[start + 1 :]:
+        elapsed += max(row["periods"], 1)
+        if reached(row):
+            return elapsed
+    return None
+
+
+async def follow_burst(cluster: ClusterLab, spec: AppSpec, container: LabContainer) -> Burst:
+    """From an idle container at a tenth of its demand through a burst and back."""
+    await cluster.announce(spec.model_copy(update={"container_max_cpu": START_US / DEMAND_US}))
+    await until(lambda: 0 < container.quota_us <= START_US, within_s=10, what="a tenth of the demand")
+    async with cluster.batches(spec.name) as log:
+        await until(lambda: len(log.rows(container.key)) >= 3, what="idle batches")
+        await cluster.announce(spec)
+        container.tell("burn")
+        try:
+            to_reach = await _reach(log, container)
+        finally:
+            container.tell("idle")
+        return Burst(to_reach, await _fall(log, container))
+
+
+async def _reach(log: MessageLog, container: LabContainer) -> int:
+    def rows():
+        return log.rows(container.key)
+
+    def first_throttled():
+        return next((i for i, row in enumerate(rows()) if row["throttled"]), None)
+
+    def reached():
+        return periods_until(rows(), first_throttled(), lambda row: row["quota_us"] >= 0.95 * DEMAND_US)
+
+    await until(lambda: first_throttled() is not None, what="a throttled period")
+    assert rows()[first_throttled()]["quota_us"] <= 1.5 * START_US
+    await until(lambda: reached() is not None, within_s=10, what="95 % of the demand")
+    return reached()
+
+
+async def _fall(log: MessageLog, container: LabContainer) -> int:
+    """At most 0.2 cores (the default gamma) of headroom are left to an idle container."""
+    burst = len(log.rows(container.key)) - 1
+
+    def idle():
+        rows = log.rows(container.key)
+        return next((i for i in range(burst, len(rows)) if rows[i]["used_us"] < 0.05 * DEMAND_US), None)
+
+    def fallen():
+        return periods_until(log.rows(container.key), idle(), lambda row: row["quota_us"] <= 0.2 * DEMAND_US)
+
+    await until(lambda: idle() is not None, what="an idle period")
+    await until(lambda: fallen() is not None, within_s=10, what="the fall")
+    return fallen()
+
+
+@pytest.mark.parametrize("policy", ["escra", "waterfill"])
+async def test_a_burst_is_followed_within_ten_periods_and_given_back_within_two_windows(
+    cluster, policy, record_property
+):
+    spec = AppSpec(name=f"burst-{policy}", cpu_limit=3, memory_limit=512 * MIB, policy=policy)
+    container = cluster.container(spec.name, "web")
+    bursts: list[Burst] = []
+    while len(bursts) < ATTEMPTS:
+        bursts.append(await follow_burst(cluster, spec, container))
+        if bursts[-1].to_reach <= 10 and bursts[-1].to_fall <= 2 * spec.window:
+            break
+    record_property("bursts", repr(bursts))
+    assert min(burst.to_reach for burst in bursts) <= 10, bursts
+    assert min(burst.to_fall for burst in bursts) <= 2 * spec.window, bursts
+
+
+async def test_reclaim_shrinks_an_idle_containers_limit_to_usage_plus_delta(cluster):
+    spec = await cluster.announce(AppSpec(name="reclaim", cpu_limit=0.5, memory_limit=512 * MIB))
+    container = cluster.container(spec.name, "cache")
+    container.tell(f"hold {20 * MIB} {1000 * MIB}")
+    await until(lambda: container.limit_bytes == spec.initial_memory_bytes(1) // 4096 * 4096, what="the first limit")
+
+    async with cluster.batches(spec.name) as log:
+        await until(lambda: container.limit_bytes < 100 * MIB, within_s=8, what="a reclaim within 5 s")
+        usage_bytes = log.rows(container.key)[-1]["memory_usage_bytes"]
+
+    assert usage_bytes >= 20 * MIB
+    assert container.limit_bytes == pytest.approx(usage_bytes + spec.delta, abs=MIB)
+
+
+async def test_a_limit_grows_ahead_of_usage(cluster):
+    """60 MiB/s up to 300 MiB from a limit of 64 MiB: nobody is killed, and the limit is never reached."""
+    spec = await cluster.announce(AppSpec(name="growth", cpu_limit=1, memory_limit=512 * MIB, sigma=1 - 64 / 512))
+    container = cluster.container(spec.name, "cache", limit_bytes=64 * MIB)
+    await until(lambda: container.quota_us > 0, what="the first limits")
+    assert container.limit_bytes == 64 * MIB
+
+    async with cluster.batches(spec.name) as log:
+        container.tell(f"hold {300 * MIB} {60 * MIB}")
+        await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), 15)
+        await until(lambda: log.rows(container.key)[-1]["memory_usage_bytes"] >= 300 * MIB, what="all of it in use")
+        rows = log.rows(container.key)
+
+    assert container.alive
+    assert rows[-1]["oom_kills"] == 0
+    assert min(row["memory_limit_bytes"] - row["memory_usage_bytes"] for row in rows) > 0
+    assert container.limit_bytes <= spec.memory_limit
