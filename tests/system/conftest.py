@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -34,3 +35,10 @@ async def no_write_is_a_no_op(bare_cluster: ClusterLab) -> AsyncIterator[None]:
     """Whatever a test does: a value that the kernel holds is never written again (it would refill the quota)."""
     yield
     assert await bare_cluster.no_op_writes() == 0
+
+
+@pytest.fixture
+def record_figure(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """Log a measured figure; ``--log-cli-level=INFO`` shows it."""
+    logger = logging.getLogger("figures")
+    return lambda name, value: logger.info("%s: %s = %s", request.node.name, name, value)

@@ -55,7 +55,7 @@ class Churn:
         self._add()
 
 
-async def test_sums_hold_while_containers_burn_come_and_go_and_the_allocator_is_restarted(cluster, record_property):
+async def test_sums_hold_while_containers_burn_come_and_go_and_the_allocator_is_restarted(cluster, record_figure):
     """Once gracefully, once by SIGKILL; one application per policy."""
     specs = [
         await cluster.announce(AppSpec(name=f"churn-{policy}", cpu_limit=0.7, memory_limit=400 * MIB, policy=policy))
@@ -84,8 +84,8 @@ async def test_sums_hold_while_containers_burn_come_and_go_and_the_allocator_is_
 
     seen = observer.stop()
     for spec in specs:
-        record_property(f"{spec.name} highest quota / limit", seen[spec.name].highest_quota_us / spec.cpu_limit_us)
-        record_property(
+        record_figure(f"{spec.name} highest quota / limit", seen[spec.name].highest_quota_us / spec.cpu_limit_us)
+        record_figure(
             f"{spec.name} highest memory / limit", seen[spec.name].highest_limit_bytes / int(spec.memory_limit)
         )
         assert seen[spec.name].duration_s >= LEAST_S
@@ -107,7 +107,7 @@ async def _all_admitted(cluster: ClusterLab, specs: list[AppSpec]) -> bool:
     return all(len(state.containers) == 3 and all(c.admitted for c in state.containers) for state in states)
 
 
-async def test_two_agents_share_one_limit(cluster, record_property):
+async def test_two_agents_share_one_limit(cluster, record_figure):
     """The load moves from one agent's container to the other's, and the quota follows."""
     other_root = f"{cluster.root}-b"
     second = cluster.launch_agent(node="n2", root=other_root)
@@ -131,7 +131,7 @@ async def test_two_agents_share_one_limit(cluster, record_property):
     assert state.cpu_held_us + state.cpu_free_us == spec.cpu_limit_us
 
     seen = observer.stop()[spec.name]
-    record_property("highest quota / limit", seen.highest_quota_us / spec.cpu_limit_us)
+    record_figure("highest quota / limit", seen.highest_quota_us / spec.cpu_limit_us)
     assert_never_above(seen, spec)
     assert await second.metric("turnbuckle_agent_quota_writes_total") > 0
     assert await second.signal(signal.SIGTERM) == 0

@@ -85,9 +85,7 @@ async def _fall(log: MessageLog, container: LabContainer) -> int:
 
 
 @pytest.mark.parametrize("policy", ["escra", "waterfill"])
-async def test_a_burst_is_followed_within_ten_periods_and_given_back_within_two_windows(
-    cluster, policy, record_property
-):
+async def test_a_burst_is_followed_within_ten_periods_and_given_back_within_two_windows(cluster, policy, record_figure):
     spec = AppSpec(name=f"burst-{policy}", cpu_limit=3, memory_limit=512 * MIB, policy=policy)
     container = cluster.container(spec.name, "web")
     bursts: list[Burst] = []
@@ -95,7 +93,7 @@ async def test_a_burst_is_followed_within_ten_periods_and_given_back_within_two_
         bursts.append(await follow_burst(cluster, spec, container))
         if bursts[-1].to_reach <= 10 and bursts[-1].to_fall <= 2 * spec.window:
             break
-    record_property("bursts", repr(bursts))
+    record_figure("bursts", repr(bursts))
     assert min(burst.to_reach for burst in bursts) <= 10, bursts
     assert min(burst.to_fall for burst in bursts) <= 2 * spec.window, bursts
 
