@@ -73,6 +73,7 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_allocator_orders_total", "counter", "orders sent to agents"),
     MetricSpec("turnbuckle_allocator_lost_orders_total", "counter", "orders without a usable reply"),
     MetricSpec("turnbuckle_allocator_overtaken_batches_total", "counter", "batches older than what was known"),
+    MetricSpec("turnbuckle_allocator_misplaced_messages_total", "counter", "batches expected, another type came"),
     MetricSpec("turnbuckle_allocator_absurd_rows_total", "counter", "rows with values that no kernel reports"),
 )
 _SPANS: Final = (

@@ -54,6 +54,7 @@ class Allocator:
         self.lost_updates = 0
         self.orders = 0
         self.changes = 0
+        self.misplaced = 0
 
     async def start(self) -> None:
         """Take an epoch, learn the applications, listen."""
@@ -92,10 +93,12 @@ class Allocator:
     # -- the step ----------------------------------------------------------------------------------------------
 
     def _take_batch(self, delivery: Delivery) -> None:
-        if isinstance(delivery.message, CfsBatch):
-            self._waiting.append(delivery.message)
-            if self._gathering is None:
-                self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._step)
+        if not isinstance(delivery.message, CfsBatch):
+            self.misplaced += 1
+            return
+        self._waiting.append(delivery.message)
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._step)
 
     def _step(self) -> None:
         self._gathering = None
@@ -169,6 +172,7 @@ class Allocator:
         observe("turnbuckle_allocator_orders_total", lambda: self.orders)
         observe("turnbuckle_allocator_lost_orders_total", lambda: self.lost_updates)
         observe("turnbuckle_allocator_overtaken_batches_total", lambda: roster.counts.overtaken)
+        observe("turnbuckle_allocator_misplaced_messages_total", lambda: self.misplaced)
         observe("turnbuckle_allocator_absurd_rows_total", lambda: roster.counts.absurd_rows)
 
     async def _take_epoch(self) -> int:
