@@ -71,35 +71,6 @@ class LimitReply(ColumnarMessage):
     status: UInt8Column
 
 
-class Reason(IntEnum):
-    """Why a limit was changed; `REASON_TEXT` turns it into a sentence."""
-
-    NONE = 0
-    ADMITTED = 1
-    THROTTLED = 2
-    UNUSED = 3
-    DEMAND_ROSE = 4
-    SHARED_SCARCITY = 5
-    OVER_LIMIT = 6
-    MEMORY_GROWTH = 7
-    MEMORY_RECLAIM = 8
-    RESYNC = 9
-
-
-REASON_TEXT: dict[Reason, str] = {
-    Reason.NONE: "unchanged",
-    Reason.ADMITTED: "joined the application: asked {measured:.0f}, free {threshold:.0f}",
-    Reason.THROTTLED: "throttled: demand estimated at {measured:.0f} us per period, quota was {threshold:.0f} us",
-    Reason.UNUSED: "left {measured:.0f} us per period unused, {threshold:.0f} us are kept as headroom",
-    Reason.DEMAND_ROSE: "demand with headroom rose to {measured:.0f} us per period, quota was {threshold:.0f} us",
-    Reason.SHARED_SCARCITY: "the application asks for {measured:.0f} us per period and may have {threshold:.0f} us",
-    Reason.OVER_LIMIT: "the application holds {measured:.0f}, its limit is {threshold:.0f}",
-    Reason.MEMORY_GROWTH: "usage {measured:.0f} bytes came within {threshold:.0f} bytes of the limit",
-    Reason.MEMORY_RECLAIM: "limit minus usage is {measured:.0f} bytes, delta is {threshold:.0f} bytes",
-    Reason.RESYNC: "the kernel holds {measured:.0f}, ordered was {threshold:.0f}",
-}
-
-
 class LimitDecisions(ColumnarMessage):
     """Changes decided for one application in one step, with the pools after it. In mode `observe` none is sent out."""
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch, SampleFlag
-from schemas.limits import REASON_TEXT, LimitDecisions, Reason
+from schemas.limits import LimitDecisions
 from schemas.queries import AppState
+from schemas.reasons import Resource, sentence
 
 HISTORY_PERIODS: Final = 60
 """Length of the sparklines."""
@@ -161,12 +162,9 @@ class LiveState:
 
 def describe_row(row: dict[str, Any]) -> str:
     """A row of LimitDecisions as a sentence: the CPU's reason if CPU changed, else the memory's."""
-    resource = "quota" if row["quota_to_us"] else "limit"
-    try:
-        reason = Reason(row[f"{resource}_reason"])
-    except ValueError:
-        return f"reason {row[f'{resource}_reason']}, which this version does not know"
-    return REASON_TEXT[reason].format(measured=row[f"{resource}_measured"], threshold=row[f"{resource}_threshold"])
+    resource: Resource = "cpu" if row["quota_to_us"] else "memory"
+    prefix = "quota" if resource == "cpu" else "limit"
+    return sentence(resource, row[f"{prefix}_reason"], row[f"{prefix}_measured"], row[f"{prefix}_threshold"])
 
 
 def _fold_row(node: NodeLive, batch: CfsBatch, row: dict[str, Any]) -> ContainerLive:

@@ -152,7 +152,8 @@ class Allocation:
         waiting = ~rows.admitted & self.table.known[rows.app] & open_apps[rows.app] & reachable & rows.fresh
         refused = admit_newcomers(self.roster, self.table, np.flatnonzero(waiting), self._free(), self._reasons)
         self._kept = room_to_keep(self.roster, self.table, self.pools().containers, waiting & ~rows.admitted)
-        decidable = rows.admitted & self.table.known[rows.app] & reachable
+        # A newcomer keeps its initial limits for a step: there is only one sample of it.
+        decidable = rows.admitted & ~waiting & self.table.known[rows.app] & reachable
         budgets = self._budgets(decidable)
         quota_us = self._policies.cpu(self.table, decidable, budgets[0], self._reasons[0])
         limit_bytes = self._policies.memory(
@@ -183,8 +184,12 @@ class Allocation:
         return Order(self.epoch, self._seq, moment.wall_ns)
 
     def _ordered(self) -> Ordered:
+        """What holds by order; for containers that are not admitted, what they came with."""
         rows = self.roster.rows
-        return Ordered(rows.quota_ordered_us.copy(), rows.limit_ordered_bytes.copy())
+        return Ordered(
+            np.where(rows.admitted, rows.quota_ordered_us, rows.quota_us),
+            np.where(rows.admitted, rows.limit_ordered_bytes, rows.limit_bytes),
+        )
 
     def _give_up(self, index: IntArray, seq: int) -> None:
         """Rows whose order failed or was lost start again from what the kernel holds, unless a newer one is out."""
@@ -274,8 +279,9 @@ class Allocation:
         updates = []
         for node in np.unique(rows.node[to_send]).tolist():
             index, order = to_send[rows.node[to_send] == node], self._next_order(moment)
-            updates.append(messages.limit_update(self.roster, node, index, before, order))
-            ledger.record_orders(rows, index, order.seq)
+            update = messages.limit_update(self.roster, node, index, before, order)
+            updates.append(update)
+            ledger.record_orders(rows, index, (update.column("quota_us"), update.column("limit_bytes")), order.seq)
         result = StepResult(
             table, self.pools(), Order(self.epoch, 0, moment.wall_ns), self.step_count, before, *self._reasons
         )

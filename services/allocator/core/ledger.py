@@ -50,8 +50,7 @@ def held(rows: Rows, account: Account, virtual: BoolArray) -> IntArray:
     """
     kernel, ordered = account.of(rows, "kernel"), account.of(rows, "ordered")
     inflight = account.of(rows, "inflight")
-    claimed = np.where(rows.admitted & ~rows.settled, ordered, 0)
-    worst = np.maximum(np.maximum(kernel, inflight), claimed)
+    worst = np.maximum(kernel, inflight)
     return np.where(virtual, np.where(rows.admitted, ordered, 0), np.maximum(worst, 0))
 
 
@@ -83,19 +82,23 @@ def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, virtu
     return result
 
 
-def record_orders(rows: Rows, changed: IntArray, seq: int) -> None:
+def record_orders(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray], seq: int) -> None:
     """Orders go out for these rows: from now on they count with the largest value in flight.
 
+    Only what is sent may count: an ordered value that the kernel gave up long ago was funded by nobody.
+
     Args:
-        changed: row indices.
+        rows: all rows.
+        index: row indices.
+        sent: quota and memory limit per index; 0 where that limit is left alone.
         seq: sequence of the message that carries them.
     """
-    for account in ACCOUNTS:
-        inflight, ordered = account.of(rows, "inflight"), account.of(rows, "ordered")
-        inflight[changed] = np.maximum(inflight[changed], ordered[changed])
-    rows.order_seq[changed] = seq
-    rows.settled[changed] = False
-    rows.mismatches[changed] = 0
+    for account, values in zip(ACCOUNTS, sent, strict=True):
+        inflight = account.of(rows, "inflight")
+        inflight[index] = np.maximum(inflight[index], values)
+    rows.order_seq[index] = seq
+    rows.settled[index] = False
+    rows.mismatches[index] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.limits import Reason
+from schemas.reasons import Reason
 from services.allocator.core.sharing import ration, weighted_max_min
 from services.allocator.core.slots import SlotArrays
 from services.allocator.core.view import AppIndex, Bools, Floats, Ints, per_app
@@ -39,6 +39,8 @@ ACCELERATION: Final = 2
 """A rate may double within the loop's delay."""
 MARGIN_BYTES: Final = 4 << 20
 """Never closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
+RECLAIM_BYTES: Final = 1 << 20
+"""Less than this is not worth a write."""
 GREW_STEPS: Final = 10
 """Steps of 100 ms for which a container that grew is not reclaimed: one second."""
 
@@ -168,7 +170,7 @@ def _ration_pages(app: AppIndex, need: Ints, room: Ints) -> Ints:
 def _reclaimed(view: MemoryView, needs: _Needs) -> Ints:
     """Thesis 2.4.3 per row: usage + delta where the limit is above that."""
     kept = np.maximum(_pages_up(view.usage_bytes + needs.delta), view.min_bytes)
-    return np.minimum(view.ordered_bytes, kept)
+    return np.where(view.ordered_bytes - kept >= RECLAIM_BYTES, kept, view.ordered_bytes)
 
 
 def _fit(view: MemoryView, needs: _Needs) -> Ints:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from schemas.apps import PERIOD_US
-from schemas.limits import Reason
+from schemas.reasons import Reason
 from services.allocator.core import ledger
 from services.allocator.core.admission import Newcomer, Refusal, Room, admit
 from services.allocator.core.app_table import AppTable
@@ -84,21 +84,15 @@ def admit_newcomers(
         reasons: CPU and memory, written in place.
     """
     refused = []
-    own = [ledger.held(roster.rows, account, table.virtual[roster.rows.app]) for account in ledger.ACCOUNTS]
+    cpu, memory = (ledger.held(roster.rows, account, table.virtual[roster.rows.app]) for account in ledger.ACCOUNTS)
+    own = (cpu, memory)
     for row in ready.tolist():
         app = int(roster.rows.app[row])
         joined = int(np.count_nonzero(roster.rows.admitted & (roster.rows.app == app)))
         if table.virtual[app]:
             _admit_virtually(roster, row, app, joined + 1)
             continue
-        others = max(int(table.announced[app]) - joined - 1, 0)
-        room = Room(
-            int(table.cpu_limit_us[app]),
-            int(free[0][app] + own[0][row]) - others * int(table.initial_quota_us[app]),
-            int(table.memory_limit_bytes[app]),
-            int(free[1][app] + own[1][row]) - others * int(table.initial_memory_bytes[app]),
-            int(table.delta_bytes[app]),
-        )
+        room = _room(roster, table, row, joined, (free, own))
         newcomer = _newcomer(roster, table, row, max(joined + 1, int(table.announced[app])))
         answer = admit(room, newcomer)
         if isinstance(answer, Refusal):
@@ -107,7 +101,9 @@ def admit_newcomers(
             refused.append(Refused(row, answer.reason, tell))
             continue
         _set_ordered(roster, row, answer.quota_us, answer.limit_bytes)
-        roster.rows.settled[row] = False
+        for account, value in zip(ledger.ACCOUNTS, (answer.quota_us, answer.limit_bytes), strict=True):
+            inflight = account.of(roster.rows, "inflight")
+            inflight[row] = max(int(inflight[row]), value)  # it goes out in this step
         free[0][app] -= max(answer.quota_us - int(own[0][row]), 0)
         free[1][app] -= max(answer.limit_bytes - int(own[1][row]), 0)
         for why, wished, there in (
@@ -116,6 +112,27 @@ def admit_newcomers(
         ):
             why.reason[row], why.measured[row], why.threshold[row] = Reason.ADMITTED, wished, there
     return refused
+
+
+def _room(roster: Roster, table: AppTable, row: int, joined: int, sums: tuple[tuple[IntArray, IntArray], ...]) -> Room:
+    """What the application has for this row; ``sums``: free per application, held per row (CPU, memory each)."""
+    free, own = sums
+    rows, app = roster.rows, int(roster.rows.app[row])
+    others = max(int(table.announced[app]) - joined - 1, 0)
+    rivals = ~rows.admitted & (rows.app == app)
+    rivals[row] = False
+    # Shares of announced containers are kept free, but not twice where these hold limits of their own already.
+    kept = [
+        max(others * int(initial[app]) - int(account[rivals].sum()), 0)
+        for initial, account in zip((table.initial_quota_us, table.initial_memory_bytes), own, strict=True)
+    ]
+    return Room(
+        int(table.cpu_limit_us[app]),
+        int(free[0][app] + own[0][row]) - kept[0],
+        int(table.memory_limit_bytes[app]),
+        int(free[1][app] + own[1][row]) - kept[1],
+        int(table.delta_bytes[app]),
+    )
 
 
 def _newcomer(roster: Roster, table: AppTable, row: int, count: int) -> Newcomer:

@@ -31,7 +31,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.limits import Reason
+from schemas.reasons import Reason
 from services.allocator.core.damping import damp
 from services.allocator.core.sharing import ration
 from services.allocator.core.slots import SlotArrays
@@ -156,7 +156,7 @@ def _increase(state: EscraState, view: CpuView, rows: Ints, quota_us: Ints, pool
 
 
 def _explain(view: CpuView, target_us: Ints, slack: Ints) -> CpuTargets:
-    """Attach to every change its reason with the two numbers of `schemas.limits.REASON_TEXT`."""
+    """Attach to every change its reason with the two numbers of `schemas.reasons`."""
     held = per_app(view.app, view.ordered_us, len(view.limit_us))
     over = (held > view.limit_us)[view.app] & (target_us < view.ordered_us)
     reasons = unchanged(target_us)

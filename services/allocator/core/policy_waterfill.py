@@ -37,7 +37,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from schemas.limits import Reason
+from schemas.reasons import Reason
 from services.allocator.core.damping import damp
 from services.allocator.core.sharing import ration, weighted_max_min
 from services.allocator.core.slots import SlotArrays
@@ -156,7 +156,7 @@ def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> In
 
 
 def _explain(view: CpuView, target_us: Ints, estimate: Floats, needed_us: Ints) -> CpuTargets:
-    """Attach to every change its reason with the two numbers of `schemas.limits.REASON_TEXT`."""
+    """Attach to every change its reason with the two numbers of `schemas.reasons`."""
     app, apps = view.app, len(view.limit_us)
     reasons = unchanged(target_us)
     raised, cut = target_us > view.ordered_us, target_us < view.ordered_us

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.apps import AppSpec
-from schemas.limits import Reason
+from schemas.reasons import Reason
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -79,7 +79,7 @@ class CpuTargets:
 
     target_us: Ints
     reason: NDArray[np.uint8]
-    """`schemas.limits.Reason`; NONE exactly where the target equals `ordered_us`."""
+    """`schemas.reasons.Reason`; NONE exactly where the target equals `ordered_us`."""
     measured: Floats
     threshold: Floats
 

@@ -28,7 +28,7 @@ def ints(*values):
 
 def order(rows, row, quota_us, seq):
     rows.quota_ordered_us[row] = quota_us
-    ledger.record_orders(rows, ints(row), seq)
+    ledger.record_orders(rows, ints(row), (ints(quota_us), ints(0)), seq)
 
 
 def report(rows, row, quota_us, *, report_seq, order_seq, limit_bytes=1 << 20):
@@ -60,6 +60,14 @@ def test_overtaken_raise_counts_until_the_newer_order_is_seen(rows):
     report(rows, 0, 20_000, report_seq=2, order_seq=2)
 
     assert ledger.held(rows, CPU, NOT_VIRTUAL)[0] == 20_000
+
+
+def test_ordered_value_that_is_not_sent_again_does_not_count(rows):
+    """The kernel holds less than was once ordered; an order about memory must not bring the old quota back."""
+    rows.quota_ordered_us[0], rows.quota_us[0] = 50_000, 10_000
+    ledger.record_orders(rows, ints(0), (ints(0), ints(2 << 20)), 1)
+
+    assert ledger.held(rows, CPU, NOT_VIRTUAL)[0] == 10_000
 
 
 def test_report_that_was_overtaken_is_ignored(rows):

@@ -81,14 +81,14 @@ def test_decisions_bring_pools_and_reasons() -> None:
     app = state.apps["shop"]
 
     assert (app.cpu_limit_us, app.cpu_allocated_us, app.decisions) == (200_000, 80_000, 1)
-    assert app.containers[0].last_reason == ("throttled: demand estimated at 30000 us per period, quota was 20000 us")
+    assert app.containers[0].last_reason == "throttled: demand about 0.30 cores, quota was 0.20 cores"
 
 
 def test_a_reason_of_a_later_version_is_shown_as_such() -> None:
     row = {"quota_to_us": 1, "quota_reason": 99, "quota_measured": 0.0, "quota_threshold": 0.0}
     from services.cli.live_state import describe_row  # noqa: PLC0415 - beside what it shows
 
-    assert describe_row(row) == "reason 99, which this version does not know"
+    assert describe_row(row) == "reason 99, measured 0.00 cores, threshold 0.00 cores"
 
 
 def test_limits_are_known_before_any_decision() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.limits import Reason
+from schemas.reasons import Reason
 from services.allocator.core.memory import GREW_STEPS, MARGIN_BYTES, PAGE_BYTES, MemoryState, MemoryView, decide_memory
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from schemas.apps import AppSpec
-from schemas.limits import Reason
+from schemas.reasons import Reason
 from services.allocator.core import policy_escra, policy_waterfill
 from services.allocator.core.policy_escra import EscraState
 from services.allocator.core.policy_waterfill import WaterfillState

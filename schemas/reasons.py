@@ -1,0 +1,58 @@
+"""Why a limit was changed: codes on the wire, sentences for people."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, Literal
+
+from schemas.apps import PERIOD_US
+
+
+class Reason(IntEnum):
+    """Why a limit was changed. Each comes with a measured value and a threshold, in the resource's own unit."""
+
+    NONE = 0
+    ADMITTED = 1
+    THROTTLED = 2
+    UNUSED = 3
+    DEMAND_ROSE = 4
+    SHARED_SCARCITY = 5
+    OVER_LIMIT = 6
+    MEMORY_GROWTH = 7
+    MEMORY_RECLAIM = 8
+    RESYNC = 9
+
+
+Resource = Literal["cpu", "memory"]
+
+_TEXT: Final[dict[Reason, str]] = {
+    Reason.NONE: "no reason recorded",
+    Reason.ADMITTED: "joined: asked for {measured}, {threshold} were free",
+    Reason.THROTTLED: "throttled: demand about {measured}, quota was {threshold}",
+    Reason.UNUSED: "left {measured} unused, {threshold} are kept as headroom",
+    Reason.DEMAND_ROSE: "demand with headroom rose to {measured}, quota was {threshold}",
+    Reason.SHARED_SCARCITY: "scarce: the containers ask for {measured}, there are {threshold}",
+    Reason.OVER_LIMIT: "over limit: the containers hold {measured}, they may hold {threshold}",
+    Reason.MEMORY_GROWTH: "usage {measured} came within {threshold} of the limit",
+    Reason.MEMORY_RECLAIM: "limit was {measured} above usage, {threshold} are kept",
+    Reason.RESYNC: "the kernel held {measured}, ordered was {threshold}",
+}
+
+
+def sentence(resource: Resource, reason: int, measured: float, threshold: float) -> str:
+    """The reason with its numbers, CPU in cores (from us per period) and memory in MiB (from bytes).
+
+    A reason of a newer sender is named by its number.
+    """
+    numbers = {"measured": quantity(resource, measured), "threshold": quantity(resource, threshold)}
+    try:
+        return _TEXT[Reason(reason)].format(**numbers)
+    except ValueError:
+        return "reason {reason}, measured {measured}, threshold {threshold}".format(reason=reason, **numbers)
+
+
+def quantity(resource: Resource, value: float) -> str:
+    """A limit for people: us per period as cores, bytes as MiB; negative: unlimited."""
+    if value < 0:
+        return "unlimited"
+    return f"{value / PERIOD_US:.2f} cores" if resource == "cpu" else f"{value / (1 << 20):.1f} MiB"
