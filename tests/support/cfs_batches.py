@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.cfs import CfsBatch
-from schemas.limits import LimitDecisions, Reason
+from schemas.limits import LimitDecisions
+from schemas.reasons import Reason
 
 START_NS = 1_700_000_000_000_000_000
 PERIOD_NS = 100_000_000

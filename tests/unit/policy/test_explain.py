@@ -13,9 +13,8 @@ MIB = 1 << 20
     [
         # 30,000 us per period of 100,000 us are 0.30 cores.
         (
-            (30_000, 45_000), (Reason.THROTTLED, 41_000.0, 30_000.0), 50_000,
-            "raised 0.30 cores -> 0.45 cores, throttled: demand about 0.41 cores, quota was 0.30 cores, "
-            "pool 0.50 cores",
+            (30_000, 45_000), (Reason.THROTTLED, 41_000.0, 30_000.0), None,
+            "raised 0.30 cores -> 0.45 cores, throttled: demand about 0.41 cores, quota was 0.30 cores",
         ),
         (
             (45_000, 20_000), (Reason.UNUSED, 30_000.0, 5_000.0), None,
