@@ -11,7 +11,6 @@ from pathlib import Path
 
 import docker
 from docker.errors import DockerException
-from services.agent.adapters.host_image import ensure_host_image, host_mounts
 
 from schemas.cfs import CfsBatch
 from schemas.subjects import CFS
@@ -21,6 +20,7 @@ from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import detect
 from services.agent.adapters.cgroups import open_host
 from services.agent.ports import ContainerHandle, WriteOutcome
+from services.cli.host_image import ensure_host_image, host_mounts
 from tests.bench.cluster import Cluster
 from tests.bench.containers import Containers
 from tests.bench.figures import Spread

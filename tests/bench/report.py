@@ -99,6 +99,10 @@ def table(results: Results) -> str:
     return "\n".join([*lines, *results.notes])
 
 
+def _cost_of(part: str) -> Callable[[AgentRun], float]:
+    return lambda run: run.cost_us[part]
+
+
 def _over(runs: list[AgentRun], value: Callable[[AgentRun], float], digits: int = 1) -> str:
     return Spread.of([value(run) for run in runs]).text(digits)
 
@@ -111,7 +115,7 @@ def _agent_costs(results: Results) -> list[str]:
         + "".join(f"{head:>20}" for head in ("changes/period", "allocator", "nats ms/period")),
     ]
     for (count, scheduling, _), runs in results.agent_groups().items():
-        cells = "".join(f"{_over(runs, lambda run, part=part: run.cost_us[part]):>20}" for part in PARTS)
+        cells = "".join(f"{_over(runs, _cost_of(part)):>20}" for part in PARTS)
         lines.append(
             f"{count:>12} {runs[0].busy:>5} {scheduling:<11}{cells}"
             f"{_over(runs, lambda run: run.changes_per_period):>20}{_over(runs, lambda run: run.allocator_us):>20}"
@@ -140,11 +144,9 @@ def _latencies(results: Results) -> list[str]:
 
 
 def _allocator_costs(results: Results) -> list[str]:
-    lines = [
-        "allocator: CPU us per container and period, median (range); step: the synchronous part of it",
-        f"{'containers':>12} {'apps':>5} {'policy':<10}{'process':>20}{'step':>20}{'changed share':>20}"
-        f"{'steps/period':>18}{'orders/period':>20}{'tick -> last order p50 ms':>28}{'nats ms/period':>18}",
-    ]
+    heads = f"{'containers':>12} {'apps':>5} {'policy':<10}{'process':>20}{'step':>20}{'changed share':>20}"
+    heads += f"{'steps/period':>18}{'orders/period':>20}{'tick -> last order p50 ms':>28}{'nats ms/period':>18}"
+    lines = ["allocator: CPU us per container and period, median (range); step: the synchronous part of it", heads]
     for (count, apps, policy), runs in results.allocator_groups().items():
         spreads = [
             Spread.of([run.process_us for run in runs]).text(2),

@@ -66,8 +66,8 @@ class TracedAgent(Agent):
             self._sample_ns = time.thread_time_ns() - begin_ns
             return result
 
-        node._batches = stamped_batches  # type: ignore[method-assign]
-        node.sample = stamped_sample  # type: ignore[method-assign]
+        node._batches = stamped_batches  # type: ignore[method-assign,assignment,unused-ignore]
+        node.sample = stamped_sample  # type: ignore[method-assign,assignment,unused-ignore]
 
     def _stamp_orders(self, node: Node) -> None:
         carry_out, write_quota, settle_row = node.carry_out, node._write_quota, node._settle_row
@@ -90,9 +90,9 @@ class TracedAgent(Agent):
                 self._writes.append((order[1], AT_BOUNDARY, time.time_ns(), 0))
             settle_row(container, order, status)
 
-        node.carry_out = stamped_carry_out  # type: ignore[method-assign]
-        node._write_quota = stamped_write_quota  # type: ignore[method-assign]
-        node._settle_row = stamped_settle_row  # type: ignore[method-assign]
+        node.carry_out = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
+        node._write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
+        node._settle_row = stamped_settle_row  # type: ignore[method-assign,assignment,unused-ignore]
 
 
 if __name__ == "__main__":
