@@ -25,6 +25,8 @@ from services.agent.ports import Discovered, Discovery, FoundContainer, GoneCont
 from services.agent.settings import AgentSettings
 
 HEARTBEAT_S = 5.0
+CUT_SPACING_S = 0.0005
+"""Between looks at waiting cuts: those that are due close together are looked at together."""
 EMPTY_BATCHES = 10
 """How often an application's last container is reported as gone: batches may be lost."""
 _UNNAMED = "unnamed"
@@ -49,7 +51,7 @@ class Agent:
         self._rejected: set[str] = set()
         self._sampling = False
         self._read_no_op_writes: Callable[[], int] = int
-        self._wake_cuts = asyncio.Event()
+        self._cut_timer: asyncio.TimerHandle | None = None
         self.late_ticks = 0
         self.node: Node | None = None
 
@@ -67,7 +69,6 @@ class Agent:
         for maker, discovery in self._discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
         self._runtime.spawn(self._sample_every_period(node), name="sampling")
-        self._runtime.spawn(self._write_cuts(node), name="cuts")
         self._runtime.spawn(self._send_heartbeats(node), name="heartbeat")
         self._log.info(
             "agent_started", node=node.name, source=host.telemetry_source, cpus=host.cpu_count, period_ms=100
@@ -81,6 +82,8 @@ class Agent:
         for subscription in self._subscriptions:
             await subscription.stop()
         await self._runtime.cancel_tasks()
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
         released = node.release_all()
         for found in released:
             self._publish_event(found, ContainerChange.RELEASED, reason="the agent stopped; original limits restored")
@@ -140,26 +143,25 @@ class Agent:
         settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
         node.carry_out(update, self._now_ns(), settled.set_result)
         if not settled.done():
-            self._wake_cuts.set()
+            self._schedule_cuts(node)
         return await settled
 
-    async def _write_cuts(self, node: Node) -> None:
-        """Wake when the next waiting cut is due to be looked at."""
-        while True:
-            wake_ns = node.cuts.next_wake_ns()
-            if wake_ns is None:
-                self._wake_cuts.clear()
-                await self._wake_cuts.wait()
-                continue
-            self._wake_cuts.clear()
-            sleeper = asyncio.ensure_future(self._clock.sleep_until(wake_ns / 1e9))
-            waiter = asyncio.ensure_future(self._wake_cuts.wait())
-            try:
-                await asyncio.wait((sleeper, waiter), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                sleeper.cancel()
-                waiter.cancel()
+    def _schedule_cuts(self, node: Node) -> None:
+        """Wake when the next waiting cut is due to be looked at; a timer costs a tenth of a task."""
+        if self._cut_timer is not None:
+            self._cut_timer.cancel()
+        wake_ns = node.cuts.next_wake_ns()
+        if wake_ns is None:
+            self._cut_timer = None
+            return
+        delay_s = max(wake_ns / 1e9 - self._clock.monotonic(), CUT_SPACING_S)
+        self._cut_timer = asyncio.get_running_loop().call_later(delay_s, self._write_cuts, node)
+
+    def _write_cuts(self, node: Node) -> None:
+        try:
             node.poll_cuts(self._now_ns())
+        finally:
+            self._schedule_cuts(node)
 
     # -- containers --------------------------------------------------------------------------------------------
 
