@@ -73,13 +73,18 @@ class Allocator:
             ),
         ]
         self._runtime.spawn(self._forget_silent_nodes(), name="silent nodes")
+        self._runtime.spawn(self._watch_lease(), name="lease")
         self._log.info("allocator_started", epoch=allocation.epoch)
 
     async def stop(self) -> None:
         """Stop deciding; limits stay as they are."""
         if self._gathering is not None:
             self._gathering.cancel()
-        for subscription in self._subscriptions:
+        await self._stop_listening()
+
+    async def _stop_listening(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
             await subscription.stop()
 
     def not_ready(self) -> str | None:
@@ -155,10 +160,9 @@ class Allocator:
             self.lost_updates += 1
             allocation.take_loss(update)
             return
-        was_superseded = allocation.superseded
         self._act(allocation.take_reply(reply, update, self._moment()))
-        if allocation.superseded and not was_superseded:
-            self._log.error("superseded", epoch=allocation.epoch, apps=list(reply.stale_apps))
+        if allocation.superseded:
+            self._fall_silent(allocation)
         if reply.refusal:
             self._log.warning("order_refused", node=update.node, reason=reply.refusal)
 
@@ -199,6 +203,23 @@ class Allocator:
                 await self._clock.sleep_until(self._clock.monotonic() + 1.0)
             else:
                 return mine.epoch
+
+    async def _watch_lease(self) -> None:
+        """An allocator that starts takes a larger epoch; an idle one would not notice by a refused order."""
+        async with self._bus.bucket(LEASES).watch(self._take_lease):
+            await asyncio.Event().wait()
+
+    def _take_lease(self, key: str, entry: Entry | None) -> None:
+        lease, allocation = entry.message if entry is not None else None, self._allocation
+        if key == LEASE_KEY and allocation is not None and isinstance(lease, Lease) and lease.epoch > allocation.epoch:
+            self._fall_silent(allocation)
+
+    def _fall_silent(self, allocation: Allocation) -> None:
+        """A newer allocator has taken over: decide nothing and leave the queries to it."""
+        allocation.superseded = True
+        if self._subscriptions:
+            self._log.error("superseded", epoch=allocation.epoch)
+            self._runtime.spawn(self._stop_listening(), name="falling silent")
 
     # -- applications and nodes --------------------------------------------------------------------------------
 
