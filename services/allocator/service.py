@@ -24,6 +24,8 @@ from services.allocator.settings import AllocatorSettings
 
 GATHER_S = 0.001
 """Batches of one tick arrive within this of each other on one host; they are decided in one step."""
+FUND_S = 0.005
+"""Replies of many nodes come close together; one at a time, each would send a little to every node that waits."""
 REPLY_TIMEOUT_S = 1.0
 """A reply comes within one period and a deadline (130 ms) unless it is lost."""
 FENCE_EVERY_S = 0.25
@@ -45,6 +47,7 @@ class Allocator:
         self._log = runtime.log
         self._waiting: list[CfsBatch] = []
         self._gathering: asyncio.TimerHandle | None = None
+        self._funding: asyncio.TimerHandle | None = None
         self._subscriptions: list[Subscription] = []
         self._allocation: Allocation | None = None
         self._started_s = 0.0
@@ -78,8 +81,9 @@ class Allocator:
 
     async def stop(self) -> None:
         """Stop deciding; limits stay as they are."""
-        if self._gathering is not None:
-            self._gathering.cancel()
+        for timer in (self._gathering, self._funding):
+            if timer is not None:
+                timer.cancel()
         await self._stop_listening()
 
     async def _stop_listening(self) -> None:
@@ -160,11 +164,22 @@ class Allocator:
             self.lost_updates += 1
             allocation.take_loss(update)
             return
-        self._act(allocation.take_reply(reply, update, self._moment()))
+        allocation.take_reply(reply, update, self._moment())
+        self._fund_soon()
         if allocation.superseded:
             self._fall_silent(allocation)
         if reply.refusal:
             self._log.warning("order_refused", node=update.node, reason=reply.refusal)
+
+    def _fund_soon(self) -> None:
+        """Hand out what replies have freed, for all that come close together at once."""
+        if self._funding is None:
+            self._funding = asyncio.get_running_loop().call_later(FUND_S, self._fund)
+
+    def _fund(self) -> None:
+        self._funding = None
+        if self._allocation is not None:
+            self._act(self._allocation.fund(self._moment()))
 
     def _register_metrics(self, allocation: Allocation) -> None:
         observe, roster = self._runtime.telemetry.observe, allocation.roster

@@ -107,7 +107,8 @@ class LossyCluster:
         else:
             reply, sender = decode(data), item[2]
             if sender is self.allocation:
-                self.act(self.allocation.take_reply(reply, item[3], self.moment()))
+                self.allocation.take_reply(reply, item[3], self.moment())
+                self.act(self.allocation.fund(self.moment()))
 
     def drop(self, position):
         item = self.network.pop(position)

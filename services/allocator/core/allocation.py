@@ -108,14 +108,14 @@ class Allocation:
                 due.append(messages.fence(node, names, self._next_order(moment)))
         return tuple(due)
 
-    def take_reply(self, reply: LimitReply, update: LimitUpdate, moment: Moment) -> Outcome:
-        """An agent says what was applied and what is true now; rows that waited for this room are ordered at once."""
+    def take_reply(self, reply: LimitReply, update: LimitUpdate, moment: Moment) -> None:
+        """An agent says what was applied and what is true now; `fund` then hands out the room that came free."""
         node = self.roster.node_index(reply.node)
         if node is None or self.roster.nodes[node].incarnation != reply.incarnation or reply.refusal is not None:
-            return Outcome()
+            return
         if reply.stale_apps:
             self.superseded = True
-            return Outcome()
+            return
         self.roster.fence_acknowledged(node, update.apps)
         found = [self.roster.row_index(node, key) for key in reply.keys]
         known = np.array([row is not None for row in found], dtype=np.bool_)
@@ -129,7 +129,6 @@ class Allocation:
         )
         ledger.settle(self.roster.rows, report, moment.now_ns)
         self._give_up(index[np.isin(reply.column("status")[known], _LOST)], reply.seq)
-        return self._fund(moment)
 
     def take_loss(self, update: LimitUpdate) -> None:
         """No reply came: the orders may or may not act later, so they stay in flight; the wish starts afresh."""
@@ -241,11 +240,12 @@ class Allocation:
             room = np.where(open_apps, free - keep, 0)
             account.of(rows, "ordered")[:] = ledger.commit(rows, account, target, room, virtual)
 
-    def _fund(self, moment: Moment) -> Outcome:
+    def fund(self, moment: Moment) -> Outcome:
         """Order what waited for room, now that some may have come free."""
         rows = self.roster.rows
         if (
-            not (rows.quota_wanted_us.any() or rows.limit_wanted_bytes.any())
+            self.superseded
+            or not (rows.quota_wanted_us.any() or rows.limit_wanted_bytes.any())
             or len(self._reasons[0].reason) != rows.count
         ):
             return Outcome()
