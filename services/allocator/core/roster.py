@@ -78,9 +78,10 @@ class Roster:
         """Index of a node that has been heard."""
         return self._node_index.get(name)
 
-    def row_index(self, node: int, key: str) -> int | None:
-        """Row of a container."""
-        return self._row_of.get((node, key))
+    def known_rows(self, node: int, keys: Iterable[str]) -> list[int | None]:
+        """Rows of a node's containers; None where there is none."""
+        row_of = self._row_of
+        return [row_of.get((node, key)) for key in keys]
 
     def ingest(self, batches: Sequence[CfsBatch], now_ns: int) -> None:
         """Take in batches that arrived since the last step, in any order; of each group only the newest counts."""
@@ -101,6 +102,8 @@ class Roster:
 
     def fence_acknowledged(self, node: int, apps: Iterable[str]) -> None:
         """The node has acknowledged this allocator's epoch for these applications."""
+        if self.nodes[node].fenced.issuperset(apps):
+            return  # so are its rows: they take it over when they join
         self.nodes[node].fenced |= set(apps)
         known = [self._app_index[app] for app in apps if app in self._app_index]
         self.rows.fenced[(self.rows.node == node) & np.isin(self.rows.app, known)] = True
