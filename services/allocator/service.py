@@ -22,8 +22,10 @@ from services.allocator.core.allocation import Allocation, Moment, Outcome, Refu
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
 
-GATHER_S = 0.001
-"""Batches of one tick arrive within this of each other on one host; they are decided in one step."""
+GATHER_S = 0.003
+"""How long the batches of a tick are waited for, to be decided in one step; when all are there, not at all."""
+GATHER_WAITS = 8
+"""Such waits in a row while batches keep coming."""
 FUND_S = 0.005
 """Replies of many nodes come close together; one at a time, each would send a little to every node that waits."""
 REPLY_TIMEOUT_S = 1.0
@@ -106,11 +108,23 @@ class Allocator:
             self.misplaced += 1
             return
         self._waiting.append(delivery.message)
-        if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._step)
+        if self._allocation is not None and len(self._waiting) == self._allocation.roster.group_count:
+            self._step()
+        elif self._gathering is None:
+            self._gather(0)
+
+    def _gather(self, seen: int, waits: int = GATHER_WAITS) -> None:
+        """Wait for more batches as long as they keep coming; a step costs as much for few of them as for many."""
+        if len(self._waiting) > seen and waits:
+            again = asyncio.get_running_loop().call_later
+            self._gathering = again(GATHER_S, self._gather, len(self._waiting), waits - 1)
+        else:
+            self._step()
 
     def _step(self) -> None:
-        self._gathering = None
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         batches, self._waiting = self._waiting, []
         if self._allocation is not None:
             now_s = self._clock.monotonic()

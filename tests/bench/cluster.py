@@ -28,6 +28,8 @@ from tests.bench.machine import process_cpu_ns, process_stat_cpu_s
 
 _STOP_S = 10.0
 _READY_S = 30.0
+ORDERED_SHARE = 0.95
+"""A few containers may hold already what they would be given; they get no order."""
 
 
 class Process:
@@ -123,7 +125,7 @@ class Cluster:
             await bucket.delete(app)
 
     async def until_ordered(self, containers: int, *processes: Process) -> None:
-        """Wait until as many containers have been given a limit; then nothing of ours listens any more."""
+        """Wait until nearly all containers have been given a limit; then nothing of ours listens any more."""
         ordered: dict[tuple[str, str], int] = {}
         done = asyncio.Event()
 
@@ -131,7 +133,7 @@ class Cluster:
             batch = delivery.message
             if isinstance(batch, CfsBatch):
                 ordered[batch.app, batch.node] = int((batch.column("order_seq") > 0).sum())
-                if sum(ordered.values()) >= containers:
+                if sum(ordered.values()) >= containers * ORDERED_SHARE:
                     done.set()
 
         subscription = await self.bus.subscribe(CFS.pattern(self.bus.root), count)

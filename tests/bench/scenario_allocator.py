@@ -14,7 +14,7 @@ from tests.bench.synthetic_agents import FIRST_LIMIT_BYTES, Load
 SETTLE_S = 2.0
 CORES_PER_CONTAINER = 0.3
 """The mean demand is 0.12 cores: the pool has room for the headroom of most, not for all peaks at once."""
-CHANGE_SHARE: dict[Policy, float] = {"waterfill": 0.3, "escra": 0.3}
+CHANGE_SHARE: dict[Policy, float] = {"waterfill": 0.1, "escra": 0.6}
 """Share of new demands per period that makes about 40 % of the limits change."""
 
 

@@ -58,6 +58,8 @@ class Roster:
     nodes: list[NodeState] = field(default_factory=list)
     specs: dict[str, AppSpec] = field(default_factory=dict)
     counts: IngestCounts = field(default_factory=IngestCounts)
+    group_count: int = 0
+    """Batches that a tick of all nodes brings: pairs of an application and a node with containers."""
     slot_capacity: int = 0
     released_slots: list[int] = field(default_factory=list)
     """Slots whose container is gone since `take_released_slots`."""
@@ -99,6 +101,7 @@ class Roster:
                 del newest[app, node]
         if newest:
             self._assign(newest, now_ns)
+            self.group_count = sum(len(group.index) > 0 for group in self._groups.values())
 
     def fence_acknowledged(self, node: int, apps: Iterable[str]) -> None:
         """The node has acknowledged this allocator's epoch for these applications."""
