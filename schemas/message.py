@@ -62,6 +62,7 @@ class ColumnarMessage(Message):
     """Container keys joined by newlines, one row each; empty: no rows."""
 
     column_types: ClassVar[dict[str, np.dtype[Any]]] = {}
+    _item_bytes: ClassVar[list[tuple[str, int]]] = []
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -73,6 +74,7 @@ class ColumnarMessage(Message):
             for meta in field.metadata
             if isinstance(meta, ColumnType)
         }
+        cls._item_bytes = [(name, kind.itemsize) for name, kind in cls.column_types.items()]
 
     @classmethod
     def build(cls, containers: Sequence[str], columns: Columns, **fields: Any) -> Self:
@@ -88,11 +90,11 @@ class ColumnarMessage(Message):
 
     @model_validator(mode="after")
     def _check_shape(self) -> Self:
-        rows = self.row_count
-        for name, kind in self.column_types.items():
-            length = len(getattr(self, name))
-            if length != rows * kind.itemsize:
-                raise ValueError(f"column {name} holds {length} bytes, {rows} containers need {rows * kind.itemsize}")
+        rows, fields = self.row_count, self.__dict__
+        for name, item_bytes in self._item_bytes:
+            length = len(fields[name])
+            if length != rows * item_bytes:
+                raise ValueError(f"column {name} holds {length} bytes, {rows} containers need {rows * item_bytes}")
         return self
 
     @property

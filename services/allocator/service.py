@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import lru_cache
 from importlib.metadata import version
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from schemas.leases import Lease
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
-from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES, Subject
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Entry, RevisionConflictError, Subscription
 from services._runtime.settings import CommonSettings
@@ -150,7 +151,7 @@ class Allocator:
         self._order(outcome.updates)
         for decisions in outcome.decisions:
             self.changes += decisions.row_count
-            self._bus.publish(LIMIT_DECISIONS.subject(self._bus.root, app=decisions.app), decisions)
+            self._bus.publish(_decisions_subject(self._bus.root, decisions.app), decisions)
             if self._queries is not None:
                 self._queries.remember(decisions)
         for refusal in outcome.refusals:
@@ -163,7 +164,7 @@ class Allocator:
 
     async def _deliver(self, update: LimitUpdate) -> None:
         """Send an order and take in its reply."""
-        subject = LIMIT_UPDATES.subject(self._bus.root, node=update.node)
+        subject = _orders_subject(self._bus.root, update.node)
         allocation = self._allocation
         if allocation is None:
             return
@@ -294,3 +295,13 @@ class Allocator:
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=refusal.app, node=refusal.node)
         self._bus.publish_fact(subject, event, message_id=f"refused-{refusal.container}-{event.time_ns}")
         self._log.warning("container_refused", app=refusal.app, container=refusal.container, reason=refusal.reason)
+
+
+@lru_cache(maxsize=1 << 16)
+def _decisions_subject(root: str, app: str) -> Subject:
+    return LIMIT_DECISIONS.subject(root, app=app)
+
+
+@lru_cache(maxsize=1 << 16)
+def _orders_subject(root: str, node: str) -> Subject:
+    return LIMIT_UPDATES.subject(root, node=node)
