@@ -145,7 +145,7 @@ def _latencies(results: Results) -> list[str]:
 
 def _allocator_costs(results: Results) -> list[str]:
     heads = f"{'containers':>12} {'apps':>5} {'policy':<10}{'process':>20}{'step':>20}{'changed share':>20}"
-    heads += f"{'steps/period':>18}{'orders/period':>20}{'tick -> last order p50 ms':>28}{'nats ms/period':>18}"
+    heads += f"{'ticks, steps/period':>22}{'orders/period':>20}{'tick -> last order p50 ms':>28}{'nats ms/period':>18}"
     lines = ["allocator: CPU us per container and period, median (range); step: the synchronous part of it", heads]
     for (count, apps, policy), runs in results.allocator_groups().items():
         spreads = [
@@ -153,12 +153,13 @@ def _allocator_costs(results: Results) -> list[str]:
             Spread.of([run.step_us for run in runs]).text(2),
             Spread.of([run.changed_share for run in runs]).text(2),
         ]
-        steps = Spread.of([run.steps_per_period for run in runs]).text(1)
+        ticks = Spread.of([run.ticks_per_period for run in runs])
+        steps = f"{ticks.median:.2f}, {Spread.of([run.steps_per_period for run in runs]).text(1)}"
         orders = Spread.of([run.orders_per_period for run in runs]).text(0)
         delay = Spread.of([percentiles(run.last_order_ms)["p50"] for run in runs]).text()
         server = Spread.of([run.nats_ms_per_period for run in runs]).text()
         cells = "".join(f"{text:>20}" for text in spreads)
-        lines.append(f"{count:>12} {apps:>5} {policy:<10}{cells}{steps:>18}{orders:>20}{delay:>28}{server:>18}")
+        lines.append(f"{count:>12} {apps:>5} {policy:<10}{cells}{steps:>22}{orders:>20}{delay:>28}{server:>18}")
     return [*lines, ""]
 
 

@@ -32,6 +32,8 @@ class AllocatorRun:
     changed_share: float = 0.0
     """Rows ordered per container and period."""
     steps_per_period: float = 0.0
+    ticks_per_period: float = 0.0
+    """Below 1 where this machine could not keep up with the synthetic agents."""
     orders_per_period: float = 0.0
     last_order_ms: list[float] = field(default_factory=list)
     """From the tick to the last order's arrival at the agents, for each tick."""
@@ -84,6 +86,7 @@ def _summarise(
         window.cpu_us["nats-server"] / 1e3 / len(ticks),
         sum(rows for _, rows in orders) * per_us,
         len(steps) / len(ticks),
+        len(ticks) / window.periods,
         len(orders) / len(ticks),
         [(wall_ns - slot * period_ns) / 1e6 for slot, wall_ns in last.items()],
     )
