@@ -18,7 +18,7 @@ from services.allocator.core import ledger, messages
 from services.allocator.core.app_table import AppTable, build_table
 from services.allocator.core.messages import Order, Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
-from services.allocator.core.roster import Roster
+from services.allocator.core.roster import Roster, sane_rows
 from services.allocator.core.rows import BoolArray, IntArray, grouped
 from services.allocator.core.targets import Policies
 
@@ -122,13 +122,17 @@ class Allocation:
         self.roster.fence_acknowledged(node, update.apps)
         found = self.roster.known_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)
-        index = np.array([row for row in found if row is not None], dtype=np.int64)
+        quota_us, limit_bytes, order_seq = (reply.column(name) for name in ("quota_us", "limit_bytes", "order_seq"))
+        sane = sane_rows({"quota_us": quota_us, "memory_limit_bytes": limit_bytes, "order_seq": order_seq})
+        self.roster.counts.absurd_rows += int(np.count_nonzero(~sane))
+        known &= sane
+        index = np.array([row for row, usable in zip(found, known.tolist(), strict=True) if usable], dtype=np.int64)
         report = ledger.Report(
             index,
             np.full(len(index), reply.report_seq, dtype=np.int64),
-            reply.column("quota_us")[known],
-            reply.column("limit_bytes")[known],
-            reply.column("order_seq")[known],
+            quota_us[known],
+            limit_bytes[known],
+            order_seq[known],
         )
         ledger.settle(self.roster.rows, report, moment.now_ns)
         self._give_up(index[_IS_LOST[reply.column("status")[known]]], reply.seq)

@@ -6,7 +6,7 @@ run on with their last limits) until it is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -220,7 +220,7 @@ class Roster:
 
         counts = [len(self._groups[group].index) for group in newest]
         report_seq = np.repeat([batch.report_seq for batch in batches], counts)
-        sane = _sane({name: joined(name) for name in _RANGES})
+        sane = sane_rows({name: joined(name) for name in RANGES})
         self.counts.absurd_rows += len(index) - int(np.count_nonzero(sane))
         report = Report(
             index[sane],
@@ -240,7 +240,7 @@ class Roster:
         rows.fresh[target] = joined("periods")[newer] > 0
 
 
-_RANGES = {
+RANGES = {
     "quota_us": (-1, 1 << 40),
     "memory_limit_bytes": (-1, 1 << 60),
     "memory_usage_bytes": (0, 1 << 60),
@@ -252,9 +252,10 @@ _RANGES = {
 """What a kernel can report: anything else is a fault, and must not overflow a sum."""
 
 
-def _sane(columns: dict[str, IntArray]) -> BoolArray:
-    """Rows whose values are all within `_RANGES`."""
+def sane_rows(columns: Mapping[str, IntArray]) -> BoolArray:
+    """Rows whose values are all within `RANGES`; columns by the name that a batch gives them."""
     sane = np.ones(len(columns["quota_us"]), dtype=np.bool_)
-    for name, (least, most) in _RANGES.items():
-        sane &= (columns[name] >= least) & (columns[name] <= most)
+    for name, values in columns.items():
+        least, most = RANGES[name]
+        sane &= (values >= least) & (values <= most)
     return sane
