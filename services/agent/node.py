@@ -69,6 +69,8 @@ class Node:
         self.writes = WriteCounters()
         self._members: dict[str, _Member] = {}
         self._order: list[str] = []
+        self._before: np.ndarray[Any, Any] | None = None
+        """Counters of the last tick in `_order`; None once that has changed."""
         self._report_seq = 0
         self.ticks = 0
         """Samples taken of all containers."""
@@ -193,6 +195,7 @@ class Node:
     # -- sampling ----------------------------------------------------------------------------------------------
 
     def _reorder(self) -> None:
+        self._before = None
         self._order = sorted(self._members, key=lambda key: (self._members[key].found.app, key))
 
     def _recheck_limits(self) -> None:
@@ -213,8 +216,10 @@ class Node:
         elapsed_us = np.array(
             [0 if member.read_ns is None else (now_ns - member.read_ns) // 1000 for member in members], dtype=np.int64
         )
-        before = np.array([member.counters for member in members], dtype=np.int64)
-        sample = per_period(before, after, elapsed_us, quota_us)
+        if self._before is None:
+            self._before = np.array([member.counters for member in members], dtype=np.int64)
+        sample = per_period(self._before, after, elapsed_us, quota_us)
+        self._before = after
         idle = (sample.flags & int(SampleFlag.IDLE)).tolist()
         for member, reading, is_idle in zip(members, readings, idle, strict=True):
             member.counters, member.read_ns, member.idle = reading, now_ns, bool(is_idle)
