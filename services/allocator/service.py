@@ -15,7 +15,7 @@ from schemas.leases import Lease
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
-from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES, Subject
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES, Subject, SubjectError
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Entry, RevisionConflictError, Subscription
 from services._runtime.settings import CommonSettings
@@ -105,10 +105,12 @@ class Allocator:
     # -- the step ----------------------------------------------------------------------------------------------
 
     def _take_batch(self, delivery: Delivery) -> None:
-        if not isinstance(delivery.message, CfsBatch):
+        batch = delivery.message
+        # A server's permissions are by subject: what a batch says of its origin must agree with it.
+        if not isinstance(batch, CfsBatch) or delivery.subject != _batch_subject(self._bus.root, batch.app, batch.node):
             self.misplaced += 1
             return
-        self._waiting.append(delivery.message)
+        self._waiting.append(batch)
         if self._allocation is not None and len(self._waiting) == self._allocation.roster.group_count:
             self._step()
         elif self._gathering is None:
@@ -295,6 +297,15 @@ class Allocator:
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=refusal.app, node=refusal.node)
         self._bus.publish_fact(subject, event, message_id=f"refused-{refusal.container}-{event.time_ns}")
         self._log.warning("container_refused", app=refusal.app, container=refusal.container, reason=refusal.reason)
+
+
+@lru_cache(maxsize=1 << 16)
+def _batch_subject(root: str, app: str, node: str) -> str | None:
+    """None where no subject can carry such names."""
+    try:
+        return CFS.subject(root, app=app, node=node).text
+    except SubjectError:
+        return None
 
 
 @lru_cache(maxsize=1 << 16)
