@@ -1,0 +1,55 @@
+"""The kernel tests and the whole loop on a stock Debian kernel with control groups of version 2, in a machine."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.lab.vm.machine import CHECKOUT, build
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+WITHIN_S = 540.0
+OPTIONS = [
+    *("-p", "no:cacheprovider", "-o", "timeout=180", "--basetemp=/run/pytest", "--durations=5"),
+    "--junit-xml=/run/exchange/report.xml",
+    # Measures how many cores a worker gets per second of wall clock: no matter of versions, and emulation distorts it.
+    "--ignore=tests/kernel/test_load_in_a_group.py",
+]
+VERSION_1_ONLY = {"test_under_a_limited_parent_quota_and_period_find_their_order"}
+
+
+def python() -> str:
+    """This checkout's interpreter, as seen from inside: the same path."""
+    return str(CHECKOUT / ".venv/bin/python") if (CHECKOUT / ".venv").exists() else sys.executable
+
+
+def outcomes(report: Path) -> dict[str, set[str]]:
+    """Names of the tests by outcome."""
+    found: dict[str, set[str]] = {"passed": set(), "skipped": set(), "failure": set(), "error": set()}
+    for case in ET.parse(report).getroot().iter("testcase"):
+        kinds = {child.tag for child in case} & found.keys()
+        for kind in kinds or {"passed"}:
+            found[kind].add(case.attrib["name"])
+    return found
+
+
+def test_kernel_tests_and_the_loop_pass_on_cgroup_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = build(tmp_path)
+    command = [python(), "-m", "pytest", "tests/kernel", "tests/lab/vm/guest_escra.py", "-m", "not docker", *OPTIONS]
+
+    ended = machine.run(command, environment={"CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}, within_s=WITHIN_S)
+
+    with capsys.disabled():
+        print(f"\n  {machine.release}, {ended.seconds:.0f} s: {ended.output.strip().splitlines()[-1]}")  # noqa: T201
+    assert ended.exit_code == 0, ended.output[-8000:]
+    found = outcomes(machine.exchange / "report.xml")
+    assert found["skipped"] == VERSION_1_ONLY
+    assert found["passed"] >= {
+        "test_a_quota_really_limits_and_a_written_one_too",
+        "test_a_memory_limit_below_usage_is_refused_and_the_old_one_holds",
+        "test_limits_follow_demand_and_are_put_back",
+    }
