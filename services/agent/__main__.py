@@ -3,4 +3,5 @@
 from services._runtime.app import main
 from services.agent.service import Agent
 
-main(Agent)
+if __name__ == "__main__":
+    main(Agent)

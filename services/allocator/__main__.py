@@ -3,4 +3,5 @@
 from services._runtime.app import main
 from services.allocator.service import Allocator
 
-main(Allocator)
+if __name__ == "__main__":
+    main(Allocator)
