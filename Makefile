@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test lint types contracts unit docs snapshots bench-loop format clean anew
+.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -27,8 +27,12 @@ help:  ## List the targets
 run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live view
 	@$(BIN)/turnbuckle up --demo $(ARGS)
 
-test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test but those of test-vm
+	$(BIN)/python -m pytest -m 'not vm' $(ARGS)
+	@echo "Control groups of version 2 are tested in an emulated machine: make test-vm (about 3 minutes)"
+
+test-vm: $(STAMP_DEV)  ## Kernel tests and the demo on control groups of version 2, in an emulated machine
+	$(BIN)/python -m pytest -m vm $(ARGS)
 
 lint: $(STAMP_DEV)  ## Style: ruff check and ruff format
 	$(BIN)/ruff check .
