@@ -147,7 +147,7 @@ class Agent:
         return await settled
 
     def _schedule_cuts(self, node: Node) -> None:
-        """Wake when the next waiting cut is due to be looked at; a timer costs a tenth of a task."""
+        """Wake when the next waiting cut is due to be looked at; a timer costs half of what two tasks do."""
         if self._cut_timer is not None:
             self._cut_timer.cancel()
         wake_ns = node.cuts.next_wake_ns()

@@ -13,6 +13,7 @@ from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource
 from schemas.leases import Lease
 from schemas.limits import LimitReply, LimitUpdate
+from schemas.message import Message
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES, Subject, SubjectError
@@ -51,6 +52,7 @@ class Allocator:
         self._waiting: list[CfsBatch] = []
         self._gathering: asyncio.TimerHandle | None = None
         self._funding: asyncio.TimerHandle | None = None
+        self._awaited = 0
         self._subscriptions: list[Subscription] = []
         self._allocation: Allocation | None = None
         self._started_s = 0.0
@@ -171,7 +173,7 @@ class Allocator:
         if allocation is None:
             return
         try:
-            reply = await self._bus.request(subject, update, timeout_s=REPLY_TIMEOUT_S)
+            reply = await self._request(subject, update)
         except BusError as error:
             self.lost_updates += 1
             self._log.debug("order_lost", node=update.node, seq=update.seq, error=str(error))
@@ -188,13 +190,24 @@ class Allocator:
         if reply.refusal:
             self._log.warning("order_refused", node=update.node, reason=reply.refusal)
 
+    async def _request(self, subject: Subject, update: LimitUpdate) -> Message:
+        self._awaited += 1
+        try:
+            return await self._bus.request(subject, update, timeout_s=REPLY_TIMEOUT_S)
+        finally:
+            self._awaited -= 1
+
     def _fund_soon(self) -> None:
-        """Hand out what replies have freed, for all that come close together at once."""
-        if self._funding is None:
+        """Hand out what replies have freed: for all that come close together at once, at once where none is awaited."""
+        if not self._awaited:
+            self._fund()
+        elif self._funding is None:
             self._funding = asyncio.get_running_loop().call_later(FUND_S, self._fund)
 
     def _fund(self) -> None:
-        self._funding = None
+        if self._funding is not None:
+            self._funding.cancel()
+            self._funding = None
         if self._allocation is not None:
             self._act(self._allocation.fund(self._moment()))
 
