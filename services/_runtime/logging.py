@@ -26,10 +26,12 @@ def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, strea
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _add_service(service),
     ]
+    # Without local variables: they hold message contents, and could hold secrets.
+    frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     renderer: list[Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer(default=str)]
         if as_json
-        else [structlog.dev.ConsoleRenderer(colors=target.isatty())]
+        else [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     )
     threshold = stdlib_logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(

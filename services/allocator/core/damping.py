@@ -4,11 +4,13 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
 
 - A cut is made when it exceeds CUT_SHARE of the quota and CUT_US together.
 - A raise is made when it exceeds RAISE_SHARE of the quota, after it was scaled into the room that the application
-  has with the cuts that are made.
+  has with the cuts that are made. A comfortable container (not throttled, COMFORT_SHARE of its quota used at most) is
+  raised only by COMFORT_RAISE_SHARE or more: its headroom follows what others leave, and need not follow each step.
 - When the raises do not fit, and one of them exceeds URGENT_SHARE of its quota and CUT_US, the application's small cuts
-  are made as well: a starving container is funded by many small cuts. When all missing raises are small, nothing moves.
-  That is the hysteresis on "who is limited" in a tight application: near a fixed point all wishes are small and there
-  is no room, hence nothing is written; a real shift of demand is larger than the band and goes through at once.
+  (of RELEASE_SHARE or more) are made as well: a starving container is funded by many small cuts. When all missing
+  raises are small, nothing moves. That is the hysteresis on "who is limited" in a tight application: near a fixed
+  point all wishes are small and there is no room, hence nothing is written; a real shift of demand is larger than the
+  band and goes through at once.
 - An application above its limit gets every cut.
 """
 
@@ -31,6 +33,12 @@ URGENT_SHARE: Final = 0.03
 """Of the quota, plus CUT_US: a raise beyond it is worth everybody's small cuts. Tried on 60 constant loads with a limit
 of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 writes five times as often under noise."""
 
+RELEASE_SHARE: Final = 0.01
+"""Of the quota: a smaller cut funds nobody and is a write all the same."""
+COMFORT_SHARE: Final = 0.75
+COMFORT_RAISE_SHARE: Final = 0.25
+"""Of the quota."""
+
 
 def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
     """Targets out of wishes: `ordered_us` where the change is not worth a write.
@@ -49,14 +57,17 @@ def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
     drop, rise = np.maximum(-change, 0), np.maximum(change, 0)
     band = ordered * CUT_SHARE + CUT_US
     out_of_bounds = (ordered < view.min_us) | (ordered > view.cap_us)
-    rise[~((rise > ordered * RAISE_SHARE) | out_of_bounds)] = 0
+    comfortable = ~view.throttled & (view.used_us <= ordered * COMFORT_SHARE)
+    least_rise = ordered * np.where(comfortable, COMFORT_RAISE_SHARE, RAISE_SHARE)
+    rise[~((rise > least_rise) | out_of_bounds)] = 0
     cut = np.where((drop > band) | out_of_bounds, drop, 0)
 
     room = view.limit_us - per_app(view.app, ordered - cut, apps)
     short = per_app(view.app, rise, apps) > room
     if short.any():
         release = short & (any_per_app(view.app, rise > ordered * URGENT_SHARE + CUT_US, apps) | (room < 0))
-        cut = np.where(release[view.app], drop, cut)
+        small = (drop < ordered * RELEASE_SHARE) & (room >= 0)[view.app]
+        cut = np.where(release[view.app] & ~small, drop, cut)
         room = view.limit_us - per_app(view.app, ordered - cut, apps)
         rise = ration(view.app, rise, room)
         rise[~((rise > ordered * RAISE_SHARE) | out_of_bounds)] = 0

@@ -93,7 +93,8 @@ def admit_newcomers(
             _admit_virtually(roster, row, app, joined + 1)
             continue
         room = _room(roster, table, row, joined, (free, own))
-        newcomer = _newcomer(roster, table, row, max(joined + 1, int(table.announced[app])))
+        together = joined + int(np.count_nonzero(~roster.rows.admitted & (roster.rows.app == app)))
+        newcomer = _newcomer(roster, table, row, max(together, int(table.announced[app])))
         answer = admit(room, newcomer)
         if isinstance(answer, Refusal):
             roster.rows.refusals[row] += 1

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.agent.core.boundaries import DEADLINE_NS, PERIOD_NS, BoundaryQueue
+from services.agent.core.boundaries import DEADLINE_NS, PERIOD_NS, TOGETHER_NS, TRUST_NS, BoundaryQueue
 
 MS = 1_000_000
 
@@ -26,11 +26,11 @@ def run_cut(queue, phase_ns, start_ns, *, jitter_ns=lambda: 0, running=True):
 
 
 @given(phase_ns=st.integers(0, PERIOD_NS - 1), start_ns=st.integers(0, 10 * PERIOD_NS))
-def test_first_cut_searches_and_is_written_within_two_milliseconds_after_the_boundary(phase_ns, start_ns):
+def test_first_cut_searches_and_is_written_within_four_milliseconds_after_the_boundary(phase_ns, start_ns):
     written_ns, reads = run_cut(BoundaryQueue(), phase_ns, start_ns + PERIOD_NS)
 
-    assert (written_ns - phase_ns) % PERIOD_NS <= 2 * MS
-    assert reads <= 51
+    assert (written_ns - phase_ns) % PERIOD_NS <= TOGETHER_NS
+    assert reads <= 26
 
 
 @example(phase_ns=1, gaps_ns=[97 * MS + 1], jitters=[MS])
@@ -40,7 +40,7 @@ def test_first_cut_searches_and_is_written_within_two_milliseconds_after_the_bou
     jitters=st.lists(st.integers(0, MS), min_size=1, max_size=7),
 )
 def test_later_cuts_use_the_learnt_phase(phase_ns, gaps_ns, jitters):
-    """With timers up to 1 ms late: within 5 ms after the boundary, with at most ten reads."""
+    """With timers up to 1 ms late: within 8 ms after the boundary, with at most ten reads."""
     queue, turn = BoundaryQueue(), iter(range(10**9))
 
     def jitter_ns():
@@ -50,7 +50,7 @@ def test_later_cuts_use_the_learnt_phase(phase_ns, gaps_ns, jitters):
     for gap_ns in gaps_ns:
         now_ns, reads = run_cut(queue, phase_ns, now_ns + gap_ns, jitter_ns=jitter_ns)
 
-        assert (now_ns - phase_ns) % PERIOD_NS <= 5 * MS
+        assert (now_ns - phase_ns) % PERIOD_NS <= 8 * MS
         assert reads <= 10
 
 
@@ -58,18 +58,19 @@ def test_container_that_stopped_running_is_cut_at_the_deadline():
     """No boundary comes while the kernel's timer is stopped."""
     written_ns, _ = run_cut(BoundaryQueue(), 0, 5 * MS, running=False)
 
-    assert DEADLINE_NS <= written_ns - 5 * MS <= DEADLINE_NS + 3 * MS
+    assert DEADLINE_NS <= written_ns - 5 * MS <= DEADLINE_NS + TOGETHER_NS
 
 
 @given(first_ns=st.integers(0, PERIOD_NS - 1), moved_ns=st.integers(0, PERIOD_NS - 1))
 def test_moved_phase_is_learnt_again(first_ns, moved_ns):
-    """A wrong prediction costs one late write at most; the second cut after the move is on time."""
+    """A prediction is trusted for half a minute; after that a wrong one costs one late write at most."""
     queue = BoundaryQueue()
     now_ns, _ = run_cut(queue, first_ns, PERIOD_NS)
+    now_ns += TRUST_NS
     for _ in range(3):
         now_ns, _ = run_cut(queue, moved_ns, now_ns + 3 * PERIOD_NS)
 
-    assert (now_ns - moved_ns) % PERIOD_NS <= 5 * MS
+    assert (now_ns - moved_ns) % PERIOD_NS <= 8 * MS
 
 
 def test_newer_cut_replaces_the_waiting_one():
@@ -78,3 +79,17 @@ def test_newer_cut_replaces_the_waiting_one():
     queue.add("web", (1, 2), 0, 0)
 
     assert [cut.order for cut in queue.due(PERIOD_NS)] == [(1, 2)]
+
+
+def test_cuts_that_fall_due_close_together_are_read_together():
+    """Three containers, boundaries 1 ms apart, phases known: one waking, one read each."""
+    queue = BoundaryQueue()
+    for number in range(3):
+        queue.boundaries_ns[f"web-{number}"] = number * MS
+        queue.add(f"web-{number}", (1, 1), 0, 50 * MS)
+    wake_ns = queue.next_wake_ns()
+    due = queue.due(wake_ns)
+
+    assert wake_ns % TOGETHER_NS == 0
+    assert len(due) == 3
+    assert all(queue.read(cut, 1, wake_ns) for cut in due)

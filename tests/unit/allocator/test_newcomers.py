@@ -91,3 +91,13 @@ def test_observing_admits_with_what_the_container_has_and_sends_nothing():
 
     assert (first.updates, bool(rows_state.admitted[0])) == ((), True)
     assert allocation.fences_due(Moment(1, 1)) == ()
+
+
+def test_containers_that_join_together_share_equally():
+    """Equation 2.2 counts all of them: 512 MiB x (1 - 0.2) / 2 each; the first must not take it all."""
+    rows = {"web-1": (-1, -1, MIB), "web-2": (-1, -1, MIB)}
+    allocation = fenced(AppSpec(name="shop", cpu_limit=2, memory_limit=512 * MIB), rows)
+    outcome = allocation.step([batch(rows, report_seq=3)], Moment(2, 2))
+
+    assert quotas(outcome) == {"web-1": 100_000, "web-2": 100_000}
+    assert {row["limit_bytes"] for row in outcome.updates[0].rows()} == {int(204.8 * MIB) // 4096 * 4096}

@@ -123,11 +123,18 @@ def test_escra_cuts_in_proportion_above_the_minimum_when_over_the_limit() -> Non
 def test_waterfill_first_sample_with_an_ample_limit() -> None:
     """Level = 80,000; headroom max(20,000, 14,000): 100,000. The second: 10,000 + 14,000 = 24,000."""
     targets = policy_waterfill.decide(
-        WaterfillState(2), view([200_000, 20_000], [80_000, 10_000], 400_000), np.arange(2)
+        WaterfillState(2), view([200_000, 18_000], [80_000, 10_000], 400_000), np.arange(2)
     )
     assert targets.target_us.tolist() == [100_000, 24_000]
     assert targets.reason.tolist() == [Reason.UNUSED, Reason.DEMAND_ROSE]
     assert (targets.measured[0], targets.threshold[0]) == (120_000, 20_000)
+
+
+def test_comfortable_container_is_not_raised_for_a_little_more_headroom() -> None:
+    """10,000 of 20,000 used: a wish of 24,000 is 20 % more, less than COMFORT_RAISE_SHARE. Throttled, it is raised."""
+    before = view([200_000, 20_000], [80_000, 10_000], 400_000)
+    targets = policy_waterfill.decide(WaterfillState(2), before, np.arange(2))
+    assert targets.target_us.tolist() == [100_000, 20_000]
 
 
 def test_waterfill_probes_while_throttled() -> None:

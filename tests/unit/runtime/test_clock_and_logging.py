@@ -118,3 +118,22 @@ def test_limiter_counts_what_it_holds_back() -> None:
     log_once(log, limiter, "slow", every_s=1.0, n=2)
 
     assert lines == [("slow", {"n": 1}), ("other", {}), ("slow", {"n": 2, "held_back": 4})]
+
+
+def test_an_exception_is_logged_without_local_variables() -> None:
+    """They hold message contents, and could hold secrets."""
+    stream = io.StringIO()
+    setup_logging("tiny", level="info", log_format="json", stream=stream)
+    password = "hunter" + "2"
+    try:
+        _fail(password)
+    except ValueError:
+        get_logger("tiny").exception("failed")
+
+    assert "the cause" in stream.getvalue()
+    assert password not in stream.getvalue()
+
+
+def _fail(secret: str) -> None:
+    assert secret
+    raise ValueError("the cause")
