@@ -19,7 +19,7 @@ CHECK_TURNS: Final = 5
 
 
 class ManagedDiscovery:
-    """Lists the directories below the managed root, five times a second.
+    """Lists the directories below the managed root, twice a second.
 
     Asking a group for its processes costs 30 us, a hundred times the listing of its name, so groups that are known to
     live are asked in turns, each every `CHECK_TURNS` scans.
@@ -32,7 +32,7 @@ class ManagedDiscovery:
         self,
         layout: CgroupLayout,
         root: str = MANAGED_ROOT,
-        interval_s: float = 0.2,
+        interval_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout

@@ -35,7 +35,7 @@ of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 wr
 
 RELEASE_SHARE: Final = 0.01
 """Of the quota: a smaller cut funds nobody and is a write all the same."""
-COMFORT_SHARE: Final = 0.75
+COMFORT_SHARE: Final = 0.5
 COMFORT_RAISE_SHARE: Final = 0.25
 """Of the quota."""
 
