@@ -119,11 +119,6 @@ class Node:
         self._reorder()
         return member.found
 
-    def oom_kills(self, key: str) -> int:
-        """Kernel kills since the container was found."""
-        member = self._members[key]
-        return member.oom_kills - member.first_oom_kills
-
     def sample(self, now_ns: int, wall_ns: int) -> tuple[list[CfsBatch], list[FoundContainer]]:
         """Read all containers; returns one batch per application and the containers that have vanished.
 

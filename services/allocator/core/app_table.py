@@ -74,7 +74,7 @@ def build_table(apps: Sequence[str], specs: Mapping[str, AppSpec]) -> AppTable:
         max_memory_bytes=ints([_maximum_bytes(spec) for spec in known]),
         delta_bytes=ints([int(spec.delta) if spec else 0 for spec in known]),
         kappa=floats([spec.kappa if spec else 0.0 for spec in known]),
-        gamma_us=ints([int(spec.gamma * PERIOD_US) if spec else 0 for spec in known]),
+        gamma_us=ints([round(spec.gamma * PERIOD_US) if spec else 0 for spec in known]),
         upsilon_share=floats([spec.upsilon / 100 if spec else 0.0 for spec in known]),
         window=ints([spec.window if spec else 1 for spec in known]),
     )

@@ -6,14 +6,12 @@ Units are integer microseconds per period (100,000 us) unless a name says otherw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.apps import AppSpec
 from schemas.reasons import Reason
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -34,16 +32,6 @@ class CpuParameters:
     """Share (0..1, that is percent / 100) of the pool given per period and throttled share."""
     window: Ints
     """Periods in the sliding windows, 1..64."""
-
-    @classmethod
-    def from_specs(cls, specs: Sequence[AppSpec]) -> CpuParameters:
-        """Columns out of application specifications: gamma from cores, upsilon from percent."""
-        return cls(
-            kappa=np.array([spec.kappa for spec in specs], np.float64),
-            gamma_us=np.array([round(spec.gamma * spec.period_us) for spec in specs], np.int64),
-            upsilon_share=np.array([spec.upsilon / 100 for spec in specs], np.float64),
-            window=np.array([spec.window for spec in specs], np.int64),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 from schemas.apps import AppSpec
 from schemas.reasons import Reason
 from services.allocator.core import policy_escra, policy_waterfill
+from services.allocator.core.app_table import build_table
 from services.allocator.core.policy_escra import EscraState
 from services.allocator.core.policy_waterfill import WaterfillState
 from services.allocator.core.view import CpuParameters, CpuView
@@ -39,7 +40,8 @@ def view(
 
 def test_parameters_come_from_the_specification() -> None:
     spec = AppSpec(name="shop", cpu_limit=4, memory_limit=1 << 30, gamma=0.2, upsilon=20, kappa=0.8, window=10)
-    params = CpuParameters.from_specs([spec])
+    table = build_table([spec.name], {spec.name: spec})
+    params = CpuParameters(table.kappa, table.gamma_us, table.upsilon_share, table.window)
     assert (params.gamma_us[0], params.upsilon_share[0], params.kappa[0], params.window[0]) == (20_000, 0.2, 0.8, 10)
 
 
