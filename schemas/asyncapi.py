@@ -42,6 +42,7 @@ becomes '=XX' per UTF-8 byte. Fields are only ever added to a message; readers i
 Queries accept JSON too, and answer a JSON request in JSON."""
 
 _PARAMETER_TEXT: Final = {
+    "replica": "Allocator replica (escaped).",
     "root": "First token of every subject (setting).",
     "app": "Application (escaped).",
     "node": "Node (escaped).",
@@ -87,7 +88,7 @@ def _described() -> tuple[Document, Document]:
     channels: Document = {}
     operations: Document = {}
     for channel in CHANNELS:
-        name = channel.message.__name__
+        name = channel.name
         channels[name] = _channel(channel.template, channel.message, channel.summary, channel.delivery)
         if channel.reply is not None:
             channels[f"{name}Reply"] = _reply_channel(name, (channel.reply, QueryError))
@@ -124,25 +125,29 @@ def _message_refs(*models: type[Message]) -> Document:
 
 def _channel_operation(channel: Channel, action: str, service: str) -> Document:
     models = (channel.reply, QueryError) if channel.reply is not None else ()
-    return _operation(channel.message, action, f"{service}: {channel.summary}", models)
+    return _operation((channel.name, channel.message), action, f"{service}: {channel.summary}", models)
 
 
 def _query_operation(endpoint: Endpoint) -> Document:
     summary = f"{endpoint.service}: {endpoint.summary}"
-    operation = _operation(endpoint.request, "receive", summary, (endpoint.reply, QueryError))
+    operation = _operation(
+        (endpoint.request.__name__, endpoint.request), "receive", summary, (endpoint.reply, QueryError)
+    )
     operation["description"] = (
         f"Endpoint `{endpoint.name}` of the NATS micro service `{endpoint.service}`; the request may be JSON or empty."
     )
     return operation
 
 
-def _operation(message: type[Message], action: str, summary: str, replies: tuple[type[Message], ...]) -> Document:
-    name = message.__name__
+def _operation(
+    what: tuple[str, type[Message]], action: str, summary: str, replies: tuple[type[Message], ...]
+) -> Document:
+    name, message = what
     operation: Document = {
         "action": action,
         "channel": {"$ref": f"#/channels/{name}"},
         "summary": summary,
-        "messages": [{"$ref": f"#/channels/{name}/messages/{name}"}],
+        "messages": [{"$ref": f"#/channels/{name}/messages/{message.__name__}"}],
     }
     if replies:
         operation["reply"] = {

@@ -34,6 +34,12 @@ class CfsBatch(ColumnarMessage):
     """When the sample was taken, ns since the epoch."""
     period_us: Annotated[int, Field(ge=1_000, le=1_000_000)]
     host_cpus: Annotated[int, Field(ge=1, le=65_536)]
+    reserve_given_bytes: Count = 0
+    """Reserve that this node was given for the application, added up over its life; what is left is given - used."""
+    reserve_used_bytes: Count = 0
+    """Of it, what the agent has granted to containers: their `memory_limit_bytes` in this batch include it."""
+    reserve_order_seq: Count = 0
+    """Sequence of the newest reserve order that the agent has seen from the application's present owner; 0: none."""
 
     periods: UInt16Column
     """CFS periods since the previous sample; 0: nothing new yet, the row carries only limits and memory."""

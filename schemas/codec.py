@@ -14,6 +14,7 @@ from schemas.containers import ContainerEvent, NodeInfo
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ColumnarMessage, Message
+from schemas.oom import MemoryReply, MemoryRequest, OomEvent
 from schemas.queries import ExplainReply, ExplainRequest, QueryError, StateReply, StateRequest
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
@@ -33,7 +34,10 @@ MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
         LimitDecisions,
         LimitReply,
         LimitUpdate,
+        MemoryReply,
+        MemoryRequest,
         NodeInfo,
+        OomEvent,
         QueryError,
         StateReply,
         StateRequest,

@@ -20,6 +20,8 @@ class ContainerChange(StrEnum):
     """Carries a label of ours that cannot be used; `reason` says why. It is left alone."""
     REFUSED = "refused"
     """The application has no room for it; `reason` says why. It is left alone."""
+    DRIFTED = "drifted"
+    """Other hands changed its limits; `reason` says from what to what, and whether they were put back."""
 
 
 class ContainerSource(StrEnum):
@@ -33,7 +35,7 @@ class ContainerSource(StrEnum):
 
 
 class ContainerEvent(Message):
-    """A container started, exited, was released, rejected or refused."""
+    """A container started, exited, was released, rejected, refused, or drifted."""
 
     type_name: ClassVar[str] = "turnbuckle.container.v1.ContainerEvent"
 
@@ -70,3 +72,5 @@ class NodeInfo(Message):
     docker: bool
     container_count: int
     version: str
+    memory_guard: str = ""
+    """How memory is guarded: ``thresholds+trap`` (version 1), ``memory.high`` (version 2), ``sampled``."""

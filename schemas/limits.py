@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from pydantic import model_validator
 
 from schemas.apps import Mode
 from schemas.message import ColumnarMessage, Count, Float64Column, Int64Column, UInt8Column
@@ -29,7 +31,9 @@ class RowStatus(IntEnum):
 class LimitUpdate(ColumnarMessage):
     """New limits for containers of one node. A value of 0 leaves that limit alone.
 
-    With no rows it is a *fence*: it claims the applications for this epoch and asks for the truth.
+    With no rows it is a *fence*: it claims the applications for this epoch and asks for the truth. A fence may carry
+    reserves: memory that the agent may grant to the application's containers by itself. They are added up over the
+    node's life, so an order that is doubled or crosses a grant does no harm: what is left is given - used.
     """
 
     type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitUpdate"
@@ -44,8 +48,20 @@ class LimitUpdate(ColumnarMessage):
     time_ns: Count
     apps: tuple[str, ...]
     """Applications whose rows follow; all of them are claimed for this epoch."""
+    reserve_given_bytes: tuple[Count, ...] = ()
+    """Per application in `apps`: reserve given so far (at least what is used). Empty: leave the reserves alone."""
+    container_max_bytes: tuple[Count, ...] = ()
+    """Per application in `apps`: no grant of the agent goes beyond it. Sent with the reserves."""
     quota_us: Int64Column
     limit_bytes: Int64Column
+
+    @model_validator(mode="after")
+    def _check_reserves(self) -> Self:
+        if len(self.reserve_given_bytes) != len(self.container_max_bytes):
+            raise ValueError("reserve_given_bytes and container_max_bytes differ in length")
+        if self.reserve_given_bytes and (self.containers or len(self.reserve_given_bytes) != len(self.apps)):
+            raise ValueError("reserves are one per application, and only in an update without rows")
+        return self
 
 
 class LimitReply(ColumnarMessage):
@@ -65,10 +81,23 @@ class LimitReply(ColumnarMessage):
     """Why the whole update was refused (wrong incarnation, not managed), or None."""
     stale_apps: tuple[str, ...] = ()
     """Applications that belong to a newer epoch."""
+    apps: tuple[str, ...] = ()
+    """Reply to a fence: its applications; the reserves and all rows are of one moment."""
+    reserve_given_bytes: tuple[Count, ...] = ()
+    """Per application in `apps`."""
+    reserve_used_bytes: tuple[Count, ...] = ()
+    reserve_order_seq: tuple[Count, ...] = ()
     quota_us: Int64Column
     limit_bytes: Int64Column
     order_seq: Int64Column
     status: UInt8Column
+
+    @model_validator(mode="after")
+    def _check_reserves(self) -> Self:
+        lengths = {len(self.reserve_given_bytes), len(self.reserve_used_bytes), len(self.reserve_order_seq)}
+        if lengths != {len(self.apps)}:
+            raise ValueError("the reserves of a reply are one per application")
+        return self
 
 
 class LimitDecisions(ColumnarMessage):
@@ -88,6 +117,9 @@ class LimitDecisions(ColumnarMessage):
     """Sum over containers of the largest quota that may be in force (held), or would be in mode `observe`."""
     memory_limit_bytes: int
     memory_allocated_bytes: int
+    """Reserves included."""
+    memory_reserved_bytes: int = 0
+    """What the nodes' reserves hold."""
 
     quota_from_us: Int64Column
     quota_to_us: Int64Column

@@ -45,6 +45,11 @@ class AppState(Message):
     cpu_free_us: int
     memory_held_bytes: int
     memory_free_bytes: int
+    memory_reserved_bytes: int = 0
+    """Part of what is held: the nodes' reserves."""
+    epoch: int = 0
+    owner: str = ""
+    """The allocator replica that decides for it; empty: nobody at present."""
     containers: tuple[ContainerState, ...]
 
 
@@ -55,6 +60,8 @@ class StateReply(Message):
     epoch: int
     steps: int
     superseded: bool
+    """Whether the replica that answered has lost its lease."""
+    replica: str = ""
     apps: tuple[AppState, ...]
 
 

@@ -10,8 +10,19 @@ from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import Message
+from schemas.oom import MemoryReply, MemoryRequest, OomEvent
 from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
-from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, LIMIT_UPDATES, SubjectTemplate
+from schemas.subjects import (
+    CFS,
+    CONTAINER_EVENTS,
+    LIMIT_DECISIONS,
+    LIMIT_UPDATES,
+    MEMORY_REQUESTS,
+    OOM_EVENTS,
+    REPLICA_EXPLAIN,
+    REPLICA_STATE,
+    SubjectTemplate,
+)
 
 
 class Delivery(StrEnum):
@@ -36,6 +47,13 @@ class Channel:
     receivers: tuple[str, ...]
     summary: str
     reply: type[Message] | None = None
+    title: str = ""
+    """Where one message type travels on several channels: what tells them apart."""
+
+    @property
+    def name(self) -> str:
+        """Unique among channels and requests of endpoints."""
+        return self.title or self.message.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +83,27 @@ CHANNELS: Final = (
     ),
     Channel(
         CONTAINER_EVENTS, ContainerEvent, Delivery.JETSTREAM, ("agent", "allocator"), ("allocator", "cli"),
-        "a container started, exited, was released, rejected or refused",
+        "a container started, exited, was released, rejected or refused, or its limits were changed by other hands",
     ),
     Channel(
         LIMIT_UPDATES, LimitUpdate, Delivery.REQUEST, ("allocator",), ("agent",),
-        "new limits for containers of one node; with no rows a fence", reply=LimitReply,
+        "new limits for containers of one node; with no rows a fence; reserves per application", reply=LimitReply,
+    ),
+    Channel(
+        MEMORY_REQUESTS, MemoryRequest, Delivery.REQUEST, ("agent",), ("allocator",),
+        "a node's reserve for an application runs out: its owner refills it or says why not", reply=MemoryReply,
+    ),
+    Channel(
+        OOM_EVENTS, OomEvent, Delivery.JETSTREAM, ("agent",), ("cli",),
+        "a container's memory near or at its limit: grants, refusals, releases, kills",
+    ),
+    Channel(
+        REPLICA_STATE, StateRequest, Delivery.REQUEST, ("allocator",), ("allocator",),
+        "what one replica knows of the applications that it owns", reply=StateReply, title="ReplicaState",
+    ),
+    Channel(
+        REPLICA_EXPLAIN, ExplainRequest, Delivery.REQUEST, ("allocator",), ("allocator",),
+        "why limits are what they are, from the replica that decided", reply=ExplainReply, title="ReplicaExplain",
     ),
 )  # fmt: skip
 

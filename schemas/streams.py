@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.subjects import CONTAINER_EVENTS, Subject, SubjectTemplate
+from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS, Subject, SubjectTemplate
 
 _DAY_S: Final = 86_400.0
 _MIB: Final = 1 << 20
@@ -44,9 +44,10 @@ class BucketSpec:
 
 
 CONTAINER_STREAM: Final = StreamSpec("CONTAINER", (CONTAINER_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
-STREAMS: Final = (CONTAINER_STREAM,)
+OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
+STREAMS: Final = (CONTAINER_STREAM, OOM_STREAM)
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
-LEASES: Final = BucketSpec("leases", "who owns what, with its epoch")
+LEASES: Final = BucketSpec("leases", "allocator replicas that live, and the owner of each application with its epoch")
 NODES: Final = BucketSpec("nodes", "NodeInfo heartbeats", ttl_s=15.0)
 BUCKETS: Final = (APPS, LEASES, NODES)

@@ -32,6 +32,35 @@ class Limits(NamedTuple):
     """`UNLIMITED` if none."""
 
 
+class MemoryState(NamedTuple):
+    """One reading of a container's memory."""
+
+    usage_bytes: int
+    limit_bytes: int
+    """As the kernel holds it now; `UNLIMITED` if none."""
+    paused: bool
+    """Tasks wait at the limit (version 1: under_oom). Version 2: usage has passed memory.high, tasks are slowed."""
+    oom_kills: int
+    """By the kernel since the cgroup was made."""
+
+
+class AlarmKind(Enum):
+    """Why a container's memory wants a look."""
+
+    NEAR = "near"
+    """A usage threshold was crossed (version 1), or memory.high was reached (version 2)."""
+    PAUSED = "paused"
+    """Version 1: the limit was hit, tasks wait."""
+
+
+class Alarm(NamedTuple):
+    """One alarm. It may come late or twice, and says nothing but: look."""
+
+    key: str
+    """`FoundContainer.key`."""
+    kind: AlarmKind
+
+
 class WriteOutcome(Enum):
     """What became of a write."""
 
@@ -62,8 +91,32 @@ class ContainerHandle(Protocol):
     def write_memory(self, limit_bytes: int) -> WriteOutcome:
         """Set the memory limit, without ever causing a kill by itself (v2: memory.max never below current + margin)."""
 
+    def read_memory(self) -> MemoryState | None:
+        """Usage, limit and whether tasks wait, now. None: vanished."""
+
+    def arm(self) -> None:
+        """Guard the memory: near or at the limit an alarm comes, and tasks wait instead of dying.
+
+        Version 1: usage thresholds (registered in the background, each takes 11-20 ms) and oom_kill_disable.
+        Version 2: memory.high stays below memory.max. Again: repairs what other hands undid (True from
+        `guard_was_undone` before), and follows usage with the thresholds. Never raises; vanished: nothing.
+        """
+
+    @property
+    def armed(self) -> bool:
+        """Whether it is guarded."""
+
+    def guard_was_undone(self) -> bool:
+        """Whether other hands gave the kernel its kill back since `arm` (oom_kill_disable 0, another memory.high)."""
+
+    def release(self) -> WriteOutcome:
+        """Give the kernel its kill back (version 1: oom_kill_disable 0; version 2: memory.high max) until `arm`."""
+
     def restore(self) -> None:
-        """Put back every value that was found at opening and that this handle has changed. Vanished: nothing."""
+        """Put back every value that was found at opening and that this handle, or an agent before, has changed.
+
+        Guard included. Vanished: nothing.
+        """
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -128,8 +181,57 @@ class Host(Protocol):
     def telemetry_source(self) -> str:
         """``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
 
+    @property
+    def memory_guard(self) -> str:
+        """``thresholds+trap``, ``memory.high`` or ``sampled``."""
+
+    @property
+    def alarm_fd(self) -> int | None:
+        """Readable while alarms wait; None where there are none (simulated)."""
+
+    def take_alarms(self) -> list[Alarm]:
+        """Alarms that wait, at most one of a kind per container; those of closed handles are dropped."""
+
     def open(self, container: FoundContainer) -> ContainerHandle | None:
-        """Open its control files; None if it vanished meanwhile."""
+        """Open its control files; None if it vanished meanwhile.
+
+        What the agent before has changed is known: `restore` puts back what was there before *that* one came.
+        """
+
+
+class Reserve(NamedTuple):
+    """Memory of an application that this node may grant by itself, added up over the node's life."""
+
+    given_bytes: int
+    used_bytes: int
+
+    @property
+    def left_bytes(self) -> int:
+        """What can still be granted."""
+        return max(self.given_bytes - self.used_bytes, 0)
+
+
+class ReserveBook(Protocol):
+    """Reserves by application: shared with the watchdog, and kept when the agent dies.
+
+    Every call sees what the watchdog has spent meanwhile. Never blocks: where the watchdog holds the book, or it cannot
+    be read, a reserve counts as empty for this call.
+    """
+
+    def read(self) -> dict[str, Reserve]:
+        """All of them."""
+
+    def give(self, app: str, given_bytes: int) -> Reserve:
+        """Set what was given so far; never below what is used. Returns what holds then."""
+
+    def spend(self, app: str, wanted_bytes: int) -> int:
+        """Take up to so much out; returns how much. Written down before it is granted, so a crash can only lose it."""
+
+    def refund(self, app: str, unspent_bytes: int) -> None:
+        """Undo a `spend` whose grant the kernel refused."""
+
+    def void(self, app: str) -> None:
+        """The last container is gone: what is left is no longer held (used becomes given)."""
 
 
 class Discovery(Protocol):

@@ -14,6 +14,7 @@ from schemas.containers import ContainerChange, ContainerEvent, ContainerSource,
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
+from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
 from schemas.queries import (
     AppState,
     ContainerState,
@@ -87,6 +88,7 @@ def _nodes() -> st.SearchStrategy[NodeInfo]:
         docker=st.booleans(),
         container_count=INT64,
         version=TEXT,
+        memory_guard=TEXT,
     )
 
 
@@ -114,10 +116,18 @@ def _states() -> st.SearchStrategy[StateReply]:
         cpu_free_us=INT64,
         memory_held_bytes=INT64,
         memory_free_bytes=INT64,
+        memory_reserved_bytes=INT64,
+        epoch=INT64,
+        owner=TEXT,
         containers=st.lists(container, max_size=2).map(tuple),
     )
     return st.builds(
-        StateReply, epoch=INT64, steps=INT64, superseded=st.booleans(), apps=st.lists(app, max_size=2).map(tuple)
+        StateReply,
+        epoch=INT64,
+        steps=INT64,
+        superseded=st.booleans(),
+        replica=TEXT,
+        apps=st.lists(app, max_size=2).map(tuple),
     )
 
 
@@ -159,6 +169,43 @@ def _integers(*names: str) -> dict[str, st.SearchStrategy[int]]:
     return {name: COUNT if name in _COUNTS else INT64 for name in names}
 
 
+@st.composite
+def _reserves(draw: st.DrawFn, *columns: str) -> dict[str, Any]:
+    """Applications, and the same number of values in each column."""
+    apps = draw(st.lists(TEXT, max_size=3))
+    return {"apps": apps} | {name: [draw(COUNT) for _ in apps] for name in columns}
+
+
+@st.composite
+def _replies(draw: st.DrawFn) -> LimitReply:
+    columns = ("reserve_given_bytes", "reserve_used_bytes", "reserve_order_seq")
+    table = tables(
+        LimitReply,
+        node=TEXT,
+        refusal=st.none() | TEXT,
+        stale_apps=st.lists(TEXT, max_size=3).map(tuple),
+        **_integers("incarnation", "report_seq", "epoch", "seq"),
+    )
+    return LimitReply.model_validate(draw(table).model_dump() | draw(_reserves(*columns)))
+
+
+@st.composite
+def _updates(draw: st.DrawFn) -> LimitUpdate:
+    update = draw(
+        tables(
+            LimitUpdate,
+            node=TEXT,
+            apps=st.lists(TEXT, max_size=3).map(tuple),
+            **_integers("incarnation", "epoch", "seq", "time_ns"),
+        )
+    )
+    if update.row_count:
+        return update
+    return LimitUpdate.model_validate(
+        update.model_dump() | draw(_reserves("reserve_given_bytes", "container_max_bytes"))
+    )
+
+
 MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     AppSpec: _apps(),
     CfsBatch: tables(
@@ -167,6 +214,9 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         node=TEXT,
         period_us=st.integers(1_000, 1_000_000),
         host_cpus=st.integers(1, 65_536),
+        reserve_given_bytes=COUNT,
+        reserve_used_bytes=COUNT,
+        reserve_order_seq=COUNT,
         **_integers("incarnation", "report_seq", "time_ns"),
     ),
     ContainerEvent: _events(),
@@ -179,22 +229,37 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         mode=st.sampled_from(["observe", "enforce"]),
         policy=TEXT,
         **_integers("epoch", "step", "time_ns", "container_count", "cpu_limit_us", "cpu_allocated_us"),
-        **_integers("memory_limit_bytes", "memory_allocated_bytes"),
+        **_integers("memory_limit_bytes", "memory_allocated_bytes", "memory_reserved_bytes"),
     ),
-    LimitReply: tables(
-        LimitReply,
-        node=TEXT,
-        refusal=st.none() | TEXT,
-        stale_apps=st.lists(TEXT, max_size=3).map(tuple),
-        **_integers("incarnation", "report_seq", "epoch", "seq"),
+    LimitReply: _replies(),
+    LimitUpdate: _updates(),
+    MemoryReply: st.builds(
+        MemoryReply, app=TEXT, epoch=COUNT, granted_bytes=COUNT, reclaiming_bytes=COUNT, refusal=TEXT
     ),
-    LimitUpdate: tables(
-        LimitUpdate,
+    MemoryRequest: st.builds(
+        MemoryRequest,
+        app=TEXT,
         node=TEXT,
-        apps=st.lists(TEXT, max_size=3).map(tuple),
-        **_integers("incarnation", "epoch", "seq", "time_ns"),
+        incarnation=COUNT,
+        container=TEXT,
+        wanted_bytes=COUNT,
+        usage_bytes=COUNT,
+        limit_bytes=INT64,
+        paused=st.booleans(),
+        time_ns=COUNT,
     ),
     NodeInfo: _nodes(),
+    OomEvent: st.builds(
+        OomEvent,
+        kind=st.sampled_from(OomKind),
+        cause=st.sampled_from(OomCause),
+        app=TEXT,
+        node=TEXT,
+        container=TEXT,
+        reason=TEXT,
+        **_integers("incarnation", "time_ns", "usage_bytes", "limit_before_bytes", "limit_after_bytes"),
+        **_integers("reserve_bytes", "latency_us", "paused_us", "oom_kills"),
+    ),
     QueryError: st.builds(QueryError, code=INT64, message=TEXT),
     StateReply: _states(),
     StateRequest: st.builds(StateRequest, app=st.none() | TEXT),

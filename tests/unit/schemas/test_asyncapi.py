@@ -104,7 +104,7 @@ def test_columns_are_described_with_their_element_type(model: type[ColumnarMessa
 
 def test_every_channel_has_its_address_parameters_and_operations() -> None:
     for channel in CHANNELS:
-        name = channel.message.__name__
+        name = channel.name
         emitted = DOCUMENT["channels"][name]
         assert emitted["address"] == "{root}." + channel.template.text
         assert set(emitted["parameters"]) == set(re.findall(r"\{(\w+)\}", emitted["address"]))
