@@ -54,6 +54,8 @@ class CfsBatch(ColumnarMessage):
     throttled_us: Int32Column
     """Time throttled per period, summed over CPUs."""
     memory_usage_bytes: Int64Column
+    memory_reclaimable_bytes: Int64Column
+    """Part of the usage that the kernel can drop: inactive page cache. Read every 5 s, so it may be outdated."""
     memory_limit_bytes: Int64Column
     """What the kernel holds now; -1: unlimited."""
     order_seq: Int64Column

@@ -345,5 +345,6 @@ def _columns(sample: PeriodSample) -> dict[str, np.ndarray[Any, Any]]:
         "throttled": sample.throttled,
         "throttled_us": sample.throttled_us,
         "memory_usage_bytes": sample.memory_usage_bytes,
+        "memory_reclaimable_bytes": np.zeros_like(sample.memory_usage_bytes),
         "flags": sample.flags,
     }

@@ -94,6 +94,9 @@ class ContainerHandle(Protocol):
     def read_memory(self) -> MemoryState | None:
         """Usage, limit and whether tasks wait, now. None: vanished."""
 
+    def read_reclaimable(self) -> int:
+        """Inactive page cache in bytes (memory.stat, about 20 us: not for every sample); 0 if vanished."""
+
     def arm(self) -> None:
         """Guard the memory: near or at the limit an alarm comes, and tasks wait instead of dying.
 
@@ -243,3 +246,33 @@ class Discovery(Protocol):
     @property
     def available(self) -> bool:
         """Whether the maker answers right now (Docker down: False)."""
+
+
+class WatchdogReport(NamedTuple):
+    """What the watchdog did while the agent did not live."""
+
+    key: str
+    app: str
+    time_ns: int
+    granted: bool
+    """True: the limit was raised out of the reserve. False: the kernel got its kill back."""
+    usage_bytes: int
+    limit_before_bytes: int
+    limit_after_bytes: int
+    paused_us: int
+
+
+class Watchdog(Protocol):
+    """A process that outlives the agent and ends every wait that the agent would have ended."""
+
+    def start(self) -> None:
+        """Start it; from now on silence means that we are dead."""
+
+    def beat(self) -> None:
+        """Say that we live, every period. Never blocks; starts the process again where it has died."""
+
+    def take_reports(self) -> list[WatchdogReport]:
+        """What was done since the last call, also for the agent before us."""
+
+    def stop(self) -> None:
+        """End it without a release: everything has been restored."""

@@ -100,6 +100,7 @@ class SyntheticNode:
             "throttled": self._demand_us > self._quota_us,
             "throttled_us": self._demand_us - used_us,
             "memory_usage_bytes": self._memory_bytes,
+            "memory_reclaimable_bytes": np.zeros(count),
             "memory_limit_bytes": self._limit_bytes,
             "order_seq": self._order_seq,
             "oom_kills": np.zeros(count),
