@@ -44,3 +44,17 @@ class AgentSettings(CommonSettings):
     realtime_priority: Annotated[
         int, Field(ge=0, le=99, description="SCHED_FIFO priority of the agent; 0: default scheduling")
     ] = 0
+    state_directory: Annotated[
+        Path, Field(description="what must outlive the agent: reserves granted, original limits, locks; on a tmpfs")
+    ] = Path("/run/turnbuckle")
+    pause_deadline_s: Annotated[
+        float,
+        Field(ge=0.1, le=60, description="seconds that a task may wait at its memory limit: then the kernel decides"),
+    ] = 2.0
+    watchdog_silence_s: Annotated[
+        float, Field(ge=0.2, le=60, description="seconds without a sign of life after which the watchdog acts instead")
+    ] = 0.5
+    on_drift: Annotated[
+        Literal["reassert", "adopt"],
+        Field(description="limits changed by other hands: reassert writes the known value back, adopt takes them over"),
+    ] = "reassert"
