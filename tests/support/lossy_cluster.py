@@ -7,11 +7,19 @@ from dataclasses import dataclass, field
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from services.agent.node import Node
-from services.allocator.core.allocation import Allocation, Moment
+from services.allocator.core.allocation import Allocation
+from services.allocator.core.standing import Moment
 from tests.support.fake_host import FakeContainer, FakeHost
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS
+
+
+def owning(app: str, epoch: int = 1) -> Allocation:
+    """An allocation that owns an application from the start of time."""
+    allocation = Allocation()
+    allocation.own(app, epoch, 0)
+    return allocation
 
 
 @dataclass
@@ -46,7 +54,8 @@ class LossyCluster:
     def start_allocator(self):
         """A new owner with a higher epoch; orders of the old one may still be under way."""
         self.epoch += 1
-        self.allocation = Allocation(self.epoch)
+        self.allocation = Allocation(warm_up_ns=1 << 60)
+        self.allocation.own(self.spec.name, self.epoch, self.now_ns)
         self.allocation.set_spec(self.spec.name, self.spec)
         self.heard = set()
 
@@ -83,9 +92,7 @@ class LossyCluster:
             self.network.append(("batch", encode(batch)))
 
     def moment(self, *, reclaim=False):
-        # The service warms up for ten periods, in which every living node is heard.
-        warming = len(self.heard) < len(self.machines)
-        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim, warming_up=warming, stale_after_ns=1 << 62)
+        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
 
     # -- messages --
 
@@ -95,6 +102,10 @@ class LossyCluster:
         if kind == "batch":
             batch = decode(data)
             self.heard.add(batch.node)
+            if len(self.heard) == len(
+                self.machines
+            ):  # the service warms up for so long that every living node is heard
+                self.allocation.end_warm_up(self.spec.name)
             self.act(self.allocation.step([batch], self.moment(reclaim=reclaim)))
             for fence in self.allocation.fences_due(self.moment()):
                 self.network.append(("update", encode(fence), self.allocation))

@@ -1,25 +1,29 @@
-"""One step: batches in, orders and decisions out, for all applications at once.
+"""One step: batches in, orders and decisions out, for all applications of this replica at once.
 
-Order of work: take in the truth, admit newcomers, let the policies wish, grant what the ledger has room for, send.
+Order of work: take in the truth, admit newcomers, let the policies wish, grant what the ledger has room for, set the
+nodes' reserves, send.
 Pure: times come in as arguments, messages go out as values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
-from services.allocator.core import ledger, messages
+from schemas.oom import MemoryReply, MemoryRequest
+from services.allocator.core import ledger, messages, standing
 from services.allocator.core.app_table import AppTable, build_table
-from services.allocator.core.messages import Order, Ordered, Pools, Reasons, StepResult
+from services.allocator.core.lending import Lending, nothing_left
+from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
 from services.allocator.core.roster import Roster, sane_rows
 from services.allocator.core.rows import BoolArray, IntArray, grouped
+from services.allocator.core.standing import Moment, Tenure, exact_sum
 from services.allocator.core.targets import Policies
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
@@ -50,35 +54,17 @@ class Outcome:
     """New ones only."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When a step happens."""
-
-    now_ns: int
-    """Monotonic."""
-    wall_ns: int
-    """Since the epoch."""
-    reclaim_memory: bool = False
-    """Whether the periodic reclaim is due (thesis 2.4.3)."""
-    warming_up: bool = False
-    """Shortly after start nodes may not have been heard yet: nothing is raised, nobody admitted."""
-    stale_after_ns: int = 2_000_000_000
-    """A node not heard for this long is not decided about; its containers keep their share."""
-
-
 class Allocation:
-    """All applications of one allocator."""
+    """The applications that one allocator replica owns."""
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        """Fences out earlier owners; see `schemas.limits.LimitUpdate`."""
+    def __init__(self, warm_up_ns: int = 0) -> None:
+        """After taking over an application nothing of it is raised for ``warm_up_ns``: nodes are still to be heard."""
         self.roster = Roster()
         self.step_count = 0
-        self.superseded = False
-        """A newer epoch has been seen: this allocator must fall silent."""
         self.refusals: dict[tuple[str, str], str] = {}
         """Why (node, container) is not admitted."""
-        self._seq = 0
+        self._tenure = Tenure(warm_up_ns)
+        self._lending = Lending(self.roster, self._tenure)
         self._policies = Policies(self.roster)
         self._table: AppTable | None = None
         self._reasons = (Reasons.none(0), Reasons.none(0))
@@ -86,9 +72,39 @@ class Allocation:
 
     # -- the outside tells -------------------------------------------------------------------------------------
 
+    def own(self, app: str, epoch: int, now_ns: int) -> None:
+        """Decide for an application from now on; ``epoch`` fences out its earlier owners."""
+        self.disown(app)
+        self.roster.app_index(app)
+        self._tenure.take(app, epoch, now_ns)
+        self._table = None
+        self._follow_rows()
+
+    def disown(self, app: str) -> None:
+        """Another replica decides for it; its containers keep their limits."""
+        if self._tenure.give_up(app):
+            self.roster.forget_app(app)
+        self._table = None
+
+    def end_warm_up(self, app: str) -> None:
+        """All nodes of the application have been heard."""
+        self._tenure.opens_ns[app] = 0
+
+    def epoch_of(self, app: str) -> int:
+        """Epoch of an application; 0: it is not ours."""
+        return self._tenure.epochs.get(app, 0)
+
+    def take_lost(self) -> set[str]:
+        """Applications that an agent said belong to a newer epoch; they are no longer ours."""
+        lost = set(self._tenure.lost)
+        for app in lost:
+            self.disown(app)
+        return lost
+
     def set_spec(self, app: str, spec: AppSpec | None) -> None:
         """An application was announced, changed or (None) withdrawn; its containers keep their limits."""
         index, old = self.roster.app_index(app), self.roster.specs.get(app)
+        self._follow_rows()
         if spec is None:
             self.roster.specs.pop(app, None)
         else:
@@ -100,15 +116,28 @@ class Allocation:
             ledger.adopt(rows, mine)
             rows.admitted[mine] = False
 
+    def withdraw(self, app: str, moment: Moment) -> tuple[LimitUpdate, ...]:
+        """An application is no longer announced: take its nodes' reserves back and give it up."""
+        book = self.roster.reserves
+        self.set_spec(app, None)
+        index = np.flatnonzero(book.live & (book.app == self.roster.app_index(app)))
+        self._follow_rows()
+        nothing = np.zeros(len(index), dtype=np.int64)
+        updates = self._lending.send(self.table, index, nothing, moment) if self.epoch_of(app) else ()
+        self.disown(app)
+        return updates
+
     def fences_due(self, moment: Moment) -> tuple[LimitUpdate, ...]:
-        """Fences for nodes that have not acknowledged this epoch and hold containers of ours to enforce."""
+        """Fences for nodes that have not acknowledged an epoch and hold containers of ours to enforce."""
         table, rows = self.table, self.roster.rows
         due = []
         for index, node in enumerate(self.roster.nodes):
             apps = np.unique(rows.app[rows.node == index])
-            names = tuple(self.roster.apps[app] for app in apps if table.known[app] and not table.virtual[app])
-            if not self.superseded and set(names) - node.fenced:
-                due.append(messages.fence(node, names, self._next_order(moment)))
+            names = [self.roster.apps[app] for app in apps if table.known[app] and not table.virtual[app]]
+            missing = [name for name in names if name not in node.fenced]
+            for epoch in sorted({self.epoch_of(name) for name in missing}):
+                mine = tuple(name for name in names if self.epoch_of(name) == epoch)
+                due.append(messages.fence(node, mine, self._lending.next_order(epoch, moment)))
         return tuple(due)
 
     def take_reply(self, reply: LimitReply, update: LimitUpdate, moment: Moment) -> None:
@@ -116,10 +145,13 @@ class Allocation:
         node = self.roster.node_index(reply.node)
         if node is None or self.roster.nodes[node].incarnation != reply.incarnation or reply.refusal is not None:
             return
-        if reply.stale_apps:
-            self.superseded = True
+        ours = [app for app in update.apps if self.epoch_of(app) == update.epoch]
+        stale = set(reply.stale_apps).intersection(ours)
+        if stale:
+            self._tenure.lost |= stale
+            self._table = None
             return
-        self.roster.fence_acknowledged(node, update.apps)
+        self.roster.fence_acknowledged(node, ours)
         found = self.roster.known_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)
         quota_us, limit_bytes, order_seq = (reply.column(name) for name in ("quota_us", "limit_bytes", "order_seq"))
@@ -135,6 +167,7 @@ class Allocation:
             order_seq[known],
         )
         ledger.settle(self.roster.rows, report, moment.now_ns)
+        self.roster.settle_reserves_of(reply, node)
         self._give_up(index[_IS_LOST[reply.column("status")[known]]], reply.seq)
 
     def take_loss(self, update: LimitUpdate) -> None:
@@ -149,12 +182,13 @@ class Allocation:
     def step(self, batches: Sequence[CfsBatch], moment: Moment) -> Outcome:
         """Decide for everything that has arrived since the last step."""
         self.step_count += 1
-        self.roster.ingest(batches, moment.now_ns)
+        ours = [batch for batch in batches if self.epoch_of(batch.app)]
+        self.roster.ingest(ours, moment.now_ns, moment.wall_ns)
         rows, before = self.roster.rows, self._ordered()
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
-        if self.superseded or not rows.count:
+        if not rows.count:
             return self._send(before, moment)
-        reachable, open_apps = self._reachable(moment), self._open_apps(moment)
+        reachable, open_apps = standing.reachable(self.roster, self.table, moment), self._open_apps(moment)
         waiting = ~rows.admitted & self.table.known[rows.app] & open_apps[rows.app] & reachable & rows.fresh
         refused = admit_newcomers(self.roster, self.table, np.flatnonzero(waiting), self._free(), self._reasons)
         self._kept = room_to_keep(self.roster, self.table, self.pools().containers, waiting & ~rows.admitted)
@@ -167,27 +201,59 @@ class Allocation:
         )
         rows.fresh[:] = False
         self._grant(quota_us, limit_bytes, open_apps)
-        return self._send(before, moment, self._new_refusals(refused))
+        outcome = self._send(before, moment, self._new_refusals(refused))
+        return replace(outcome, updates=outcome.updates + self._order_reserves(moment))
+
+    def request_memory(self, request: MemoryRequest, moment: Moment) -> tuple[MemoryReply, Outcome]:
+        """A node's reserve runs out (thesis 2.4.4.2): refill it, take back from others, or say why not."""
+        roster, app, table = self.roster, request.app, self.table
+        reply = MemoryReply(app=app, epoch=self.epoch_of(app), granted_bytes=0, reclaiming_bytes=0)
+        node = roster.node_index(request.node)
+        group = None if node is None or not self.epoch_of(app) else roster.reserve_row(app, node)
+        index = roster.app_index(app)
+        if group is None or not self.table.known[index] or not self._open_apps(moment)[index]:
+            return reply, Outcome()  # just taken over: the agent asks again
+        if table.virtual[index]:
+            return reply.model_copy(update={"refusal": f"{app} is only observed"}), Outcome()
+        self._follow_rows()
+        before, given_before = self._ordered(), int(roster.reserves.given_held_bytes[group])
+        roster.reserves.need(group, request.wanted_bytes, moment.now_ns)
+        refills = self._order_reserves(moment)
+        granted = int(roster.reserves.given_held_bytes[group]) - given_before
+        missing = request.wanted_bytes - granted - self._lending.coming_back(table, index, group)
+        if missing > 0:
+            self._take_back(index, missing, request.container, moment)
+        outcome = self._send(before, moment, quiet=True)
+        coming = self._lending.coming_back(table, index, group)
+        refusal = ""
+        if not granted and not coming:
+            refusal = nothing_left(app, int(table.memory_limit_bytes[index]), index, self.pools())
+        reply = reply.model_copy(update={"granted_bytes": granted, "reclaiming_bytes": coming, "refusal": refusal})
+        return reply, replace(outcome, updates=refills + outcome.updates)
+
+    def _take_back(self, app: int, missing_bytes: int, spared: str, moment: Moment) -> None:
+        """Order cuts of the application's other containers, as far as they have slack."""
+        rows, table = self.roster.rows, self.table
+        missing = np.zeros(len(self.roster.apps), dtype=np.int64)
+        missing[app] = missing_bytes
+        needy = np.array([key == spared for key in self.roster.keys], dtype=np.bool_)
+        decidable = rows.admitted & table.known[rows.app] & standing.reachable(self.roster, table, moment)
+        targets = self._policies.take_memory_back(table, decidable, missing, needy, self._reasons[1])
+        cut = targets < rows.limit_ordered_bytes
+        rows.limit_ordered_bytes[cut] = targets[cut]
+        rows.limit_wanted_bytes[cut] = 0
 
     @property
     def table(self) -> AppTable:
         """Application parameters, rebuilt when they or the applications have changed."""
         if self._table is None or len(self._table.known) != len(self.roster.apps):
-            self._table = build_table(self.roster.apps, self.roster.specs)
+            ours, specs = self._tenure.decided(), self.roster.specs
+            self._table = build_table(self.roster.apps, {app: spec for app, spec in specs.items() if app in ours})
         return self._table
 
     def pools(self) -> Pools:
         """What is held per application, counted with everything in flight."""
-        rows, apps = self.roster.rows, len(self.roster.apps)
-        virtual = self.table.virtual[rows.app]
-        quota, limit = (ledger.held(rows, account, virtual) for account in ledger.ACCOUNTS)
-        return Pools(
-            _sum(rows.app, quota, apps), _sum(rows.app, limit, apps), _sum(rows.app, rows.admitted.astype(int), apps)
-        )
-
-    def _next_order(self, moment: Moment) -> Order:
-        self._seq += 1
-        return Order(self.epoch, self._seq, moment.wall_ns)
+        return standing.pools(self.roster, self.table)
 
     def _ordered(self) -> Ordered:
         """What holds by order; for containers that are not admitted, what they came with."""
@@ -201,46 +267,39 @@ class Allocation:
         """Rows whose order failed or was lost start again from what the kernel holds, unless a newer one is out."""
         ledger.adopt(self.roster.rows, index[self.roster.rows.order_seq[index] == seq])
 
-    def _heard(self, moment: Moment) -> BoolArray:
-        """Rows whose agent was heard lately."""
-        heard_ns = np.array([node.heard_ns for node in self.roster.nodes], dtype=np.int64)
-        lately: BoolArray = moment.now_ns - heard_ns[self.roster.rows.node] <= moment.stale_after_ns
-        return lately
-
-    def _reachable(self, moment: Moment) -> BoolArray:
-        """Rows whose agent was heard lately and has acknowledged this epoch (or need not: nothing is sent)."""
-        rows = self.roster.rows
-        return self._heard(moment) & (rows.fenced | self.table.virtual[rows.app])
-
     def _open_apps(self, moment: Moment) -> BoolArray:
-        """Applications that may hand out room: no live agent may still act on an older owner's orders."""
-        rows, apps = self.roster.rows, len(self.roster.apps)
-        unfenced = self._heard(moment) & ~rows.fenced & ~self.table.virtual[rows.app]
-        settled: BoolArray = (np.bincount(rows.app, unfenced, apps) == 0) & (not moment.warming_up)
-        return settled
+        return standing.open_apps(self.roster, self.table, self._tenure, moment)
 
     def _free(self) -> tuple[IntArray, IntArray]:
-        """Limit - held per application; CPU, memory. Negative: over the limit."""
-        pools, table = self.pools(), self.table
-        return table.cpu_limit_us - pools.quota_held_us, table.memory_limit_bytes - pools.limit_held_bytes
+        return standing.free(self.pools(), self.table)
+
+    def _order_reserves(self, moment: Moment) -> tuple[LimitUpdate, ...]:
+        return self._lending.orders(self.table, self._kept.limit_bytes, self._open_apps(moment), moment)
 
     def _budgets(self, decidable: BoolArray) -> tuple[IntArray, IntArray]:
         """What the decidable rows of each application may hold together. CPU, memory."""
         rows, table, apps = self.roster.rows, self.table, len(self.roster.apps)
         virtual = table.virtual[rows.app]
         quota, limit = (
-            _sum(rows.app, np.where(decidable, 0, ledger.held(rows, account, virtual)), apps)
+            exact_sum(rows.app, np.where(decidable, 0, ledger.held(rows, account, virtual)), apps)
             for account in ledger.ACCOUNTS
         )
         return (
             table.cpu_limit_us - quota - self._kept.quota_us,
-            table.memory_limit_bytes - limit - self._kept.limit_bytes,
+            table.memory_limit_bytes - limit - self._kept.limit_bytes - self._withheld(),
         )
+
+    def _withheld(self) -> IntArray:
+        """Memory that is kept for reserves, as far as the application has it: no container's limit grows into it."""
+        pools, table = self.pools(), self.table
+        pool = table.memory_limit_bytes - (pools.limit_held_bytes - pools.reserved_bytes) - self._kept.limit_bytes
+        return np.clip(pool, 0, table.withheld_bytes)
 
     def _grant(self, quota_us: IntArray, limit_bytes: IntArray, open_apps: BoolArray) -> None:
         rows = self.roster.rows
         virtual = self.table.virtual[rows.app]
-        kept = (self._kept.quota_us, self._kept.limit_bytes)
+        reserved = self.pools().reserved_bytes
+        kept = (self._kept.quota_us, self._kept.limit_bytes + np.maximum(self._withheld() - reserved, 0))
         for account, target, free, keep in zip(
             ledger.ACCOUNTS, (quota_us, limit_bytes), self._free(), kept, strict=True
         ):
@@ -250,17 +309,17 @@ class Allocation:
     def fund(self, moment: Moment) -> Outcome:
         """Order what waited for room, now that some may have come free."""
         rows = self.roster.rows
-        if (
-            self.superseded
-            or not (rows.quota_wanted_us.any() or rows.limit_wanted_bytes.any())
-            or len(self._reasons[0].reason) != rows.count
-        ):
+        waits = rows.quota_wanted_us.any() or rows.limit_wanted_bytes.any()
+        if not waits and not self.roster.reserves.needy(moment.now_ns).any():
             return Outcome()
+        self._follow_rows()
         before = self._ordered()
         quota_us = np.where(rows.quota_wanted_us > 0, rows.quota_wanted_us, rows.quota_ordered_us)
         limit_bytes = np.where(rows.limit_wanted_bytes > 0, rows.limit_wanted_bytes, rows.limit_ordered_bytes)
+        refills = self._order_reserves(moment)
         self._grant(quota_us, limit_bytes, self._open_apps(moment))
-        return self._send(before, moment, quiet=True)
+        outcome = self._send(before, moment, quiet=True)
+        return replace(outcome, updates=refills + outcome.updates)
 
     def _new_refusals(self, refused: list[Refused]) -> tuple[Refusal, ...]:
         """Remember who is refused; tell each once."""
@@ -280,18 +339,18 @@ class Allocation:
         self, before: Ordered, moment: Moment, refusals: tuple[Refusal, ...] = (), *, quiet: bool = False
     ) -> Outcome:
         """Orders for the rows that changed, and decisions to watch. ``quiet``: no pools without a change."""
-        rows, table = self.roster.rows, self.table
+        rows, table, epochs = self.roster.rows, self.table, self._tenure.epoch_array(self.roster.apps)
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
         to_send = np.flatnonzero(changed & rows.admitted & ~table.virtual[rows.app])
         updates = []
-        for node, index in grouped(to_send, rows.node):
-            order = self._next_order(moment)
-            update = messages.limit_update(self.roster, node, index, before, order)
-            updates.append(update)
-            ledger.record_orders(rows, index, (update.column("quota_us"), update.column("limit_bytes")), order.seq)
-        result = StepResult(
-            table, self.pools(), Order(self.epoch, 0, moment.wall_ns), self.step_count, before, *self._reasons
-        )
+        epoch_of_row = epochs[rows.app]
+        for node, of_node in grouped(to_send, rows.node):
+            for epoch, index in grouped(of_node, epoch_of_row):
+                order = self._lending.next_order(epoch, moment)
+                update = messages.limit_update(self.roster, node, index, before, order)
+                updates.append(update)
+                ledger.record_orders(rows, index, (update.column("quota_us"), update.column("limit_bytes")), order.seq)
+        result = StepResult(table, self.pools(), epochs, moment.wall_ns, self.step_count, before, *self._reasons)
         tell_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
         told = dict(grouped(np.flatnonzero(changed), rows.app))
         decisions = [
@@ -301,7 +360,11 @@ class Allocation:
         ]
         return Outcome(tuple(updates), tuple(decisions), refusals)
 
-
-def _sum(app: IntArray, values: IntArray, apps: int) -> IntArray:
-    """Exact sums per application: bincount's float64 holds integers up to 2**53."""
-    return np.bincount(app, values, apps).astype(np.int64)
+    def _follow_rows(self) -> None:
+        """Rows and applications may have come and gone since the last step."""
+        if len(self._reasons[0].reason) != self.roster.rows.count:
+            self._reasons = (Reasons.none(self.roster.rows.count), Reasons.none(self.roster.rows.count))
+        new = len(self.roster.apps) - len(self._kept.quota_us)
+        if new:
+            self._kept.quota_us = np.append(self._kept.quota_us, np.zeros(new, np.int64))
+            self._kept.limit_bytes = np.append(self._kept.limit_bytes, np.zeros(new, np.int64))

@@ -16,7 +16,7 @@ FloatArray = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class AppTable:
-    """Columns of shape (A,). Applications that are seen but not announced have ``known`` False."""
+    """Columns of shape (A,). Applications that are not announced, or not ours to decide for, have ``known`` False."""
 
     known: BoolArray
     virtual: BoolArray
@@ -24,6 +24,8 @@ class AppTable:
     waterfill: BoolArray
     cpu_limit_us: IntArray
     memory_limit_bytes: IntArray
+    withheld_bytes: IntArray
+    """Sigma x limit: kept for the nodes' reserves."""
     announced: IntArray
     initial_quota_us: IntArray
     """Equation 2.1 for the announced containers; 0 without an announcement."""
@@ -65,6 +67,7 @@ def build_table(apps: Sequence[str], specs: Mapping[str, AppSpec]) -> AppTable:
         waterfill=np.array([spec is not None and spec.policy == "waterfill" for spec in known], dtype=np.bool_),
         cpu_limit_us=ints([spec.cpu_limit_us if spec else 0 for spec in known]),
         memory_limit_bytes=ints([int(spec.memory_limit) if spec else 0 for spec in known]),
+        withheld_bytes=ints([int(spec.memory_limit * spec.sigma) if spec else 0 for spec in known]),
         announced=ints([spec.announced_containers if spec else 0 for spec in known]),
         initial_quota_us=ints([initial(spec)[0] for spec in known]),
         initial_memory_bytes=ints([initial(spec)[1] for spec in known]),

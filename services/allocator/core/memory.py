@@ -14,6 +14,9 @@ Scarce.  Where the wishes exceed what the application has free, all containers f
          at once for that application, not only when it is due (thesis 2.4.4.2).
 Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the container's minimum, and
          never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
+Urgent.  A task waits for memory and the application has none free (thesis 2.4.4.2): what others have above usage +
+         delta is taken; where that is not enough, the largest slacks above usage + max(3 g, MARGIN_BYTES), and of the
+         usage up to CACHE_STEP_BYTES of page cache that the kernel can drop.
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
@@ -21,7 +24,7 @@ Over.    Where the ordered limits exceed the application's (it was lowered): the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -45,6 +48,10 @@ GREW_STEPS: Final = 10
 """Steps of 100 ms for which a container that grew is not reclaimed: one second."""
 
 
+CACHE_STEP_BYTES: Final = 64 << 20
+"""So much page cache is taken from a container at once: the agent waits while the kernel drops it."""
+
+
 class MemoryState(SlotArrays):
     """Per slot: the highest usage since the last reclaim that touched it, and the steps since it rose."""
 
@@ -63,6 +70,8 @@ class MemoryView:
     usage_bytes: Ints
     before_bytes: Ints
     """Usage in the report before; 0 where there was none."""
+    reclaimable_bytes: Ints
+    """Part of the usage that the kernel can drop (inactive page cache)."""
     ordered_bytes: Ints
     """Last ordered limit."""
     min_bytes: Ints
@@ -180,6 +189,28 @@ def _fit(view: MemoryView, needs: _Needs) -> Ints:
     room = view.limit_bytes - per_app(view.app, floor, len(view.limit_bytes))
     kept = weighted_max_min(view.app, slack, np.ones_like(slack), room)
     return np.where(kept < slack, np.maximum(_pages_down(floor + kept), floor), view.ordered_bytes)
+
+
+def take_back(view: MemoryView, missing_bytes: Ints, spared: Bools) -> MemoryTargets:
+    """Limits that give an application back what is missing (shape A), as far as there is slack, and reasons.
+
+    Args:
+        view: the newest observations; all rows count, fresh or not.
+        missing_bytes: what is wanted back per application; 0: nothing.
+        spared: rows that need memory themselves.
+    """
+    needs = _needs(replace(view, fresh=np.ones_like(view.fresh)))
+    apps = len(missing_bytes)
+    wanted = (missing_bytes[view.app] > 0) & ~spared
+    comfortable = np.where(wanted, np.minimum(_reclaimed(view, needs), view.ordered_bytes), view.ordered_bytes)
+    freed = per_app(view.app, view.ordered_bytes - comfortable, apps)
+    cache = np.minimum(view.reclaimable_bytes, CACHE_STEP_BYTES)
+    floor = np.maximum(_pages_up(needs.survival - cache), view.min_bytes)
+    slack = np.where(wanted, np.maximum(comfortable - floor, 0), 0)
+    kept_total = per_app(view.app, slack, apps) - np.maximum(missing_bytes - freed, 0)
+    kept = weighted_max_min(view.app, slack, np.ones_like(slack), kept_total)
+    target = np.where(kept < slack, np.maximum(_pages_down(comfortable - slack + kept), floor), comfortable)
+    return _explain(view, needs, target, np.zeros(apps, np.bool_))
 
 
 def _pages_up(size: Ints) -> Ints:

@@ -72,6 +72,24 @@ def fence(state: NodeState, apps: tuple[str, ...], order: Order) -> LimitUpdate:
     return LimitUpdate.build([], {"quota_us": [], "limit_bytes": []}, **_update_head(state, order, apps))
 
 
+def reserve_update(
+    roster: Roster, table: AppTable, of_node: tuple[int, IntArray], given_bytes: list[int], order: Order
+) -> LimitUpdate:
+    """The order for reserves: a fence that says what was given so far, per row.
+
+    ``of_node`` is a node and its rows of `Reserves`.
+    """
+    node, index = of_node
+    apps = roster.reserves.app[index]
+    return LimitUpdate.build(
+        [],
+        {"quota_us": [], "limit_bytes": []},
+        reserve_given_bytes=tuple(given_bytes),
+        container_max_bytes=tuple(table.max_memory_bytes[apps].tolist()),
+        **_update_head(roster.nodes[node], order, tuple(roster.apps[app] for app in apps.tolist())),
+    )
+
+
 def _update_head(state: NodeState, order: Order, apps: tuple[str, ...]) -> dict[str, Any]:
     return {
         "node": state.name,
@@ -89,6 +107,8 @@ class Pools:
 
     quota_held_us: IntArray
     limit_held_bytes: IntArray
+    """Containers' limits and reserves."""
+    reserved_bytes: IntArray
     containers: IntArray
 
 
@@ -98,7 +118,9 @@ class StepResult:
 
     table: AppTable
     pools: Pools
-    order: Order
+    epochs: IntArray
+    """Per application."""
+    time_ns: int
     step: int
     before: Ordered
     cpu: Reasons
@@ -128,12 +150,13 @@ def limit_decisions(roster: Roster, app: int, index: IntArray, result: StepResul
         app=roster.apps[app],
         mode="observe" if table.virtual[app] else "enforce",
         policy="waterfill" if table.waterfill[app] else "escra",
-        epoch=result.order.epoch,
+        epoch=int(result.epochs[app]),
         step=result.step,
-        time_ns=result.order.time_ns,
+        time_ns=result.time_ns,
         container_count=int(result.pools.containers[app]),
         cpu_limit_us=int(table.cpu_limit_us[app]),
         cpu_allocated_us=int(result.pools.quota_held_us[app]),
         memory_limit_bytes=int(table.memory_limit_bytes[app]),
         memory_allocated_bytes=int(result.pools.limit_held_bytes[app]),
+        memory_reserved_bytes=int(result.pools.reserved_bytes[app]),
     )

@@ -13,7 +13,10 @@ import numpy as np
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
+from schemas.limits import LimitReply
 from services.allocator.core.ledger import Report, settle
+from services.allocator.core.punctuality import PATIENCE_NS, Punctuality
+from services.allocator.core.reserves import ReserveReport, Reserves
 from services.allocator.core.rows import BoolArray, IntArray, Rows
 
 
@@ -26,6 +29,7 @@ class NodeState:
     fenced: set[str] = field(default_factory=set)
     """Applications for which it has acknowledged this epoch: before, an older owner's orders may still arrive."""
     heard_ns: int = 0
+    punctuality: Punctuality = field(default_factory=Punctuality)
 
 
 @dataclass(slots=True)
@@ -35,6 +39,10 @@ class _Group:
     containers: str
     index: IntArray
     report_seq: int
+    reserve: int
+    """Row in `Reserves`."""
+    refused_since_ns: int | None = None
+    """Since when fresh batches have been called overtaken without a break."""
 
 
 @dataclass(slots=True)
@@ -44,6 +52,8 @@ class IngestCounts:
     taken: int = 0
     overtaken: int = 0
     """Older than one that was seen, or of an older incarnation."""
+    stale: int = 0
+    """Under way for two seconds longer than its node's fastest."""
     absurd_rows: int = 0
     """Rows with values that no kernel reports; they are left out."""
 
@@ -53,6 +63,7 @@ class Roster:
     """All rows with their keys. Applications and nodes have indices that never change."""
 
     rows: Rows = field(default_factory=Rows)
+    reserves: Reserves = field(default_factory=Reserves)
     keys: list[str] = field(default_factory=list)
     apps: list[str] = field(default_factory=list)
     nodes: list[NodeState] = field(default_factory=list)
@@ -85,14 +96,18 @@ class Roster:
         row_of = self._row_of
         return [row_of.get((node, key)) for key in keys]
 
-    def ingest(self, batches: Sequence[CfsBatch], now_ns: int) -> None:
-        """Take in batches that arrived since the last step, in any order; of each group only the newest counts."""
+    def ingest(self, batches: Sequence[CfsBatch], now_ns: int, wall_ns: int) -> None:
+        """Take in batches that arrived since the last step, in any order; of each group only the newest counts.
+
+        Args:
+            batches: of this allocator's applications.
+            now_ns: monotonic.
+            wall_ns: since the epoch.
+        """
         newest: dict[tuple[int, int], CfsBatch] = {}
         for batch in batches:
-            group = self._accept(batch, now_ns)
-            if group is None:
-                self.counts.overtaken += 1
-            else:
+            group = self._accept(batch, now_ns, wall_ns)
+            if group is not None:
                 newest[group] = batch
         self.counts.taken += len(newest)
         for (app, node), batch in list(newest.items()):
@@ -115,35 +130,69 @@ class Roster:
         """A node has been silent for too long: its containers no longer count. Returns whether it had any."""
         gone = self.rows.node == node
         self._drop(gone)
-        for group in [group for group in self._groups if group[1] == node]:
-            del self._groups[group]
+        self._forget_groups([group for group in self._groups if group[1] == node])
         return bool(gone.any())
+
+    def forget_app(self, app: str) -> None:
+        """Another allocator decides for the application now: what is known of it grows old."""
+        index = self.app_index(app)
+        self._drop(self.rows.app == index)
+        self._forget_groups([group for group in self._groups if group[0] == index])
+        for node in self.nodes:
+            node.fenced.discard(app)
+
+    def reserve_row(self, app: str, node: int) -> int | None:
+        """Row in `reserves` of an application on a node; None: not heard of."""
+        group = self._groups.get((self.app_index(app), node))
+        return None if group is None else group.reserve
+
+    def _forget_groups(self, groups: Iterable[tuple[int, int]]) -> None:
+        for group in groups:
+            self.reserves.remove(self._groups.pop(group).reserve)
+        self.group_count = sum(len(group.index) > 0 for group in self._groups.values())
 
     # -- batches -----------------------------------------------------------------------------------------------
 
-    def _accept(self, batch: CfsBatch, now_ns: int) -> tuple[int, int] | None:
+    def _accept(self, batch: CfsBatch, now_ns: int, wall_ns: int) -> tuple[int, int] | None:
         app, node = self.app_index(batch.app), self._node_index.get(batch.node)
         if node is None:
             node = self._node_index[batch.node] = len(self.nodes)
             self.nodes.append(NodeState(batch.node, batch.incarnation))
         state = self.nodes[node]
-        if batch.incarnation < state.incarnation:
+        if not state.punctuality.is_fresh(wall_ns - batch.time_ns, now_ns):
+            self.counts.stale += 1
             return None
-        if batch.incarnation > state.incarnation:
-            self._restarted(node, batch.incarnation)
         group = self._groups.get((app, node))
-        if group is not None and batch.report_seq <= group.report_seq:
-            return None
+        overtaken = batch.incarnation < state.incarnation or (
+            batch.incarnation == state.incarnation and group is not None and batch.report_seq <= group.report_seq
+        )
         if group is None:
-            self._groups[app, node] = _Group("", np.zeros(0, np.int64), batch.report_seq)
-        else:
-            group.report_seq = batch.report_seq
+            group = self._groups[app, node] = _Group("", np.zeros(0, np.int64), 0, self.reserves.add(app, node))
+        if overtaken and not self._refused_for_long(group, now_ns):
+            self.counts.overtaken += 1
+            return None
+        if overtaken or batch.incarnation > state.incarnation:
+            self._restarted(node, batch.incarnation)
+            state = self.nodes[node]
+        group.report_seq, group.refused_since_ns = batch.report_seq, None
         state.heard_ns = now_ns
         return app, node
 
+    @staticmethod
+    def _refused_for_long(group: _Group, now_ns: int) -> bool:
+        """A false report with a sequence far ahead, broken or forged, would silence its node for ever."""
+        if group.refused_since_ns is None:
+            group.refused_since_ns = now_ns
+        return now_ns - group.refused_since_ns >= PATIENCE_NS
+
     def _restarted(self, node: int, incarnation: int) -> None:
-        """A new agent: it has forgotten all orders, and refuses those that were meant for the old one."""
-        self.nodes[node] = NodeState(self.nodes[node].name, incarnation)
+        """A new agent: it has forgotten all orders, and refuses those that were meant for the old one.
+
+        Or the old one, where a false report had told of a later one: its orders are asked for anew by a fence.
+        """
+        old = self.nodes[node]
+        self.nodes[node] = NodeState(old.name, incarnation, punctuality=old.punctuality)
+        self.reserves.restarted(node)
         for (_, owner), group in self._groups.items():
             if owner == node:
                 group.report_seq = 0
@@ -178,6 +227,7 @@ class Roster:
             return
         index = self.rows.append(len(keys))
         self.rows.app[index], self.rows.node[index], self.rows.host_cpus[index] = app, node, host_cpus
+        self.rows.reserve[index] = self._groups[app, node].reserve
         self.rows.slot[index] = [self._take_slot() for _ in keys]
         self.rows.settled[index] = True
         self.rows.fenced[index] = self.apps[app] in self.nodes[node].fenced
@@ -231,19 +281,54 @@ class Roster:
         )
         newer = np.zeros(len(index), dtype=np.bool_)
         newer[sane] = settle(self.rows, report, now_ns)
+        self._settle_reserves(newest)
         rows, target = self.rows, index[newer]
         rows.memory_before_bytes[target] = rows.memory_usage_bytes[target]
         rows.memory_usage_bytes[target] = joined("memory_usage_bytes")[newer]
+        rows.memory_reclaimable_bytes[target] = joined("memory_reclaimable_bytes")[newer]
         rows.oom_kills[target] = joined("oom_kills")[newer]
         for name in ("used_us", "unused_us", "throttled", "throttled_us"):
             getattr(rows, name)[target] = joined(name)[newer]
         rows.fresh[target] = joined("periods")[newer] > 0
+
+    def settle_reserves_of(self, reply: LimitReply, node: int) -> None:
+        """The reserves that a reply to a fence tells of, together with all rows of their applications."""
+        book = [
+            (row, values)
+            for app, *values in zip(
+                reply.apps,
+                reply.reserve_given_bytes,
+                reply.reserve_used_bytes,
+                reply.reserve_order_seq,
+                strict=True,
+            )
+            if app in self._app_index and (row := self.reserve_row(app, node)) is not None
+        ]
+        if book:
+            columns = np.array([values for _, values in book], dtype=np.int64).T
+            report_seq = np.full(len(book), reply.report_seq, dtype=np.int64)
+            index = np.array([row for row, _ in book], dtype=np.int64)
+            self.reserves.settle(index, ReserveReport(report_seq, *columns))
+
+    def _settle_reserves(self, newest: dict[tuple[int, int], CfsBatch]) -> None:
+        """Only now: a lower reserve counts together with the limits that it went into."""
+        batches = newest.values()
+        self.reserves.settle(
+            np.array([self._groups[group].reserve for group in newest], dtype=np.int64),
+            ReserveReport(
+                np.array([batch.report_seq for batch in batches], dtype=np.int64),
+                np.array([batch.reserve_given_bytes for batch in batches], dtype=np.int64),
+                np.array([batch.reserve_used_bytes for batch in batches], dtype=np.int64),
+                np.array([batch.reserve_order_seq for batch in batches], dtype=np.int64),
+            ),
+        )
 
 
 RANGES = {
     "quota_us": (-1, 1 << 40),
     "memory_limit_bytes": (-1, 1 << 60),
     "memory_usage_bytes": (0, 1 << 60),
+    "memory_reclaimable_bytes": (0, 1 << 60),
     "used_us": (0, 1 << 31),
     "unused_us": (0, 1 << 31),
     "throttled_us": (0, 1 << 31),

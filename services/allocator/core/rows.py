@@ -19,6 +19,8 @@ class Rows:
     node: IntArray
     slot: IntArray
     """Where policies keep this container's estimates; stays the same for its life."""
+    reserve: IntArray
+    """Row of the container's application and node in `reserves.Reserves`."""
     host_cpus: IntArray
     report_seq: IntArray
     """Newest report of the agent that this row has taken in."""
@@ -57,6 +59,8 @@ class Rows:
     throttled: IntArray
     throttled_us: IntArray
     memory_usage_bytes: IntArray
+    memory_reclaimable_bytes: IntArray
+    """Page cache that the kernel could drop; outdated by up to 5 s."""
     memory_before_bytes: IntArray
     """Usage in the report before."""
     oom_kills: IntArray

@@ -7,6 +7,7 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from services.allocator.core import memory, policy_escra, policy_waterfill
 from services.allocator.core.app_table import AppTable
+from services.allocator.core.memory import MemoryView
 from services.allocator.core.messages import Reasons
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
@@ -55,22 +56,39 @@ class Policies:
         index = np.flatnonzero(decidable)
         if not len(index):
             return targets
-        app = rows.app[index]
-        view = memory.MemoryView(
+        view = self._memory_view(table, index, budget_bytes)
+        wish = memory.decide_memory(self._memory, view, rows.slot[index], reclaim=reclaim)
+        targets[index] = wish.target_bytes
+        reasons.take(index, wish)
+        return targets
+
+    def take_memory_back(
+        self, table: AppTable, decidable: BoolArray, missing_bytes: IntArray, spared: BoolArray, reasons: Reasons
+    ) -> IntArray:
+        """Memory limit targets per row that free what is missing per application, as far as there is slack."""
+        targets = self._roster.rows.limit_ordered_bytes.copy()
+        index = np.flatnonzero(decidable)
+        if len(index):
+            view = self._memory_view(table, index, missing_bytes)
+            wish = memory.take_back(view, missing_bytes, spared[index])
+            targets[index] = wish.target_bytes
+            reasons.take(index, wish)
+        return targets
+
+    def _memory_view(self, table: AppTable, index: IntArray, budget_bytes: IntArray) -> MemoryView:
+        rows, app = self._roster.rows, self._roster.rows.app[index]
+        return MemoryView(
             app=app.astype(np.int32),
             fresh=rows.fresh[index],
             usage_bytes=rows.memory_usage_bytes[index],
             before_bytes=rows.memory_before_bytes[index],
+            reclaimable_bytes=rows.memory_reclaimable_bytes[index],
             ordered_bytes=rows.limit_ordered_bytes[index],
             min_bytes=table.min_memory_bytes[app],
             max_bytes=table.max_memory_bytes[app],
             limit_bytes=budget_bytes,
             delta_bytes=table.delta_bytes,
         )
-        wish = memory.decide_memory(self._memory, view, rows.slot[index], reclaim=reclaim)
-        targets[index] = wish.target_bytes
-        reasons.take(index, wish)
-        return targets
 
     def forget(self, slots: IntArray) -> None:
         """Start estimates anew, for example because the application changed its policy."""

@@ -2,7 +2,8 @@
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
-from services.allocator.core.allocation import Allocation, Moment
+from services.allocator.core.standing import Moment
+from tests.support.lossy_cluster import owning
 
 
 def batch(rows, *, node="n1", app="shop", report_seq=1):
@@ -16,7 +17,7 @@ def batch(rows, *, node="n1", app="shop", report_seq=1):
 
 
 def test_absurd_values_are_counted_and_left_out():
-    allocation = Allocation(1)
+    allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=1 << 30))
     sane = {"quota_us": 50_000, "memory_limit_bytes": 64 << 20, "used_us": 10_000}
     absurd = {"quota_us": -(1 << 63), "memory_limit_bytes": (1 << 63) - 1, "used_us": -5}
@@ -28,7 +29,7 @@ def test_absurd_values_are_counted_and_left_out():
 
 
 def test_batch_that_names_a_container_twice_is_left_out():
-    allocation = Allocation(1)
+    allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=1 << 30))
     doubled = CfsBatch.build(
         ["web-1", "web-1"], {name: [1, 1] for name in CfsBatch.column_types}, app="shop", node="n1", incarnation=1,
@@ -40,7 +41,7 @@ def test_batch_that_names_a_container_twice_is_left_out():
 
 
 def test_late_batch_of_an_older_agent_is_counted_as_overtaken():
-    allocation = Allocation(1)
+    allocation = owning("shop")
     new = batch({"web-1": {}}).model_copy(update={"incarnation": 5})
     allocation.step([new, batch({"web-1": {}, "old-1": {}}, report_seq=9)], Moment(1, 1))
 

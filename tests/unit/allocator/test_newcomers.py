@@ -3,7 +3,8 @@
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.core.allocation import Allocation, Moment
+from services.allocator.core.standing import Moment
+from tests.support.lossy_cluster import owning
 
 MIB = 1 << 20
 
@@ -25,7 +26,7 @@ def batch(rows, *, report_seq=1):
 
 def fenced(spec, rows):
     """An allocation whose only node has acknowledged it; the next batch has report_seq 3."""
-    allocation = Allocation(1)
+    allocation = owning("shop")
     allocation.set_spec("shop", spec)
     allocation.step([batch(rows)], Moment(1, 1))
     (fence,) = allocation.fences_due(Moment(1, 1))
@@ -63,7 +64,7 @@ def test_announced_containers_that_exist_already_with_limits_of_their_own_are_al
 
 
 def test_nobody_is_admitted_before_the_agent_has_acknowledged_the_epoch():
-    allocation = Allocation(1)
+    allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=512 * MIB))
     outcome = allocation.step([batch({"web-1": (-1, -1, MIB)})], Moment(1, 1))
 
@@ -84,7 +85,7 @@ def test_container_that_can_never_fit_is_refused_with_a_reason():
 
 def test_observing_admits_with_what_the_container_has_and_sends_nothing():
     rows = {"web-1": (30_000, 64 * MIB, 8 * MIB)}
-    allocation = Allocation(1)
+    allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=512 * MIB, mode="observe"))
     first = allocation.step([batch(rows)], Moment(1, 1))
     rows_state = allocation.roster.rows

@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.reasons import Reason
-from services.allocator.core.memory import GREW_STEPS, MARGIN_BYTES, PAGE_BYTES, MemoryState, MemoryView, decide_memory
+from services.allocator.core.memory import (
+    CACHE_STEP_BYTES,
+    GREW_STEPS,
+    MARGIN_BYTES,
+    PAGE_BYTES,
+    MemoryState,
+    MemoryTargets,
+    MemoryView,
+    decide_memory,
+    take_back,
+)
 
 MIB = 1 << 20
 
@@ -22,6 +32,7 @@ def view(usage: list[int], limit: list[int], total: int, before: list[int] | Non
         fresh=np.ones(count, np.bool_),
         usage_bytes=np.array(usage, np.int64) * MIB,
         before_bytes=np.array(before or usage, np.int64) * MIB,
+        reclaimable_bytes=np.zeros(count, np.int64),
         ordered_bytes=np.array(limit, np.int64) * MIB,
         min_bytes=np.full(count, 4 * MIB),
         max_bytes=np.full(count, 4096 * MIB),
@@ -146,6 +157,7 @@ def views(draw: st.DrawFn) -> MemoryView:
         fresh=random.uniform(size=len(app)) < 0.8,
         usage_bytes=usage,
         before_bytes=np.maximum(usage - random.integers(-(2**26), 2**28, len(app)), 0),
+        reclaimable_bytes=random.integers(0, 2, len(app)) * usage // 2,
         ordered_bytes=np.maximum(limit, 4 * MIB),
         min_bytes=np.full(len(app), 4 * MIB),
         max_bytes=np.full(len(app), 2**31),
@@ -181,6 +193,47 @@ def test_memory_invariants(given_view: MemoryView, reclaim: bool) -> None:
             delta_bytes=given_view.delta_bytes,
         )
         assert (decide_memory(state.copy(), alone, mine, reclaim=reclaim).target_bytes == targets[mine]).all()
+
+
+@settings(deadline=None, max_examples=150)
+@given(views(), st.data())
+def test_what_is_taken_back_is_slack_of_others(given_view: MemoryView, data: st.DataObject) -> None:
+    count, apps = len(given_view.app), len(given_view.limit_bytes)
+    spared = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=np.bool_)
+    missing = np.array(data.draw(st.lists(st.sampled_from([0, 5 * MIB, 1 << 31]), min_size=apps, max_size=apps)))
+    result = take_back(given_view, missing, spared)
+    targets, ordered = result.target_bytes, given_view.ordered_bytes
+    assert (targets <= ordered).all()
+    cut = targets < ordered
+    assert not (cut & (spared | (missing[given_view.app] == 0))).any()
+    dropped = np.minimum(given_view.reclaimable_bytes, CACHE_STEP_BYTES)
+    assert (targets >= given_view.usage_bytes - dropped + MARGIN_BYTES - PAGE_BYTES)[cut].all()
+    assert (targets >= given_view.min_bytes)[cut].all()
+    assert ((result.reason == Reason.MEMORY_RECLAIM) == cut).all()
+    # One page more was wanted nowhere: either all is there, or nobody has any left.
+    freed = np.bincount(given_view.app, ordered - targets, apps)
+    everything = take_back(given_view, np.where(missing > 0, 1 << 40, 0), spared).target_bytes
+    possible = np.bincount(given_view.app, ordered - everything, apps)
+    assert (freed + count * PAGE_BYTES >= np.minimum(missing, possible)).all()
+
+
+def test_slack_above_delta_goes_first_then_the_largest_of_the_rest() -> None:
+    """Usage 100, limits 200, 140, 110; 50 is free above delta in the first, then 46, 36 and 6 above the margin."""
+    comfortable = view([100, 100, 100], [200, 140, 110], total=1000)
+    nobody = np.zeros(3, np.bool_)
+    assert limits_mib(take_back(comfortable, np.array([20 * MIB]), nobody)) == [150, 140, 110]
+    assert limits_mib(take_back(comfortable, np.array([60 * MIB]), nobody)) == [140, 140, 110]
+    assert limits_mib(take_back(comfortable, np.array([1000 * MIB]), nobody)) == [104, 104, 104]
+
+
+def test_page_cache_that_can_be_dropped_is_taken_in_steps() -> None:
+    reader = replace(view([300], [304], total=304), reclaimable_bytes=np.array([200 * MIB]))
+    assert limits_mib(take_back(reader, np.array([500 * MIB]), np.zeros(1, np.bool_))) == [240]
+
+
+def limits_mib(result: MemoryTargets) -> list[int]:
+    """Whole MiB, as the examples say it."""
+    return (result.target_bytes // MIB).tolist()
 
 
 def test_growth_of_160_mib_per_second_from_rest_never_reaches_the_limit() -> None:

@@ -1,0 +1,178 @@
+"""Reserves: memory of an application that a node's agent may grant without a round trip (design 4.4).
+
+The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers. What
+was given is only ever added up: left = given - used, so an order that is doubled, or crosses a grant, does no harm.
+What an agent grants moves from its reserve to a container's limit; the sum of both, which is what counts against the
+limit, does not change. A lower `left` therefore counts only together with the limits of the same moment: batches and
+replies to fences carry both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from services.allocator.core.memory import PAGE_BYTES
+from services.allocator.core.rows import BoolArray, IntArray
+from services.allocator.core.sharing import ration
+from services.allocator.core.view import per_app
+
+STEP_BYTES: Final = 4 << 20
+"""A reserve that is less than this, or less than a quarter, off its target is left alone."""
+RETRY_NS: Final = 1_000_000_000
+"""An order that was lost is sent again after this long."""
+NEED_NS: Final = 1_000_000_000
+"""For this long after a request its node comes before all others."""
+MOST_BYTES: Final = 1 << 60
+
+
+class Reserves:
+    """One row per group, that is an application's containers on one node: a structure of arrays, bytes."""
+
+    app: IntArray
+    node: IntArray
+    given_bytes: IntArray
+    """By the newest report."""
+    used_bytes: IntArray
+    inflight_bytes: IntArray
+    """Largest `given` among orders that are not settled; 0: none."""
+    order_seq: IntArray
+    ordered_ns: IntArray
+    report_seq: IntArray
+    needed_bytes: IntArray
+    """What the agent asked for."""
+    needed_until_ns: IntArray
+    settled: BoolArray
+    live: BoolArray
+    """Whether the row is in use."""
+
+    _BOOLEAN = ("settled", "live")
+
+    def __init__(self) -> None:
+        self._columns = [name for name in Reserves.__annotations__ if not name.startswith("_")]
+        self._unused: list[int] = []
+        for name in self._columns:
+            setattr(self, name, np.zeros(0, dtype=np.bool_ if name in self._BOOLEAN else np.int64))
+
+    def add(self, app: int, node: int) -> int:
+        """A row for a group; returns its index, which it keeps."""
+        if not self._unused:
+            count = max(8, len(self.app))
+            self._unused = list(range(len(self.app) + count - 1, len(self.app) - 1, -1))
+            for name in self._columns:
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate([column, np.zeros(count, dtype=column.dtype)]))
+        index = self._unused.pop()
+        self.app[index], self.node[index] = app, node
+        self.live[index] = self.settled[index] = True
+        return index
+
+    def remove(self, index: int) -> None:
+        """The group is forgotten."""
+        for name in self._columns:
+            getattr(self, name)[index] = 0
+        self._unused.append(index)
+
+    def restarted(self, node: int) -> None:
+        """A new agent refuses the orders that were meant for the old one; what it holds it says itself."""
+        mine = self.live & (self.node == node)
+        for column in (self.inflight_bytes, self.order_seq, self.report_seq):
+            column[mine] = 0
+        self.settled[mine] = True
+
+    def settle(self, index: IntArray, report: ReserveReport) -> None:
+        """Take in what agents say; a report that was overtaken, or makes no sense, is ignored."""
+        sane = (report.used_bytes <= report.given_bytes) & (report.given_bytes <= MOST_BYTES)
+        newer = sane & (report.report_seq > self.report_seq[index])
+        rows = index[newer]
+        self.report_seq[rows] = report.report_seq[newer]
+        self.given_bytes[rows], self.used_bytes[rows] = report.given_bytes[newer], report.used_bytes[newer]
+        seen = rows[report.order_seq[newer] >= self.order_seq[rows]]
+        self.inflight_bytes[seen] = 0
+        self.settled[seen] = True
+
+    def record(self, index: IntArray, given_bytes: IntArray, seq: int, now_ns: int) -> None:
+        """Orders go out."""
+        self.inflight_bytes[index] = np.maximum(self.inflight_bytes[index], given_bytes)
+        self.order_seq[index] = seq
+        self.ordered_ns[index] = now_ns
+        self.settled[index] = False
+
+    def need(self, index: int, wanted_bytes: int, now_ns: int) -> None:
+        """The agent asks for more."""
+        self.needed_bytes[index] = min(wanted_bytes, MOST_BYTES)
+        self.needed_until_ns[index] = now_ns + NEED_NS
+
+    def needy(self, now_ns: int) -> BoolArray:
+        """Rows whose request is not forgotten yet."""
+        waiting: BoolArray = self.live & (self.needed_until_ns > now_ns) & (self.needed_bytes > 0)
+        return waiting
+
+    @property
+    def given_held_bytes(self) -> IntArray:
+        """The largest `given` that may be in force."""
+        return np.maximum(self.given_bytes, self.inflight_bytes)
+
+    @property
+    def held_bytes(self) -> IntArray:
+        """The most that may be left, per row: what counts against the limit beside the containers' limits."""
+        left: IntArray = np.where(self.live, np.maximum(self.given_held_bytes - self.used_bytes, 0), 0)
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveReport:
+    """What agents say about groups, shape (K,)."""
+
+    report_seq: IntArray
+    given_bytes: IntArray
+    used_bytes: IntArray
+    order_seq: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveView:
+    """One step's numbers. A: applications, G: rows of `Reserves`; bytes."""
+
+    pool_bytes: IntArray
+    """A: limit minus containers' limits minus what is kept for newcomers: free and reserved together."""
+    free_bytes: IntArray
+    """A: of it, what is in no reserve."""
+    withheld_bytes: IntArray
+    """A: sigma x limit."""
+    weight: IntArray
+    """G: containers that share in it; 0: whatever is left is taken back."""
+    reachable: BoolArray
+    """G: its agent can be told now."""
+    now_ns: int
+
+
+def targets(reserves: Reserves, view: ReserveView) -> IntArray:
+    """What each row should have left, whole pages: first what was asked for, then the withheld share by weight."""
+    pool = np.maximum(view.pool_bytes, 0) // PAGE_BYTES
+    asked = np.where(reserves.needy(view.now_ns) & (view.weight > 0), -(-reserves.needed_bytes // PAGE_BYTES), 0)
+    first = ration(reserves.app, asked, pool)
+    spread = np.minimum(view.withheld_bytes // PAGE_BYTES, pool - per_app(reserves.app, first, len(pool)))
+    weights = np.maximum(per_app(reserves.app, view.weight, len(pool)), 1)
+    share = spread[reserves.app] // weights[reserves.app] * view.weight
+    return (first + share) * PAGE_BYTES
+
+
+def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
+    """Which rows are to be ordered, and their new `given`. A raise takes free memory only."""
+    target, left, held = targets(reserves, view), reserves.held_bytes, reserves.given_held_bytes
+    needy = reserves.needy(view.now_ns)
+    near = np.maximum(STEP_BYTES, np.maximum(target, left) // 4)
+    far = np.abs(target - left) > near
+    settled = reserves.settled | (view.now_ns - reserves.ordered_ns > RETRY_NS)
+    may = reserves.live & view.reachable
+    rise = may & (target > left) & np.where(needy, True, far & settled)  # noqa: FBT003 - numpy takes it by position
+    fall = may & (target < left) & settled & (far | (target == 0))
+    ask = np.where(rise, (target - left) // PAGE_BYTES, 0)
+    granted = ration(reserves.app, ask, np.maximum(view.free_bytes, 0) // PAGE_BYTES) * PAGE_BYTES
+    given = np.where(rise, held + granted, np.where(fall, reserves.used_bytes + target, held))
+    lost = may & ~reserves.settled & settled
+    index = np.flatnonzero((rise & (granted > 0)) | fall | lost)
+    return index, given[index]
