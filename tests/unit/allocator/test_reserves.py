@@ -1,0 +1,288 @@
+"""Reserves: what nodes may grant by themselves, and what is told to one that asks for more."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.limits import LimitReply
+from schemas.oom import MemoryRequest
+from services.allocator.core.allocation import Allocation
+from services.allocator.core.reserves import PAGE_BYTES, ReserveReport, Reserves, ReserveView, plan
+from services.allocator.core.standing import Moment
+
+MIB = 1 << 20
+SECOND_NS = 1_000_000_000
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def book(*left_mib):
+    """One application on so many nodes, with this much left in each reserve."""
+    reserves = Reserves()
+    for node, left in enumerate(left_mib):
+        row = reserves.add(0, node)
+        reserves.settle(ints(row), ReserveReport(ints(1), ints(left * MIB), ints(0), ints(0)))
+    return reserves
+
+
+def view(reserves, pool_mib, *, withheld_mib=100, weight=None, now_ns=0):
+    held = int(reserves.held_bytes.sum())
+    count = len(reserves.app)
+    nodes = int(reserves.live.sum())
+    return ReserveView(
+        pool_bytes=ints(pool_mib * MIB), free_bytes=ints(pool_mib * MIB - held),
+        withheld_bytes=ints(withheld_mib * MIB),
+        weight=ints(*([1] * nodes if weight is None else weight), *[0] * (count - nodes)),
+        reachable=np.ones(count, dtype=np.bool_), now_ns=now_ns,
+    )  # fmt: skip
+
+
+def planned(reserves, given_view):
+    index, given_bytes = plan(reserves, given_view)
+    return dict(zip(index.tolist(), (given_bytes // MIB).tolist(), strict=True))
+
+
+def test_the_withheld_share_is_spread_by_containers():
+    reserves = book(0, 0)
+
+    assert planned(reserves, view(reserves, 1000, weight=[3, 1])) == {0: 75, 1: 25}
+
+
+def test_no_more_is_spread_than_the_application_has():
+    reserves = book(0, 0)
+
+    assert planned(reserves, view(reserves, 40)) == {0: 20, 1: 20}
+
+
+def test_a_reserve_near_its_target_is_left_alone():
+    reserves = book(42, 58)
+
+    assert planned(reserves, view(reserves, 1000)) == {}
+
+
+def test_who_asks_comes_first_and_takes_from_the_others():
+    reserves = book(0, 80)
+    reserves.need(0, 60 * MIB, now_ns=0)
+
+    assert planned(reserves, view(reserves, 80)) == {1: 10}, "nothing is free yet: the other one gives first"
+    reserves.settle(ints(1), ReserveReport(ints(2), ints(10 * MIB), ints(0), ints(0)))
+    assert planned(reserves, view(reserves, 80)) == {0: 70}
+
+
+def test_a_node_without_containers_gives_everything_back():
+    reserves = book(30, 3)
+
+    assert planned(reserves, view(reserves, 1000, withheld_mib=30, weight=[1, 0])) == {1: 0}
+
+
+def test_an_order_in_flight_counts_until_it_is_reported():
+    reserves = book(10)
+    reserves.record(ints(0), ints(50 * MIB), 7, 0)
+    assert reserves.held_bytes[0] == 50 * MIB
+
+    reserves.settle(ints(0), ReserveReport(ints(2), ints(10 * MIB), ints(4 * MIB), ints(6)))
+    assert reserves.held_bytes[0] == 46 * MIB, "not seen yet; what was granted is in a container's limit"
+
+    reserves.settle(ints(0), ReserveReport(ints(3), ints(50 * MIB), ints(4 * MIB), ints(7)))
+    assert reserves.held_bytes[0] == 46 * MIB
+    assert reserves.settled[0]
+
+
+def test_a_lost_order_is_sent_again():
+    reserves = book(0)
+    reserves.record(ints(0), ints(100 * MIB), 1, 0)
+
+    assert planned(reserves, view(reserves, 1000, now_ns=SECOND_NS // 2)) == {}
+    assert planned(reserves, view(reserves, 1000, now_ns=2 * SECOND_NS)) == {0: 100}
+
+
+@given(
+    left_mib=st.lists(st.integers(0, 300), min_size=1, max_size=6),
+    asked_mib=st.integers(0, 2000), pool_mib=st.integers(-100, 1500), weights=st.data(),
+)  # fmt: skip
+def test_raises_never_exceed_what_is_free(left_mib, asked_mib, pool_mib, weights):
+    reserves = book(*left_mib)
+    if asked_mib:
+        reserves.need(0, asked_mib * MIB, 0)
+    count = len(left_mib)
+    given_view = view(
+        reserves, pool_mib, weight=weights.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    )
+    before = reserves.given_held_bytes.copy()
+    index, given_bytes = plan(reserves, given_view)
+
+    assert (given_bytes >= reserves.used_bytes[index]).all()
+    assert np.maximum(given_bytes - before[index], 0).sum() <= max(int(given_view.free_bytes[0]), 0)
+    assert (given_bytes % PAGE_BYTES == 0).all()
+
+
+# -- the whole allocation --------------------------------------------------------------------------------------------
+
+
+class Shop:
+    """Two nodes whose agents acknowledge everything at once."""
+
+    def __init__(self, rows, **spec):
+        self.spec = AppSpec(name="shop", cpu_limit=4, **spec)
+        self.rows = rows  # node -> container -> [limit, usage, reclaimable], MiB
+        self.given = dict.fromkeys(rows, 0)
+        self.seq = 0
+        self.now_ns = 1
+        self.allocation = Allocation()
+        self.allocation.own("shop", 5, 0)
+        self.allocation.set_spec("shop", self.spec)
+
+    def moment(self, *, reclaim=False):
+        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim)
+
+    def periods(self, count, *, reclaim=False):
+        for _ in range(count):
+            self.now_ns += SECOND_NS // 10
+            for node in self.rows:
+                outcome = self.allocation.step([self.batch(node)], self.moment(reclaim=reclaim))
+                self.carry_out(outcome.updates + self.allocation.fences_due(self.moment()))
+        return self
+
+    def use(self, container, usage_mib, reclaimable_mib=0):
+        for rows in self.rows.values():
+            if container in rows:
+                rows[container][1:] = [usage_mib, reclaimable_mib]
+
+    def batch(self, node):
+        rows = self.rows[node]
+        self.seq += 1
+        columns = {name: [0] * len(rows) for name in CfsBatch.column_types} | {
+            "periods": [1] * len(rows), "quota_us": [10_000] * len(rows), "order_seq": [1 << 40] * len(rows),
+            "memory_limit_bytes": [row[0] * MIB for row in rows.values()],
+            "memory_usage_bytes": [row[1] * MIB for row in rows.values()],
+            "memory_reclaimable_bytes": [row[2] * MIB for row in rows.values()],
+        }  # fmt: skip
+        return CfsBatch.build(
+            list(rows), columns, app="shop", node=node, incarnation=1, report_seq=self.seq, time_ns=self.now_ns,
+            period_us=100_000, host_cpus=4, reserve_given_bytes=self.given[node], reserve_order_seq=1 << 40,
+        )  # fmt: skip
+
+    def carry_out(self, updates):
+        for update in updates:
+            self.seq += 1
+            for row in update.rows():
+                if row["limit_bytes"]:
+                    self.rows[update.node][row["container"]][0] = row["limit_bytes"] // MIB
+            if update.reserve_given_bytes:
+                self.given[update.node] = update.reserve_given_bytes[0]
+            keys = update.keys or list(self.rows[update.node])
+            columns = {
+                "quota_us": [10_000] * len(keys), "order_seq": [update.seq] * len(keys), "status": [0] * len(keys),
+                "limit_bytes": [self.rows[update.node][key][0] * MIB for key in keys],
+            }  # fmt: skip
+            told = {} if update.row_count else {
+                "apps": ("shop",), "reserve_given_bytes": (self.given[update.node],),
+                "reserve_used_bytes": (0,), "reserve_order_seq": (update.seq,),
+            }  # fmt: skip
+            reply = LimitReply.build(
+                keys, columns, node=update.node, incarnation=1, report_seq=self.seq, epoch=5, seq=update.seq, **told
+            )
+            self.allocation.take_reply(reply, update, self.moment())
+            self.carry_out(self.allocation.fund(self.moment()).updates)
+
+    def ask(self, node, container, wanted_mib):
+        request = MemoryRequest(
+            app="shop", node=node, incarnation=1, container=container, wanted_bytes=wanted_mib * MIB, usage_bytes=0,
+            limit_bytes=0, paused=True, time_ns=0,
+        )  # fmt: skip
+        reply, outcome = self.allocation.request_memory(request, self.moment())
+        return reply, outcome.updates
+
+    def given_mib(self):
+        return {node: given // MIB for node, given in self.given.items()}
+
+
+@pytest.fixture
+def shop():
+    """1000 MiB, 200 of them in two reserves. a and b use 100 of 150 MiB each after a reclaim; 500 are free."""
+    made = Shop({"n1": {"a-1": [400, 100, 0]}, "n2": {"b-1": [400, 100, 0]}}, memory_limit=1000 * MIB)
+    return made.periods(15).periods(1, reclaim=True).periods(5)
+
+
+@pytest.fixture
+def full():
+    """1000 MiB, nothing withheld: a and b have 500 each and use nearly all of it."""
+    made = Shop({"n1": {"a-1": [500, 100, 0], "b-1": [500, 100, 0]}}, memory_limit=1000 * MIB, sigma=0)
+    made.periods(5)
+    made.use("a-1", 498)
+    made.use("b-1", 497)
+    return made.periods(2)
+
+
+def test_every_node_gets_its_part_of_the_withheld_share(shop):
+    assert shop.given_mib() == {"n1": 100, "n2": 100}
+
+
+def test_a_request_is_filled_from_what_is_free(shop):
+    reply, updates = shop.ask("n1", "a-1", 150)
+    shop.carry_out(updates)
+
+    assert (reply.granted_bytes // MIB, reply.refusal) == (150, "")
+    assert shop.given_mib() == {"n1": 250, "n2": 100}
+
+
+def test_what_others_have_in_reserve_and_as_slack_follows_when_they_have_given_it(shop):
+    reply, updates = shop.ask("n1", "a-1", 900)
+
+    assert reply.granted_bytes == 500 * MIB
+    assert reply.reclaiming_bytes == (100 + 46) * MIB, "the other reserve, and what b has above usage + 4 MiB"
+    shop.carry_out(updates)
+    assert shop.given_mib() == {"n1": 100 + 500 + 146, "n2": 0}
+    assert (shop.rows["n1"]["a-1"][0], shop.rows["n2"]["b-1"][0]) == (150, 104)
+
+
+def test_nothing_left_is_said_with_figures(full):
+    reply, updates = full.ask("n1", "a-1", 50)
+
+    assert updates == ()
+    assert reply.refusal == "shop may use 1000 MiB: its 2 containers hold 1000 MiB and use it, 0 MiB are reserves"
+
+
+def test_page_cache_of_others_is_taken_before_a_task_dies(full):
+    full.use("b-1", 497, reclaimable_mib=400)
+    full.periods(1)
+    reply, updates = full.ask("n1", "a-1", 50)
+    full.carry_out(updates)
+
+    assert (reply.refusal, full.rows["n1"]["b-1"][0]) == ("", 450)
+    assert full.given_mib() == {"n1": 50}
+
+
+def test_a_request_to_who_does_not_own_the_application_is_neither_granted_nor_refused(shop):
+    shop.allocation.disown("shop")
+    reply, updates = shop.ask("n1", "a-1", 50)
+
+    assert (reply.epoch, reply.granted_bytes, reply.refusal, updates) == (0, 0, "", ())
+
+
+def test_limits_and_reserves_and_the_rest_are_the_whole(shop):
+    pools = shop.allocation.pools()
+    limits = sum(row[0] for rows in shop.rows.values() for row in rows.values()) * MIB
+
+    assert pools.reserved_bytes[0] == sum(shop.given.values())
+    assert pools.limit_held_bytes[0] == limits + sum(shop.given.values()) <= 1000 * MIB
+
+
+def test_switching_to_observe_takes_the_reserves_back(shop):
+    shop.allocation.set_spec("shop", shop.spec.model_copy(update={"mode": "observe"}))
+    shop.periods(1)
+
+    assert shop.given_mib() == {"n1": 0, "n2": 0}
+
+
+def test_withdrawing_takes_the_reserves_back(shop):
+    updates = shop.allocation.withdraw("shop", shop.moment())
+    shop.carry_out(updates)
+
+    assert shop.given_mib() == {"n1": 0, "n2": 0}
+    assert shop.allocation.epoch_of("shop") == 0
