@@ -190,27 +190,31 @@ class Allocation:
             return self._send(before, moment)
         reachable, open_apps = standing.reachable(self.roster, self.table, moment), self._open_apps(moment)
         waiting = ~rows.admitted & self.table.known[rows.app] & open_apps[rows.app] & reachable & rows.fresh
-        refused = admit_newcomers(self.roster, self.table, np.flatnonzero(waiting), self._free(), self._reasons)
-        self._kept = room_to_keep(self.roster, self.table, self.pools().containers, waiting & ~rows.admitted)
+        held, refused = self.pools(), []
+        if waiting.any():
+            room = standing.free(held, self.table)
+            refused = admit_newcomers(self.roster, self.table, np.flatnonzero(waiting), room, self._reasons)
+            held = self.pools()
+        self._kept = room_to_keep(self.roster, self.table, held.containers, waiting & ~rows.admitted)
         # A newcomer keeps its initial limits for a step: there is only one sample of it.
         decidable = rows.admitted & ~waiting & self.table.known[rows.app] & reachable
-        budgets = self._budgets(decidable)
+        budgets = self._budgets(decidable, held)
         quota_us = self._policies.cpu(self.table, decidable, budgets[0], self._reasons[0])
         limit_bytes = self._policies.memory(
             self.table, decidable, budgets[1], self._reasons[1], reclaim=moment.reclaim_memory
         )
         rows.fresh[:] = False
-        self._grant(quota_us, limit_bytes, open_apps)
-        outcome = self._send(before, moment, self._new_refusals(refused))
-        return replace(outcome, updates=outcome.updates + self._order_reserves(moment))
+        self._grant((quota_us, limit_bytes), held, open_apps)
+        return self._send(before, moment, self._new_refusals(refused))
 
     def request_memory(self, request: MemoryRequest, moment: Moment) -> tuple[MemoryReply, Outcome]:
         """A node's reserve runs out (thesis 2.4.4.2): refill it, take back from others, or say why not."""
         roster, app, table = self.roster, request.app, self.table
         reply = MemoryReply(app=app, epoch=self.epoch_of(app), granted_bytes=0, reclaiming_bytes=0)
         node = roster.node_index(request.node)
-        group = None if node is None or not self.epoch_of(app) else roster.reserve_row(app, node)
-        index = roster.app_index(app)
+        if node is None or not self.epoch_of(app):
+            return reply, Outcome()
+        index, group = roster.app_index(app), roster.reserve_row(app, node)
         if group is None or not self.table.known[index] or not self._open_apps(moment)[index]:
             return reply, Outcome()  # just taken over: the agent asks again
         if table.virtual[index]:
@@ -270,13 +274,10 @@ class Allocation:
     def _open_apps(self, moment: Moment) -> BoolArray:
         return standing.open_apps(self.roster, self.table, self._tenure, moment)
 
-    def _free(self) -> tuple[IntArray, IntArray]:
-        return standing.free(self.pools(), self.table)
-
     def _order_reserves(self, moment: Moment) -> tuple[LimitUpdate, ...]:
-        return self._lending.orders(self.table, self._kept.limit_bytes, self._open_apps(moment), moment)
+        return self._lending.orders(self.table, self.pools(), self._kept.limit_bytes, self._open_apps(moment), moment)
 
-    def _budgets(self, decidable: BoolArray) -> tuple[IntArray, IntArray]:
+    def _budgets(self, decidable: BoolArray, held: Pools) -> tuple[IntArray, IntArray]:
         """What the decidable rows of each application may hold together. CPU, memory."""
         rows, table, apps = self.roster.rows, self.table, len(self.roster.apps)
         virtual = table.virtual[rows.app]
@@ -286,24 +287,22 @@ class Allocation:
         )
         return (
             table.cpu_limit_us - quota - self._kept.quota_us,
-            table.memory_limit_bytes - limit - self._kept.limit_bytes - self._withheld(),
+            table.memory_limit_bytes - limit - self._kept.limit_bytes - self._withheld(held),
         )
 
-    def _withheld(self) -> IntArray:
+    def _withheld(self, held: Pools) -> IntArray:
         """Memory that is kept for reserves, as far as the application has it: no container's limit grows into it."""
-        pools, table = self.pools(), self.table
-        pool = table.memory_limit_bytes - (pools.limit_held_bytes - pools.reserved_bytes) - self._kept.limit_bytes
-        return np.clip(pool, 0, table.withheld_bytes)
+        limits = held.limit_held_bytes - held.reserved_bytes
+        return np.clip(self.table.memory_limit_bytes - limits - self._kept.limit_bytes, 0, self.table.withheld_bytes)
 
-    def _grant(self, quota_us: IntArray, limit_bytes: IntArray, open_apps: BoolArray) -> None:
+    def _grant(self, targets: tuple[IntArray, IntArray], held: Pools, open_apps: BoolArray) -> None:
         rows = self.roster.rows
         virtual = self.table.virtual[rows.app]
-        reserved = self.pools().reserved_bytes
-        kept = (self._kept.quota_us, self._kept.limit_bytes + np.maximum(self._withheld() - reserved, 0))
-        for account, target, free, keep in zip(
-            ledger.ACCOUNTS, (quota_us, limit_bytes), self._free(), kept, strict=True
-        ):
-            room = np.where(open_apps, free - keep, 0)
+        to_reserve = np.maximum(self._withheld(held) - held.reserved_bytes, 0)
+        kept = (self._kept.quota_us, self._kept.limit_bytes + to_reserve)
+        free = standing.free(held, self.table)
+        for account, target, left, keep in zip(ledger.ACCOUNTS, targets, free, kept, strict=True):
+            room = np.where(open_apps, left - keep, 0)
             account.of(rows, "ordered")[:] = ledger.commit(rows, account, target, room, virtual)
 
     def fund(self, moment: Moment) -> Outcome:
@@ -316,8 +315,8 @@ class Allocation:
         before = self._ordered()
         quota_us = np.where(rows.quota_wanted_us > 0, rows.quota_wanted_us, rows.quota_ordered_us)
         limit_bytes = np.where(rows.limit_wanted_bytes > 0, rows.limit_wanted_bytes, rows.limit_ordered_bytes)
-        refills = self._order_reserves(moment)
-        self._grant(quota_us, limit_bytes, self._open_apps(moment))
+        refills = self._order_reserves(moment) if self.roster.reserves.needy(moment.now_ns).any() else ()
+        self._grant((quota_us, limit_bytes), self.pools(), self._open_apps(moment))
         outcome = self._send(before, moment, quiet=True)
         return replace(outcome, updates=refills + outcome.updates)
 
@@ -350,6 +349,8 @@ class Allocation:
                 update = messages.limit_update(self.roster, node, index, before, order)
                 updates.append(update)
                 ledger.record_orders(rows, index, (update.column("quota_us"), update.column("limit_bytes")), order.seq)
+        if not quiet:
+            updates += self._order_reserves(moment)
         result = StepResult(table, self.pools(), epochs, moment.wall_ns, self.step_count, before, *self._reasons)
         tell_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
         told = dict(grouped(np.flatnonzero(changed), rows.app))

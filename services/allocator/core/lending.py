@@ -28,12 +28,13 @@ class Lending:
         return Order(epoch, self.seq, moment.wall_ns)
 
     def orders(
-        self, table: AppTable, kept_bytes: IntArray, open_apps: BoolArray, moment: Moment
+        self, table: AppTable, held: Pools, kept_bytes: IntArray, open_apps: BoolArray, moment: Moment
     ) -> tuple[LimitUpdate, ...]:
         """What brings the reserves to what the applications can spare; see `reserves`.
 
         Args:
             table: parameters per application.
+            held: what they hold.
             kept_bytes: per application, kept for newcomers.
             open_apps: applications that may hand out room.
             moment: now.
@@ -41,7 +42,7 @@ class Lending:
         rows, book = self._roster.rows, self._roster.reserves
         if not book.live.any():
             return ()
-        count, held = len(book.app), standing.pools(self._roster, table)
+        count = len(book.app)
         shares = rows.admitted & table.known[rows.app] & ~table.virtual[rows.app]
         unfenced = np.bincount(rows.reserve, ~rows.fenced, count) > 0
         free_bytes = standing.free(held, table)[1] - kept_bytes
