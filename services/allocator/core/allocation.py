@@ -230,7 +230,7 @@ class Allocation:
         outcome = self._send(before, moment, quiet=True)
         coming = self._lending.coming_back(table, index, group)
         refusal = ""
-        if not granted and not coming:
+        if not granted and not coming and roster.reserves.settled[group]:  # an order under way may bring it
             refusal = nothing_left(app, int(table.memory_limit_bytes[index]), index, self.pools())
         reply = reply.model_copy(update={"granted_bytes": granted, "reclaiming_bytes": coming, "refusal": refusal})
         return reply, replace(outcome, updates=refills + outcome.updates)

@@ -23,6 +23,8 @@ STEP_BYTES: Final = 4 << 20
 """A reserve that is less than this, or less than a quarter, off its target is left alone."""
 RETRY_NS: Final = 1_000_000_000
 """An order that was lost is sent again after this long."""
+URGENT_RETRY_NS: Final = 200_000_000
+"""The same, where somebody waits for it."""
 NEED_NS: Final = 1_000_000_000
 """For this long after a request its node comes before all others."""
 MOST_BYTES: Final = 1 << 60
@@ -166,7 +168,8 @@ def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
     needy = reserves.needy(view.now_ns)
     near = np.maximum(STEP_BYTES, np.maximum(target, left) // 4)
     far = np.abs(target - left) > near
-    settled = reserves.settled | (view.now_ns - reserves.ordered_ns > RETRY_NS)
+    patience_ns = np.where(needy, URGENT_RETRY_NS, RETRY_NS)
+    settled = reserves.settled | (view.now_ns - reserves.ordered_ns > patience_ns)
     may = reserves.live & view.reachable
     rise = may & (target > left) & np.where(needy, True, far & settled)  # noqa: FBT003 - numpy takes it by position
     fall = may & (target < left) & settled & (far | (target == 0))

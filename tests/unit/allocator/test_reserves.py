@@ -241,6 +241,17 @@ def test_what_others_have_in_reserve_and_as_slack_follows_when_they_have_given_i
     assert (shop.rows["n1"]["a-1"][0], shop.rows["n2"]["b-1"][0]) == (150, 104)
 
 
+def test_asking_again_while_the_order_is_under_way_is_not_refused(shop):
+    _, lost = shop.ask("n1", "a-1", 500)
+    again, _ = shop.ask("n1", "a-1", 500)
+    assert (lost[0].reserve_given_bytes, again.granted_bytes, again.refusal) == ((600 * MIB,), 0, "")
+
+    shop.now_ns += SECOND_NS // 4
+    third, updates = shop.ask("n1", "a-1", 500)
+    assert third.refusal == ""
+    assert [update.reserve_given_bytes for update in updates if update.node == "n1"] == [(600 * MIB,)], "sent again"
+
+
 def test_nothing_left_is_said_with_figures(full):
     reply, updates = full.ask("n1", "a-1", 50)
 
