@@ -18,8 +18,17 @@ class AllocatorSettings(CommonSettings):
         5.0
     )
     warm_up_s: Annotated[
-        float, Field(ge=0, description="seconds after start in which nothing is raised, until every agent was heard")
-    ] = 1.0
+        float, Field(ge=0, description="seconds after taking an application over in which nothing of it is raised")
+    ] = 0.5
+    lease_ttl_s: Annotated[
+        float,
+        Field(
+            ge=0.5,
+            le=60,
+            description="seconds without a heartbeat after which a replica stops deciding and others take over; "
+            "the same for all replicas",
+        ),
+    ] = 2.0
     stale_after_s: Annotated[
         float, Field(gt=0, description="seconds after which a silent agent's containers are no longer decided about")
     ] = 2.0

@@ -216,7 +216,11 @@ class Ownership:
 
     def suspects(self, now_s: float) -> list[str]:
         """Replicas whose heartbeat should be read directly: a watch can be silent while they live."""
-        return [name for name, peer in self._peers.items() if peer.revision and not self._lives(peer, now_s)]
+        due_s = now_s - self.patience.ttl_s / 4
+        peers = self._peers.items()
+        return [
+            name for name, peer in peers if peer.revision and peer.checked_s <= due_s and not self._lives(peer, now_s)
+        ]
 
     def unsettled(self, now_s: float) -> list[str]:
         """Applications whose lease should be read directly, and then perhaps swapped."""
