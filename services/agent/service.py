@@ -19,7 +19,7 @@ from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
 from services._runtime.settings import CommonSettings
-from services.agent.adapters.select import build_host
+from services.agent.adapters.select import Ground, build_host
 from services.agent.node import Node
 from services.agent.ports import Discovered, Discovery, FoundContainer, GoneContainer, RejectedContainer
 from services.agent.settings import AgentSettings
@@ -53,12 +53,14 @@ class Agent:
         self._read_no_op_writes: Callable[[], int] = int
         self._cut_timer: asyncio.TimerHandle | None = None
         self.late_ticks = 0
+        self._ground: Ground | None = None
         self.node: Node | None = None
 
     async def start(self) -> None:
         """Open the host, serve orders, begin to sample."""
         settings = self._settings
-        host, self._discoveries = build_host(settings, self._clock)
+        self._ground = ground = build_host(settings, self._clock)
+        host, self._discoveries = ground.host, ground.discoveries
         self._read_no_op_writes = lambda: host.no_op_writes
         self.node = node = Node(settings.node, self._clock.time_ns(), host)
         if settings.realtime_priority:
@@ -85,6 +87,8 @@ class Agent:
         if self._cut_timer is not None:
             self._cut_timer.cancel()
         released = node.release_all()
+        if self._ground is not None:
+            self._ground.close()
         for found in released:
             self._publish_event(found, ContainerChange.RELEASED, reason="the agent stopped; original limits restored")
         for app in {found.app for found in released}:

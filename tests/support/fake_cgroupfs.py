@@ -34,6 +34,8 @@ V1_TREE = {
         "memory.limit_in_bytes": "67108864\n",
         "memory.memsw.limit_in_bytes": "134217728\n",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+        "memory.stat": "cache 4096\ninactive_file 1\ntotal_cache 8192\ntotal_inactive_file 4096\ntotal_active_file 0\n",
+        "cgroup.event_control": "",
     },
 }
 V2_TREE = {
@@ -46,6 +48,7 @@ V2_TREE = {
         "memory.current": "10485760\n",
         "memory.max": "67108864\n",
         "memory.high": "max\n",
+        "memory.stat": "anon 1000\nfile 9000\ninactive_file 8192\nactive_file 808\nworkingset_refault_file 7\n",
         "memory.events": "low 0\nhigh 5\nmax 1\noom 4\noom_kill 3\noom_group_kill 0\n",
     },
 }
@@ -96,8 +99,11 @@ class FakeKernel:
             if code := rule(self, name, value):
                 self.refused.append((name, value))
                 raise OSError(code, os.strerror(code))
+        content = data + b"\n"
+        if name == "memory.oom_control":  # takes one of the values that it shows
+            content = b"oom_kill_disable " + content + b"".join(Path(path).read_bytes().splitlines(keepends=True)[1:])
         os.ftruncate(descriptor, 0)
-        self._pwrite(descriptor, data + b"\n", offset)
+        self._pwrite(descriptor, content, offset)
         self.writes.append((name, value))
         self.after_write(name, value)
         return len(data)

@@ -8,8 +8,12 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
+from services.agent.adapters.alarms import AlarmBoard
+from services.agent.adapters.cgroup_handle import HostParts
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally, is_gone
-from services.agent.ports import ContainerHandle, FoundContainer
+from services.agent.adapters.ladder import RungRegistrar
+from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
+from services.agent.ports import Alarm, ContainerHandle, FoundContainer
 
 
 class CgroupHost(ABC):
@@ -17,13 +21,20 @@ class CgroupHost(ABC):
 
     cgroup_version: ClassVar[int]
     telemetry_source: ClassVar[str]
+    memory_guard: ClassVar[str]
 
-    def __init__(self, layout: CgroupLayout) -> None:
+    def __init__(self, layout: CgroupLayout, state: StateDirectory | None = None) -> None:
+        """`state`: where the values found first are kept, so that an agent after us can restore them; None: nowhere."""
         self._layout = layout
         self.tally = WriteTally()
         """What all handles of this host have written."""
         self.cpu_count = os.cpu_count() or 1
         self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+        self._alarms = AlarmBoard()
+        self.registrar = RungRegistrar()
+        """Of usage thresholds (version 1)."""
+        self._state = state
+        self._parts = HostParts(self.tally, self._alarms, self.registrar, state)
         raise_descriptor_limit()
 
     @property
@@ -36,21 +47,67 @@ class CgroupHost(ABC):
         """Writes of a value that the kernel already held: the agent proves that there are none."""
         return self.tally.no_op_writes
 
-    @abstractmethod
-    def _open(self, directories: dict[str, str]) -> ContainerHandle:
-        """Open the control files. Raises OSError, with nothing left open."""
+    @property
+    def alarm_fd(self) -> int | None:
+        """Readable while alarms wait."""
+        return self._alarms.fileno()
+
+    def take_alarms(self) -> list[Alarm]:
+        """Alarms that wait, at most one of a kind per container."""
+        return self._alarms.take()
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile, or has no group of its own."""
         directories = container_directories(self._layout, container)
-        if directories is None:
+        inode = inode_of(directories["memory"]) if directories is not None else None
+        if directories is None or inode is None:
             return None
+        found = self._state.load(container.key) if self._state is not None else None
+        if found is None or (found.directories, found.inode) != (directories, inode):
+            found = FoundValues(
+                container.key, container.app, container.container_id, self.cgroup_version, directories, inode
+            )
+        return self._open(found)
+
+    @abstractmethod
+    def _open_files(self, found: FoundValues) -> ContainerHandle:
+        """Open the control files. Raises OSError, with nothing left open."""
+
+    def _open(self, found: FoundValues) -> ContainerHandle | None:
         try:
-            return self._open(directories)
+            return self._open_files(found)
         except OSError as error:
             if is_gone(error):
                 return None
             raise
+
+    def release_leftovers(self) -> list[str]:
+        """Give back what an agent before us has changed and nobody manages any more; returns the containers' keys.
+
+        Call it once discovery has had the time to find everything (some seconds after the start), and then now and
+        again: a container whose handle is open is left alone, notes about groups that have vanished are removed, and
+        all others get their limits and the kernel's own behaviour back. Found again later, they are opened as new.
+        """
+        if self._state is None:
+            return []
+        self._state.sweep()
+        released = []
+        for found in self._state.load_all():
+            if found.key in self._parts.open_keys:
+                continue
+            handle = self._open(found) if found.exists() and found.version == self.cgroup_version else None
+            if handle is None:
+                self._state.forget(found.key)
+                continue
+            handle.restore()
+            handle.close()
+            released.append(found.key)
+        return released
+
+    def close(self) -> None:
+        """End the background threads and close the alarms; handles are closed by who opened them."""
+        self.registrar.close()
+        self._alarms.close()
 
 
 def container_directories(layout: CgroupLayout, container: FoundContainer) -> dict[str, str] | None:

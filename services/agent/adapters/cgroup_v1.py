@@ -5,92 +5,77 @@ Sources: Documentation/scheduler/sched-bwc.rst, Documentation/admin-guide/cgroup
 
 from __future__ import annotations
 
-import errno
+import os
 from os import pread
 from pathlib import Path
 from typing import Final
 
 from schemas.apps import PERIOD_US
+from services.agent.adapters.cgroup_handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
 from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, OpenFiles, WriteTally, field_positions, is_gone
-from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
+from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, field_positions, is_gone
+from services.agent.adapters.ladder import Ladder, write_event
+from services.agent.adapters.state_files import FoundValues
+from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
 
 _HUGE: Final = 1 << 62
 """Version 1 prints "no limit" as the largest multiple of the page size."""
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_time")
-_STAT_BYTES: Final = 256
-_NUMBER_BYTES: Final = 32
 _PERIOD: Final = b"%d" % PERIOD_US
+_PAUSING, _KILLING = b"1", b"0"
+"""oom_kill_disable."""
 
 
-class CgroupV1Handle:
-    """One container's control files. After the group has gone every reading is None and every write VANISHED."""
+class CgroupV1Handle(CgroupHandle):
+    """One container's control files.
 
-    __slots__ = (
-        "_cpu_stat",
-        "_cpuacct_usage",
-        "_files",
-        "_limit",
-        "_memory_usage",
-        "_memsw",
-        "_nr_periods_at",
-        "_nr_throttled_at",
-        "_oom_control",
-        "_period",
-        "_quota",
-        "_throttled_time_at",
-    )
+    Armed: a ladder of thresholds says when usage grows, and at the limit tasks wait (oom_kill_disable) while an event
+    of memory.oom_control says so. A group that is below another one shows under_oom also when that one's limit was
+    hit: then usage is below its own limit, and raising that does not help.
+    """
 
-    def __init__(self, directories: dict[str, str], tally: WriteTally) -> None:
+    __slots__ = ("_cpuacct_usage", "_ladder", "_limit", "_memsw", "_period", "_quota", "_trap", "_trap_event")
+
+    def __init__(self, found: FoundValues, parts: HostParts) -> None:
         """Open everything.
 
         Raises:
             OSError: the group has vanished or lacks a file; nothing stays open.
         """
-        cpu, memory = directories["cpu"], directories["memory"]
-        self._files = files = OpenFiles(tally)
-        self._cpu_stat = files.reader(f"{cpu}/cpu.stat")
-        self._cpuacct_usage = files.reader(f"{directories['cpuacct']}/cpuacct.usage")
-        self._memory_usage = files.reader(f"{memory}/memory.usage_in_bytes")
-        self._oom_control = files.reader(f"{memory}/memory.oom_control")
+        super().__init__(found, parts, _CPU_KEYS, "memory.usage_in_bytes")
+        cpu, memory, files = found.directories["cpu"], found.directories["memory"], self._files
+        self._cpuacct_usage = files.reader(f"{found.directories['cpuacct']}/cpuacct.usage")
         self._quota = files.control(cpu, "cpu.cfs_quota_us")
         self._period = files.control(cpu, "cpu.cfs_period_us")
         self._limit = files.control(memory, "memory.limit_in_bytes")
         # Absent where the kernel does not account for swap
         has_memsw = Path(f"{memory}/memory.memsw.limit_in_bytes").exists()
         self._memsw = files.control(memory, "memory.memsw.limit_in_bytes") if has_memsw else None
-        positions = field_positions(files.read(self._cpu_stat, _STAT_BYTES), _CPU_KEYS)
-        if positions is None:
-            files.close()
-            raise FileNotFoundError(errno.ENOENT, "no bandwidth statistics", f"{cpu}/cpu.stat")
-        self._nr_periods_at, self._nr_throttled_at, self._throttled_time_at = positions
+        self._trap = files.switch(memory, "memory.oom_control")
+        kills_at = field_positions(files.read(self._trap.descriptor, STAT_BYTES), (b"oom_kill",))
+        self._kills_at = kills_at[0] if kills_at else None
+        self._ladder: Ladder | None = None
+        self._trap_event = CLOSED
+        self._remember()
 
     def read(self) -> Counters | None:
         """Counters now (both kernel times are nanoseconds), or None if the container has vanished."""
         try:
-            stat = pread(self._cpu_stat, _STAT_BYTES, 0).split()
-            usage_ns = pread(self._cpuacct_usage, _NUMBER_BYTES, 0)
-            memory_bytes = pread(self._memory_usage, _NUMBER_BYTES, 0)
+            stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
+            usage_ns = pread(self._cpuacct_usage, NUMBER_BYTES, 0)
+            memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
         except OSError as error:
             if is_gone(error):
                 return None
             raise
+        periods_at, throttled_at, throttled_time_at = self._stat_at
         return Counters(
-            int(stat[self._nr_periods_at]),
-            int(stat[self._nr_throttled_at]),
-            int(stat[self._throttled_time_at]) // 1000,
+            int(stat[periods_at]),
+            int(stat[throttled_at]),
+            int(stat[throttled_time_at]) // 1000,
             int(usage_ns) // 1000,
             int(memory_bytes),
         )
-
-    def read_periods(self) -> int | None:
-        """Only nr_periods. None: vanished."""
-        try:
-            return int(pread(self._cpu_stat, _STAT_BYTES, 0).split()[self._nr_periods_at])
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
 
     def read_limits(self) -> Limits | None:
         """Limits as the kernel holds them, the quota scaled to `PERIOD_US`. None: vanished."""
@@ -108,16 +93,30 @@ class CgroupV1Handle:
             UNLIMITED if limit_bytes >= _HUGE else limit_bytes,
         )
 
-    def read_oom_kills(self) -> int:
-        """Kills by the kernel; 0 if vanished, or before Linux 4.13, which does not say."""
+    def read_memory(self) -> MemoryState | None:
+        """Usage, limit and under_oom. None: vanished."""
         try:
-            text = pread(self._oom_control, _STAT_BYTES, 0)
+            usage = pread(self._usage, NUMBER_BYTES, 0)
+            limit_bytes = int(self._limit.refresh())
+            trap = pread(self._trap.descriptor, STAT_BYTES, 0).split()
         except OSError as error:
             if is_gone(error):
-                return 0
+                return None
             raise
-        position = field_positions(text, (b"oom_kill",))
-        return int(text.split()[position[0]]) if position else 0
+        return MemoryState(
+            int(usage),
+            UNLIMITED if limit_bytes >= _HUGE else limit_bytes,
+            trap[3] == b"1",
+            int(trap[self._kills_at]) if self._kills_at is not None else 0,
+        )
+
+    @property
+    def _kills_descriptor(self) -> int:
+        return self._trap.descriptor
+
+    @property
+    def _reclaimable_key(self) -> bytes:
+        return b"\ntotal_inactive_file "
 
     def write_quota(self, quota_us: int) -> WriteOutcome:
         """Set the quota per `PERIOD_US`, and the period where the kernel holds another one."""
@@ -168,8 +167,65 @@ class CgroupV1Handle:
             self._memsw.write(b"%d" % memsw_bytes)  # refused only if that much is swapped out: then it stays higher
         return outcome
 
-    def restore(self) -> None:
-        """Put back what was found at opening. A memory limit that is now below usage cannot be: it stays."""
+    def arm(self) -> None:
+        """Set the trap and follow usage with the ladder."""
+        try:
+            self._watch()
+            if self._trap.refresh() != _PAUSING:
+                self._note_guarded(self._trap, self._limit, *([self._memsw] if self._memsw is not None else ()))
+                self._trap.write(_PAUSING)
+            self._armed = self._trap.value == _PAUSING
+            if self._ladder is not None:
+                self._ladder.follow(int(pread(self._usage, NUMBER_BYTES, 0)))
+        except OSError as error:
+            self._armed = False
+            self._parts.tally.failed_guards += not is_gone(error)
+
+    def _watch(self) -> None:
+        """Register the trap's event, and begin a ladder where there is none, or too long a one. Raises OSError."""
+        if self._usage == CLOSED:
+            return
+        alarms, memory = self._parts.alarms, self._found.directories["memory"]
+        if self._trap_event == CLOSED:
+            event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            try:
+                alarms.watch(event, self.key, AlarmKind.PAUSED)
+                write_event(memory, event, self._trap.descriptor)  # signals at once if tasks wait already
+            except OSError:
+                alarms.forget(event)
+                os.close(event)
+                raise
+            self._trap_event = event
+        if self._ladder is not None and self._ladder.full:
+            self._drop_ladder()
+        if self._ladder is None:
+            self._ladder = ladder = Ladder(memory, self._parts.registrar)
+            alarms.watch(ladder.eventfd, self.key, AlarmKind.NEAR)
+
+    def guard_was_undone(self) -> bool:
+        """Whether other hands set oom_kill_disable to 0."""
+        if not self._armed:
+            return False
+        try:
+            return self._trap.refresh() != _PAUSING
+        except OSError as error:
+            if is_gone(error):
+                return False
+            raise
+
+    def release(self) -> WriteOutcome:
+        """oom_kill_disable 0: who waits at the limit goes on, and the kernel kills as it always does."""
+        self._armed = False
+        try:
+            already = self._trap.refresh() == _KILLING
+        except OSError as error:
+            if is_gone(error):
+                return WriteOutcome.VANISHED
+            raise
+        return WriteOutcome.WRITTEN if already else self._trap.write(_KILLING)
+
+    def _put_back(self) -> None:
+        """A memory limit that is now below usage cannot be put back: it stays."""
         if self._period.needs_restoring:
             self._write_bandwidth(self._quota.original, self._period.original)
         elif self._quota.needs_restoring:
@@ -179,11 +235,22 @@ class CgroupV1Handle:
             self._limit.write(self._limit.original)
         if self._memsw is not None and self._memsw.needs_restoring:
             self._memsw.write(self._memsw.original)
+        if self._trap.needs_restoring:
+            self._trap.write(self._trap.original)
 
-    def close(self) -> None:
-        """Close the descriptors; later calls answer as if the container had vanished."""
-        self._files.close()
-        self._cpu_stat = self._cpuacct_usage = self._memory_usage = self._oom_control = CLOSED
+    def _drop_ladder(self) -> None:
+        if self._ladder is not None:
+            self._parts.alarms.forget(self._ladder.eventfd)
+            self._ladder.close()
+            self._ladder = None
+
+    def _close_guard(self) -> None:
+        self._drop_ladder()
+        if self._trap_event != CLOSED:
+            self._parts.alarms.forget(self._trap_event)
+            os.close(self._trap_event)
+            self._trap_event = CLOSED
+        self._cpuacct_usage = CLOSED
 
 
 class CgroupV1Host(CgroupHost):
@@ -191,6 +258,7 @@ class CgroupV1Host(CgroupHost):
 
     cgroup_version = 1
     telemetry_source = "cgroup-v1"
+    memory_guard = "thresholds+trap"
 
-    def _open(self, directories: dict[str, str]) -> CgroupV1Handle:
-        return CgroupV1Handle(directories, self.tally)
+    def _open_files(self, found: FoundValues) -> CgroupV1Handle:
+        return CgroupV1Handle(found, self._parts)

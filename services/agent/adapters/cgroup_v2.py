@@ -5,89 +5,79 @@ Source: Documentation/admin-guide/cgroup-v2.rst, sections "CPU" and "Memory".
 
 from __future__ import annotations
 
-import errno
+import select
 from os import pread
 from typing import Final
 
 from schemas.apps import PERIOD_US
+from services.agent.adapters.cgroup_handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
 from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, OpenFiles, WriteTally, field_positions, is_gone
-from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
+from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, field_positions, is_gone
+from services.agent.adapters.state_files import FoundValues
+from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
 
 _MAX: Final = b"max"
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_usec")
-_STAT_BYTES: Final = 1024
-_NUMBER_BYTES: Final = 32
 MARGIN_BYTES: Final = 4 << 20
 """memory.max stays at least this far above memory.current: below it, the kernel kills and the write succeeds."""
+MOST_GUARD_BYTES: Final = 32 << 20
+"""The kernel notifies at most every 10 ms: at 1 GB/s that much is charged until somebody can look, three times over."""
 
 
 def _as_number(value: bytes) -> int:
     return UNLIMITED if value == _MAX else int(value)
 
 
-class CgroupV2Handle:
-    """One container's control files. After the group has gone every reading is None and every write VANISHED."""
+def guard_bytes(limit_bytes: int) -> int:
+    """How far memory.high stays below memory.max while a container is armed: an eighth, at least 4, at most 32 MiB."""
+    return max(MARGIN_BYTES, min(MOST_GUARD_BYTES, limit_bytes // 8 // PAGE_BYTES * PAGE_BYTES))
 
-    __slots__ = (
-        "_cpu_max",
-        "_cpu_stat",
-        "_files",
-        "_high",
-        "_max",
-        "_memory_current",
-        "_memory_events",
-        "_nr_periods_at",
-        "_nr_throttled_at",
-        "_throttled_at",
-        "_usage_at",
-    )
 
-    def __init__(self, directories: dict[str, str], tally: WriteTally) -> None:
+class CgroupV2Handle(CgroupHandle):
+    """One container's control files.
+
+    Armed: memory.high stays a margin below memory.max, where tasks are slowed more and more instead of killed, and
+    memory.events says so.
+    """
+
+    __slots__ = ("_cpu_max", "_guard_high", "_high", "_max", "_memory_events", "_watched")
+
+    def __init__(self, found: FoundValues, parts: HostParts) -> None:
         """Open everything.
 
         Raises:
             OSError: the group has vanished, or lacks the cpu or the memory controller; nothing stays open.
         """
-        cpu, memory = directories["cpu"], directories["memory"]
-        self._files = files = OpenFiles(tally)
-        self._cpu_stat = files.reader(f"{cpu}/cpu.stat")
-        self._memory_current = files.reader(f"{memory}/memory.current")
+        super().__init__(found, parts, _CPU_KEYS, "memory.current")
+        cpu, memory, files = found.directories["cpu"], found.directories["memory"], self._files
         self._memory_events = files.reader(f"{memory}/memory.events")
+        kills_at = field_positions(files.read(self._memory_events, STAT_BYTES), (b"oom_kill",))
+        self._kills_at = kills_at[0] if kills_at else None
         self._cpu_max = files.control(cpu, "cpu.max")
         self._max = files.control(memory, "memory.max")
         self._high = files.control(memory, "memory.high")
-        positions = field_positions(files.read(self._cpu_stat, _STAT_BYTES), _CPU_KEYS)
-        if positions is None:
-            files.close()
-            raise FileNotFoundError(errno.ENOENT, "no bandwidth statistics", f"{cpu}/cpu.stat")
-        self._nr_periods_at, self._nr_throttled_at, self._throttled_at, self._usage_at = positions
+        self._guard_high = _MAX
+        """What we want memory.high to be while armed."""
+        self._watched = False
+        self._remember()
 
     def read(self) -> Counters | None:
         """Counters now, or None if the container has vanished."""
         try:
-            stat = pread(self._cpu_stat, _STAT_BYTES, 0).split()
-            memory_bytes = pread(self._memory_current, _NUMBER_BYTES, 0)
+            stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
+            memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
         except OSError as error:
             if is_gone(error):
                 return None
             raise
+        periods_at, throttled_at, throttled_time_at, usage_at = self._stat_at
         return Counters(
-            int(stat[self._nr_periods_at]),
-            int(stat[self._nr_throttled_at]),
-            int(stat[self._throttled_at]),
-            int(stat[self._usage_at]),
+            int(stat[periods_at]),
+            int(stat[throttled_at]),
+            int(stat[throttled_time_at]),
+            int(stat[usage_at]),
             int(memory_bytes),
         )
-
-    def read_periods(self) -> int | None:
-        """Only nr_periods. None: vanished."""
-        try:
-            return int(pread(self._cpu_stat, _STAT_BYTES, 0).split()[self._nr_periods_at])
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
 
     def read_limits(self) -> Limits | None:
         """cpu.max scaled to `PERIOD_US`, and memory.max, as the kernel holds them. None: vanished."""
@@ -101,16 +91,27 @@ class CgroupV2Handle:
             raise
         return Limits(UNLIMITED if quota == _MAX else int(quota) * PERIOD_US // int(period_us), limit_bytes)
 
-    def read_oom_kills(self) -> int:
-        """Kills by the kernel in this group and below it; 0 if vanished."""
+    def read_memory(self) -> MemoryState | None:
+        """Usage, limit, and whether memory.high is passed. None: vanished."""
         try:
-            text = pread(self._memory_events, _STAT_BYTES, 0)
+            usage_bytes = int(pread(self._usage, NUMBER_BYTES, 0))
+            limit_bytes = _as_number(self._max.refresh())
+            high = self._high.refresh()
+            kills = pread(self._memory_events, STAT_BYTES, 0).split()
         except OSError as error:
             if is_gone(error):
-                return 0
+                return None
             raise
-        position = field_positions(text, (b"oom_kill",))
-        return int(text.split()[position[0]]) if position else 0
+        paused = high != _MAX and usage_bytes >= int(high)
+        return MemoryState(usage_bytes, limit_bytes, paused, int(kills[self._kills_at]) if self._kills_at else 0)
+
+    @property
+    def _kills_descriptor(self) -> int:
+        return self._memory_events
+
+    @property
+    def _reclaimable_key(self) -> bytes:
+        return b"\ninactive_file "
 
     def write_quota(self, quota_us: int) -> WriteOutcome:
         """Set quota and period in one write."""
@@ -120,8 +121,8 @@ class CgroupV2Handle:
         """Set memory.max, never below memory.current + `MARGIN_BYTES`: REFUSED instead.
 
         A cut that is too deep for what is in use lowers memory.high first, which reclaims and slows the tasks without
-        ever killing one, and looks again. memory.high is then put back; where the container came with one, it keeps
-        its distance from memory.max, or else a raise would have no effect.
+        ever killing one, and looks again. memory.high is then put where it belongs: below memory.max by the guard's
+        margin while armed, or else by as much as the container came with, since a raise would have no effect otherwise.
         """
         limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES  # as the kernel rounds it
         held_bytes = _as_number(self._max.value)
@@ -134,14 +135,14 @@ class CgroupV2Handle:
         return outcome
 
     def _cut_memory(self, limit_bytes: int) -> WriteOutcome:
-        room = self._has_room(limit_bytes)
-        if room:
-            return self._max.write(b"%d" % limit_bytes)
-        if room is None:
-            return WriteOutcome.VANISHED
         held_high = self._high.value
-        self._set_high(b"%d" % max(PAGE_BYTES, limit_bytes - MARGIN_BYTES))
         room = self._has_room(limit_bytes)
+        if room is False:
+            self._set_high(b"%d" % max(PAGE_BYTES, limit_bytes - MARGIN_BYTES))
+            room = self._has_room(limit_bytes)
+        elif room and self._armed:  # who grows is slowed before the margin shrinks
+            self._set_high(self._high_for(limit_bytes))
+            room = self._has_room(limit_bytes)
         if room:
             return self._max.write(b"%d" % limit_bytes)  # the caller puts memory.high where it belongs
         self._set_high(held_high)
@@ -149,15 +150,13 @@ class CgroupV2Handle:
 
     def _has_room(self, limit_bytes: int) -> bool | None:
         """Whether memory.current leaves the margin below a limit. None: vanished."""
-        try:
-            return int(pread(self._memory_current, _NUMBER_BYTES, 0)) + MARGIN_BYTES <= limit_bytes
-        except OSError as error:
-            if is_gone(error):
-                return None
-            raise
+        usage = self._pread(self._usage, NUMBER_BYTES)
+        return None if usage is None else int(usage) + MARGIN_BYTES <= limit_bytes
 
     def _high_for(self, limit_bytes: int) -> bytes:
-        """Where memory.high belongs for a memory.max: as far below it as the container came with, or nowhere."""
+        """Where memory.high belongs for a memory.max."""
+        if self._armed:
+            return _MAX if limit_bytes == UNLIMITED else b"%d" % max(PAGE_BYTES, limit_bytes - guard_bytes(limit_bytes))
         if _MAX in (self._high.original, self._max.original):
             return self._high.original
         distance_bytes = int(self._max.original) - int(self._high.original)
@@ -166,9 +165,49 @@ class CgroupV2Handle:
     def _set_high(self, value: bytes) -> None:
         if value != self._high.value:
             self._high.write(value)
+        if self._armed:
+            self._guard_high = value
 
-    def restore(self) -> None:
-        """Put back what was found at opening. A memory limit that is now too close to usage cannot be: it stays."""
+    def arm(self) -> None:
+        """Put memory.high where the guard wants it, and listen to memory.events."""
+        try:
+            if not self._watched:
+                self._parts.alarms.watch(self._memory_events, self.key, AlarmKind.NEAR, select.EPOLLPRI)
+                self._watched = True
+            self._high.refresh()
+            limit_bytes = _as_number(self._max.refresh())
+            self._note_guarded(self._high, self._max)
+            self._armed = True
+            self._set_high(self._high_for(limit_bytes))
+            self._armed = self._high.value == self._guard_high
+        except OSError as error:
+            self._armed = False
+            self._parts.tally.failed_guards += not is_gone(error)
+
+    def guard_was_undone(self) -> bool:
+        """Whether other hands set another memory.high."""
+        if not self._armed:
+            return False
+        try:
+            return self._high.refresh() != self._guard_high
+        except OSError as error:
+            if is_gone(error):
+                return False
+            raise
+
+    def release(self) -> WriteOutcome:
+        """memory.high max: tasks run on to memory.max, where the kernel kills as it always does."""
+        self._armed = False
+        try:
+            already = self._high.refresh() == _MAX
+        except OSError as error:
+            if is_gone(error):
+                return WriteOutcome.VANISHED
+            raise
+        return WriteOutcome.WRITTEN if already else self._high.write(_MAX)
+
+    def _put_back(self) -> None:
+        """A memory limit that is now too close to usage cannot be put back: it stays, and memory.high with it."""
         if self._cpu_max.needs_restoring:
             self._cpu_max.write(self._cpu_max.original)
         if self._max.needs_restoring:
@@ -176,13 +215,16 @@ class CgroupV2Handle:
                 self._max.write(_MAX)
             else:
                 self.write_memory(int(self._max.original))
-        if self._high.needs_restoring and not self._max.needs_restoring:
+        if self._max.needs_restoring:
+            self._set_high(self._high_for(_as_number(self._max.value)))
+        elif self._high.needs_restoring:
             self._high.write(self._high.original)
 
-    def close(self) -> None:
-        """Close the descriptors; later calls answer as if the container had vanished."""
-        self._files.close()
-        self._cpu_stat = self._memory_current = self._memory_events = CLOSED
+    def _close_guard(self) -> None:
+        if self._watched:
+            self._parts.alarms.forget(self._memory_events)
+        self._watched = False
+        self._memory_events = CLOSED
 
 
 class CgroupV2Host(CgroupHost):
@@ -190,6 +232,7 @@ class CgroupV2Host(CgroupHost):
 
     cgroup_version = 2
     telemetry_source = "cgroup-v2"
+    memory_guard = "memory.high"
 
-    def _open(self, directories: dict[str, str]) -> CgroupV2Handle:
-        return CgroupV2Handle(directories, self.tally)
+    def _open_files(self, found: FoundValues) -> CgroupV2Handle:
+        return CgroupV2Handle(found, self._parts)

@@ -6,8 +6,9 @@ from services._runtime.cgroupfs import CgroupLayout
 from services.agent.adapters.cgroup_host import CgroupHost
 from services.agent.adapters.cgroup_v1 import CgroupV1Host
 from services.agent.adapters.cgroup_v2 import CgroupV2Host
+from services.agent.adapters.state_files import StateDirectory
 
 
-def open_host(layout: CgroupLayout) -> CgroupHost:
-    """The host adapter for a layout that `services._runtime.cgroupfs.detect` found."""
-    return CgroupV1Host(layout) if layout.version == 1 else CgroupV2Host(layout)
+def open_host(layout: CgroupLayout, state: StateDirectory | None = None) -> CgroupHost:
+    """The host adapter for a layout that `services._runtime.cgroupfs.detect` found; `state` as for `CgroupHost`."""
+    return CgroupV1Host(layout, state) if layout.version == 1 else CgroupV2Host(layout, state)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from services.agent.ports import WriteOutcome
 
@@ -32,6 +32,8 @@ class WriteTally:
     """Writes of the value that the kernel was known to hold: each one would refill the CPU bandwidth for nothing."""
     refused: int = 0
     """Writes that the kernel, or our own guard, refused."""
+    failed_guards: int = 0
+    """Attempts to guard a container's memory that the kernel refused."""
 
 
 def is_gone(error: OSError) -> bool:
@@ -42,7 +44,7 @@ def is_gone(error: OSError) -> bool:
 class ControlFile:
     """One writable control file of one group, and the value that the kernel was last known to hold."""
 
-    __slots__ = ("_tally", "_writable", "changed", "descriptor", "name", "original", "value")
+    __slots__ = ("_tally", "_writable", "before_change", "changed", "descriptor", "name", "original", "value")
 
     def __init__(self, directory: str, name: str, tally: WriteTally) -> None:
         """Open and read it; read-only where we may not write (observing without root).
@@ -62,19 +64,28 @@ class ControlFile:
             self.descriptor = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         self.value = b""
         self.original = self.refresh()
-        """As found when it was opened."""
+        """As found when it was opened, or before an agent before us changed it."""
         self.changed = False
-        """Whether this descriptor has ever changed it."""
+        """Whether this descriptor, or an agent before us, has ever changed it."""
+        self.before_change: Callable[[ControlFile], None] | None = None
+        """Called before the first change, to write the original down."""
 
     def refresh(self) -> bytes:
         """The value as the kernel holds it now. Raises OSError if vanished."""
-        self.value = os.pread(self.descriptor, _VALUE_BYTES, 0).strip()
+        self.value = self.parse(os.pread(self.descriptor, _VALUE_BYTES, 0))
         return self.value
+
+    @staticmethod
+    def parse(text: bytes) -> bytes:
+        """What of the content is written back."""
+        return text.strip()
 
     def write(self, value: bytes) -> WriteOutcome:
         """Write and count. `value` is spelled as the kernel would print it, so that no-op writes are recognised."""
         if not self._writable:
             return self.refuse()
+        if not self.changed and self.before_change is not None:
+            self.before_change(self)
         try:
             os.pwrite(self.descriptor, value, 0)
         except OSError as error:
@@ -105,14 +116,29 @@ class ControlFile:
         self.descriptor = CLOSED
 
 
+class SwitchFile(ControlFile):
+    """A control file that shows "key value" lines, and takes a new value for the first of them."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def parse(text: bytes) -> bytes:
+        """The first line's value."""
+        return text.split(maxsplit=2)[1]
+
+
+ControlFileT = TypeVar("ControlFileT", bound=ControlFile)
+
+
 class OpenFiles:
     """Everything that one handle keeps open, so that a failed or finished handle leaves nothing behind."""
 
-    __slots__ = ("_closers", "_tally")
+    __slots__ = ("_closers", "_tally", "controls")
 
     def __init__(self, tally: WriteTally) -> None:
         self._tally = tally
         self._closers = ExitStack()
+        self.controls: list[ControlFile] = []
 
     def reader(self, path: str) -> int:
         """A descriptor that is only read. Raises OSError, with everything closed."""
@@ -128,9 +154,17 @@ class OpenFiles:
 
     def control(self, directory: str, name: str) -> ControlFile:
         """A control file. Raises OSError, with everything closed."""
+        return self._keep(ControlFile, directory, name)
+
+    def switch(self, directory: str, name: str) -> SwitchFile:
+        """A control file of several lines. Raises OSError, with everything closed."""
+        return self._keep(SwitchFile, directory, name)
+
+    def _keep(self, kind: type[ControlFileT], directory: str, name: str) -> ControlFileT:
         with self._closed_on_error():
-            file = ControlFile(directory, name, self._tally)
+            file = kind(directory, name, self._tally)
         self._closers.callback(file.close)
+        self.controls.append(file)
         return file
 
     @contextmanager

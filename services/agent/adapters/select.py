@@ -3,52 +3,123 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from services._runtime.app import UnusableSettingsError
-from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
+from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.clock import Clock
 from services._runtime.load_profile import Scenario
 from services.agent.adapters.cgroups import open_host
+from services.agent.adapters.host_lock import DOCKER_LOCK, HostLock, exec_lock, prepare_state
 from services.agent.adapters.managed import ManagedDiscovery
+from services.agent.adapters.reserves import FileReserveBook, MemoryReserveBook
 from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
-from services.agent.ports import UNLIMITED, Discovery, Host
+from services.agent.adapters.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
+from services.agent.ports import UNLIMITED, Discovery, Host, ReserveBook, Watchdog
 from services.agent.settings import AgentSettings
 
 
-class CountedHost(Host, Protocol):
-    """A host that counts what was written."""
+class GroundHost(Host, Protocol):
+    """A host that counts what was written, and can clear up after an agent before us."""
 
     @property
     def no_op_writes(self) -> int:
         """Writes of a value that the kernel was known to hold."""
 
+    def release_leftovers(self) -> list[str]:
+        """See `Ground.release_leftovers`."""
 
-def build_host(settings: AgentSettings, clock: Clock) -> tuple[CountedHost, dict[str, Discovery]]:
-    """The host and its discoveries by maker.
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Everything that an agent stands on. Who opens it owns it until `close`."""
+
+    host: GroundHost
+    discoveries: dict[str, Discovery]
+    """By maker."""
+    reserves: ReserveBook
+    watchdog: Watchdog
+    """Not started yet."""
+    closers: tuple[Callable[[], None], ...] = ()
+
+    def release_leftovers(self) -> list[str]:
+        """Restore what an agent before us has changed and discovery does not find any more.
+
+        To be called when discovery has had some seconds to find everything, and every minute or so after that: first
+        values and guard of all containers that are noted in the state directory and not open now. Returns their keys.
+        """
+        return self.host.release_leftovers()
+
+    def close(self) -> None:
+        """Last of all: threads, alarms, and the locks of this host. `watchdog.stop()` before it."""
+        for close in self.closers:
+            close()
+
+
+def build_host(settings: AgentSettings, clock: Clock) -> Ground:
+    """What the settings ask for; on real control groups it holds this host's locks.
 
     Raises:
-        UnusableSettingsError: control groups cannot be written, or the scenario file cannot be read.
+        UnusableSettingsError: control groups or the state directory cannot be written, another agent manages these
+            containers, or the scenario file cannot be read.
     """
     if settings.host == "simulated":
         host = SimulatedHost(
             _read_scenario(settings), cpu_count=settings.simulated_cpus, node=settings.node, clock=clock.monotonic
         )
-        return host, {"simulated": host}
+        return Ground(host, {"simulated": host}, MemoryReserveBook(), NoWatchdog())
     try:
         layout = detect()
     except CgroupUnavailableError as error:
         raise UnusableSettingsError(f"{error}; or set TURNBUCKLE_AGENT__HOST=simulated") from error
     if (reason := can_manage(layout)) is not None:
         raise UnusableSettingsError(f"{reason}; or set TURNBUCKLE_AGENT__HOST=simulated")
+    return _real_ground(settings, layout)
+
+
+def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
+    state = prepare_state(settings.state_directory, settings.managed_root)
+    locks = _take_locks(settings)
     discoveries: dict[str, Discovery] = {"exec": ManagedDiscovery(layout, settings.managed_root)}
     if settings.docker == "auto":
         from services.agent.adapters.docker_engine import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
 
         discoveries["docker"] = DockerDiscovery(settings.docker_url)
-    return open_host(layout), discoveries
+    host = open_host(layout, state)
+    options = WatchdogOptions(
+        exec_lock(settings.state_directory, settings.managed_root),
+        settings.pause_deadline_s,
+        settings.watchdog_silence_s,
+    )
+    closers = (host.close, *(lock.release for lock in locks))
+    return Ground(host, discoveries, FileReserveBook(state.reserves), WatchdogProcess(state, options), closers)
+
+
+def _take_locks(settings: AgentSettings) -> list[HostLock]:
+    directory, node = settings.state_directory, settings.node
+    managed = HostLock(
+        exec_lock(directory, settings.managed_root),
+        node=node,
+        what=f"the containers below {settings.managed_root}/",
+        remedy="stop that agent, or set another TURNBUCKLE_AGENT__MANAGED_ROOT here",
+    )
+    if settings.docker == "off":
+        return [managed]
+    try:
+        docker = HostLock(
+            directory / DOCKER_LOCK,
+            node=node,
+            what="the containers of Docker",
+            remedy="stop that agent, or set TURNBUCKLE_AGENT__DOCKER=off here",
+        )
+    except UnusableSettingsError:
+        managed.release()
+        raise
+    return [managed, docker]
 
 
 def _read_scenario(settings: AgentSettings) -> list[SimulatedApp]:

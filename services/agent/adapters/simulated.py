@@ -14,7 +14,17 @@ from schemas.containers import ContainerSource
 from services._runtime.load_profile import Scenario
 from services.agent.adapters.cfs_model import STEP_US, SimulatedContainer
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally
-from services.agent.ports import UNLIMITED, Counters, Discovered, FoundContainer, GoneContainer, Limits, WriteOutcome
+from services.agent.ports import (
+    UNLIMITED,
+    Alarm,
+    Counters,
+    Discovered,
+    FoundContainer,
+    GoneContainer,
+    Limits,
+    MemoryState,
+    WriteOutcome,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,8 @@ class SimulatedHost:
 
     cgroup_version = 0
     telemetry_source = "simulated"
+    memory_guard = "sampled"
+    alarm_fd = None
     available = True
 
     def __init__(
@@ -82,6 +94,14 @@ class SimulatedHost:
     def no_op_writes(self) -> int:
         """Writes of a value that was held already."""
         return self.tally.no_op_writes
+
+    def take_alarms(self) -> list[Alarm]:
+        """None: memory is only sampled."""
+        return []
+
+    def release_leftovers(self) -> list[str]:
+        """Nothing outlives a simulation."""
+        return []
 
     def open(self, container: FoundContainer) -> SimulatedHandle | None:
         """A handle; None if the container was removed."""
@@ -188,6 +208,31 @@ class SimulatedHandle:
         self._count("limit_bytes", unchanged=container.limit_bytes == limit_bytes)
         container.limit_bytes = limit_bytes
         return WriteOutcome.WRITTEN
+
+    def read_memory(self) -> MemoryState | None:
+        """Memory now; nothing is ever paused. None: removed."""
+        c = self._now()
+        return None if c is None else MemoryState(c.memory_bytes, c.limit_bytes, paused=False, oom_kills=c.oom_kills)
+
+    def read_reclaimable(self) -> int:
+        """There is no page cache."""
+        return 0
+
+    def arm(self) -> None:
+        """No guard: at the limit it is killed, as by a kernel without one."""
+
+    @property
+    def armed(self) -> bool:
+        """Never."""
+        return False
+
+    def guard_was_undone(self) -> bool:
+        """Never."""
+        return False
+
+    def release(self) -> WriteOutcome:
+        """Nothing to release."""
+        return WriteOutcome.VANISHED if self._now() is None else WriteOutcome.WRITTEN
 
     def _count(self, what: str, *, unchanged: bool) -> None:
         tally = self._host.tally

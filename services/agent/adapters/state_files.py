@@ -1,0 +1,293 @@
+"""Small files of one agent that outlive it: the reserve book, the values found first, the watchdog's reports.
+
+Read and written by two processes, the agent and its watchdog, so this module knows the standard library only. Files
+are replaced as a whole (rename), so that whoever is killed while writing leaves the old content; what cannot be read,
+or was written by something else, counts as absent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+_FORMAT: Final = 1
+_LOCK_ATTEMPTS: Final = 5
+_LOCK_PAUSE_S: Final = 0.0002
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+
+Amounts = tuple[int, int]
+"""(given, used) in bytes, added up."""
+
+
+def as_json(content: dict[str, Any]) -> bytes:
+    """What `read_file` recognises as ours."""
+    return json.dumps({"format": _FORMAT, **content}).encode()
+
+
+def replace_file(path: Path, content: dict[str, Any]) -> None:
+    """Put JSON there, as a whole or not at all. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, as_json(content))
+    finally:
+        os.close(descriptor)
+    fresh.replace(path)
+
+
+def read_file(path: Path) -> dict[str, Any] | None:
+    """What `replace_file` put there; None if there is nothing, or something else."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return None
+    return _parse_json(text)
+
+
+def _parse_json(text: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) and content.get("format") == _FORMAT else None
+
+
+@contextmanager
+def try_lock(path: Path, attempts: int = _LOCK_ATTEMPTS) -> Iterator[bool]:
+    """Hold a lock file while inside, if it can be had within a millisecond; yields whether."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _flock(descriptor, attempts)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, attempts: int) -> bool:
+    for attempt in range(attempts):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if attempt + 1 < attempts:
+                time.sleep(_LOCK_PAUSE_S)
+        else:
+            return True
+    return False
+
+
+class ReserveFile:
+    """Reserves by application in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = path.with_suffix(".lock")
+        self._text = b""
+        self._amounts: dict[str, Amounts] = {}
+
+    def read(self) -> dict[str, Amounts]:
+        """All of them; needs no lock, as the file is replaced as a whole."""
+        try:
+            text = self._path.read_bytes()
+        except OSError:
+            text = b""
+        if text != self._text:
+            self._amounts = _valid_amounts((_parse_json(text) or {}).get("reserves"))
+            self._text = text
+        return dict(self._amounts)
+
+    def change(self, app: str, rule: Callable[[Amounts], Amounts]) -> tuple[Amounts, Amounts] | None:
+        """Replace one application's amounts by rule(amounts); returns (before, after).
+
+        None: the book is held by the other process, or cannot be written. Nothing has changed then.
+        """
+        with try_lock(self._lock) as held:
+            if not held:
+                return None
+            amounts = self.read()
+            before = amounts.get(app, (0, 0))
+            after = rule(before)
+            if after != before:
+                try:
+                    replace_file(self._path, {"reserves": amounts | {app: after}})
+                except OSError:
+                    return None
+            return before, after
+
+
+def _valid_amounts(found: object) -> dict[str, Amounts]:
+    if not isinstance(found, dict):
+        return {}
+    return {
+        app: (pair[0], pair[1])
+        for app, pair in found.items()
+        if isinstance(pair, list) and len(pair) == 2 and all(type(amount) is int and amount >= 0 for amount in pair)
+    }
+
+
+def take_out(amounts: Amounts, wanted_bytes: int) -> Amounts:
+    """Amounts after up to so much was spent."""
+    given, used = amounts
+    return given, used + max(min(wanted_bytes, given - used), 0)
+
+
+@dataclass(slots=True)
+class FoundValues:
+    """What one container's control files held before any agent changed them, as far as any did."""
+
+    key: str
+    app: str
+    container_id: str
+    version: int
+    """Of its control groups."""
+    directories: dict[str, str]
+    """By controller."""
+    inode: int
+    """Of the memory directory: tells a group from a later one of the same name."""
+    guarded: bool = False
+    """Whether its memory was ever guarded: then the watchdog has to look."""
+    values: dict[str, str] = field(default_factory=dict)
+    """By control file. Only files that were changed are in here."""
+
+    def exists(self) -> bool:
+        """Whether this very group is still there."""
+        return inode_of(self.directories["memory"]) == self.inode
+
+
+def inode_of(directory: str) -> int | None:
+    """The inode of a directory; None if there is none."""
+    try:
+        return os.stat(directory).st_ino  # noqa: PTH116 - a hot path, and Path objects cost more than the call
+    except OSError:
+        return None
+
+
+class StateDirectory:
+    """One managed root's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reserves = path / "reserves.json"
+        self.reports = path / "watchdog-reports.jsonl"
+        self.watchdog_errors = path / "watchdog-errors.txt"
+        self._originals = path / "originals"
+
+    def make(self) -> None:
+        """Create it. Raises OSError: it cannot be, or cannot be written."""
+        self._originals.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = self.path / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+
+    def load(self, key: str) -> FoundValues | None:
+        """One container's values; None if there are none of this boot."""
+        return self._parse(read_file(self._originals / f"{key}.json"))
+
+    def load_all(self) -> list[FoundValues]:
+        """Every container's."""
+        parsed = [self._parse(read_file(path)) for path in sorted(self._originals.glob("*.json"))]
+        return [found for found in parsed if found is not None]
+
+    def save(self, found: FoundValues) -> None:
+        """Write them down. Raises OSError."""
+        replace_file(self._originals / f"{found.key}.json", {"boot": _boot_id(), **asdict(found)})
+
+    def forget(self, key: str) -> None:
+        """Remove them."""
+        with suppress(OSError):
+            (self._originals / f"{key}.json").unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove files of an earlier boot, foreign ones, and those that a killed writer has left."""
+        for path in [*self._originals.iterdir(), *self.path.glob(".*")]:
+            if path.is_file() and self._parse(read_file(path)) is None:
+                with suppress(OSError):
+                    path.unlink()
+
+    @staticmethod
+    def _parse(content: dict[str, Any] | None) -> FoundValues | None:
+        if content is None or content.pop("boot", None) != _boot_id():
+            return None
+        content.pop("format")
+        try:
+            found = FoundValues(**content)
+        except TypeError:
+            return None
+        sound = isinstance(found.directories, dict) and "memory" in found.directories and isinstance(found.values, dict)
+        return found if sound else None
+
+
+def _boot_id() -> str:
+    """Inode numbers of control groups start again with every boot."""
+    try:
+        return Path(_BOOT_ID).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def append_report(path: Path, report: dict[str, Any]) -> None:
+    """Add a line to the reports. Raises OSError."""
+    with try_lock(path.with_suffix(".lock"), attempts=200), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(report) + "\n")
+
+
+def take_report_lines(path: Path) -> list[dict[str, Any]]:
+    """All reports, which are removed; none while one is being written. Costs one stat where there is none."""
+    try:
+        if not path.stat().st_size:
+            return []
+    except OSError:
+        return []
+    with try_lock(path.with_suffix(".lock")) as held:
+        if not held:
+            return []
+        try:
+            text = path.read_text(encoding="utf-8")
+            path.unlink()
+        except (OSError, ValueError):
+            return []
+    reports = []
+    for line in text.splitlines():
+        with suppress(ValueError):  # torn by a kill
+            reports.append(json.loads(line))
+    return [report for report in reports if isinstance(report, dict)]
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who holds a lock of this host, as it says itself."""
+
+    pid: int
+    node: str
+    started: str
+    """UTC, ISO 8601."""
+
+
+def read_holder(path: Path) -> LockHolder | None:
+    """Who wrote itself into a lock file last; None if nobody, or illegibly."""
+    content = read_file(path)
+    if content is None:
+        return None
+    pid = content.get("pid")
+    return LockHolder(pid if isinstance(pid, int) else 0, str(content.get("node")), str(content.get("started")))
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock. Takes it for some microseconds where nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _flock(descriptor, 1)
+    finally:
+        os.close(descriptor)
