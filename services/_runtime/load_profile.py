@@ -16,7 +16,7 @@ _MIB: Final = 1 << 20
 DEMO_CYCLE_S: Final = 20.0
 DEMO_CPU_LIMIT: Final = 0.75
 """Cores that `demo_scenario` is laid out for: less than its bursts if all came at once."""
-DEMO_MEMORY_LIMIT_BYTES: Final = 640 * _MIB
+DEMO_MEMORY_LIMIT_BYTES: Final = 768 * _MIB
 
 
 class ScenarioError(ValueError):
@@ -138,8 +138,9 @@ def demo_scenario(seed: int = 0) -> Scenario:
 
     One cycle takes `DEMO_CYCLE_S`. Single bursts reach 0.5 to 0.6 core while the sum stays under `DEMO_CPU_LIMIT`
     for most of the time, so shared limits follow the demand where the static share (0.15 core each) throttles. The
-    cache's peak of 220 MiB exceeds its static share of memory, (1 - sigma) x 640 MiB / 5 = 102 MiB, but all five
-    together stay below 640 MiB.
+    cache's peak of 220 MiB exceeds its static share of memory, (1 - sigma) x 768 MiB / 5 = 123 MiB, but all five
+    together stay below 768 MiB. Once per cycle the batch job loads 256 MiB as fast as its CPU allows, up to 1 GB/s:
+    that is past any limit before the next period's batch is out, and shows the memory guard.
     """
     return Scenario(
         containers=(
@@ -161,7 +162,8 @@ def demo_scenario(seed: int = 0) -> Scenario:
             ),
             ContainerLoad(
                 name="batch",
-                phases=_steps((3, 0.2, 60), (3, 0.0, 24), (10, 0.0, 24), (1, 0.1, 40), (3, 0.08, 60)),
+                phases=_steps((3, 0.2, 60), (1.5, 0.3, 280), (11.5, 0.0, 24), (1, 0.1, 40), (3, 0.08, 60)),
+                memory_rate_bytes_s=1_000_000_000,
             ),
         ),
         seed=seed,

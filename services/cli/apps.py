@@ -21,7 +21,7 @@ Examples:
 
   turnbuckle apps
 
-  turnbuckle apps --json | jq '.apps[].cpu_free_us'
+  turnbuckle apps --json | jq '.apps[] | {app, owner, cpu_free_us, memory_reserved_bytes}'
 """
 
 
@@ -31,9 +31,10 @@ def apps_command(
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """List the applications: limits, containers, what is held, what is free, mode and policy.
+    """List the applications: limits, containers, what is held and free, mode, policy, and who decides.
 
-    Limits come from the store; what is held comes from the allocator, and is left out while none answers.
+    What is held includes what is reserved: memory that agents may grant at once. Limits come from the store; the rest
+    comes from the allocator, and is left out while none answers.
     """
     specs, state, trouble = asyncio.run(_gather(find_server(server, context)))
     rows = [_row(spec, state.get(name)) for name, spec in sorted(specs.items())]
@@ -72,18 +73,26 @@ def _row(spec: AppSpec, state: AppState | None) -> dict[str, Any]:
         "cpu_free_us": None if state is None else state.cpu_free_us,
         "memory_held_bytes": None if state is None else state.memory_held_bytes,
         "memory_free_bytes": None if state is None else state.memory_free_bytes,
+        "memory_reserved_bytes": None if state is None else state.memory_reserved_bytes,
+        "owner": None if state is None else state.owner,
+        "epoch": None if state is None else state.epoch,
         "refused": [] if state is None else [item.container for item in state.containers if item.refusal],
     }
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    headings = ("APP", "N", "CORES", "HELD", "FREE", "MEMORY", "HELD", "FREE", "MODE", "POLICY")
+    headings = ("APP", "N", "CORES", "HELD", "FREE", "MEMORY", "HELD", "RESERVED", "FREE", "MODE", "POLICY", "OWNER")
     for position, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if 0 < position < 8 else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if 0 < position < 9 else "left", no_wrap=True)
     for row in rows:
         cores = [row["cpu_limit_us"], row["cpu_held_us"], row["cpu_free_us"]]
-        sizes = [row["memory_limit_bytes"], row["memory_held_bytes"], row["memory_free_bytes"]]
+        sizes = [
+            row["memory_limit_bytes"],
+            row["memory_held_bytes"],
+            row["memory_reserved_bytes"],
+            row["memory_free_bytes"],
+        ]
         table.add_row(
             row["app"],
             "-" if row["containers"] is None else str(row["containers"]),
@@ -91,5 +100,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             *("-" if value is None else format_bytes(value) for value in sizes),
             row["mode"],
             row["policy"],
+            "-" if row["owner"] is None else row["owner"] or "nobody",
         )
     return table

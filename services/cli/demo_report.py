@@ -84,6 +84,8 @@ def _figures(app: AppRecording, facts: RunFacts) -> dict[str, Any]:
         "container_periods": app.container_periods,
         "decisions": app.decisions,
         "oom_kills": max(app.oom_kills, facts.kills_seen.get(app.app, 0)),
+        "memory_events": app.memory.plain(),
+        "drifts": app.drifts,
         "throttled_share": round(app.throttled_share, 4),
         "median_cpu_slack_cores": None if slack is None else round(slack, 4),
         "median_memory_slack_bytes": app.median_memory_slack_bytes,

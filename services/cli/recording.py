@@ -1,4 +1,4 @@
-"""Records what happened to each container over time: a fold over CfsBatch and LimitDecisions. No clock, no I/O.
+"""Records what happened to each container over time: a fold over what the bus tells. No clock, no I/O.
 
 Memory is bounded: when a series is full, every second sample is dropped and from then on every second one is kept.
 """
@@ -11,7 +11,10 @@ from statistics import median
 from typing import Any, Final
 
 from schemas.cfs import CfsBatch, SampleFlag
+from schemas.containers import ContainerChange, ContainerEvent
 from schemas.limits import LimitDecisions
+from schemas.oom import OomEvent
+from services.cli.memory_events import MemoryTally, container_name
 
 TIMELINE_SAMPLES: Final = 4_096
 SLACK_SAMPLES: Final = 65_536
@@ -95,6 +98,8 @@ class AppRecording:
     quota_changes: int = 0
     """Changes of the quota in the kernel, as the batches show them."""
     oom_kills: int = 0
+    memory: MemoryTally = field(default_factory=MemoryTally)
+    drifts: int = 0
     first_ns: int = 0
     last_ns: int = 0
     timelines: dict[str, Timeline] = field(default_factory=dict)
@@ -139,7 +144,7 @@ class AppRecording:
             self.memory_slack_bytes.append(row["memory_limit_bytes"] - row["memory_usage_bytes"])
         if row["periods"] or row["flags"] & (SampleFlag.IDLE | SampleFlag.WALL_CLOCK):
             self._take_periods(row, previous_us)
-        timeline = self.timelines.setdefault(key.rsplit("-", 1)[0], Timeline())
+        timeline = self.timelines.setdefault(container_name(key), Timeline())
         memory = row["memory_usage_bytes"], row["memory_limit_bytes"]
         timeline.series.append(since_start_ns, row["used_us"], quota_us, *memory)
 
@@ -183,3 +188,13 @@ class Recording:
         app = self.apps.setdefault(decisions.app, AppRecording(decisions.app, first_ns=decisions.time_ns))
         app.mode, app.policy = decisions.mode, decisions.policy
         app.decisions += decisions.row_count
+
+    def note_memory(self, event: OomEvent) -> None:
+        """Count what happened to a container near or at its memory limit."""
+        app = self.apps.setdefault(event.app, AppRecording(event.app, first_ns=event.time_ns))
+        app.memory.add(event)
+
+    def note_container(self, event: ContainerEvent) -> None:
+        """Count limits that other hands have changed."""
+        if event.change is ContainerChange.DRIFTED:
+            self.apps.setdefault(event.app, AppRecording(event.app, first_ns=event.time_ns)).drifts += 1

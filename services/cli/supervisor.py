@@ -1,7 +1,7 @@
 """Runs services as child processes of `turnbuckle up`: started in order, watched, stopped in reverse order.
 
-A child that ends by itself is never restarted silently: its log is shown and `up` ends. Operators have systemd,
-Compose or Kubernetes for restarts; here a person is looking.
+A child that ends by itself is never restarted silently: its log is shown and `up` ends, unless another child runs the
+same service and takes over. Operators have systemd, Compose or Kubernetes for restarts; here a person is looking.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import http.client
+import json
 import os
 import signal
 import socket
@@ -31,13 +32,17 @@ _PDEATHSIG: Final = 1
 _OTHER_SERVERS: Final = ("NATS_", "TURNBUCKLE_NATS_")
 _TELLING: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
 """Exit codes of a service that say what the user can mend: `up` ends with the same."""
+_REFUSALS: Final = frozenset({"start_failed", "bus_unusable"})
+"""Events of a service's log whose `error` is written for the user."""
 
 
 @dataclass(slots=True)
 class ChildService:
     """One service in a process of its own."""
 
+    service: str
     name: str
+    """Of the process: that of the service, with a number from the second on."""
     log_file: Path
     health_port: int
     process: subprocess.Popen[bytes]
@@ -48,6 +53,17 @@ class ChildService:
             lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
             return "\n".join(lines[-LOG_TAIL_LINES:])
         return ""
+
+    def refusal(self) -> str | None:
+        """Why it did not start, where its log ends with a sentence for the user."""
+        for line in reversed(self.log_tail().splitlines()):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and entry.get("event") in _REFUSALS and entry.get("error"):
+                return str(entry["error"])
+        return None
 
     def fetch(self, path: str) -> tuple[int, str] | None:
         """Status and body of a page of its health server; None while it does not answer."""
@@ -76,16 +92,20 @@ class Supervisor:
     command: Callable[[str], list[str]] = service_command
     children: list[ChildService] = field(default_factory=list)
 
-    async def start(self, name: str, environment: Mapping[str, str]) -> ChildService:
-        """Start ``python -m services.<name>`` and wait until it says that it is ready.
+    async def start(self, service: str, environment: Mapping[str, str]) -> ChildService:
+        """Start ``python -m services.<service>`` and wait until it says that it is ready.
+
+        Again: another process of it, with a log of its own (``<service>-2.log``).
 
         Raises:
             ServiceDiedError: it ended, or is not ready within `READY_WITHIN_S`; holds the end of its log.
         """
+        number = 1 + sum(child.service == service for child in self.children)
+        name = service if number == 1 else f"{service}-{number}"
         log_file = self.run_directory / f"{name}.log"
         health_port = free_port()
-        process = self._spawn(name, log_file, {**environment, "TURNBUCKLE_HEALTH_PORT": str(health_port)})
-        child = ChildService(name, log_file, health_port, process)
+        process = self._spawn(service, log_file, {**environment, "TURNBUCKLE_HEALTH_PORT": str(health_port)})
+        child = ChildService(service, name, log_file, health_port, process)
         self.children.append(child)
         deadline = time.monotonic() + READY_WITHIN_S
         said = "it does not answer"
@@ -99,11 +119,20 @@ class Supervisor:
             await asyncio.sleep(POLL_S)
         raise ServiceDiedError(f"{name} was not ready within {READY_WITHIN_S:g} s: {said}\n{child.log_tail()}")
 
-    def check(self) -> None:
-        """Raise `ServiceDiedError` if a service has ended."""
-        for child in self.children:
-            if child.process.poll() is not None:
+    def check(self) -> list[str]:
+        """What was lost since the last call and another process of the same service makes up for, in sentences.
+
+        Raises:
+            ServiceDiedError: the only process of a service has ended.
+        """
+        ended = [child for child in self.children if child.process.poll() is not None]
+        for child in ended:
+            self.children.remove(child)
+            if not any(other.service == child.service for other in self.children):
                 raise self._died(child)
+        return [
+            f"{child.name} has ended ({_how(child)}), the others take over; see {child.log_file}" for child in ended
+        ]
 
     async def stop_all(self) -> None:
         """Stop the services, the last started first; one that does not end within `STOP_WITHIN_S` is killed."""
@@ -142,12 +171,21 @@ class Supervisor:
 
     @staticmethod
     def _died(child: ChildService) -> ServiceDiedError:
-        code = child.process.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        error = ServiceDiedError(f"{child.name} has ended ({how}); the end of {child.log_file}:\n{child.log_tail()}")
-        if code in _TELLING:
-            error.exit_code = code
+        telling = child.process.returncode in _TELLING
+        if telling and (refusal := child.refusal()) is not None:
+            error = ServiceDiedError(f"the {child.name} does not start: {refusal}")
+        else:
+            error = ServiceDiedError(
+                f"{child.name} has ended ({_how(child)}); the end of {child.log_file}:\n{child.log_tail()}"
+            )
+        if telling:
+            error.exit_code = child.process.returncode
         return error
+
+
+def _how(child: ChildService) -> str:
+    code = child.process.returncode
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def free_port() -> int:

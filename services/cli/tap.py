@@ -24,7 +24,7 @@ Examples:
 
   turnbuckle tap 'obs.cfs.shop.>'
 
-  turnbuckle tap 'evt.>' --count 10
+  turnbuckle tap 'evt.oom.>' | jq '{kind, cause, container, usage_bytes, limit_after_bytes, latency_us, reason}'
 
   turnbuckle tap 'obs.>' --for 5 | jq .rows
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, Final
 
@@ -12,15 +11,13 @@ import typer
 from rich.live import Live
 
 from schemas.apps import AppSpec
-from schemas.cfs import CfsBatch
-from schemas.limits import LimitDecisions
 from schemas.queries import StateReply, StateRequest
 from schemas.registry import ALLOCATOR_STATE
-from schemas.streams import APPS
-from schemas.subjects import CFS, LIMIT_DECISIONS
-from services._runtime.bus import Bus, Delivery, Entry
+from schemas.streams import APPS, LEASES
+from services._runtime.bus import Entry
 from services.cli.connection import ContextOption, ServerOption, connected, find_server, query
 from services.cli.failure import CommandError
+from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
 from services.cli.live_view import plain_lines, render
 from services.cli.output import print_json, stdout_console
@@ -36,7 +33,7 @@ Examples:
 
   turnbuckle top shop
 
-  turnbuckle top --once --json | jq '.apps[].containers[].throttled_share'
+  turnbuckle top --once --json | jq '.apps[].containers[] | {container, throttled_share, memory}'
 """
 
 
@@ -48,15 +45,20 @@ def top_command(
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Show each container's usage against its limit, over time, with the pools of its application.
+    """Show each container's usage against its limit, over time, with the pools and reserves of its application.
 
-    The upper sparkline is CPU used, the lower one the limit. Without a terminal it prints plain lines each second.
+    The upper sparkline is CPU used, the lower one the limit. Below a container's memory: what was granted before it
+    hit its limit; beside its last change: waits at the limit, refusals and kills. What is counted begins when top does:
+    `turnbuckle explain APP` knows what happened before. Without a terminal it prints plain lines each second.
     """
     state = LiveState()
     asyncio.run(_watch(state, find_server(server, context), app, once=once or as_json))
     if as_json:
         snapshot = state.snapshot()
-        print_json(snapshot | {"apps": [item for item in snapshot["apps"] if app in {None, item["app"]}]})
+        shown = {
+            key: [item for item in snapshot[key] if app in {None, item["app"]}] for key in ("apps", "memory_events")
+        }
+        print_json(snapshot | shown)
     elif once:
         console = stdout_console()
         console.print(render(state, only=app, columns=console.width))
@@ -67,7 +69,7 @@ async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with connected(options) as bus:
-        await follow(bus, state, app)
+        await follow(bus, lambda: (state,), app)
         with suppress(CommandError):  # no allocator: the pools become known with its first decision
             reply = await query(bus, ALLOCATOR_STATE, StateRequest(app=app), StateReply)
             for item in reply.apps:
@@ -79,29 +81,12 @@ async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool)
             elif isinstance(entry.message, AppSpec):
                 state.announce(entry.message)
 
-        async with bus.bucket(APPS).watch(changed):
+        async with bus.bucket(APPS).watch(changed), bus.bucket(LEASES).watch(hand_owners_to(state)):
             if once:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), ONCE_WATCHES_S)
             else:
                 await show_live(state, stop, only=app)
-
-
-async def follow(bus: Bus, state: LiveState, app: str | None = None) -> None:
-    """Feed the state from the bus."""
-    await bus.subscribe(CFS.pattern(bus.root, **({"app": app} if app else {})), _hand_to(CfsBatch, state.observe))
-    decisions = LIMIT_DECISIONS.pattern(bus.root, **({"app": app} if app else {}))
-    await bus.subscribe(decisions, _hand_to(LimitDecisions, state.decide))
-
-
-def _hand_to(kind: Any, sink: Callable[[Any], None]) -> Callable[[Delivery], None]:
-    """Messages of another type on the subject are not for us."""
-
-    def handle(delivery: Delivery) -> None:
-        if isinstance(delivery.message, kind):
-            sink(delivery.message)
-
-    return handle
 
 
 async def show_live(state: LiveState, stop: asyncio.Event, *, only: str | None = None) -> None:

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from schemas.apps import Policy
-from services.cli.output import format_bytes, print_json, print_note, stdout_console
+from services.cli.output import format_bytes, format_duration, print_json, print_note, stdout_console
 
 EXAMPLES = """
 Examples:
@@ -21,6 +21,8 @@ Examples:
   turnbuckle up
 
   turnbuckle up --demo
+
+  turnbuckle up --demo --allocators 2
 
   turnbuckle up --demo --for 30 --json | jq '{throttled_share, static: .static.throttled_share}'
 """
@@ -42,22 +44,26 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     store: Annotated[
         Path | None, typer.Option("--store", metavar="DIR", help="Keep logs and NATS's data here between runs.")
     ] = None,
+    allocators: Annotated[
+        int, typer.Option("--allocators", min=1, max=16, help="Replicas that share the applications.")
+    ] = 1,
     no_live: Annotated[bool, typer.Option("--no-live", help="No live view.")] = False,
     policy: Annotated[Policy, typer.Option("--policy", help="The demo's CPU policy.")] = "waterfill",
     maker: Annotated[
         Literal["auto", "docker", "processes"], typer.Option("--containers", help="What the demo's containers are.")
     ] = "auto",
 ) -> None:
-    """Start NATS, allocator and agent, each its own process, and run until Ctrl-C (twice: at once).
+    """Start NATS, allocators and agent, each its own process, and run until Ctrl-C (twice: at once).
 
     Other commands find it at 127.0.0.1:4222. As root it manages real containers; otherwise it simulates a host and
-    says so. Logs are in turnbuckle-run/. If a service dies, its log is shown and the exit code is 70.
+    says so. Logs are in turnbuckle-run/. If a service dies, its log is shown and the exit code is 70; if one of several
+    allocators dies, the others take its applications over. One agent manages a host: a second one is refused (78).
     """
     from services.cli.connection import find_server  # noqa: PLC0415 - quick --help
     from services.cli.top import show_live  # noqa: PLC0415 - quick --help
     from services.cli.up_run import Run, UpOptions, run_up  # noqa: PLC0415
 
-    options = UpOptions(demo, seconds, simulate, port, store, policy, maker)
+    options = UpOptions(demo, seconds, simulate, port, store, policy, maker, allocators)
     run = Run(options, root=find_server(None, None).root)
     watchable = not as_json and not no_live and sys.stdout.isatty()
     asyncio.run(run_up(run, show_live if watchable else None))
@@ -101,6 +107,8 @@ def _comparison(report: dict[str, Any]) -> Table:
         "median CPU slack": lambda side: _cores(side["median_cpu_slack_cores"]),
         "median memory slack": lambda side: _size(side["median_memory_slack_bytes"]),
         "out-of-memory kills": lambda side: str(side["oom_kills"]),
+        "memory granted at once": lambda side: _granted(side["memory_events"]),
+        "waits at the memory limit": lambda side: _waits(side["memory_events"]),
         "limit changes decided": lambda side: str(side["decisions"]),
         "quota writes": lambda side: _count(side["quota_writes"]),
         "writes of an unchanged value": lambda side: _count(side["no_op_writes"]),
@@ -108,6 +116,14 @@ def _comparison(report: dict[str, Any]) -> Table:
     for label, show in rows.items():
         table.add_row(label, show(report), show(static))
     return table
+
+
+def _granted(events: dict[str, int]) -> str:
+    return f"{format_bytes(events['granted_bytes'])} in {events['grants']}" if events["grants"] else "0"
+
+
+def _waits(events: dict[str, int]) -> str:
+    return f"{events['traps']}, at most {format_duration(events['longest_pause_us'])}" if events["traps"] else "0"
 
 
 def _count(number: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What `turnbuckle up` does: NATS, allocator and agent, each its own process; the demo; and everything's end."""
+"""What `turnbuckle up` does: NATS, allocators and agent, each its own process; the demo; and everything's end."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.apps import Policy
-from schemas.cfs import CfsBatch
-from schemas.limits import LimitDecisions
-from schemas.streams import APPS, NODES
-from schemas.subjects import CFS, LIMIT_DECISIONS
-from services._runtime.bus import Bus, Delivery
+from schemas.streams import APPS, LEASES, NODES
+from services._runtime.bus import Bus
 from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import MANAGED_ROOT, CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.nats_server import EmbeddedNats, NatsServerError, PortTakenError
@@ -28,6 +25,7 @@ from services.cli.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_de
 from services.cli.demo_processes import ProcessWorkload
 from services.cli.demo_report import RunFacts, WriteCounts, build_report
 from services.cli.failure import CommandError, UnavailableError
+from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
 from services.cli.output import print_note
 from services.cli.recording import Recording
@@ -53,6 +51,7 @@ class UpOptions:
     policy: Policy = "waterfill"
     maker: str = "auto"
     """The demo's containers: auto, docker or processes."""
+    allocators: int = 1
 
     @property
     def run_directory(self) -> Path:
@@ -125,7 +124,7 @@ LiveView = Callable[[LiveState, asyncio.Event], Any]
 
 
 async def run_up(run: Run, view: LiveView | None) -> None:
-    """Start everything, run until told to stop, and stop everything in order: demo, agent, allocator, NATS.
+    """Start everything, run until told to stop, and stop everything in order: demo, agent, allocators, NATS.
 
     Raises:
         UnavailableError: NATS could not be started.
@@ -144,13 +143,16 @@ async def run_up(run: Run, view: LiveView | None) -> None:
         stack.push_async_callback(supervisor.stop_all)
         _handle_signals(run.stop, supervisor)
         bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,), root=run.root)))
-        await _record(bus, run)
+        # What happens while everything is being stopped belongs to no figure.
+        await follow(bus, lambda: () if run.stop.is_set() else (run.live, run.recording))
+        await stack.enter_async_context(bus.bucket(LEASES).watch(hand_owners_to(run.live)))
         if options.demo:
             run.plan = plan_demo(options.policy)
             for spec in run.plan.specs:
                 await bus.bucket(APPS).put(spec.name, spec)
                 run.live.announce(spec)
-        await supervisor.start("allocator", {})
+        for _ in range(options.allocators):
+            await supervisor.start("allocator", {})
         agent = await supervisor.start("agent", _agent_environment(run))
         run.say(f"turnbuckle is up: NATS at {nats.url}, logs in {options.run_directory}")
         if run.plan is not None:
@@ -222,22 +224,6 @@ def _simulated_host(plan: DemoPlan) -> list[dict[str, Any]]:
     return [{"app": spec.name, "scenario": scenario, **limits} for spec in plan.specs]
 
 
-async def _record(bus: Bus, run: Run) -> None:
-    def batch(delivery: Delivery) -> None:
-        # What happens while everything is being stopped belongs to no figure.
-        if isinstance(delivery.message, CfsBatch) and not run.stop.is_set():
-            run.live.observe(delivery.message)
-            run.recording.observe(delivery.message)
-
-    def decisions(delivery: Delivery) -> None:
-        if isinstance(delivery.message, LimitDecisions) and not run.stop.is_set():
-            run.live.decide(delivery.message)
-            run.recording.decide(delivery.message)
-
-    await bus.subscribe(CFS.pattern(bus.root), batch)
-    await bus.subscribe(LIMIT_DECISIONS.pattern(bus.root), decisions)
-
-
 async def _start_workload(run: Run, plan: DemoPlan, layout: CgroupLayout | None, stack: AsyncExitStack) -> DemoWorkload:
     directory = run.options.run_directory
     root = os.environ.get(MANAGED_ROOT_VARIABLE) or MANAGED_ROOT
@@ -268,7 +254,7 @@ async def _started(workload: DemoWorkload, stack: AsyncExitStack) -> DemoWorkloa
 async def _run_until_stopped(run: Run, supervisor: Supervisor, agent: ChildService, view: LiveView | None) -> None:
     loop = asyncio.get_running_loop()
     timer = None if run.options.seconds is None else loop.call_later(run.options.seconds, run.stop.set)
-    tasks = [asyncio.ensure_future(_check_children(run.stop, supervisor))]
+    tasks = [asyncio.ensure_future(_check_children(run, supervisor))]
     tasks.append(asyncio.ensure_future(_poll_metrics(run, agent)))
     if run.workload is not None:
         tasks.append(asyncio.ensure_future(run.workload.watch()))
@@ -293,9 +279,10 @@ async def _run_until_stopped(run: Run, supervisor: Supervisor, agent: ChildServi
         await asyncio.gather(*tasks, stopped, return_exceptions=True)
 
 
-async def _check_children(stop: asyncio.Event, supervisor: Supervisor) -> None:
-    while not stop.is_set():
-        supervisor.check()
+async def _check_children(run: Run, supervisor: Supervisor) -> None:
+    while not run.stop.is_set():
+        for loss in supervisor.check():
+            run.say(loss)
         await asyncio.sleep(CHECK_EVERY_S)
 
 

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.cfs import SampleFlag
+from schemas.oom import OomKind
 from services.cli.agent_metrics import read_write_counts
 from services.cli.demo_report import RunFacts, WriteCounts, build_report
 from services.cli.plot import MAX_CONTAINERS, StaticLimits, draw
 from services.cli.recording import DecimatedSeries, Recording
 from tests.support.cfs_batches import Row, batch, decisions
+from tests.support.oom_events import drift, oom_event
 
 FACTS = RunFacts("demo", "demo-static", "waterfill", "processes", WriteCounts(7, 3, 0), {"cpus": 2})
 
@@ -64,6 +66,19 @@ def test_kills_are_summed_over_restarts_and_never_fewer_than_seen() -> None:
     seen = RunFacts("demo", "s", "escra", "docker", WriteCounts(), {}, kills_seen={"demo": 5})
 
     assert build_report(recording, seen)["oom_kills"] == 5
+
+
+def test_what_the_memory_guard_did_is_in_the_report() -> None:
+    recording = recorded()
+    recording.note_memory(oom_event(app="demo"))
+    recording.note_memory(oom_event(OomKind.TRAP, 1, app="demo", paused_us=900))
+    recording.note_container(drift(app="demo"))
+    report = build_report(recording, FACTS)
+
+    assert (report["memory_events"]["grants"], report["memory_events"]["traps"], report["drifts"]) == (1, 1, 1)
+    assert report["memory_events"]["longest_pause_us"] == 900
+    assert report["static"]["memory_events"]["grants"] == 0
+    assert report["seconds"] == 0.9
 
 
 def test_nothing_recorded_is_told_as_nothing() -> None:

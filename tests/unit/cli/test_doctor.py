@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from schemas.leases import Lease
+from services._runtime.bus import Entry
 from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, ControllerMount
 from services._runtime.nats_server import NatsServerError
 from services.cli import doctor_checks as checks
-from services.cli.doctor_checks import Level
+from services.cli.doctor_bus import check_bus, judge_replicas
+from services.cli.doctor_finding import Level
 from services.cli.supervisor import free_port
 
 
@@ -54,15 +57,6 @@ def test_control_groups_that_cannot_be_made_say_why(tmp_path: Path) -> None:
     assert checks.check_writable(no_cgroups).level is Level.MISSING
 
 
-def test_only_version_1_has_the_note_about_its_end(tmp_path: Path) -> None:
-    note = checks.check_memory_events(lambda: layout(str(tmp_path)))
-
-    assert note is not None
-    assert "deprecated" in note.found
-    assert checks.check_memory_events(lambda: layout(str(tmp_path), 2)) is None
-    assert checks.check_memory_events(no_cgroups) is None
-
-
 def test_burst_is_looked_for_where_groups_are(tmp_path: Path) -> None:
     assert checks.check_burst(lambda: layout(str(tmp_path))).level is Level.NOTE
 
@@ -88,7 +82,34 @@ def test_file_descriptors_are_counted_in_containers() -> None:
 
 async def test_a_server_that_does_not_answer_is_no_failure() -> None:
     options = BusOptions(servers=(f"nats://127.0.0.1:{free_port()}",), connect_deadline_s=0.5)
-    found = await checks.check_nats(options)
+    (found,) = await check_bus(options)
 
     assert found.level is Level.MISSING
     assert found.mend == "turnbuckle up"
+
+
+def entry(owner: str, revision: int) -> Entry:
+    return Entry("", Lease(owner=owner, epoch=1, time_ns=0), revision)
+
+
+def test_a_replica_lives_if_it_renews_its_entry() -> None:
+    before = {"replica.a": entry("a", 1), "replica.b": entry("b", 2), "app.shop": entry("a", 3)}
+    after = before | {"replica.a": entry("a", 9), "replica.new": entry("new", 10)}
+    allocators, owners = judge_replicas(before, after, {"shop"})
+
+    assert (allocators.level, allocators.found) == (Level.OK, "a, new; silent: b")
+    assert owners.found == "all 1 announced applications have an owner"
+
+
+def test_applications_without_a_live_owner_are_named() -> None:
+    before = {"replica.a": entry("a", 1), "app.one": entry("", 2), "app.two": entry("dead", 3)}
+    _, owners = judge_replicas(before, before | {"replica.a": entry("a", 9)}, {"one", "two", "three"})
+
+    assert (owners.level, owners.found) == (Level.NOTE, "nobody decides for one, three, two")
+
+
+def test_no_replica_is_said_once() -> None:
+    (found,) = judge_replicas({"replica.b": entry("b", 2)}, {"replica.b": entry("b", 2)}, {"shop"})
+
+    assert (found.level, found.found) == (Level.MISSING, "none lives; silent: b")
+    assert [item.found for item in judge_replicas({}, {}, set())] == ["none lives"]

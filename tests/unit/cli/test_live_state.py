@@ -7,9 +7,13 @@ from rich.console import Console
 
 from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
+from schemas.containers import ContainerChange
+from schemas.leases import Lease
+from schemas.oom import OomKind
 from services.cli.live_state import LiveState
 from services.cli.live_view import plain_lines, render, sparkline, usage_bar
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch, decisions
+from tests.support.oom_events import MIB, drift, oom_event
 
 
 def test_a_batch_is_the_truth_about_who_is_there() -> None:
@@ -139,7 +143,93 @@ def test_plain_lines_and_a_filter() -> None:
     state.observe(batch(0))
     state.observe(batch(0, app="other"))
 
+    state.note_memory(oom_event(app="other"))
+
     lines = plain_lines(state, only="shop")
 
     assert [line.split(":")[0] for line in lines if not line.startswith(" ")] == ["shop"]
-    assert "0.10 of      0.20" in lines[1]
+    assert "0.10 of      0.20" in lines[2]
+    assert len(lines) == 3
+
+
+def test_reserves_are_summed_over_nodes_and_a_reserve_is_never_negative() -> None:
+    state = LiveState()
+    state.observe(batch(0, node="n1", reserve_given_bytes=96 * MIB, reserve_used_bytes=32 * MIB))
+    state.observe(batch(0, node="n2", reserve_given_bytes=10 * MIB, reserve_used_bytes=20 * MIB))
+    state.decide(decisions(1, memory_reserved_bytes=106 * MIB, epoch=5))
+    shop = state.snapshot()["apps"][0]
+
+    assert (shop["reserve_left_bytes"], shop["memory_reserved_bytes"], shop["epoch"]) == (64 * MIB, 106 * MIB, 5)
+    assert [reserve["left_bytes"] for reserve in shop["reserves"]] == [64 * MIB, 0]
+
+
+def test_memory_events_are_counted_for_the_container_and_its_application() -> None:
+    state = LiveState()
+    state.observe(batch(0))
+    for event in (oom_event(latency_us=400), oom_event(OomKind.KILL, 1, reason="refused")):
+        state.note_memory(event)
+    state.note_memory(oom_event(container="gone-0123456789ab"))
+    state.note_container(drift())
+    state.note_container(drift(change=ContainerChange.EXITED))
+    snapshot = state.snapshot()
+    (shop,) = snapshot["apps"]
+    (web,) = shop["containers"]
+
+    assert (shop["memory"]["grants"], web["memory"]["grants"], web["memory"]["kills"]) == (2, 1, 1)
+    assert web["last_memory_event"] == "killed by the kernel with 95 MiB of 100 MiB: refused"
+    assert (web["drifts"], shop["drifts"]) == (1, 1)
+    assert "became 64 MiB" in web["last_drift"]
+    assert [event["kind"] for event in snapshot["memory_events"]] == ["grant", "kill", "grant"]
+
+
+def test_what_is_known_of_a_container_survives_the_restart_of_its_agent() -> None:
+    state = LiveState()
+    state.observe(batch(10))
+    state.note_memory(oom_event())
+    state.observe(batch(11, incarnation=2, report_seq=1))
+
+    assert state.apps["shop"].containers[0].memory.grants == 1
+
+
+def test_the_newest_events_are_bounded() -> None:
+    state = LiveState()
+    for tick in range(200):
+        state.note_memory(oom_event(tick=tick))
+
+    assert (len(state.newest_events), state.apps["shop"].memory.grants) == (50, 200)
+
+
+def test_an_owner_is_known_whatever_comes_first() -> None:
+    spec = AppSpec(name="shop", cpu_limit=2, memory_limit=ByteSize(1 << 30))
+    state = LiveState()
+    state.own("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.announce(spec)
+
+    assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("r1", 3)
+
+    state.own("shop", None)
+
+    assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("", 3)
+
+
+def test_the_view_tells_what_happened_to_memory() -> None:
+    state = LiveState()
+    state.observe(batch(0, reserve_given_bytes=96 * MIB, reserve_used_bytes=32 * MIB))
+    state.decide(decisions(1, memory_reserved_bytes=96 * MIB))
+    state.own("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.note_memory(oom_event(latency_us=400))
+    state.note_memory(oom_event(OomKind.REFUSAL, 1, reason="0 of 512 MiB are free"))
+    state.note_container(drift())
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as captured:
+        console.print(render(state, columns=200))
+    text, lines = captured.get(), plain_lines(state)
+
+    for expected in ("96 MiB given to nodes, 64 MiB left to grant", "owner r1, epoch 3", "1 grant (32 MiB), 1 refusal"):
+        assert expected in text
+        assert expected in lines[1]
+    assert "+32 MiB in 1" in text
+    assert "drifted 1x" in text
+    assert "drifted 1x" in lines[2]
+    assert "shop/web on n1: refused more than 100 MiB: 0 of 512 MiB are free" in text
+    assert lines[-1].endswith("shop/web on n1: refused more than 100 MiB: 0 of 512 MiB are free")

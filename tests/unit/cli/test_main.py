@@ -50,6 +50,8 @@ def test_no_command_shows_them_all() -> None:
         ["exec", "--app", "a"],
         ["tap", "a..b"],
         ["up", "--for", "never"],
+        ["up", "--allocators", "0"],
+        ["explain", "shop", "--since", "yesterday"],
         ["delete", "x", "--json"],
     ],
 )

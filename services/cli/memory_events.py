@@ -1,0 +1,113 @@
+"""OomEvents in numbers and in words. Pure: `top`, `explain` and the demo's report share it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+from schemas.codec import to_plain
+from schemas.oom import OomCause, OomEvent, OomKind
+from services.cli.output import format_bytes, format_duration
+
+TROUBLE: Final = frozenset({OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL})
+"""What a person asks about afterwards."""
+_BY: Final = {
+    OomCause.WATCHDOG: " by the watchdog",
+    OomCause.DEADLINE: " at the deadline",
+    OomCause.SHUTDOWN: " as the agent stopped",
+}
+
+
+@dataclass(slots=True)
+class MemoryTally:
+    """What happened to the memory of a container, or of an application's containers together."""
+
+    near: int = 0
+    grants: int = 0
+    granted_bytes: int = 0
+    slowest_grant_us: int = 0
+    traps: int = 0
+    longest_pause_us: int = 0
+    refusals: int = 0
+    releases: int = 0
+    kills: int = 0
+    """Events: one may tell of several kills, which the batches' `oom_kills` count."""
+
+    def add(self, event: OomEvent) -> None:
+        """Count one event."""
+        self.longest_pause_us = max(self.longest_pause_us, event.paused_us)
+        match event.kind:
+            case OomKind.NEAR:
+                self.near += 1
+            case OomKind.TRAP:
+                self.traps += 1
+            case OomKind.GRANT:
+                self.grants += 1
+                self.granted_bytes += granted_bytes(event)
+                self.slowest_grant_us = max(self.slowest_grant_us, event.latency_us)
+            case OomKind.REFUSAL:
+                self.refusals += 1
+            case OomKind.RELEASE:
+                self.releases += 1
+            case OomKind.KILL:
+                self.kills += 1
+
+    def plain(self) -> dict[str, int]:
+        """As plain JSON types."""
+        return dataclasses.asdict(self)
+
+    def in_words(self) -> str:
+        """Only what happened: ``12 grants (384 MiB), 1 trap (longest wait 3 ms)``; empty if nothing did."""
+        granted = f" ({format_bytes(self.granted_bytes)})"
+        waited = f" (longest wait {format_duration(self.longest_pause_us)})" if self.longest_pause_us else ""
+        parts = (
+            _counted(self.grants, "grant", granted),
+            _counted(self.traps, "trap", waited),
+            _counted(self.refusals, "refusal"),
+            _counted(self.releases, "release"),
+            _counted(self.kills, "kill"),
+        )
+        return ", ".join(part for part in parts if part)
+
+
+def granted_bytes(event: OomEvent) -> int:
+    """What a grant has added; 0 where there was no limit."""
+    return max(0, event.limit_after_bytes - event.limit_before_bytes) if event.limit_before_bytes >= 0 else 0
+
+
+def describe_event(event: OomEvent) -> str:
+    """The event as a sentence; the sender's reason, where it gives one, has the measured values."""
+    size = f"{format_bytes(event.usage_bytes)} of {format_bytes(event.limit_before_bytes)}"
+    waited = f" after a wait of {format_duration(event.paused_us)}" if event.paused_us else ""
+    match event.kind:
+        case OomKind.NEAR:
+            text = "near its limit" if event.reason else f"near its limit with {size}"
+        case OomKind.TRAP:
+            text = "waits at its limit" if event.reason else f"waits at its limit with {size}"
+        case OomKind.GRANT:
+            change = f"{format_bytes(event.limit_before_bytes)} → {format_bytes(event.limit_after_bytes)}"
+            quickly = f" in {format_duration(event.latency_us)}" if event.latency_us else ""
+            text = f"granted {format_bytes(granted_bytes(event))}{quickly} ({change}){waited}"
+        case OomKind.REFUSAL:
+            text = f"refused more than {format_bytes(event.limit_before_bytes)}{waited}"
+        case OomKind.RELEASE:
+            text = f"left to the kernel with {size}{waited}"
+        case OomKind.KILL:
+            text = f"killed by the kernel with {size}{waited}"
+    reason = f": {event.reason}" if event.reason else ""
+    return f"{text}{_BY.get(event.cause, '')}{reason}"
+
+
+def plain_event(event: OomEvent) -> dict[str, Any]:
+    """The event as plain JSON types, with its sentence."""
+    return to_plain(event) | {"sentence": describe_event(event)}
+
+
+def container_name(key: str) -> str:
+    """The container's name without the id that makes its key unique."""
+    return key.rsplit("-", 1)[0]
+
+
+def _counted(count: int, noun: str, detail: str = "") -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}{detail}" if count else ""

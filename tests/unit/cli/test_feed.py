@@ -1,0 +1,73 @@
+"""What the bus tells reaches every watcher, each fact once."""
+
+from __future__ import annotations
+
+from schemas.leases import Lease
+from schemas.streams import LEASES
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.cli.feed import REMEMBERED_FACTS, Seen, follow, hand_owners_to
+from services.cli.live_state import LiveState
+from services.cli.recording import Recording
+from tests.support.cfs_batches import batch, decisions
+from tests.support.deadline import until
+from tests.support.oom_events import drift, oom_event
+
+
+async def test_all_watchers_hear_all_kinds_and_a_repeated_fact_once() -> None:
+    bus = MemoryBus(MemoryBroker(), "tb")
+    state, recording = LiveState(), Recording()
+    await follow(bus, lambda: (state, recording))
+    ids = {"app": "shop", "node": "n1"}
+    bus.publish(CFS.subject("tb", **ids), batch(0))
+    bus.publish(LIMIT_DECISIONS.subject("tb", app="shop"), decisions(0))
+    for message_id in ("a", "b"):  # as after a lost acknowledgement, past the window of duplicates
+        bus.publish_fact(OOM_EVENTS.subject("tb", **ids), oom_event(), message_id=message_id)
+        bus.publish_fact(CONTAINER_EVENTS.subject("tb", **ids), drift(), message_id=message_id)
+    bus.publish_fact(OOM_EVENTS.subject("tb", **ids), oom_event(tick=1), message_id="c")
+    await until(lambda: "shop" in recording.apps and recording.apps["shop"].memory.grants == 2)
+
+    for app in (state.apps["shop"], recording.apps["shop"]):
+        assert (app.batches, app.decisions, app.memory.grants, app.drifts) == (1, 1, 2, 1)
+    await bus.close(1.0)
+
+
+async def test_one_application_may_be_asked_for() -> None:
+    bus = MemoryBus(MemoryBroker(), "tb")
+    state = LiveState()
+    await follow(bus, lambda: (state,), "shop")
+    for name in ("other", "shop"):
+        bus.publish_fact(OOM_EVENTS.subject("tb", app=name, node="n1"), oom_event(app=name), message_id=name)
+    await until(lambda: "shop" in state.apps)
+
+    assert set(state.apps) == {"shop"}
+    await bus.close(1.0)
+
+
+async def test_owners_come_from_the_leases() -> None:
+    bus = MemoryBus(MemoryBroker(), "tb")
+    state = LiveState()
+    state.observe(batch(0))
+    bucket = bus.bucket(LEASES)
+    await bucket.put("app.shop", Lease(owner="r1", epoch=7, time_ns=0))
+    await bucket.put("replica.r1", Lease(owner="r1", epoch=0, time_ns=0))
+    async with bucket.watch(hand_owners_to(state)):
+        await until(lambda: state.apps["shop"].owner == "r1")
+        await bucket.put("app.shop", Lease(owner="", epoch=7, time_ns=0))
+        await until(lambda: state.apps["shop"].owner == "")
+
+    assert state.apps["shop"].epoch == 7
+    await bus.close(1.0)
+
+
+def test_what_was_seen_is_forgotten_in_the_end() -> None:
+    seen = Seen()
+
+    assert [seen.is_new(key) for key in (0, 0, 1)] == [True, False, True]
+
+    for key in range(2, REMEMBERED_FACTS + 1):
+        seen.is_new(key)
+
+    assert seen.is_new(0)
+    assert not seen.is_new(REMEMBERED_FACTS)

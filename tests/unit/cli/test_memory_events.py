@@ -1,0 +1,108 @@
+"""Memory events in numbers and in words, and the history that `explain` shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.oom import OomCause, OomKind
+from services.cli.memory_events import MemoryTally, describe_event, plain_event
+from services.cli.memory_history import MemoryHistory
+from services.cli.output import format_duration
+from tests.support.cfs_batches import batch
+from tests.support.oom_events import MIB, drift, oom_event
+
+
+def test_a_tally_counts_each_kind_and_keeps_the_longest_wait() -> None:
+    tally = MemoryTally()
+    for event in (
+        oom_event(OomKind.NEAR),
+        oom_event(OomKind.GRANT, latency_us=120, paused_us=700),
+        oom_event(OomKind.GRANT, latency_us=90),
+        oom_event(OomKind.TRAP),
+        oom_event(OomKind.REFUSAL, paused_us=3_000),
+        oom_event(OomKind.RELEASE),
+        oom_event(OomKind.KILL),
+    ):
+        tally.add(event)
+
+    assert tally.plain() == {
+        "near": 1, "grants": 2, "granted_bytes": 64 * MIB, "slowest_grant_us": 120, "traps": 1,
+        "longest_pause_us": 3_000, "refusals": 1, "releases": 1, "kills": 1,
+    }  # fmt: skip
+    assert tally.in_words() == "2 grants (64 MiB), 1 trap (longest wait 3 ms), 1 refusal, 1 release, 1 kill"
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert MemoryTally().in_words() == ""
+
+
+@pytest.mark.parametrize(
+    ("event", "sentence"),
+    [
+        (oom_event(OomKind.NEAR), "near its limit with 95 MiB of 100 MiB"),
+        (oom_event(OomKind.TRAP, reason="usage 100 MiB: tasks wait"), "waits at its limit: usage 100 MiB: tasks wait"),
+        (
+            oom_event(latency_us=1_200, paused_us=850),
+            "granted 32 MiB in 1.2 ms (100 MiB → 132 MiB) after a wait of 850 us",
+        ),
+        (oom_event(cause=OomCause.WATCHDOG), "granted 32 MiB (100 MiB → 132 MiB) by the watchdog"),
+        (oom_event(limit_before_bytes=-1), "granted 0 B (unlimited → 132 MiB)"),
+        (
+            oom_event(OomKind.REFUSAL, reason="0 of 512 MiB are free"),
+            "refused more than 100 MiB: 0 of 512 MiB are free",
+        ),
+        (
+            oom_event(OomKind.RELEASE, paused_us=2_000_000, cause=OomCause.DEADLINE),
+            "left to the kernel with 95 MiB of 100 MiB after a wait of 2 s at the deadline",
+        ),
+        (
+            oom_event(OomKind.KILL, reason="it was refused"),
+            "killed by the kernel with 95 MiB of 100 MiB: it was refused",
+        ),
+    ],
+)
+def test_every_kind_is_a_sentence(event: object, sentence: str) -> None:
+    assert describe_event(event) == sentence  # type: ignore[arg-type]
+
+
+def test_the_plain_form_has_everything_and_the_sentence() -> None:
+    plain = plain_event(oom_event(latency_us=300))
+
+    assert (plain["kind"], plain["cause"], plain["limit_after_bytes"], plain["latency_us"]) == (
+        "grant", "sample", 132 * MIB, 300,
+    )  # fmt: skip
+    assert plain["sentence"].startswith("granted 32 MiB in 300 us")
+
+
+def test_durations_have_a_fitting_unit() -> None:
+    assert [format_duration(us) for us in (0, 999, 1_000, 12_345, 999_400, 999_600, 2_100_000)] == [
+        "0 us", "999 us", "1 ms", "12.3 ms", "999 ms", "1 s", "2.1 s",
+    ]  # fmt: skip
+
+
+def test_many_grants_do_not_hide_the_kill_before_them() -> None:
+    history = MemoryHistory(None, last=2)
+    history.take(oom_event(OomKind.KILL, 0))
+    for tick in range(1, 1_000):
+        history.take(oom_event(OomKind.GRANT, tick))
+    history.take(drift(5))
+
+    assert [event.plain.get("kind", "drift") for event in history.events] == ["kill", "drift", "grant", "grant"]
+    assert [event.trouble for event in history.events] == [True, False, False, False]
+    assert history.total.grants == 999
+    assert history.plain()["containers"]["web-0123456789ab"]["kills"] == 1
+    assert "999 grants" in history.summary("24h")
+    assert "1 limits changed by other hands" in history.summary("24h")
+    assert "web-0123456789ab  killed by the kernel" in history.events[0].line()
+
+
+def test_a_history_of_one_container_leaves_the_others_out() -> None:
+    history = MemoryHistory("web", last=5)
+    for name in ("web-0123456789ab", "db-0123456789ab"):
+        history.take(oom_event(container=name))
+        history.take(drift(container=name))
+    history.take(batch(0))
+
+    assert {event.container for event in history.events} == {"web-0123456789ab"}
+    assert (history.total.grants, history.drifts) == (1, 1)
+    assert MemoryHistory(None, 1).summary("1h") == "Memory in the last 1h: nothing happened near or at a limit"
