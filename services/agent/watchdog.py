@@ -1,0 +1,294 @@
+"""The watchdog: ends waits at a memory limit while the agent does not live. Started by the agent, outlives it.
+
+It reads a byte per tick from its standard input. When that ends (the agent has died) or stays silent (it is stopped),
+it looks after the containers whose memory is guarded, which it knows from the state directory: who waits at the limit
+is granted memory out of the reserve of its application; where none is left, the kernel gets its kill back after the
+deadline. It stands back when bytes come again, ends when another agent has taken over or when it is told to, and ends
+after a minute without an agent, with the kernel's own behaviour restored everywhere and the limits as they are.
+
+Knows the standard library only, so that it starts fast, stays small, and nothing that it needs can break.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from services.agent.adapters.state_files import (
+    FoundValues,
+    ReserveFile,
+    StateDirectory,
+    append_report,
+    is_locked,
+    read_holder,
+    take_out,
+)
+
+POLL_S: Final = 0.025
+GRANTING_POLL_S: Final = 0.005
+"""While somebody who was granted memory grows on."""
+GRANTING_S: Final = 0.1
+RESCAN_S: Final = 1.0
+LOCK_CHECK_S: Final = 0.25
+ORPHANED_S: Final = 60.0
+GRANT_BYTES: Final = 32 << 20
+NEAR_BYTES: Final = 2 << 20
+"""Closer to the limit than this, with nothing to reclaim, counts as waiting: reclaim may spin without an event."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_UNLIMITED: Final = 1 << 62
+_BYE: Final = b"q"
+
+
+class Memory(NamedTuple):
+    """One look at a group."""
+
+    usage_bytes: int
+    limit_bytes: int
+    waiting: bool
+
+
+class Group:
+    """One guarded group's control files, kept open. Methods raise OSError once it has vanished."""
+
+    def __init__(self, found: FoundValues) -> None:
+        self.key = found.key
+        self.app = found.app
+        self.inode = found.inode
+        self.version = found.version
+        self.original_trap = found.values.get("memory.oom_control", "0")
+        self.waiting_since_s: float | None = None
+        self.released = False
+        self._directory = found.directories["memory"]
+        self._descriptors: dict[str, int] = {}
+
+    def _descriptor(self, name: str) -> int:
+        if name not in self._descriptors:
+            self._descriptors[name] = os.open(f"{self._directory}/{name}", os.O_RDWR | os.O_CLOEXEC)
+        return self._descriptors[name]
+
+    def _read(self, name: str) -> int:
+        text = os.pread(self._descriptor(name), 64, 0).strip()
+        return _UNLIMITED if text == b"max" else int(text)
+
+    def _write(self, name: str, value: str) -> None:
+        os.pwrite(self._descriptor(name), value.encode(), 0)
+
+    def _reclaimable_bytes(self) -> int:
+        """Inactive page cache of the group and those below it."""
+        key = "total_inactive_file " if self.version == 1 else "inactive_file "
+        for line in Path(f"{self._directory}/memory.stat").read_text(encoding="ascii").splitlines():
+            if line.startswith(key):
+                return int(line.removeprefix(key))
+        return 0
+
+    def look(self) -> Memory:
+        """Usage, limit, and whether anybody waits."""
+        if self.version == 1:
+            usage, limit = self._read("memory.usage_in_bytes"), self._read("memory.limit_in_bytes")
+            text = os.pread(self._descriptor("memory.oom_control"), 256, 0).split()
+            # Where a group above has hit its limit we show under_oom, too: then there is nothing that we could do
+            near = usage + NEAR_BYTES >= limit
+            waiting = near and (text[3] == b"1" or usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= limit)
+        else:
+            usage, limit, high = self._read("memory.current"), self._read("memory.max"), self._read("memory.high")
+            waiting = usage >= high and usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= high
+        return Memory(usage, limit, waiting)
+
+    def grant(self, seen: Memory, granted_bytes: int) -> int:
+        """Raise the limit by so much; returns the new one."""
+        limit = seen.limit_bytes + granted_bytes
+        if self.version == 1:
+            with suppress(FileNotFoundError):  # the kernel does not account for swap
+                if self._read("memory.memsw.limit_in_bytes") < limit:
+                    self._write("memory.memsw.limit_in_bytes", str(limit))
+            self._write("memory.limit_in_bytes", str(limit))
+        else:
+            high = self._read("memory.high")
+            self._write("memory.max", str(limit))
+            self._write("memory.high", str(high + granted_bytes))
+        return limit
+
+    def release(self) -> None:
+        """Give the kernel its kill back."""
+        if self.version == 1:
+            self._write("memory.oom_control", self.original_trap)
+        else:
+            self._write("memory.high", "max")
+        self.released = True
+
+    def force_release(self) -> None:
+        """Like `release`, also where the container came with its kill taken away: somebody waits now."""
+        self.original_trap = "0"
+        self.release()
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+class Options(NamedTuple):
+    """The command line."""
+
+    state: StateDirectory
+    lock: Path
+    agent_pid: int
+    pause_deadline_s: float
+    silence_s: float
+
+
+class Watchdog:
+    """Listens to the agent, and acts instead of it."""
+
+    def __init__(self, options: Options, beats: int) -> None:
+        self._options = options
+        self._reserves = ReserveFile(options.state.reserves)
+        self._beats = beats
+        self._poll = select.poll()
+        self._poll.register(beats, select.POLLIN)
+        self._ended = False
+        """Whether the agent's end of the pipe is closed."""
+        self._last_beat_s = time.monotonic()
+        self._groups: dict[str, Group] = {}
+        self._acting = False
+        self._rescan_s = 0.0
+        self._lock_check_s = 0.0
+        self._granted_s = 0.0
+
+    def run(self) -> None:
+        """Until there is nothing more to watch."""
+        while self._listen():
+            now_s = time.monotonic()
+            silent_s = now_s - self._last_beat_s
+            if not self._ended and silent_s < self._options.silence_s:
+                self._stand_back()
+            elif not self._act(now_s, silent_s):
+                break
+        self._stand_back()
+
+    def _listen(self) -> bool:
+        """Wait for a byte, for as long as nothing else is to be done. False: told to end."""
+        now_s = time.monotonic()
+        pause_s = GRANTING_POLL_S if now_s - self._granted_s < GRANTING_S else POLL_S
+        if self._ended:
+            time.sleep(pause_s)
+            return True
+        if not self._acting:
+            pause_s = max(self._last_beat_s + self._options.silence_s - now_s, 0) + 0.001
+        if self._poll.poll(pause_s * 1000):
+            said = os.read(self._beats, 4096)
+            if said.endswith(_BYE):
+                return False
+            self._ended = not said
+            self._last_beat_s = time.monotonic()
+        return True
+
+    def _stand_back(self) -> None:
+        self._acting = False
+        for group in self._groups.values():
+            group.close()
+        self._groups.clear()
+
+    def _act(self, now_s: float, silent_s: float) -> bool:
+        """Look after all groups once; False: there is nothing left to do here, ever."""
+        if not self._acting:
+            self._acting, self._rescan_s, self._lock_check_s = True, 0.0, 0.0
+        if now_s >= self._lock_check_s:
+            self._lock_check_s = now_s + LOCK_CHECK_S
+            if self._replaced():
+                return False
+        if now_s >= self._rescan_s:
+            self._rescan_s = now_s + RESCAN_S
+            self._scan()
+        if self._ended and not self._groups:
+            return False
+        orphaned = silent_s >= ORPHANED_S
+        for group in list(self._groups.values()):
+            try:
+                if orphaned:
+                    group.release()
+                elif not group.released:
+                    self._look_after(group, now_s)
+            except (OSError, ValueError, IndexError):  # it has vanished: the next scan proves it
+                self._groups.pop(group.key).close()
+        return not orphaned
+
+    def _replaced(self) -> bool:
+        """Whether another agent than ours manages this host now; its own watchdog is in charge then."""
+        if not is_locked(self._options.lock):
+            return False
+        holder = read_holder(self._options.lock)
+        return holder is not None and holder.pid != self._options.agent_pid
+
+    def _scan(self) -> None:
+        guarded = {found.key: found for found in self._options.state.load_all() if found.guarded and found.exists()}
+        for key in self._groups.keys() - guarded.keys():
+            self._groups.pop(key).close()
+        for key in guarded.keys() - self._groups.keys():
+            self._groups[key] = Group(guarded[key])
+
+    def _look_after(self, group: Group, now_s: float) -> None:
+        seen = group.look()
+        if not seen.waiting:
+            group.waiting_since_s = None
+            return
+        if group.waiting_since_s is None:
+            group.waiting_since_s = now_s
+        waited_s = now_s - group.waiting_since_s
+        if self._grant(group, seen, waited_s):
+            self._granted_s = now_s
+            group.waiting_since_s = None
+        elif waited_s >= self._options.pause_deadline_s:
+            group.force_release()
+            self._report(group, seen, seen.limit_bytes, waited_s)
+
+    def _grant(self, group: Group, seen: Memory, waited_s: float) -> bool:
+        changed = self._reserves.change(group.app, lambda amounts: take_out(amounts, GRANT_BYTES))
+        granted_bytes = (changed[1][1] - changed[0][1]) // _PAGE_BYTES * _PAGE_BYTES if changed is not None else 0
+        if not granted_bytes:
+            return False
+        try:
+            limit_bytes = group.grant(seen, granted_bytes)
+        except OSError:
+            self._reserves.change(group.app, lambda amounts: (amounts[0], max(amounts[1] - granted_bytes, 0)))
+            return False
+        self._report(group, seen, limit_bytes, waited_s)
+        return True
+
+    def _report(self, group: Group, seen: Memory, limit_after_bytes: int, waited_s: float) -> None:
+        report = {
+            "key": group.key,
+            "app": group.app,
+            "time_ns": time.time_ns(),
+            "granted": limit_after_bytes > seen.limit_bytes,
+            "usage_bytes": seen.usage_bytes,
+            "limit_before_bytes": seen.limit_bytes,
+            "limit_after_bytes": limit_after_bytes,
+            "paused_us": int(waited_s * 1e6),
+        }
+        with suppress(OSError):  # the state directory may be full: what was done is done
+            append_report(self._options.state.reports, report)
+
+
+def main(arguments: list[str]) -> None:
+    """Run with: state directory of the managed root, its lock, pid of the agent, pause deadline, silence (seconds)."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # whoever ends the agent's whole group must not end this one first
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-900", encoding="ascii")
+    state, lock, agent_pid, pause_deadline_s, silence_s = arguments
+    options = Options(
+        StateDirectory(Path(state)), Path(lock), int(agent_pid), float(pause_deadline_s), float(silence_s)
+    )
+    Watchdog(options, sys.stdin.fileno()).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
