@@ -1,7 +1,8 @@
-"""Answers to `allocator.state` and `allocator.explain`."""
+"""Answers to `allocator.state` and `allocator.explain`: any replica answers, and asks the owners for what is theirs."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
 
 import numpy as np
@@ -18,21 +19,27 @@ from schemas.queries import (
     StateReply,
     StateRequest,
 )
-from services._runtime.bus import Delivery
+from schemas.subjects import REPLICA_EXPLAIN, REPLICA_STATE
+from services._runtime.bus import Bus, BusError, Delivery, RequestRefusedError
 from services._runtime.clock import Clock
 from services.allocator.core import ledger
 from services.allocator.core.allocation import Allocation
 from services.allocator.core.explain import explanations, summary
+from services.allocator.replicas import Replicas
 
 REMEMBERED_STEPS = 600
 """Steps with changes per application: a minute at one per period."""
+ASK_S = 1.0
+"""For another replica's answer."""
 
 
 class Queries:
     """Reads the allocation and remembers recent decisions; changes nothing."""
 
-    def __init__(self, allocation: Allocation, clock: Clock) -> None:
+    def __init__(self, allocation: Allocation, replicas: Replicas, bus: Bus, clock: Clock) -> None:
         self._allocation = allocation
+        self._replicas = replicas
+        self._bus = bus
         self._clock = clock
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
 
@@ -41,32 +48,81 @@ class Queries:
         if decisions.row_count:
             self._history[decisions.app].append(decisions)
 
+    def forget(self, app: str) -> None:
+        """Another replica decides for it now."""
+        self._history.pop(app, None)
+
+    # -- of anyone -----------------------------------------------------------------------------------------------
+
     async def state(self, delivery: Delivery) -> Message:
-        """Applications, containers, limits and pools."""
+        """Applications, containers, limits and pools, whoever owns them."""
         request = delivery.message
         if not isinstance(request, StateRequest):
             return _wrong(request)
-        allocation = self._allocation
-        if request.app is not None and request.app not in allocation.roster.specs:
+        specs = self._allocation.roster.specs
+        if request.app is not None and request.app not in specs:
             return self._unknown(request.app)
-        names = [request.app] if request.app is not None else sorted(allocation.roster.specs)
-        return StateReply(
-            epoch=allocation.epoch,
-            steps=allocation.step_count,
-            superseded=allocation.superseded,
-            apps=tuple(self._app_state(name) for name in names),
-        )
+        names = [request.app] if request.app is not None else sorted(specs)
+        states = self._own_states(names)
+        elsewhere = {self._replicas.owner(name) for name in names if name not in states} - {"", self._replicas.id}
+        for reply in await asyncio.gather(*(self._ask(owner, request) for owner in sorted(elsewhere))):
+            states |= {state.spec.name: state for state in reply}
+        if request.app is not None and request.app not in states:
+            return _ownerless(request.app)
+        return self._reply([states.get(name) or self._ownerless_state(name) for name in names if name in specs])
 
     async def explain(self, delivery: Delivery) -> Message:
-        """Why an application's limits are what they are."""
+        """Why an application's limits are what they are, whoever owns it."""
         request = delivery.message
         if not isinstance(request, ExplainRequest):
             return _wrong(request)
         if request.app not in self._allocation.roster.specs:
             return self._unknown(request.app)
+        owner = self._replicas.owner(request.app)
+        if owner == self._replicas.id:
+            return await self.own_explain(delivery)
+        if not owner:
+            return _ownerless(request.app)
+        try:
+            subject = REPLICA_EXPLAIN.subject(self._bus.root, replica=owner)
+            return await self._bus.request(subject, request, timeout_s=ASK_S)
+        except RequestRefusedError:
+            raise
+        except BusError:
+            return _ownerless(request.app)
+
+    async def _ask(self, owner: str, request: StateRequest) -> tuple[AppState, ...]:
+        """Another replica's applications; none where it does not answer."""
+        try:
+            subject = REPLICA_STATE.subject(self._bus.root, replica=owner)
+            reply = await self._bus.request(subject, request, timeout_s=ASK_S)
+        except BusError:
+            return ()
+        return reply.apps if isinstance(reply, StateReply) else ()
+
+    # -- of this replica -----------------------------------------------------------------------------------------
+
+    async def own_state(self, delivery: Delivery) -> Message:
+        """What this replica owns."""
+        request = delivery.message
+        if not isinstance(request, StateRequest):
+            return _wrong(request)
+        states = self._own_states(sorted(self._replicas.held) if request.app is None else [request.app])
+        if request.app is not None and not states:
+            return _ownerless(request.app)
+        return self._reply(list(states.values()))
+
+    async def own_explain(self, delivery: Delivery) -> Message:
+        """What this replica has decided."""
+        request = delivery.message
+        if not isinstance(request, ExplainRequest):
+            return _wrong(request)
+        states = self._own_states([request.app])
+        if not states:
+            return _ownerless(request.app)
         history = [
             explanation
-            for decisions in self._history[request.app]
+            for decisions in self._history.get(request.app, ())
             for explanation in explanations(decisions)
             if request.container is None or explanation.container.startswith(request.container)
         ]
@@ -76,11 +132,29 @@ class Queries:
             if len(seen) < request.last:
                 seen.append(explanation)
         chosen = sorted((entry for group in newest.values() for entry in group), key=lambda entry: entry.time_ns)
-        return ExplainReply(app=request.app, summary=summary(self._app_state(request.app)), decisions=tuple(chosen))
+        return ExplainReply(app=request.app, summary=summary(states[request.app]), decisions=tuple(chosen))
+
+    def _own_states(self, names: list[str]) -> dict[str, AppState]:
+        specs = self._allocation.roster.specs
+        return {app: self._app_state(app) for app in names if app in specs and self._allocation.epoch_of(app)}
+
+    def _reply(self, states: list[AppState]) -> StateReply:
+        return StateReply(
+            epoch=max((state.epoch for state in states), default=0),
+            steps=self._allocation.step_count,
+            superseded=not self._replicas.may_decide(),
+            replica=self._replicas.id,
+            apps=tuple(states),
+        )
 
     def _unknown(self, app: str) -> QueryError:
         known = ", ".join(sorted(self._allocation.roster.specs)) or "none"
         return QueryError(code=404, message=f"no application {app!r} is announced (announced: {known})")
+
+    def _ownerless_state(self, app: str) -> AppState:
+        spec = self._allocation.roster.specs[app]
+        limits = {"cpu_free_us": spec.cpu_limit_us, "memory_free_bytes": int(spec.memory_limit)}
+        return AppState(spec=spec, cpu_held_us=0, memory_held_bytes=0, containers=(), **limits)
 
     def _app_state(self, app: str) -> AppState:
         allocation = self._allocation
@@ -114,9 +188,16 @@ class Queries:
             cpu_free_us=spec.cpu_limit_us - int(pools.quota_held_us[index]),
             memory_held_bytes=int(pools.limit_held_bytes[index]),
             memory_free_bytes=int(spec.memory_limit) - int(pools.limit_held_bytes[index]),
+            memory_reserved_bytes=int(pools.reserved_bytes[index]),
+            epoch=allocation.epoch_of(app),
+            owner=self._replicas.id,
             containers=containers,
         )
 
 
 def _wrong(request: Message) -> QueryError:
     return QueryError(code=400, message=f"unexpected {request.type_name}")
+
+
+def _ownerless(app: str) -> QueryError:
+    return QueryError(code=503, message=f"{app!r} is changing hands between allocators: ask again in a few seconds")

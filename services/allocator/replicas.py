@@ -247,11 +247,19 @@ class Replicas:
         for change in self._core.take_changes():
             if change.epoch is not None:
                 self._log.info("application_owned", app=change.app, epoch=change.epoch)
-                await self._callbacks.own(change.app, change.epoch)
+                await self._begin(change.app, change.epoch)
             else:
                 event = "application_lost" if change.lost else "application_handed_over"
                 self._log.info(event, app=change.app)
                 self._callbacks.disown(change.app)
+
+    async def _begin(self, app: str, epoch: int) -> None:
+        try:
+            await self._callbacks.own(app, epoch)
+        except BusError as error:
+            self._log.warning("application_not_served", app=app, error=str(error))
+            self._core.abandon(app)
+            await self._tell_changes()
 
     def _lease(self, lease: StoredLease) -> Lease:
         return Lease(owner=lease.owner, epoch=lease.epoch, time_ns=self._clock.time_ns())

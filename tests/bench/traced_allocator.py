@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from schemas.cfs import CfsBatch
 from schemas.limits import LimitUpdate
 from services._runtime.app import main
 from services.allocator.service import Allocator
@@ -23,12 +24,11 @@ class TracedAllocator(Allocator):
         self._sent: list[tuple[int, int, int, int]] = []
         self._tick_ns = 0
 
-    def _step(self) -> None:
-        batches = len(self._waiting)
-        self._tick_ns = max((batch.time_ns for batch in self._waiting), default=0)
+    def _step(self, batches: list[CfsBatch]) -> None:
+        self._tick_ns = max((batch.time_ns for batch in batches), default=0)
         begin_ns = time.thread_time_ns()
-        super()._step()
-        self._steps.append((time.time_ns(), batches, self._tick_ns, time.thread_time_ns() - begin_ns))
+        super()._step(batches)
+        self._steps.append((time.time_ns(), len(batches), self._tick_ns, time.thread_time_ns() - begin_ns))
         self._tick_ns = 0
 
     def _order(self, updates: tuple[LimitUpdate, ...]) -> None:

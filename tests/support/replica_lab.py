@@ -53,7 +53,7 @@ class Store:
             member.news.append((key, entry))
         return self.revision
 
-    def _check_epoch(self, key: str, lease: Lease, before: Lease | None) -> None:
+    def _check_epoch(self, key: str, lease: Lease, before: Any) -> None:
         """It rises with every owner, and never falls."""
         newest = self.epochs.get(key, 0)
         same = before is not None and (before.owner, before.epoch) == (lease.owner, lease.epoch)
@@ -163,10 +163,11 @@ class Member:
         return await operation.answer
 
     async def get(self, key: str) -> Entry | None:
-        return await self._ask(lambda: self.lab.store.entries.get(key))
+        entry: Entry | None = await self._ask(lambda: self.lab.store.entries.get(key))
+        return entry
 
     async def put(self, key: str, message: Any) -> int:
-        return await self._ask(lambda: self.lab.store.write(key, message, self.monotonic()))
+        return int(await self._ask(lambda: self.lab.store.write(key, message, self.monotonic())))
 
     async def create(self, key: str, message: Any) -> int:
         return await self.update(key, message, 0)
@@ -178,7 +179,7 @@ class Member:
                 raise RevisionConflictError(key)
             return self.lab.store.write(key, message, self.monotonic())
 
-        return await self._ask(swap)
+        return int(await self._ask(swap))
 
     async def delete(self, key: str) -> None:
         await self._ask(lambda: self.lab.store.remove(key))
@@ -298,9 +299,9 @@ class ReplicaLab:
             for operation in list(member.operations):
                 if not member.holds_requests and operation.apply_s <= self.loop.now_s:
                     operation.apply()
-                if operation.applied and not member.holds_answers and not member.frozen:
-                    if operation.reply_s <= self.loop.now_s:
-                        operation.reply()
+                answers = not member.holds_answers and not member.frozen
+                if operation.applied and answers and operation.reply_s <= self.loop.now_s:
+                    operation.reply()
             if not member.holds_news and not member.frozen:
                 self.tell(member)
 

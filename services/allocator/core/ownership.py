@@ -268,6 +268,11 @@ class Ownership:
         if swap.app in self._held:
             self._lose(swap.app)
 
+    def abandon(self, app: str) -> None:
+        """We cannot decide for it; the lease is released, or taken anew, in the next round."""
+        if app in self._held:
+            self._give_up(app)
+
     def leave(self) -> list[Swap]:
         """We stop: give up everything."""
         swaps = [
