@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,23 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.apps import AppSpec
+from schemas.leases import Lease
+from schemas.oom import OomKind
 from schemas.queries import AppState, ContainerState, ExplainReply, Explanation, StateReply
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
-from schemas.streams import APPS
-from schemas.subjects import CFS, LIMIT_DECISIONS
+from schemas.streams import APPS, LEASES, OOM_STREAM
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
 from services._runtime.bus import Delivery, RequestRefusedError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
+from services._runtime.nats_history import read_stored
 from services._runtime.nats_server import EmbeddedNats
+from services.cli.feed import follow
+from services.cli.live_state import LiveState
 from services.cli.main import app
 from tests.support.cfs_batches import batch, decisions
 from tests.support.deadline import until
+from tests.support.oom_events import MIB, drift, oom_event
 
 LIMITS = "name: shop\ncpu_limit: 2\nmemory_limit: 1GiB\n"
 
@@ -68,6 +76,14 @@ async def publishing(bus: NatsBus) -> None:
         bus.connection.send_now("elsewhere.subject", b"{}")
         tick += 1
         await asyncio.sleep(0.02)
+
+
+async def storing_facts(bus: NatsBus) -> None:
+    """What an agent tells about a container at its memory limit, for ever."""
+    for number in itertools.count():
+        event = oom_event(cause="threshold", time_ns=time.time_ns(), latency_us=420, reason="growing by 1024 MiB/s")
+        bus.publish_fact(OOM_EVENTS.subject("tb", app="shop", node="n1"), event, message_id=f"soon-{number}")
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -122,6 +138,21 @@ async def test_tap_shows_everything_and_breaks_at_nothing(stream: NatsBus) -> No
     assert json.loads(out)["subject"] == "elsewhere.subject"
 
 
+async def test_tap_shows_memory_events_as_they_are_stored(bus: NatsBus) -> None:
+    process = await start(bus, "tap", "evt.oom.>", "--count", "1")
+    store_facts_soon = asyncio.create_task(storing_facts(bus))
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+    store_facts_soon.cancel()
+    shown = json.loads(out)
+
+    assert err == b""
+    assert shown["subject"] == "tb.evt.oom.shop.n1"
+    assert {key: shown[key] for key in ("kind", "cause", "container", "limit_after_bytes", "latency_us", "reason")} == {
+        "kind": "grant", "cause": "threshold", "container": "web-0123456789ab", "limit_after_bytes": 132 * MIB,
+        "latency_us": 420, "reason": "growing by 1024 MiB/s",
+    }  # fmt: skip
+
+
 async def test_tap_ends_after_its_time_and_at_an_interrupt(stream: NatsBus) -> None:
     code, out, _ = await finished(stream, "tap", "evt.>", "--for", "0.2")
 
@@ -161,6 +192,22 @@ async def test_top_once_shows_what_was_just_seen(stream: NatsBus) -> None:
     assert "web" in out
 
 
+async def test_top_hears_of_memory_events_and_owners(stream: NatsBus) -> None:
+    await stream.bucket(LEASES).put("app.shop", Lease(owner="r1", epoch=9, time_ns=0))
+    task = asyncio.create_task(storing_facts(stream))
+    code, out, _ = await finished(stream, "top", "--once", "--json")
+    task.cancel()
+    snapshot = json.loads(out)
+    (shop,) = snapshot["apps"]
+
+    assert code == 0
+    assert shop["owner"] == "r1"
+    assert shop["memory"]["grants"] > 0
+    assert shop["containers"][0]["memory"]["slowest_grant_us"] == 420
+    assert shop["containers"][0]["last_memory_event"].startswith("granted 32 MiB in 420 us")
+    assert snapshot["memory_events"][-1]["sentence"] == shop["containers"][0]["last_memory_event"]
+
+
 async def test_top_without_a_terminal_prints_lines_until_interrupted(stream: NatsBus) -> None:
     process = await start(stream, "top")
     assert process.stdout
@@ -181,6 +228,7 @@ def state_reply() -> StateReply:
     )  # fmt: skip
     state = AppState(
         spec=spec, cpu_held_us=20_000, cpu_free_us=180_000, memory_held_bytes=2, memory_free_bytes=3,
+        memory_reserved_bytes=64 * MIB, owner="r1", epoch=4,
         containers=(container,),
     )  # fmt: skip
     return StateReply(epoch=1, steps=2, superseded=False, apps=(state,))
@@ -206,6 +254,9 @@ async def test_queries_are_asked_and_refusals_told(bus: NatsBus) -> None:
 
     assert code == 0, err
     assert out.splitlines()[1].split()[:6] == ["shop", "1", "2.00", "0.20", "1.80", "1"]
+    assert out.splitlines()[0].split()[-1] == "OWNER"
+    assert out.splitlines()[1].split()[-1] == "r1"
+    assert "64 MiB" in out.splitlines()[1]
 
     code, out, _ = await turnbuckle(bus, "explain", "shop")
 
@@ -214,6 +265,78 @@ async def test_queries_are_asked_and_refusals_told(bus: NatsBus) -> None:
     code, _, err = await turnbuckle(bus, "explain", "other")
 
     assert (code, "no application 'other'" in err) == (1, True)
+
+
+async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(bus: NatsBus) -> None:
+    """From the stream: newest trouble of each container, however many grants came after it."""
+    now_ns = time.time_ns()
+    subject = OOM_EVENTS.subject("tb", app="shop", node="n1")
+    events = [oom_event(OomKind.KILL, time_ns=now_ns, reason="0 of 512 MiB are free")]
+    events += [oom_event(time_ns=now_ns + number) for number in range(1, 700)]
+    events += [oom_event(OomKind.TRAP, container="db-0123456789ab", time_ns=now_ns)]
+    for number, event in enumerate(events):
+        bus.publish_fact(subject, event, message_id=str(number))
+    bus.publish_fact(CONTAINER_EVENTS.subject("tb", app="shop", node="n1"), drift(), message_id="drift")
+    await bus.flush(20)
+
+    code, out, err = await turnbuckle(bus, "explain", "shop")
+
+    assert code == 0, err
+    assert "no allocator answers" in err
+    assert "Memory in the last 24h: 699 grants (21.8 GiB), 1 trap, 1 kill, 1 limits changed by other hands" in out
+    assert "web-0123456789ab  killed by the kernel with 95 MiB of 100 MiB: 0 of 512 MiB are free" in out
+    assert "web-0123456789ab  limits drifted: by other hands: memory limit 100 MiB became 64 MiB, put back" in out
+
+    code, out, _ = await turnbuckle(bus, "explain", "shop", "--container", "db", "--json", "--since", "1h")
+    memory = json.loads(out)["memory"]
+
+    assert [event["kind"] for event in memory["events"]] == ["trap"]
+    assert memory["total"]["kills"] == 0
+    assert (await bus.jetstream.stream_info("TB_OOM")).state.consumer_count == 0
+
+    code, _, err = await turnbuckle(bus, "explain", "other")
+
+    assert (code, "no allocator answers" in err) == (69, True)
+
+
+async def test_events_older_than_asked_for_are_left_out(bus: NatsBus) -> None:
+    subject = OOM_EVENTS.subject("tb", app="shop", node="n1")
+    found: list[Delivery] = []
+    bus.publish_fact(subject, oom_event(), message_id="1")
+    bus.connection.send_now(subject.text, b"\xc1 no message")
+    await bus.flush(5)
+    await read_stored(bus, OOM_STREAM, OOM_EVENTS.pattern("tb", app="shop"), time.time() + 60, found.append)
+
+    assert found == []
+
+    await read_stored(bus, OOM_STREAM, OOM_EVENTS.pattern("tb", app="other"), 0, found.append)
+
+    assert found == []
+
+    await read_stored(bus, OOM_STREAM, OOM_EVENTS.pattern("tb", app="shop"), 0, found.append)
+
+    assert [delivery.message for delivery in found] == [oom_event()]
+
+
+async def test_the_doctor_sees_replicas_that_renew_their_entries(bus: NatsBus) -> None:
+    async def beat() -> None:
+        while True:
+            await bus.bucket(LEASES).put("replica.r1", Lease(owner="r1", epoch=0, time_ns=time.time_ns()))
+            await asyncio.sleep(0.1)
+
+    for key, owner in (("replica.r2", "r2"), ("app.shop", "r1"), ("app.lost", "r2")):
+        await bus.bucket(LEASES).put(key, Lease(owner=owner, epoch=1, time_ns=0))
+    for name in ("shop", "lost"):
+        await bus.bucket(APPS).put(name, AppSpec.model_validate(
+            {"name": name, "cpu_limit": 2, "memory_limit": "1GiB"}
+        ))  # fmt: skip
+    task = asyncio.create_task(beat())
+    _, out, _ = await turnbuckle(bus, "doctor", "--json")
+    task.cancel()
+    found = {finding["name"]: finding for finding in json.loads(out)}
+
+    assert found["allocators"]["found"] == "r1; silent: r2"
+    assert found["owners"]["found"] == "nobody decides for lost"
 
 
 async def test_the_doctor_sees_the_server(bus: NatsBus) -> None:
@@ -226,11 +349,8 @@ async def test_the_doctor_sees_the_server(bus: NatsBus) -> None:
 
 
 async def test_top_hears_of_withdrawn_limits(bus: NatsBus) -> None:
-    from services.cli.live_state import LiveState  # noqa: PLC0415 - white-box companion of the tests above
-    from services.cli.top import follow  # noqa: PLC0415
-
     state = LiveState()
-    await follow(bus, state)
+    await follow(bus, lambda: (state,))
     bus.publish(CFS.subject("tb", app="shop", node="n1"), batch(0))
 
     await until(lambda: "shop" in state.apps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -66,4 +67,44 @@ async def test_a_service_that_dies_later_is_noticed(tmp_path: Path) -> None:
 
     with pytest.raises(ServiceDiedError, match="signal 9"):
         supervisor.check()
+    await supervisor.stop_all()
+
+
+async def test_of_several_processes_of_a_service_one_may_end(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, "nats://here", serving)
+    environment = {"ENDED": str(tmp_path / "ended")}
+    first, second = [await supervisor.start("allocator", environment) for _ in range(2)]
+
+    assert (first.name, second.name, second.log_file.name) == ("allocator", "allocator-2", "allocator-2.log")
+    assert supervisor.check() == []
+
+    first.process.kill()
+    first.process.wait()
+    (said,) = supervisor.check()
+
+    assert said.startswith("allocator has ended (signal 9), the others take over")
+    assert supervisor.check() == []
+
+    second.process.kill()
+    second.process.wait()
+
+    with pytest.raises(ServiceDiedError, match=r"allocator-2 has ended \(signal 9\)"):
+        supervisor.check()
+    await supervisor.stop_all()
+
+
+async def test_a_refusal_to_start_is_told_in_the_services_own_words(tmp_path: Path) -> None:
+    lines = [
+        {"event": "starting", "level": "info"},
+        {"event": "start_failed", "level": "error", "error": "managed by another agent (pid 7): stop it"},
+        {"event": "stopped", "clean": True},
+    ]
+    dying = f"import sys; print({chr(10).join(json.dumps(line) for line in lines)!r}); sys.exit(78)"
+    supervisor = Supervisor(tmp_path, "nats://here", lambda _: [sys.executable, "-c", dying])
+
+    with pytest.raises(ServiceDiedError) as caught:
+        await supervisor.start("agent", {})
+
+    assert str(caught.value) == "the agent does not start: managed by another agent (pid 7): stop it"
+    assert caught.value.exit_code == ExitCode.BAD_CONFIG
     await supervisor.stop_all()
