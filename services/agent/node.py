@@ -1,9 +1,9 @@
-"""The containers of one node: read every period, limits carried out. No bus, no clock of its own."""
+"""The containers of one node: read every period, limits carried out, memory guarded. No bus, no clock of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,112 +11,113 @@ import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
-from schemas.limits import LimitReply, LimitUpdate, RowStatus
-from services.agent.core.boundaries import BoundaryQueue
-from services.agent.core.orders import OrderBook, RowPlan
-from services.agent.core.sampling import COUNTER_COLUMNS, PeriodSample, per_period
-from services.agent.ports import ContainerHandle, FoundContainer, Host, WriteOutcome
+from schemas.limits import LimitReply, LimitUpdate
+from services.agent.containers import Containers
+from services.agent.core.orders import OrderBook
+from services.agent.core.sampling import PeriodSample, per_period
+from services.agent.drift import DriftWatch
+from services.agent.limit_orders import LimitOrders
+from services.agent.memory import MemoryGuard
+from services.agent.occurrences import Journal, of_watchdog
+from services.agent.ports import FoundContainer, Host, ReserveBook, WatchdogReport
+from services.agent.reserves import Reserves
 
-RECHECK_TICKS = 10
+RECHECK_TICKS = 5
 """Each container's limits are read back from the kernel once in so many ticks, a share of them per tick."""
+RECLAIMABLE_TICKS = 50
+"""The same for the page cache that the kernel could drop: 20 us a container."""
+_MEMORY_COLUMN = 4
 
 
-@dataclass(slots=True)
-class _Member:
-    """One container. `order_book.containers[key]` holds its limits."""
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """How a node treats its containers."""
 
-    found: FoundContainer
-    handle: ContainerHandle
-    counters: tuple[int, ...] = (0,) * COUNTER_COLUMNS
-    read_ns: int | None = None
-    idle: bool = False
-    oom_kills: int = 0
-    first_oom_kills: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class PendingReply:
-    """A reply that waits for its cuts."""
-
-    update: LimitUpdate
-    keys: list[str]
-    statuses: list[RowStatus]
-    waiting: dict[str, int] = field(default_factory=dict)
-    """Row by container, for cuts that are not written yet."""
-    refusal: str | None = None
-    stale_apps: tuple[str, ...] = ()
-    on_settled: Callable[[LimitReply], None] | None = None
-
-
-@dataclass(slots=True)
-class WriteCounters:
-    """What was written to the kernel."""
-
-    quota_writes: int = 0
-    memory_writes: int = 0
-    refused_writes: int = 0
+    pause_deadline_ns: int = 2_000_000_000
+    """No task waits longer at its memory limit."""
+    reassert: bool = True
+    """Limits that other hands have changed: put back what was ordered, or else take over what is found."""
 
 
 class Node:
-    """Reads counters and writes limits of all managed containers of a host."""
+    """Reads counters and writes limits of all managed containers of a host.
 
-    def __init__(self, name: str, incarnation: int, host: Host) -> None:
+    What happened to memory, what has to be asked, and what other hands did waits in `journal`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        host: Host,
+        reserve_book: ReserveBook,
+        options: NodeOptions = NodeOptions(),
+    ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.host = host
         self.book = OrderBook(name, incarnation)
-        self.cuts = BoundaryQueue()
-        self.writes = WriteCounters()
-        self._members: dict[str, _Member] = {}
-        self._order: list[str] = []
+        self.journal = Journal()
+        self.reserves = Reserves(reserve_book)
+        self._containers = Containers(host, self.book)
+        self._drift = DriftWatch(self._containers, self.reserves, self.journal, reassert=options.reassert)
+        self.guard = MemoryGuard(self._containers, self.reserves, self._drift, options.pause_deadline_ns)
+        self._orders = LimitOrders(self._containers, self.reserves, self.guard, self._next_report)
+        self.cuts = self._orders.cuts
+        self.writes = self._containers.writes
         self._before: np.ndarray[Any, Any] | None = None
-        """Counters of the last tick in `_order`; None once that has changed."""
+        """Counters of the last tick in the order of batches; None once that has changed."""
         self._report_seq = 0
         self.ticks = 0
         """Samples taken of all containers."""
-        self._pending: list[PendingReply] = []
-        self._joined: dict[str, str] = {}
+        self._now_ns = 0
+        self._kills_of_gone: dict[str, int] = {}
 
     @property
     def container_count(self) -> int:
         """Containers that are sampled."""
-        return len(self._members)
+        return len(self._containers.members)
+
+    @property
+    def containers(self) -> list[FoundContainer]:
+        """All that are sampled."""
+        return [member.found for member in self._containers.members.values()]
 
     def key_of(self, container_id: str) -> str | None:
         """Key of a managed container."""
-        return self._joined.get(container_id)
+        return self._containers.key_of(container_id)
+
+    def kills_of(self, key: str) -> int:
+        """Kills by the kernel since the container was found, also of one that has just gone."""
+        member = self._containers.members.get(key)
+        return member.kills if member else self._kills_of_gone.pop(key, 0)
 
     def found(self, container: FoundContainer) -> str | None:
         """Start to sample a container; returns its key, or None if it is known already or has vanished."""
-        if container.container_id in self._joined or container.key in self._members:
+        member = self._containers.open(container)
+        if member is None:
             return None
-        handle = self.host.open(container)
-        if handle is None:
-            return None
-        limits = handle.read_limits()
-        if limits is None:
-            handle.close()
-            return None
-        kills = handle.read_oom_kills()
-        self._members[container.key] = _Member(container, handle, oom_kills=kills, first_oom_kills=kills)
-        self._joined[container.container_id] = container.key
-        self.book.add(container.key, container.app, limits.quota_us, limits.memory_bytes)
-        self._reorder()
+        self._before = None
+        if member.handle.armed:  # by an agent before us: it was ordered memory, and its tasks may be waiting
+            self.book.containers[container.key].limit_ordered = True
+            self.guard.guard(container.key, self._now_ns)
+            self.guard.look_soon(container.key, self._now_ns)
         return container.key
 
     def gone(self, container_id: str) -> FoundContainer | None:
         """Forget a container; returns it if it was managed."""
-        key = self._joined.pop(container_id, None)
+        key = self._containers.key_of(container_id)
         if key is None:
             return None
-        member = self._members.pop(key)
-        member.handle.close()
-        waiting = self.cuts.waiting.get(key)
-        self.cuts.forget(key)
-        self.book.remove(key)
-        if waiting is not None:
-            self._settle_row(key, waiting.order, RowStatus.UNKNOWN_CONTAINER)
-        self._reorder()
+        member = self._containers.members[key]
+        self.guard.kills_read(key, member.handle.read_oom_kills())
+        self.guard.forget(member, self._now_ns)
+        self._kills_of_gone[key] = member.kills
+        self._containers.forget(container_id)
+        self._orders.forget(key)
+        if not self._containers.of_app(member.found.app):
+            self.reserves.void(member.found.app)
+        self._before = None
         return member.found
 
     def sample(self, now_ns: int, wall_ns: int) -> tuple[list[CfsBatch], list[FoundContainer]]:
@@ -127,15 +128,17 @@ class Node:
             wall_ns: time since the epoch, for the messages.
         """
         self.ticks += 1
-        readings = [self._members[key].handle.read() for key in self._order]
+        self._now_ns = now_ns
+        self._kills_of_gone.clear()
+        order, members = self._containers.order, self._containers.members
+        readings = [members[key].handle.read() for key in order]
         vanished: list[FoundContainer] = []
         if None in readings:
-            lost = [key for key, reading in zip(self._order, readings, strict=True) if reading is None]
-            vanished = [
-                found for key in lost if (found := self.gone(self._members[key].found.container_id)) is not None
-            ]
+            lost = [key for key, reading in zip(order, readings, strict=True) if reading is None]
+            vanished = [found for key in lost if (found := self.gone(members[key].found.container_id)) is not None]
             readings = [reading for reading in readings if reading is not None]
-        self._recheck_limits()
+        self._follow_the_book()
+        self._recheck(now_ns)
         batches = self._batches(readings, now_ns, wall_ns) if readings else []
         return batches, vanished
 
@@ -145,43 +148,43 @@ class Node:
         return CfsBatch.build([], columns, **self._head(app, wall_ns))
 
     def carry_out(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
-        """Carry out an update: raises and memory now, cuts at each container's boundary.
+        """Carry out an update: raises, memory and reserves now, cuts of CPU at each container's boundary.
 
         ``on_settled`` is called with the reply once every row is settled, possibly before this returns.
         """
-        plan = self.book.accept(update)
-        keys = [row.container for row in plan.rows]
-        if not keys and plan.refusal is None:
-            keys = self.book.of_apps(set(update.apps) - set(plan.stale_apps))
-        statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
-        pending = PendingReply(update, keys, statuses, {}, plan.refusal, plan.stale_apps, on_settled)
-        for container, _ in plan.superseded:
-            self.cuts.discard(container)
-        self._pending.append(pending)
-        for row, planned in enumerate(plan.rows):
-            pending.statuses[row] = self._start_row(planned, pending, row, now_ns)
-        # Replies only now: one that names this order as seen must tell what it has raised.
-        for container, order in plan.superseded:
-            self._settle_row(container, order, RowStatus.SUPERSEDED)
-        self._finish(pending)
+        self._now_ns = max(self._now_ns, now_ns)
+        self._orders.carry_out(update, now_ns, on_settled)
 
     def poll_cuts(self, now_ns: int) -> None:
         """Read the containers whose boundary is due and write the cuts that may be written."""
-        for cut in self.cuts.due(now_ns):
-            member = self._members.get(cut.container)
-            nr_periods = member.handle.read_periods() if member else None
-            if nr_periods is None:
-                self.cuts.discard(cut.container)
-                self._settle_row(cut.container, cut.order, RowStatus.UNKNOWN_CONTAINER)
-            elif self.cuts.read(cut, nr_periods, now_ns):
-                quota_us = self.book.settle_cut(cut.container, cut.order)
-                status = self._write_quota(cut.container, quota_us) if quota_us else RowStatus.SUPERSEDED
-                self._settle_row(cut.container, cut.order, status)
+        self._orders.poll_cuts(now_ns)
+
+    def take_alarms(self, now_ns: int) -> None:
+        """Look at the containers that the host has alarms for."""
+        self.guard.take_alarms(self.host.take_alarms(), now_ns)
+
+    def take_reports(self, reports: Iterable[WatchdogReport], now_ns: int) -> None:
+        """What the watchdog did in our absence: told, and taken over where the containers are still here."""
+        for report, occurrence in zip(reports := list(reports), of_watchdog(reports), strict=True):
+            self.journal.tell(occurrence)
+            if report.key in self._containers.members:
+                self._containers.refresh(report.key)
+                if not report.granted:
+                    self.guard.released_by_others(report.key, occurrence.reason, now_ns)
+
+    def void_orphans(self) -> list[str]:
+        """Give up what is held for applications without a container here; returns them."""
+        here = {member.found.app for member in self._containers.members.values()}
+        orphans = [app for app in self.reserves.apps if app not in here and self.reserves.left_of(app)]
+        for app in orphans:
+            self.reserves.void(app)
+        return orphans
 
     def release_all(self) -> list[FoundContainer]:
         """Restore every container's original limits and forget it; returns what was released."""
+        self.guard.release_all(self._now_ns)
         released = []
-        for member in list(self._members.values()):
+        for member in list(self._containers.members.values()):
             member.handle.restore()
             self.gone(member.found.container_id)
             released.append(member.found)
@@ -189,30 +192,39 @@ class Node:
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
-    def _reorder(self) -> None:
-        self._before = None
-        self._order = sorted(self._members, key=lambda key: (self._members[key].found.app, key))
+    def _follow_the_book(self) -> None:
+        """What the watchdog has spent is reported together with the limits that it raised."""
+        for app in self.reserves.look():
+            for key in self._containers.of_app(app):
+                self._containers.refresh(key)
+            self.reserves.confirm(app)
 
-    def _recheck_limits(self) -> None:
-        """Read back a share of the limits: other hands write the same files."""
-        for key in self._order[self.ticks % RECHECK_TICKS :: RECHECK_TICKS]:
-            member = self._members[key]
-            limits = member.handle.read_limits()
-            if limits is not None:
-                book = self.book.containers[key]
-                book.quota_us, book.limit_bytes = limits.quota_us, limits.memory_bytes
-            member.oom_kills = max(member.oom_kills, member.handle.read_oom_kills())
+    def _recheck(self, now_ns: int) -> None:
+        """Read a share of the limits back, the guard's included: other hands write the same files."""
+        order = self._containers.order
+        for key in order[self.ticks % RECHECK_TICKS :: RECHECK_TICKS]:
+            self._drift.check(key)
+            self.guard.kills_read(key, self._containers.members[key].handle.read_oom_kills())
+            if self.guard.arm_again(key, now_ns):
+                self._drift.guard_was_undone(key)
+        for key in order[self.ticks % RECLAIMABLE_TICKS :: RECLAIMABLE_TICKS]:
+            member = self._containers.members[key]
+            member.reclaimable_bytes = member.handle.read_reclaimable()
 
     def _batches(self, readings: list[Any], now_ns: int, wall_ns: int) -> list[CfsBatch]:
-        members = [self._members[key] for key in self._order]
-        limits = [self.book.containers[key] for key in self._order]
+        order = self._containers.order
+        members = [self._containers.members[key] for key in order]
         after = np.array(readings, dtype=np.int64)
-        quota_us = np.array([entry.quota_us for entry in limits], dtype=np.int64)
         elapsed_us = np.array(
             [0 if member.read_ns is None else (now_ns - member.read_ns) // 1000 for member in members], dtype=np.int64
         )
         if self._before is None:
             self._before = np.array([member.counters for member in members], dtype=np.int64)
+        usage_bytes = after[:, _MEMORY_COLUMN]
+        grown = np.where(elapsed_us > 0, usage_bytes - self._before[:, _MEMORY_COLUMN], 0)
+        self.guard.tick(order, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns)
+        limits = [self.book.containers[key] for key in order]  # after the grants of this tick
+        quota_us = np.array([entry.quota_us for entry in limits], dtype=np.int64)
         sample = per_period(self._before, after, elapsed_us, quota_us)
         self._before = after
         idle = (sample.flags & int(SampleFlag.IDLE)).tolist()
@@ -220,15 +232,17 @@ class Node:
             member.counters, member.read_ns, member.idle = reading, now_ns, bool(is_idle)
         columns = _columns(sample) | {
             "quota_us": quota_us,
+            "memory_reclaimable_bytes": np.array([member.reclaimable_bytes for member in members], dtype=np.int64),
             "memory_limit_bytes": np.array([entry.limit_bytes for entry in limits], dtype=np.int64),
-            "order_seq": np.array([self.book.order_seq(key) for key in self._order], dtype=np.int64),
-            "oom_kills": np.array([member.oom_kills - member.first_oom_kills for member in members]),
+            "order_seq": np.array([self.book.order_seq(key) for key in order], dtype=np.int64),
+            "oom_kills": np.array([member.kills for member in members]),
         }
         return self._split(columns, wall_ns)
 
     def _split(self, columns: dict[str, np.ndarray[Any, Any]], wall_ns: int) -> list[CfsBatch]:
         batches, start = [], 0
-        for app, group in groupby(self._order, key=lambda key: self._members[key].found.app):
+        members = self._containers.members
+        for app, group in groupby(self._containers.order, key=lambda key: members[key].found.app):
             keys = list(group)
             rows = slice(start, start + len(keys))
             start += len(keys)
@@ -237,6 +251,7 @@ class Node:
         return batches
 
     def _head(self, app: str, wall_ns: int) -> dict[str, Any]:
+        reserve = self.reserves.report(app)
         return {
             "app": app,
             "node": self.name,
@@ -245,96 +260,14 @@ class Node:
             "time_ns": wall_ns,
             "period_us": PERIOD_US,
             "host_cpus": self.host.cpu_count,
+            "reserve_given_bytes": reserve.given_bytes,
+            "reserve_used_bytes": reserve.used_bytes,
+            "reserve_order_seq": self.book.reserve_seq(app),
         }
 
     def _next_report(self) -> int:
         self._report_seq += 1
         return self._report_seq
-
-    # -- limits ------------------------------------------------------------------------------------------------
-
-    def _start_row(self, planned: RowPlan, pending: PendingReply, row: int, now_ns: int) -> RowStatus:
-        status = planned.status
-        if planned.limit_bytes:
-            status = self._write_memory(planned.container, planned.limit_bytes)
-        if planned.raise_quota_us:
-            return max(status, self._write_quota(planned.container, planned.raise_quota_us))
-        if planned.cut_quota_us:
-            member = self._members[planned.container]
-            order = (pending.update.epoch, pending.update.seq)
-            nr_periods = None if member.idle else member.handle.read_periods()
-            if nr_periods is None:  # idle: nothing to refill; vanished: the write finds out
-                quota_us = self.book.settle_cut(planned.container, order)
-                return max(status, self._write_quota(planned.container, quota_us)) if quota_us else status
-            pending.waiting[planned.container] = row
-            self.cuts.add(planned.container, order, nr_periods, now_ns)
-        return status
-
-    def _write_quota(self, key: str, quota_us: int) -> RowStatus:
-        book = self.book.containers[key]
-        if quota_us == book.quota_us:
-            return RowStatus.UNCHANGED
-        outcome = self._members[key].handle.write_quota(quota_us)
-        if outcome is WriteOutcome.WRITTEN:
-            self.writes.quota_writes += 1
-            book.quota_us = quota_us
-        return self._status(key, outcome)
-
-    def _write_memory(self, key: str, limit_bytes: int) -> RowStatus:
-        outcome = self._members[key].handle.write_memory(limit_bytes)
-        if outcome is WriteOutcome.WRITTEN:
-            self.writes.memory_writes += 1
-            self.book.containers[key].limit_bytes = limit_bytes
-        return self._status(key, outcome)
-
-    def _status(self, key: str, outcome: WriteOutcome) -> RowStatus:
-        if outcome is WriteOutcome.WRITTEN:
-            return RowStatus.APPLIED
-        if outcome is WriteOutcome.VANISHED:
-            return RowStatus.UNKNOWN_CONTAINER
-        self.writes.refused_writes += 1
-        limits = self._members[key].handle.read_limits()
-        if limits is not None:
-            book = self.book.containers[key]
-            book.quota_us, book.limit_bytes = limits.quota_us, limits.memory_bytes
-        return RowStatus.FAILED
-
-    def _settle_row(self, container: str, order: tuple[int, int], status: RowStatus) -> None:
-        for pending in self._pending:
-            if (pending.update.epoch, pending.update.seq) == order and container in pending.waiting:
-                row = pending.waiting.pop(container)
-                pending.statuses[row] = max(pending.statuses[row], status)
-                self._finish(pending)
-                return
-
-    def _finish(self, pending: PendingReply) -> None:
-        if pending.waiting:
-            return
-        self._pending.remove(pending)
-        if pending.on_settled is not None:
-            pending.on_settled(self._reply(pending))
-
-    def _reply(self, pending: PendingReply) -> LimitReply:
-        known = [self.book.containers.get(key) for key in pending.keys]
-        columns: dict[str, Iterable[int]] = {
-            "quota_us": [entry.quota_us if entry else 0 for entry in known],
-            "limit_bytes": [entry.limit_bytes if entry else 0 for entry in known],
-            "order_seq": [
-                self.book.order_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)
-            ],
-            "status": [int(status) for status in pending.statuses],
-        }
-        return LimitReply.build(
-            pending.keys,
-            {name: list(values) for name, values in columns.items()},
-            node=self.name,
-            incarnation=self.incarnation,
-            report_seq=self._next_report(),
-            epoch=pending.update.epoch,
-            seq=pending.update.seq,
-            refusal=pending.refusal,
-            stale_apps=pending.stale_apps,
-        )
 
 
 def _columns(sample: PeriodSample) -> dict[str, np.ndarray[Any, Any]]:
@@ -345,6 +278,5 @@ def _columns(sample: PeriodSample) -> dict[str, np.ndarray[Any, Any]]:
         "throttled": sample.throttled,
         "throttled_us": sample.throttled_us,
         "memory_usage_bytes": sample.memory_usage_bytes,
-        "memory_reclaimable_bytes": np.zeros_like(sample.memory_usage_bytes),
         "flags": sample.flags,
     }

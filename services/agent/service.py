@@ -1,10 +1,9 @@
-"""The agent's wiring: discovery and ticks in, batches and events out, limit orders carried out."""
+"""The agent's wiring: discovery and ticks in, batches and events out, limit orders carried out, memory guarded."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import ClassVar
 
@@ -20,20 +19,27 @@ from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
 from services._runtime.settings import CommonSettings
 from services.agent.adapters.select import Ground, build_host
-from services.agent.node import Node
-from services.agent.ports import Discovered, Discovery, FoundContainer, GoneContainer, RejectedContainer
+from services.agent.guarding import Guarding
+from services.agent.joining import refuse_second_agent
+from services.agent.node import Node, NodeOptions
+from services.agent.occurrences import Drift
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
 from services.agent.settings import AgentSettings
 
 HEARTBEAT_S = 5.0
+JOIN_RETRY_S = 0.5
 CUT_SPACING_S = 0.0005
 """Between looks at waiting cuts: those that are due close together are looked at together."""
 EMPTY_BATCHES = 10
 """How often an application's last container is reported as gone: batches may be lost."""
+CLEAR_UP_S = 5.0
+"""By then discovery has found everything that runs: what an agent before us left for others is cleared up."""
+CLEAR_UP_AGAIN_S = 60.0
 _UNNAMED = "unnamed"
 
 
 class Agent:
-    """Samples every period, publishes one batch per application, carries out limit orders."""
+    """Samples every period, publishes one batch per application, carries out limit orders, guards memory."""
 
     name: ClassVar[str] = "agent"
     version: ClassVar[str] = version("turnbuckle")
@@ -45,12 +51,11 @@ class Agent:
         self._log = runtime.log
         self._clock = runtime.clock
         self._bus = runtime.bus
-        self._discoveries: dict[str, Discovery] = {}
+        self._guarding: Guarding | None = None
         self._subscriptions: list[Subscription] = []
         self._emptied: dict[str, int] = {}
         self._rejected: set[str] = set()
         self._sampling = False
-        self._read_no_op_writes: Callable[[], int] = int
         self._cut_timer: asyncio.TimerHandle | None = None
         self.late_ticks = 0
         self._ground: Ground | None = None
@@ -60,37 +65,58 @@ class Agent:
         """Open the host, serve orders, begin to sample."""
         settings = self._settings
         self._ground = ground = build_host(settings, self._clock)
-        host, self._discoveries = ground.host, ground.discoveries
-        self._read_no_op_writes = lambda: host.no_op_writes
-        self.node = node = Node(settings.node, self._clock.time_ns(), host)
+        host = ground.host
+        options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert=settings.on_drift == "reassert")
+        node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
+        if self._bus.connected:
+            await self._join(node)
+        self.node = node
+        self._guarding = Guarding(self._runtime, node, ground.watchdog, self._drifted)
+        self._guarding.start()
         if settings.realtime_priority:
             self._become_realtime(settings.realtime_priority)
-        self._register_metrics(node)
-        subject = LIMIT_UPDATES.subject(self._bus.root, node=node.name)
-        self._subscriptions.append(await self._bus.serve(subject, self._carry_out))
-        for maker, discovery in self._discoveries.items():
+        self._register_metrics(node, ground)
+        for maker, discovery in ground.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
         self._runtime.spawn(self._sample_every_period(node), name="sampling")
-        self._runtime.spawn(self._send_heartbeats(node), name="heartbeat")
+        self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
+        self._runtime.spawn(self._clear_up(node, ground), name="clear up")
         self._log.info(
-            "agent_started", node=node.name, source=host.telemetry_source, cpus=host.cpu_count, period_ms=100
+            "agent_started",
+            node=node.name,
+            source=host.telemetry_source,
+            memory_guard=host.memory_guard,
+            cpus=host.cpu_count,
+            period_ms=100,
         )
+
+    async def _join(self, node: Node) -> None:
+        """Begin to take orders, once it is certain that nobody else does so under our name."""
+        await refuse_second_agent(self._bus, node.name, self._log)
+        subject = LIMIT_UPDATES.subject(self._bus.root, node=node.name)
+        self._subscriptions.append(await self._bus.serve(subject, self._carry_out))
 
     async def stop(self) -> None:
         """Restore what was found, say so, and go."""
-        node = self.node
-        if node is None:
-            return
         for subscription in self._subscriptions:
             await subscription.stop()
         await self._runtime.cancel_tasks()
         if self._cut_timer is not None:
             self._cut_timer.cancel()
-        released = node.release_all()
+        if self.node is not None and self._guarding is not None:
+            await self._release(self.node, self._guarding)
         if self._ground is not None:
             self._ground.close()
+
+    async def _release(self, node: Node, guarding: Guarding) -> None:
+        guarding.stop()
+        kills = {found.key: node.kills_of(found.key) for found in node.containers}
+        released = node.release_all()
+        guarding.dismiss_watchdog()
+        guarding.tell()
         for found in released:
-            self._publish_event(found, ContainerChange.RELEASED, reason="the agent stopped; original limits restored")
+            reason = "the agent stopped; original limits restored"
+            self._publish_event(found, ContainerChange.RELEASED, oom_kills=kills[found.key], reason=reason)
         for app in {found.app for found in released}:
             self._publish_batch(node.empty_batch(app, self._clock.time_ns()))
         try:
@@ -121,6 +147,8 @@ class Agent:
                 next_s += missed * period_s
 
     def _tick(self, node: Node) -> None:
+        if self._guarding is not None:
+            self._guarding.beat()
         wall_ns = self._clock.time_ns()
         batches, vanished = node.sample(self._now_ns(), wall_ns)
         for found in vanished:
@@ -133,7 +161,12 @@ class Agent:
             self._emptied[app] -= 1
             if not self._emptied[app]:
                 del self._emptied[app]
+        self._follow_up()
         self._sampling = True
+
+    def _follow_up(self) -> None:
+        if self._guarding is not None:
+            self._guarding.follow_up()
 
     def _publish_batch(self, batch: CfsBatch) -> None:
         self._bus.publish(CFS.subject(self._bus.root, app=batch.app, node=batch.node), batch)
@@ -146,6 +179,7 @@ class Agent:
             return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
         settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
         node.carry_out(update, self._now_ns(), settled.set_result)
+        self._follow_up()
         if not settled.done():
             self._schedule_cuts(node)
         return await settled
@@ -189,6 +223,7 @@ class Agent:
         if node is None or key is None:
             return
         self._emptied.pop(found.app, None)
+        self._follow_up()
         limits = node.book.containers[key]
         self._publish_event(found, ContainerChange.STARTED, quota_us=limits.quota_us, limit_bytes=limits.limit_bytes)
         self._log.info("container_found", app=found.app, container=key, source=str(found.source))
@@ -197,7 +232,9 @@ class Agent:
         node = self.node
         if node is not None and not node.book.of_apps({found.app}):
             self._emptied[found.app] = EMPTY_BATCHES
-        self._publish_event(found, ContainerChange.EXITED)
+        kills = node.kills_of(found.key) if node is not None else 0
+        self._publish_event(found, ContainerChange.EXITED, oom_kills=kills)
+        self._follow_up()
         self._log.info("container_gone", app=found.app, container=found.key)
 
     def _reject(self, rejected: RejectedContainer) -> None:
@@ -209,13 +246,38 @@ class Agent:
         self._publish_event(found, ContainerChange.REJECTED, reason=rejected.reason)
         self._log.warning("container_rejected", container=rejected.container_id[:12], reason=rejected.reason)
 
-    def _publish_event(
+    def _drifted(self, drift: Drift) -> None:
+        self._publish_event(
+            drift.found,
+            ContainerChange.DRIFTED,
+            quota_us=drift.quota_us,
+            limit_bytes=drift.limit_bytes,
+            reason=drift.reason,
+        )
+
+    async def _clear_up(self, node: Node, ground: Ground) -> None:
+        """What an agent before us left: reserves of applications, and altered limits of containers, that are gone."""
+        patience_s = self._clock.monotonic() + CLEAR_UP_AGAIN_S
+        pause_s = CLEAR_UP_S
+        while True:
+            await self._clock.sleep_until(self._clock.monotonic() + pause_s)
+            if all(discovery.available for discovery in ground.discoveries.values()):
+                pause_s = CLEAR_UP_AGAIN_S
+            elif self._clock.monotonic() < patience_s:
+                continue  # Docker may be about to come back with its containers
+            for app in node.void_orphans():
+                self._emptied[app] = EMPTY_BATCHES
+            if released := ground.release_leftovers():
+                self._log.warning("leftovers_released", containers=released)
+
+    def _publish_event(  # noqa: PLR0913 - what events differ in
         self,
         found: FoundContainer,
         change: ContainerChange,
         *,
         quota_us: int = -1,
         limit_bytes: int = -1,
+        oom_kills: int = 0,
         reason: str = "",
     ) -> None:
         node = self.node
@@ -232,6 +294,7 @@ class Agent:
             incarnation=node.incarnation,
             quota_us=quota_us,
             limit_bytes=limit_bytes,
+            oom_kills=oom_kills,
             reason=reason,
         )
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node.name)
@@ -239,28 +302,42 @@ class Agent:
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
-    async def _send_heartbeats(self, node: Node) -> None:
-        bucket, host = self._bus.bucket(NODES), node.host
+    async def _serve_the_bus(self, node: Node, ground: Ground) -> None:
+        """Heartbeats; the first connection, where there was none at the start."""
         while True:
-            info = NodeInfo(
-                node=node.name,
-                incarnation=node.incarnation,
-                time_ns=self._clock.time_ns(),
-                host_cpus=host.cpu_count,
-                memory_bytes=host.memory_bytes,
-                cgroup_version=host.cgroup_version,
-                telemetry_source=host.telemetry_source,
-                docker=(docker := self._discoveries.get("docker")) is not None and docker.available,
-                container_count=node.container_count,
-                version=self.version,
-            )
-            try:
-                await bucket.put(node.name, info)
-            except BusError as error:
-                self._log.debug("heartbeat_failed", error=str(error))
-            await self._clock.sleep_until(self._clock.monotonic() + HEARTBEAT_S)
+            if not self._subscriptions:
+                await self._join_late(node)
+            await self._send_heartbeat(node, ground)
+            pause_s = HEARTBEAT_S if self._subscriptions else JOIN_RETRY_S
+            await self._clock.sleep_until(self._clock.monotonic() + pause_s)
 
-    def _register_metrics(self, node: Node) -> None:
+    async def _join_late(self, node: Node) -> None:
+        try:
+            await self._join(node)
+        except BusError as error:
+            self._log.debug("bus_not_joined", error=str(error))
+
+    async def _send_heartbeat(self, node: Node, ground: Ground) -> None:
+        host, docker = node.host, ground.discoveries.get("docker")
+        info = NodeInfo(
+            node=node.name,
+            incarnation=node.incarnation,
+            time_ns=self._clock.time_ns(),
+            host_cpus=host.cpu_count,
+            memory_bytes=host.memory_bytes,
+            cgroup_version=host.cgroup_version,
+            telemetry_source=host.telemetry_source,
+            docker=docker is not None and docker.available,
+            container_count=node.container_count,
+            version=self.version,
+            memory_guard=host.memory_guard,
+        )
+        try:
+            await self._bus.bucket(NODES).put(node.name, info)
+        except BusError as error:
+            self._log.debug("heartbeat_failed", error=str(error))
+
+    def _register_metrics(self, node: Node, ground: Ground) -> None:
         observe = self._runtime.telemetry.observe
         observe("turnbuckle_agent_containers", lambda: node.container_count)
         observe("turnbuckle_agent_ticks_total", lambda: node.ticks)
@@ -268,7 +345,7 @@ class Agent:
         observe("turnbuckle_agent_quota_writes_total", lambda: node.writes.quota_writes)
         observe("turnbuckle_agent_memory_writes_total", lambda: node.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)
-        observe("turnbuckle_agent_no_op_writes_total", self._read_no_op_writes)
+        observe("turnbuckle_agent_no_op_writes_total", lambda: ground.host.no_op_writes)
 
     def _become_realtime(self, priority: int) -> None:
         policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK

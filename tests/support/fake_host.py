@@ -1,16 +1,23 @@
-"""A host whose containers are plain values, for tests of the agent's logic."""
+"""A host whose containers are plain values, for tests of the agent's logic. Memory behaves as in version 1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
-from services.agent.ports import Counters, FoundContainer, Limits, WriteOutcome
+from services.agent.adapters.reserves import MemoryReserveBook
+from services.agent.ports import Alarm, AlarmKind, Counters, FoundContainer, Limits, MemoryState, WriteOutcome
+
+PAGE_BYTES = 4096
 
 
 @dataclass
 class FakeContainer:
-    """Control files of one container; set `gone` to make it vanish and `refuse` to make the kernel say no."""
+    """Control files of one container; set `gone` to make it vanish and `refuse` to make the kernel say no.
+
+    `touch` uses memory: at the limit a guarded container's tasks wait and go on when the limit rises; without a guard,
+    or once that is released, the kernel kills.
+    """
 
     quota_us: int = -1
     limit_bytes: int = -1
@@ -20,6 +27,16 @@ class FakeContainer:
     refuse: bool = False
     writes: list[tuple[str, int]] = field(default_factory=list)
     original: tuple[int, int] | None = None
+    key: str = ""
+    reclaimable_bytes: int = 0
+    armed: bool = False
+    kernel_kills: bool = True
+    """oom_kill_disable is 0."""
+    wanted_bytes: int = 0
+    """Memory that paused tasks still want to touch."""
+    calls: list[str] = field(default_factory=list)
+    """Of the guard: arm, release, restore."""
+    alarms: list[Alarm] = field(default_factory=list)
 
     def read(self):
         return None if self.gone else self.counters
@@ -31,13 +48,26 @@ class FakeContainer:
         return None if self.gone else Limits(self.quota_us, self.limit_bytes)
 
     def read_oom_kills(self):
-        return self.oom_kills
+        return 0 if self.gone else self.oom_kills
+
+    def read_memory(self):
+        if self.gone:
+            return None
+        return MemoryState(self.usage_bytes, self.limit_bytes, self.paused, self.oom_kills)
+
+    def read_reclaimable(self):
+        return 0 if self.gone else self.reclaimable_bytes
 
     def write_quota(self, quota_us):
         return self._write("quota", quota_us)
 
     def write_memory(self, limit_bytes):
-        return self._write("memory", limit_bytes)
+        limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES
+        if not self.gone and limit_bytes < self.usage_bytes - self.reclaimable_bytes:
+            return WriteOutcome.REFUSED
+        outcome = self._write("memory", limit_bytes)
+        self._go_on()
+        return outcome
 
     def _write(self, kind, value):
         if self.gone:
@@ -53,12 +83,41 @@ class FakeContainer:
             self.limit_bytes = value
         return WriteOutcome.WRITTEN
 
+    def arm(self):
+        if not self.gone:
+            self.calls.append("arm")
+            self.armed, self.kernel_kills = True, False
+
+    def guard_was_undone(self):
+        return self.armed and self.kernel_kills
+
+    def release(self):
+        if self.gone:
+            return WriteOutcome.VANISHED
+        self.calls.append("release")
+        self.armed, self.kernel_kills = False, True
+        self._go_on()
+        return WriteOutcome.WRITTEN
+
     def restore(self):
+        self.calls.append("restore")
         if self.original is not None:
             self.quota_us, self.limit_bytes = self.original
+        self.armed, self.kernel_kills = False, True
+        self._go_on()
 
     def close(self):
         pass
+
+    # -- the container's side --
+
+    @property
+    def usage_bytes(self):
+        return self.counters.memory_bytes
+
+    @property
+    def paused(self):
+        return self.wanted_bytes > 0
 
     def run(self, used_us, *, periods=1, throttled=0, memory_bytes=0):
         """Let periods pass."""
@@ -71,23 +130,58 @@ class FakeContainer:
             memory_bytes,
         )
 
+    def touch(self, added_bytes):
+        """Use more memory, as far as the limit lets it; raises alarms on the way."""
+        if self.paused:
+            return
+        self.wanted_bytes = added_bytes
+        self._go_on()
+        if self.armed and self.limit_bytes >= 0 and self.limit_bytes - self.usage_bytes < self.limit_bytes // 8:
+            self.alarms.append(Alarm(self.key, AlarmKind.NEAR))
+        if self.armed and self.paused:
+            self.alarms.append(Alarm(self.key, AlarmKind.PAUSED))
+
+    def free(self, freed_bytes):
+        """Use less memory."""
+        self.counters = self.counters._replace(memory_bytes=max(self.usage_bytes - freed_bytes, 0))
+
+    def _go_on(self):
+        room = self.wanted_bytes if self.limit_bytes < 0 else max(self.limit_bytes - self.usage_bytes, 0)
+        taken = min(self.wanted_bytes, room)
+        self.counters = self.counters._replace(memory_bytes=self.usage_bytes + taken)
+        self.wanted_bytes -= taken
+        if self.wanted_bytes and self.kernel_kills:
+            self.oom_kills += 1
+            self.wanted_bytes = 0
+            self.counters = self.counters._replace(memory_bytes=0)
+
 
 @dataclass
 class FakeHost:
-    """Opens the fake containers by id."""
+    """Opens the fake containers by id. `reserve_book` outlives the agent, like the file that it stands for."""
 
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     cpu_count: int = 2
     memory_bytes: int = 8 << 30
     cgroup_version: int = 0
     telemetry_source: str = "simulated"
+    memory_guard: str = "sampled"
+    alarm_fd: int | None = None
+    reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)
 
     def open(self, container):
         fake = self.containers.get(container.container_id)
         return None if fake is None or fake.gone else fake
 
+    def take_alarms(self):
+        taken = []
+        for container in self.containers.values():
+            taken += dict.fromkeys(container.alarms)
+            container.alarms.clear()
+        return taken
+
     def add(self, name, app="shop", **values):
         """A running container, as discovery would report it."""
         found = FoundContainer(f"{name}0123456789ab", app, name, ContainerSource.SIMULATED)
-        self.containers[found.container_id] = FakeContainer(**values)
+        self.containers[found.container_id] = FakeContainer(key=found.key, **values)
         return found

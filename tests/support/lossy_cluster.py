@@ -62,7 +62,7 @@ class LossyCluster:
     def start_agent(self, machine):
         """A new incarnation over the same containers; what it knew is lost."""
         self.incarnation += 1
-        machine.node = Node(machine.name, self.incarnation, machine.host)
+        machine.node = Node(machine.name, self.incarnation, machine.host, machine.host.reserve_book)
         for found in machine.found:
             machine.node.found(found)
 

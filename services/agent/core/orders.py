@@ -5,7 +5,8 @@ records the outcome. Rules that make loss, duplication and reordering harmless:
 
 - a row counts only if its (epoch, seq) is newer than the container's last, so an order that was overtaken never acts;
 - an order may raise the kernel's value only at the moment it is accepted; what waits for later is always a cut. So once
-  an order has been seen, the value in the kernel is an upper bound until a newer order comes.
+  an order has been seen, the value in the kernel is an upper bound until a newer order comes;
+- reserves are ordered per application, in updates without rows, under the same rule.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ class ContainerLimits:
     waiting_cut_us: int | None = None
     """A lower quota that waits for the container's period boundary."""
     waiting_order: tuple[int, int] | None = None
+    quota_ordered: bool = False
+    """Whether the quota was ever ordered: if not, it is not ours to put back."""
+    limit_ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,17 @@ class RowPlan:
     """Write at the container's own period boundary."""
     limit_bytes: int = 0
     """Write now."""
+    orders_memory: bool = False
+    """An order for memory, also one of the value that holds already."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveOrder:
+    """What an application's reserve on this node shall be."""
+
+    app: str
+    given_bytes: int
+    container_max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,9 @@ class Plan:
     """Containers and orders whose waiting cut was replaced."""
     refusal: str | None = None
     stale_apps: tuple[str, ...] = ()
+    fenced_apps: tuple[str, ...] = ()
+    """An update without rows: its applications, as far as they are not stale."""
+    reserves: tuple[ReserveOrder, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,6 +82,8 @@ class OrderBook:
     incarnation: int
     containers: dict[str, ContainerLimits] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    reserve_orders: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Newest order for the reserve, by application."""
 
     def add(self, container: str, app: str, quota_us: int, limit_bytes: int) -> None:
         """A container was found; its limits are what the kernel holds."""
@@ -83,6 +103,11 @@ class OrderBook:
         limits = self.containers[container]
         return limits.seq if limits.epoch == self.epochs.get(limits.app) else 0
 
+    def reserve_seq(self, app: str) -> int:
+        """Newest sequence of a reserve order seen from the application's present owner; 0: none."""
+        epoch, seq = self.reserve_orders.get(app, (0, 0))
+        return seq if epoch == self.epochs.get(app, 0) else 0
+
     def accept(self, update: LimitUpdate) -> Plan:
         """Classify an update and remember that it was seen. The shell must carry the plan out at once."""
         if update.node != self.node or update.incarnation != self.incarnation:
@@ -101,7 +126,17 @@ class OrderBook:
                 update.keys, update.column("quota_us").tolist(), update.column("limit_bytes").tolist(), strict=True
             )
         )
-        return Plan(rows, tuple(superseded), stale_apps=stale)
+        fenced = () if rows else tuple(app for app in dict.fromkeys(update.apps) if app in claimed)
+        reserves = tuple(
+            self._accept_reserve(ReserveOrder(*wanted), (update.epoch, update.seq))
+            for wanted in zip(update.apps, update.reserve_given_bytes, update.container_max_bytes, strict=False)
+            if wanted[0] in claimed and (update.epoch, update.seq) > self.reserve_orders.get(wanted[0], (0, 0))
+        )
+        return Plan(rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves)
+
+    def _accept_reserve(self, wanted: ReserveOrder, order: tuple[int, int]) -> ReserveOrder:
+        self.reserve_orders[wanted.app] = order
+        return wanted
 
     def _accept_row(
         self,
@@ -120,6 +155,8 @@ class OrderBook:
             return RowPlan(key, RowStatus.OLD_ORDER)
         limits.epoch, limits.seq = order
         quota_us, limit_bytes = wanted
+        limits.quota_ordered |= bool(quota_us)
+        limits.limit_ordered |= bool(limit_bytes)
         if limits.waiting_order is not None and quota_us:
             superseded.append((key, limits.waiting_order))
             limits.waiting_cut_us = limits.waiting_order = None
@@ -132,7 +169,9 @@ class OrderBook:
                 limits.waiting_cut_us, limits.waiting_order = quota_us, order
         memory = limit_bytes if limit_bytes != limits.limit_bytes else 0
         changes = bool(raise_us or cut_us or memory)
-        return RowPlan(key, RowStatus.APPLIED if changes else RowStatus.UNCHANGED, raise_us, cut_us, memory)
+        return RowPlan(
+            key, RowStatus.APPLIED if changes else RowStatus.UNCHANGED, raise_us, cut_us, memory, bool(limit_bytes)
+        )
 
     def settle_cut(self, container: str, order: tuple[int, int]) -> int | None:
         """The quota to write now that the boundary has passed; None if a newer order replaced it."""

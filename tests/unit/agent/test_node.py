@@ -17,7 +17,7 @@ def host():
 
 @pytest.fixture
 def node(host):
-    return Node("n1", 7, host)
+    return Node("n1", 7, host, host.reserve_book)
 
 
 def update(rows, *, epoch=1, seq=1, incarnation=7, node="n1", apps=("shop",)):
@@ -196,13 +196,14 @@ def test_container_that_vanishes_while_its_cut_waits_settles_the_reply(node, hos
     assert node.container_count == 0
 
 
-def test_limits_written_by_other_hands_are_noticed_within_ten_ticks(node, host):
+def test_limits_of_a_container_that_was_never_ordered_are_followed_within_five_ticks(node, host):
     node.found(found := host.add("web", quota_us=20_000))
     host.containers[found.container_id].quota_us = 70_000
-    for tick in range(10):
+    for tick in range(5):
         (batch,), _ = node.sample(tick * PERIOD_NS, tick)
 
     assert batch.rows()[0]["quota_us"] == 70_000
+    assert node.journal.take_drifts() == []
 
 
 def test_release_puts_the_original_limits_back(node, host):

@@ -1,0 +1,139 @@
+"""The containers of one node with their control files: opened, read back, written. No bus, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.limits import RowStatus
+from services.agent.core.orders import OrderBook
+from services.agent.core.sampling import COUNTER_COLUMNS
+from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
+
+ROUNDING_BYTES: Final = 1 << 16
+"""The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One container. `Containers.book.containers[key]` holds its limits."""
+
+    found: FoundContainer
+    handle: ContainerHandle
+    counters: tuple[int, ...] = (0,) * COUNTER_COLUMNS
+    read_ns: int | None = None
+    idle: bool = False
+    oom_kills: int = 0
+    first_oom_kills: int = 0
+    reclaimable_bytes: int = 0
+
+    @property
+    def kills(self) -> int:
+        """By the kernel since the container was found."""
+        return self.oom_kills - self.first_oom_kills
+
+
+@dataclass(slots=True)
+class WriteCounters:
+    """What was written to the kernel."""
+
+    quota_writes: int = 0
+    memory_writes: int = 0
+    refused_writes: int = 0
+
+
+class Containers:
+    """All containers that are sampled, in the order of batches."""
+
+    def __init__(self, host: Host, book: OrderBook) -> None:
+        self.host = host
+        self.book = book
+        self.writes = WriteCounters()
+        self.members: dict[str, Member] = {}
+        self.order: list[str] = []
+        """Keys, sorted by application, then key."""
+        self._joined: dict[str, str] = {}
+
+    def key_of(self, container_id: str) -> str | None:
+        """Key of a managed container."""
+        return self._joined.get(container_id)
+
+    def of_app(self, app: str) -> list[str]:
+        """Keys of an application."""
+        return self.book.of_apps({app})
+
+    def open(self, container: FoundContainer) -> Member | None:
+        """Begin with a container; None if it is known already or has vanished."""
+        if container.container_id in self._joined or container.key in self.members:
+            return None
+        handle = self.host.open(container)
+        if handle is None:
+            return None
+        limits = handle.read_limits()
+        if limits is None:
+            handle.close()
+            return None
+        kills = handle.read_oom_kills()
+        member = Member(container, handle, oom_kills=kills, first_oom_kills=kills)
+        self.members[container.key] = member
+        self._joined[container.container_id] = container.key
+        self.book.add(container.key, container.app, limits.quota_us, limits.memory_bytes)
+        self._reorder()
+        return member
+
+    def forget(self, container_id: str) -> Member | None:
+        """It is gone; its handle is closed, its orders are forgotten."""
+        key = self._joined.pop(container_id, None)
+        if key is None:
+            return None
+        member = self.members.pop(key)
+        member.handle.close()
+        self.book.remove(key)
+        self._reorder()
+        return member
+
+    def _reorder(self) -> None:
+        self.order = sorted(self.members, key=lambda key: (self.members[key].found.app, key))
+
+    def refresh(self, key: str) -> Limits | None:
+        """Take over what the kernel holds. None: vanished."""
+        limits = self.members[key].handle.read_limits()
+        if limits is not None:
+            book = self.book.containers[key]
+            book.quota_us, book.limit_bytes = limits.quota_us, limits.memory_bytes
+        return limits
+
+    def write_quota(self, key: str, quota_us: int) -> RowStatus:
+        """Write a quota unless it holds already."""
+        book = self.book.containers[key]
+        if quota_us == book.quota_us:
+            return RowStatus.UNCHANGED
+        outcome = self.members[key].handle.write_quota(quota_us)
+        if outcome is WriteOutcome.WRITTEN:
+            self.writes.quota_writes += 1
+            book.quota_us = quota_us
+        return self._status(key, outcome)
+
+    def write_memory(self, key: str, limit_bytes: int) -> RowStatus:
+        """Write a memory limit."""
+        outcome = self.members[key].handle.write_memory(limit_bytes)
+        if outcome is WriteOutcome.WRITTEN:
+            self.writes.memory_writes += 1
+            self.book.containers[key].limit_bytes = limit_bytes
+        return self._status(key, outcome)
+
+    def _status(self, key: str, outcome: WriteOutcome) -> RowStatus:
+        if outcome is WriteOutcome.WRITTEN:
+            return RowStatus.APPLIED
+        if outcome is WriteOutcome.VANISHED:
+            return RowStatus.UNKNOWN_CONTAINER
+        self.writes.refused_writes += 1
+        self.refresh(key)
+        return RowStatus.FAILED
+
+
+def same_memory(held_bytes: int, known_bytes: int) -> bool:
+    """Whether the kernel holds the known limit, but for its rounding to pages."""
+    if held_bytes < 0 or known_bytes < 0:
+        return held_bytes == known_bytes
+    return 0 <= known_bytes - held_bytes < ROUNDING_BYTES

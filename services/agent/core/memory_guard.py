@@ -1,0 +1,261 @@
+"""When memory is near its limit, how much to grant, whom to ask, how long to wait (thesis 2.3.2; design 4.4).
+
+    free   = limit - usage
+    near   : free < max(min(32 MiB, limit / 8), rate x 60 ms)
+    target = usage + max(2 x near, rate x 100 ms), at most container_max
+
+A grant of the agent takes 0.1 ms, an answer of the allocator some milliseconds, a sample comes every 100 ms; a task
+touches up to 2 GB/s. So a growing container is looked at every few milliseconds ("hot") and gets what it will have used
+by the time that somebody may be late.
+
+Pure: readings and times come in as arguments. Times are monotonic nanoseconds, rates bytes per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from services.agent.ports import UNLIMITED, MemoryState
+
+PAGE_BYTES: Final = 4096
+MIB: Final = 1 << 20
+NEAR_BYTES: Final = 32 * MIB
+NEAR_SHARE: Final = 8
+NEAR_S: Final = 0.06
+AHEAD_S: Final = 0.1
+MAX_RATE: Final = float(64 << 30)
+"""No machine touches memory faster: a reading beyond it is an error of the clock."""
+HOT_NS: Final = 250_000_000
+"""A container is polled for this long after it has last grown fast."""
+HOT_S: Final = 0.5
+"""Growing fast: at this rate the limit is reached within so many seconds."""
+POLL_NS: Final = 4_000_000
+SPAN_NS: Final = 1_000_000
+"""Readings closer together than this tell nothing of the rate."""
+HALF_LIFE_S: Final = 0.05
+"""Of the remembered rate, once growth has slowed down."""
+RETRY_NS: Final = 100_000_000
+"""Between requests where the last one was not answered, or what it promised has not come."""
+REFUSED_RETRY_NS: Final = 1_000_000_000
+"""Between requests after a refusal, as long as no task waits."""
+SETTLE_NS: Final = 1_000_000_000
+"""A limit that was raised by a grant is not cut for this long; a release that led to no kill lasts this long."""
+CUT_ROOM_BYTES: Final = 8 * MIB
+"""A cut leaves at least this above what cannot be reclaimed."""
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def near_bytes(limit_bytes: int, rate: float) -> int:
+    """Free memory below which a container is near its limit; limit not below 0."""
+    return max(min(NEAR_BYTES, limit_bytes // NEAR_SHARE), int(rate * NEAR_S))
+
+
+def wants_a_look(usage_bytes: IntArray, limit_bytes: IntArray, rate: np.ndarray[Any, Any]) -> BoolArray:
+    """Which containers are near, or will be within `HOT_S` at this rate. Columns of shape (N,)."""
+    free = limit_bytes - usage_bytes
+    near = np.maximum(np.minimum(NEAR_BYTES, limit_bytes // NEAR_SHARE), (rate * NEAR_S).astype(np.int64))
+    look: BoolArray = (limit_bytes >= 0) & ((free < near) | (free < rate * HOT_S))
+    return look
+
+
+class Need(NamedTuple):
+    """What a container wants."""
+
+    added_bytes: int
+    """On top of its limit, whole pages; 0: nothing."""
+    capped: bool
+    """Its greatest limit stands in the way of more."""
+
+
+NO_NEED: Final = Need(0, capped=False)
+
+
+def need_of(state: MemoryState, rate: float, max_bytes: int) -> Need:
+    """What is to be added to the limit now.
+
+    Args:
+        state: usage and limit of one moment.
+        rate: growth.
+        max_bytes: greatest limit of a container of this application.
+    """
+    limit = state.limit_bytes
+    if limit == UNLIMITED:
+        return NO_NEED
+    near = near_bytes(limit, rate)
+    if limit - state.usage_bytes >= near and not state.paused:
+        return NO_NEED
+    target = state.usage_bytes + max(2 * near, int(rate * AHEAD_S), PAGE_BYTES)
+    target = -(-target // PAGE_BYTES) * PAGE_BYTES
+    allowed = min(target, max_bytes // PAGE_BYTES * PAGE_BYTES)
+    return Need(max(allowed - limit, 0), capped=target > max(allowed, limit))
+
+
+def cut_is_dangerous(limit_bytes: int, usage_bytes: int, reclaimable_bytes: int) -> bool:
+    """Whether a lower limit would leave no room above what the kernel cannot drop."""
+    return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + CUT_ROOM_BYTES
+
+
+@dataclass(slots=True)
+class Growth:
+    """How fast a container's usage grows, from successive readings."""
+
+    usage_bytes: int = 0
+    read_ns: int | None = None
+    rate: float = 0.0
+    """Bytes per second: the latest, or what is left of a faster one; never negative."""
+
+    def read(self, usage_bytes: int, now_ns: int) -> float:
+        """Take a reading; returns the rate. One that comes too soon after the last, or doubled, changes nothing."""
+        if self.read_ns is None:
+            self.usage_bytes, self.read_ns = usage_bytes, now_ns
+        elif now_ns - self.read_ns >= SPAN_NS:
+            elapsed_s = (now_ns - self.read_ns) / 1e9
+            latest = min(max(usage_bytes - self.usage_bytes, 0) / elapsed_s, MAX_RATE)
+            self.rate = max(latest, self.rate * 0.5 ** min(elapsed_s / HALF_LIFE_S, 60.0))
+            self.usage_bytes, self.read_ns = usage_bytes, now_ns
+        return self.rate
+
+
+@dataclass(slots=True)
+class Guarded:
+    """What is remembered of one guarded container.
+
+    Two kinds of episodes: a *shortage* lasts while it is near its limit and the reserve does not cover it; a *pause*
+    while its tasks wait at the limit. Either ends by a grant; a pause also by a release, at its deadline at the latest.
+    """
+
+    key: str
+    app: str
+    growth: Growth = field(default_factory=Growth)
+    hot_until_ns: int = 0
+    granted_ns: int | None = None
+    """Latest grant."""
+    short_since_ns: int | None = None
+    missing_bytes: int = 0
+    near_told: bool = False
+    refusal_told: bool = False
+    refusal: str = ""
+    """Why nothing more was to be had, as last heard in this shortage."""
+    paused_since_ns: int | None = None
+    deadline_ns: int = 0
+    released: str = ""
+    """Why the kernel has its kill back; empty: it has not."""
+    released_ns: int = 0
+    kills_at_release: int = 0
+    was_paused_at_release: bool = False
+    state: MemoryState | None = None
+    """Latest reading."""
+    armed_ns: int = 0
+
+    def read(self, state: MemoryState, now_ns: int) -> float:
+        """Take a reading; returns the rate."""
+        self.state = state
+        rate = self.growth.read(state.usage_bytes, now_ns)
+        free = state.limit_bytes - state.usage_bytes
+        if state.limit_bytes != UNLIMITED and (state.paused or free < rate * HOT_S):
+            self.stay_hot(now_ns)
+        return rate
+
+    def stay_hot(self, now_ns: int) -> None:
+        """Look again soon."""
+        self.hot_until_ns = max(self.hot_until_ns, now_ns + HOT_NS)
+
+    def is_hot(self, now_ns: int) -> bool:
+        """Whether it is polled: it grows fast, its tasks wait, or a kill may be on its way."""
+        return now_ns < self.hot_until_ns or self.paused_since_ns is not None or bool(self.released)
+
+    @property
+    def has_an_episode(self) -> bool:
+        """Whether it lacks memory, its tasks wait, or the kernel has its kill back."""
+        return self.short_since_ns is not None or self.paused_since_ns is not None or bool(self.released)
+
+    def begin_pause(self, now_ns: int, deadline_ns: int) -> bool:
+        """Tasks are seen waiting; returns whether that is new."""
+        if self.paused_since_ns is not None:
+            return False
+        self.paused_since_ns, self.deadline_ns = now_ns, deadline_ns
+        return True
+
+    def end_pause(self) -> None:
+        """Tasks do not wait any more."""
+        self.paused_since_ns = None
+
+    def paused_us(self, now_ns: int) -> int:
+        """For how long they have waited; 0: they do not."""
+        return 0 if self.paused_since_ns is None else (now_ns - self.paused_since_ns) // 1000
+
+    def overdue(self, now_ns: int) -> bool:
+        """Whether they have waited for as long as the setting allows."""
+        return self.paused_since_ns is not None and now_ns >= self.deadline_ns
+
+    def lack(self, missing_bytes: int, now_ns: int) -> None:
+        """The reserve does not cover its need."""
+        if self.short_since_ns is None:
+            self.short_since_ns = now_ns
+        self.missing_bytes = missing_bytes
+
+    def was_granted(self, limit_bytes: int, now_ns: int) -> None:
+        """The limit was raised out of the reserve: tasks go on."""
+        self.granted_ns = now_ns
+        self.end_pause()
+        self.stay_hot(now_ns)
+        if self.state is not None:
+            self.state = self.state._replace(limit_bytes=limit_bytes, paused=False)
+
+    def has_enough(self) -> None:
+        """It is not near its limit any more."""
+        self.short_since_ns, self.missing_bytes = None, 0
+        self.near_told = self.refusal_told = False
+        self.refusal = ""
+
+    def let_go(self, reason: str, now_ns: int, oom_kills: int) -> None:
+        """The kernel gets its kill back."""
+        self.released, self.released_ns, self.kills_at_release = reason, now_ns, oom_kills
+        self.was_paused_at_release = self.paused_since_ns is not None
+        self.end_pause()
+
+    def may_be_armed_again(self, now_ns: int) -> bool:
+        """After a release: the kernel has killed, or it is not near its limit any more and some time has passed."""
+        state = self.state
+        if state is None or state.oom_kills > self.kills_at_release:
+            return True
+        near = near_bytes(max(state.limit_bytes, 0), self.growth.rate)
+        roomy = state.limit_bytes == UNLIMITED or state.limit_bytes - state.usage_bytes >= 2 * near
+        return roomy and not state.paused and now_ns - self.released_ns >= SETTLE_NS
+
+
+@dataclass(slots=True)
+class Asking:
+    """Requests of one application: at most one is under way."""
+
+    outstanding: bool = False
+    asked_ns: int = 0
+    next_ns: int = 0
+
+    def may_ask(self, now_ns: int, paused_since_ns: int | None) -> bool:
+        """Whether to ask now. Who has begun to wait since the last request need not wait for the next one's turn."""
+        if self.outstanding:
+            return False
+        return now_ns >= self.next_ns or (paused_since_ns is not None and paused_since_ns > self.asked_ns)
+
+    def ask(self, now_ns: int) -> None:
+        """A request goes out."""
+        self.outstanding, self.asked_ns = True, now_ns
+
+    def answered(self, now_ns: int, *, refused: bool) -> None:
+        """Its answer has come, or will not come any more."""
+        self.outstanding = False
+        self.next_ns = now_ns + (REFUSED_RETRY_NS if refused else RETRY_NS)
+
+
+def by_urgency(short: list[Guarded]) -> list[Guarded]:
+    """Who gets what arrives first: those whose tasks wait, then those who lack the longest."""
+    return sorted(
+        short,
+        key=lambda one: (one.paused_since_ns is None, one.paused_since_ns or 0, one.short_since_ns or 0, one.key),
+    )

@@ -1,0 +1,69 @@
+"""Drift: other hands write the same files (`docker update`, systemd, people). Noticed, told, put back or taken over."""
+
+from __future__ import annotations
+
+from schemas.limits import RowStatus
+from services.agent.containers import Containers, same_memory
+from services.agent.core.orders import ContainerLimits
+from services.agent.occurrences import Drift, Journal, mib
+from services.agent.ports import Limits
+from services.agent.reserves import Reserves
+
+
+class DriftWatch:
+    """Compares the limits in the kernel with those that were written or last read."""
+
+    def __init__(self, containers: Containers, reserves: Reserves, journal: Journal, *, reassert: bool) -> None:
+        self._containers = containers
+        self._reserves = reserves
+        self._reassert = reassert
+        self.journal = journal
+
+    def check(self, key: str) -> None:
+        """Read a container's limits back; a limit that was never ordered is taken over as it is."""
+        known = self._containers.book.containers[key]
+        held = self._containers.members[key].handle.read_limits()
+        if held is None:
+            return
+        ours = known.quota_ordered or known.limit_ordered
+        changes = []
+        if held.quota_us != known.quota_us:
+            changes.append(self._settle_quota(key, known, held.quota_us))
+        if not same_memory(held.memory_bytes, known.limit_bytes):
+            changes.append(self._settle_memory(key, known, held))
+        else:
+            known.limit_bytes = held.memory_bytes
+        told = "; ".join(change for change in changes if change)
+        if ours and told:
+            found = self._containers.members[key].found
+            self.journal.report(Drift(found, known.quota_us, known.limit_bytes, f"by other hands: {told}"))
+
+    def guard_was_undone(self, key: str) -> None:
+        """The kernel's kill, or memory.high, was changed, and has been put right."""
+        known, found = self._containers.book.containers[key], self._containers.members[key].found
+        reason = "by other hands: the guard of its memory was switched off; it was switched on again"
+        self.journal.report(Drift(found, known.quota_us, known.limit_bytes, reason))
+
+    def _settle_quota(self, key: str, known: ContainerLimits, held_us: int) -> str:
+        wanted_us, known.quota_us = known.quota_us, held_us
+        change = f"quota {_us(wanted_us)} became {_us(held_us)}"
+        if self._reassert and known.quota_ordered:
+            if self._containers.write_quota(key, wanted_us) is RowStatus.APPLIED:
+                return f"{change}, put back"
+            return f"{change}, taken over because the kernel refuses the old value"
+        return f"{change}, taken over"
+
+    def _settle_memory(self, key: str, known: ContainerLimits, held: Limits) -> str:
+        wanted_bytes, known.limit_bytes = known.limit_bytes, held.memory_bytes
+        if held.memory_bytes > wanted_bytes and self._reserves.is_doubtful(known.app):
+            return ""  # the watchdog's grant while we were silent: its report follows
+        change = f"memory limit {mib(wanted_bytes)} became {mib(held.memory_bytes)}"
+        if self._reassert and known.limit_ordered:
+            if self._containers.write_memory(key, wanted_bytes) is RowStatus.APPLIED:
+                return f"{change}, put back"
+            return f"{change}, taken over because the kernel refuses the old value"
+        return f"{change}, taken over"
+
+
+def _us(quota_us: int) -> str:
+    return "no limit" if quota_us < 0 else f"{quota_us / 1000:g} ms"

@@ -1,0 +1,153 @@
+"""Carries limit orders out: raises and memory at once, cuts at each container's boundary; then the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from schemas.limits import LimitReply, LimitUpdate, RowStatus
+from services.agent.containers import Containers
+from services.agent.core.boundaries import BoundaryQueue
+from services.agent.core.orders import Plan, RowPlan
+from services.agent.memory import MemoryGuard
+from services.agent.reserves import Reserves
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A reply that waits for its cuts."""
+
+    update: LimitUpdate
+    plan: Plan
+    keys: list[str]
+    statuses: list[RowStatus]
+    on_settled: Callable[[LimitReply], None]
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Row by container, for cuts that are not written yet."""
+
+
+class LimitOrders:
+    """Orders under way on one node."""
+
+    def __init__(
+        self, containers: Containers, reserves: Reserves, guard: MemoryGuard, next_report: Callable[[], int]
+    ) -> None:
+        self._containers = containers
+        self._reserves = reserves
+        self._guard = guard
+        self._next_report = next_report
+        self._pending: list[_Pending] = []
+        self.cuts = BoundaryQueue()
+
+    def carry_out(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
+        """Carry out an update; see `Node.carry_out`."""
+        plan = self._containers.book.accept(update)
+        keys = [row.container for row in plan.rows] or self._containers.book.of_apps(plan.fenced_apps)
+        statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
+        pending = _Pending(update, plan, keys, statuses, on_settled)
+        for container, _ in plan.superseded:
+            self.cuts.discard(container)
+        self._pending.append(pending)
+        for row, planned in enumerate(plan.rows):
+            pending.statuses[row] = self._start_row(planned, pending, row, now_ns)
+        self._order_reserves(plan, now_ns)
+        # Replies only now: one that names this order as seen must tell what it has raised.
+        for container, order in plan.superseded:
+            self._settle_row(container, order, RowStatus.SUPERSEDED)
+        self._finish(pending)
+
+    def poll_cuts(self, now_ns: int) -> None:
+        """Read the containers whose boundary is due and write the cuts that may be written."""
+        for cut in self.cuts.due(now_ns):
+            member = self._containers.members.get(cut.container)
+            nr_periods = member.handle.read_periods() if member else None
+            if nr_periods is None:
+                self.cuts.discard(cut.container)
+                self._settle_row(cut.container, cut.order, RowStatus.UNKNOWN_CONTAINER)
+            elif self.cuts.read(cut, nr_periods, now_ns):
+                quota_us = self._containers.book.settle_cut(cut.container, cut.order)
+                status = self._containers.write_quota(cut.container, quota_us) if quota_us else RowStatus.SUPERSEDED
+                self._settle_row(cut.container, cut.order, status)
+
+    def forget(self, container: str) -> None:
+        """The container is gone, and the book has forgotten it: what waits for it is settled."""
+        waiting = self.cuts.waiting.get(container)
+        self.cuts.forget(container)
+        if waiting is not None:
+            self._settle_row(container, waiting.order, RowStatus.UNKNOWN_CONTAINER)
+
+    def _start_row(self, planned: RowPlan, pending: _Pending, row: int, now_ns: int) -> RowStatus:
+        key, status = planned.container, planned.status
+        if planned.orders_memory:
+            self._guard.guard(key, now_ns)
+        if planned.limit_bytes:
+            status = self._write_memory(key, planned.limit_bytes, now_ns)
+        if planned.raise_quota_us:
+            return max(status, self._containers.write_quota(key, planned.raise_quota_us))
+        if planned.cut_quota_us:
+            member = self._containers.members[key]
+            order = (pending.update.epoch, pending.update.seq)
+            nr_periods = None if member.idle else member.handle.read_periods()
+            if nr_periods is None:  # idle: nothing to refill; vanished: the write finds out
+                quota_us = self._containers.book.settle_cut(key, order)
+                return max(status, self._containers.write_quota(key, quota_us)) if quota_us else status
+            pending.waiting[key] = row
+            self.cuts.add(key, order, nr_periods, now_ns)
+        return status
+
+    def _write_memory(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
+        if self._guard.refuses_cut(key, limit_bytes, now_ns):
+            return RowStatus.FAILED
+        before_bytes = self._containers.book.containers[key].limit_bytes
+        status = self._containers.write_memory(key, limit_bytes)
+        if status is RowStatus.APPLIED and 0 <= before_bytes < limit_bytes:
+            self._guard.limit_was_raised(key, now_ns)
+        return status
+
+    def _order_reserves(self, plan: Plan, now_ns: int) -> None:
+        """Those that wait get what has come before the reply tells what is left."""
+        for order in plan.reserves:
+            if self._containers.of_app(order.app):
+                self._reserves.order(order)
+                self._guard.reserve_came(order.app, now_ns)
+            else:  # its last container has gone meanwhile: seen, but void
+                self._reserves.void(order.app)
+
+    def _settle_row(self, container: str, order: tuple[int, int], status: RowStatus) -> None:
+        for pending in self._pending:
+            if (pending.update.epoch, pending.update.seq) == order and container in pending.waiting:
+                row = pending.waiting.pop(container)
+                pending.statuses[row] = max(pending.statuses[row], status)
+                self._finish(pending)
+                return
+
+    def _finish(self, pending: _Pending) -> None:
+        if not pending.waiting:
+            self._pending.remove(pending)
+            pending.on_settled(self._reply(pending))
+
+    def _reply(self, pending: _Pending) -> LimitReply:
+        book, update, plan = self._containers.book, pending.update, pending.plan
+        known = [book.containers.get(key) for key in pending.keys]
+        columns: dict[str, Iterable[int]] = {
+            "quota_us": [entry.quota_us if entry else 0 for entry in known],
+            "limit_bytes": [entry.limit_bytes if entry else 0 for entry in known],
+            "order_seq": [book.order_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)],
+            "status": [int(status) for status in pending.statuses],
+        }
+        reserves = [self._reserves.report(app) for app in plan.fenced_apps]
+        return LimitReply.build(
+            pending.keys,
+            {name: list(values) for name, values in columns.items()},
+            node=book.node,
+            incarnation=book.incarnation,
+            report_seq=self._next_report(),
+            epoch=update.epoch,
+            seq=update.seq,
+            refusal=plan.refusal,
+            stale_apps=plan.stale_apps,
+            apps=plan.fenced_apps,
+            reserve_given_bytes=tuple(reserve.given_bytes for reserve in reserves),
+            reserve_used_bytes=tuple(reserve.used_bytes for reserve in reserves),
+            reserve_order_seq=tuple(book.reserve_seq(app) for app in plan.fenced_apps),
+        )
