@@ -1,8 +1,9 @@
 """The memory guard of this host: how it works here, who runs it, and what was left behind.
 
 Reads the agent's state directory: ``*.lock`` (JSON with the holder's pid, node and start), and per managed root
-``originals/*.json`` (a container's control groups, written before the agent first changes them). Takes no lock: a
-starting agent could mistake that for another one.
+``originals/*.json`` (a container's control groups, written before the agent first changes them); and the arguments of
+watchdogs (directory of the managed root, lock, the agent's pid). Takes no lock: a starting agent could mistake that for
+another one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from services.cli.doctor_finding import Finding, Level
 
 STATE_DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__STATE_DIRECTORY"
 STATE_DIRECTORY: Final = "/run/turnbuckle"
-_WATCHDOG: Final = re.compile(r"services[./]agent[./]watchdog")
+_WATCHDOG: Final = re.compile(
+    r"services[./]agent[./]watchdog(\.py)? (?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
+)
 _DOCKER_LOCK: Final = "docker.lock"
 _NAMED: Final = 3
 """How many are named before the rest is only counted."""
@@ -102,13 +105,39 @@ def check_lock_holders(holders: dict[str, Holder]) -> Finding:
     return Finding("agents here", Level.NOTE, "; ".join(agents), mend)
 
 
-def check_watchdogs(holders: dict[str, Holder], proc: str = "/proc") -> Finding:
+@dataclass(frozen=True, slots=True)
+class WatchdogSeen:
+    """A watchdog that runs."""
+
+    pid: int
+    root_directory: str
+    """State directory of its agent's managed root."""
+    orphaned: bool
+    """Its agent has gone."""
+
+
+def running_watchdogs(proc: str = "/proc") -> list[WatchdogSeen]:
+    """All on this host."""
+    found = []
+    for entry in sorted(Path(proc).glob("[0-9]*")):
+        try:
+            command = (entry / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+            if (match := _WATCHDOG.search(command)) is not None:
+                # The name in parentheses may hold anything, also spaces.
+                parent = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+                found.append(WatchdogSeen(int(entry.name), match["state"], parent != match["agent"]))
+        except (OSError, ValueError, IndexError):  # it has ended meanwhile
+            continue
+    return found
+
+
+def check_watchdogs(watchdogs: list[WatchdogSeen]) -> Finding:
     """Watchdogs whose agent has gone."""
-    agents = {holder.pid for holder in holders.values()}
-    watchdogs = dict(_watchdogs(Path(proc)))
-    if left := sorted(pid for pid, parent in watchdogs.items() if parent not in agents):
-        text = f"{_several(len(left), 'watchdog')} without an agent: pid {', '.join(map(str, left))}"
-        mend = "start the agent again; without one it gives the kernel its kill back and ends within a minute"
+    left = [watchdog for watchdog in watchdogs if watchdog.orphaned]
+    if left:
+        pids = ", ".join(str(watchdog.pid) for watchdog in left)
+        text = f"{_several(len(left), 'watchdog')} without an agent (pid {pids}) looks after its containers"
+        mend = "start the agent again; without one the kernel gets its kill back and the watchdog ends within a minute"
         return Finding("watchdogs", Level.NOTE, text, mend)
     return Finding("watchdogs", Level.OK, f"{len(watchdogs)} with an agent, none without")
 
@@ -142,12 +171,13 @@ def guarded_groups(directory: Path, layout: CgroupLayout) -> list[GuardedGroup]:
     return list(groups.values())
 
 
-def check_left_behind(groups: list[GuardedGroup], holders: dict[str, Holder], *, watchdogs: bool) -> Finding:
+def check_left_behind(groups: list[GuardedGroup], holders: dict[str, Holder], watchdogs: list[WatchdogSeen]) -> Finding:
     """Groups that were left paused, or with altered settings, and that nobody looks after."""
+    watched = {Path(watchdog.root_directory).name for watchdog in watchdogs}
 
     def orphaned(group: GuardedGroup) -> bool:
         lock = _DOCKER_LOCK if group.docker else f"exec-{group.root}.lock"
-        return group.root is None or not (lock in holders or watchdogs)
+        return group.root is None or not (lock in holders or group.root in watched)
 
     left = [group for group in groups if orphaned(group)]
     paused = [group for group in left if group.paused]
@@ -166,12 +196,13 @@ def run_guard_checks() -> list[Finding]:
     directory = state_directory()
     holders = lock_holders(directory)
     findings = [check_memory_guard(), check_state_directory(directory), check_lock_holders(holders)]
-    findings.append(check_watchdogs(holders))
+    watchdogs = running_watchdogs()
+    findings.append(check_watchdogs(watchdogs))
     try:
         groups = guarded_groups(directory, detect())
     except CgroupUnavailableError:
         return findings
-    return [*findings, check_left_behind(groups, holders, watchdogs=any(_watchdogs(Path("/proc"))))]
+    return [*findings, check_left_behind(groups, holders, watchdogs)]
 
 
 def _flocks(locks: Path) -> Iterator[tuple[str, int]]:
@@ -184,18 +215,6 @@ def _flocks(locks: Path) -> Iterator[tuple[str, int]]:
         fields = line.split()
         if len(fields) >= 6 and fields[1] == "FLOCK":
             yield fields[5], int(fields[4])
-
-
-def _watchdogs(proc: Path) -> Iterator[tuple[int, int]]:
-    """Process ids of watchdogs, and of their parents."""
-    for entry in proc.glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if _WATCHDOG.search(command):
-                # The name in parentheses may hold anything, also spaces.
-                yield int(entry.name), int((entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
 
 
 def _oom_control(directory: Path) -> tuple[int, int]:

@@ -11,10 +11,11 @@ import pytest
 from services._runtime.cgroupfs import CgroupLayout, ControllerMount
 from services.agent.adapters.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.adapters.state_files import FoundValues, inode_of
+from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.settings import AgentSettings
 from services.cli import doctor_guard as guard
 from services.cli.doctor_finding import Level
-from services.cli.doctor_guard import GuardedGroup, Holder
+from services.cli.doctor_guard import GuardedGroup, Holder, WatchdogSeen
 
 AGENT = Holder("exec-turnbuckle.lock", 100, "n1", "2026-11-21T05:00:00+00:00")
 
@@ -109,15 +110,29 @@ def process(proc: Path, pid: int, parent: int, command: str) -> None:
 
 
 def test_watchdogs_without_an_agent_are_found(tmp_path: Path) -> None:
-    process(tmp_path, 200, 100, "python -m services.agent.watchdog /run/turnbuckle")
+    arguments = "/run/turnbuckle/turnbuckle /run/turnbuckle/exec-turnbuckle.lock 100 2.0 0.5"
+    process(tmp_path, 200, 100, f"python -S -P -m services.agent.watchdog {arguments}")
     process(tmp_path, 201, 100, "python -m services.agent")
 
-    assert guard.check_watchdogs({AGENT.lock: AGENT}, str(tmp_path)).level is Level.OK
+    assert guard.check_watchdogs(guard.running_watchdogs(str(tmp_path))).level is Level.OK
 
-    process(tmp_path, 202, 1, "python /opt/services/agent/watchdog.py")
-    found = guard.check_watchdogs({AGENT.lock: AGENT}, str(tmp_path))
+    process(tmp_path, 202, 1, f"python -S -P -m services.agent.watchdog {arguments}")
+    found = guard.check_watchdogs(guard.running_watchdogs(str(tmp_path)))
 
-    assert (found.level, found.found) == (Level.NOTE, "1 watchdog without an agent: pid 202")
+    assert found.level is Level.NOTE
+    assert found.found.startswith("1 watchdog without an agent (pid 202)")
+
+
+def test_the_agents_own_way_to_start_a_watchdog_is_recognised(tmp_path: Path) -> None:
+    state = prepare_state(tmp_path, "turnbuckle")
+    watchdog = WatchdogProcess(state, WatchdogOptions(exec_lock(tmp_path, "turnbuckle"), 2.0, 0.5))
+    watchdog.start()
+    try:
+        mine = [seen for seen in guard.running_watchdogs() if seen.pid == watchdog.pid]
+
+        assert [(seen.root_directory, seen.orphaned) for seen in mine] == [(str(state.path), False)]
+    finally:
+        watchdog.stop()
 
 
 def test_groups_of_a_live_agent_are_no_trouble_and_those_of_a_dead_one_are(tmp_path: Path) -> None:
@@ -127,10 +142,13 @@ def test_groups_of_a_live_agent_are_no_trouble_and_those_of_a_dead_one_are(tmp_p
     groups = guard.guarded_groups(state, layout(mount))
 
     assert groups == [GuardedGroup(str(memory), "turnbuckle", docker=False, paused=False)]
-    assert guard.check_left_behind(groups, {AGENT.lock: AGENT}, watchdogs=False).level is Level.OK
-    assert guard.check_left_behind(groups, {}, watchdogs=True).level is Level.OK
+    assert guard.check_left_behind(groups, {AGENT.lock: AGENT}, []).level is Level.OK
+    assert (
+        guard.check_left_behind(groups, {}, [WatchdogSeen(202, str(state / "turnbuckle"), orphaned=True)]).level
+        is Level.OK
+    )
 
-    found = guard.check_left_behind(groups, {}, watchdogs=False)
+    found = guard.check_left_behind(groups, {}, [])
 
     assert (found.level, str(memory) in found.found) == (Level.NOTE, True)
 
@@ -148,14 +166,14 @@ def test_a_container_that_hangs_and_that_nobody_looks_after_is_a_failure(tmp_pat
         (str(foreign), False, None),
     ]
 
-    found = guard.check_left_behind(groups, {}, watchdogs=False)
+    found = guard.check_left_behind(groups, {}, [])
 
     assert found.level is Level.FAILED
     assert str(memory) in found.found
     assert found.mend.endswith(f"echo 0 > {memory}/memory.oom_control")
 
     docker = Holder("docker.lock", 100, "n1", "")
-    found = guard.check_left_behind(groups, {docker.lock: docker}, watchdogs=False)
+    found = guard.check_left_behind(groups, {docker.lock: docker}, [])
 
     assert str(foreign) in found.found
     assert str(memory) not in found.found
