@@ -107,7 +107,7 @@ class ContainerHandle(Protocol):
 
     @property
     def armed(self) -> bool:
-        """Whether it is guarded."""
+        """Whether it is guarded; just opened: whether an agent before us did (then `arm` takes it on)."""
 
     def guard_was_undone(self) -> bool:
         """Whether other hands gave the kernel its kill back since `arm` (oom_kill_disable 0, another memory.high)."""

@@ -82,6 +82,7 @@ class CgroupHandle(ABC):
     def _remember(self) -> None:
         """Take over what an agent before us has found, and write down what we are going to change."""
         self._parts.open_keys.add(self.key)
+        self._armed = self._found.guarded  # by an agent before us; `arm` takes it on
         for control in self._files.controls:
             value = self._found.values.get(control.name)
             if value is not None:

@@ -1,0 +1,178 @@
+"""Decisions of the memory guard: when a container is near its limit, what it gets, and how its waits end."""
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from services.agent.core.memory_guard import (
+    CUT_ROOM_BYTES,
+    MAX_RATE,
+    MIB,
+    NEAR_BYTES,
+    PAGE_BYTES,
+    REFUSED_RETRY_NS,
+    RETRY_NS,
+    SPAN_NS,
+    Asking,
+    Growth,
+    Guarded,
+    by_urgency,
+    cut_is_dangerous,
+    near_bytes,
+    need_of,
+    wants_a_look,
+)
+from services.agent.ports import UNLIMITED, MemoryState
+
+MS = 1_000_000
+sizes = st.integers(0, 1 << 42)
+pages = st.integers(0, 1 << 30).map(lambda count: count * PAGE_BYTES)
+rates = st.floats(0, MAX_RATE)
+
+
+def state_of(usage_bytes, limit_bytes, *, paused=False, oom_kills=0):
+    return MemoryState(usage_bytes, limit_bytes, paused, oom_kills)
+
+
+def test_near_is_an_eighth_of_a_small_limit_32_mib_of_a_large_one_and_more_while_growing():
+    assert near_bytes(64 * MIB, 0) == 8 * MIB
+    assert near_bytes(4096 * MIB, 0) == NEAR_BYTES
+    assert near_bytes(4096 * MIB, 1000 * MIB) == 60 * MIB
+
+
+def test_idle_container_near_its_limit_gets_twice_what_near_means():
+    assert need_of(state_of(250 * MIB, 256 * MIB), 0, 1 << 40) == (58 * MIB, False)
+
+
+def test_growing_container_gets_what_it_will_have_used_in_100_ms():
+    need = need_of(state_of(900 * MIB, 960 * MIB), 2000.0 * MIB, 1 << 40)
+
+    assert need.added_bytes == (900 + 2 * 120 - 960) * MIB
+
+
+@given(usage=sizes, limit=pages, rate=rates, most=sizes, paused=st.booleans())
+def test_no_need_goes_beyond_the_maximum_and_none_lowers_a_limit(usage, limit, rate, most, paused):
+    need = need_of(state_of(usage, limit, paused=paused), rate, most)
+
+    assert need.added_bytes >= 0
+    assert need.added_bytes % PAGE_BYTES == 0
+    assert limit + need.added_bytes <= max(most, limit)
+
+
+@given(usage=pages, limit=pages, rate=rates)
+def test_a_need_that_was_met_is_gone(usage, limit, rate):
+    """One grant is enough: right after it nothing more is wanted."""
+    assume(usage <= limit)
+    need = need_of(state_of(usage, limit), rate, 1 << 62)
+
+    assert need_of(state_of(usage, limit + need.added_bytes), rate, 1 << 62).added_bytes == 0
+
+
+@given(usage=sizes, rate=rates)
+def test_unlimited_container_needs_nothing(usage, rate):
+    assert need_of(state_of(usage, UNLIMITED), rate, 1 << 62).added_bytes == 0
+
+
+@given(rows=st.lists(st.tuples(sizes, st.one_of(pages, st.just(UNLIMITED)), rates), min_size=1, max_size=8))
+def test_the_sample_of_all_containers_sees_whoever_has_a_need(rows):
+    usage, limit, rate = zip(*rows, strict=True)
+    looks = wants_a_look(np.array(usage), np.array(limit), np.array(rate))
+
+    for row, look in zip(rows, looks.tolist(), strict=True):
+        if need_of(state_of(row[0], row[1]), row[2], 1 << 62).added_bytes:
+            assert look
+
+
+readings = st.lists(st.tuples(st.integers(0, 200 * MS), sizes), min_size=1, max_size=20)
+
+
+@given(readings=readings)
+def test_the_rate_is_never_negative_nor_absurd_and_doubled_readings_change_nothing(readings):
+    growth, now_ns = Growth(), 0
+    for step_ns, usage in readings:
+        now_ns += step_ns
+        rate = growth.read(usage, now_ns)
+
+        assert 0 <= rate <= MAX_RATE
+        assert growth.read(usage, now_ns) == rate
+
+
+@given(rate=st.integers(1, 4 << 30), steps=st.lists(st.integers(SPAN_NS, 200 * MS), min_size=2, max_size=20))
+def test_steady_growth_is_measured_whatever_the_steps(rate, steps):
+    growth, now_ns = Growth(), 0
+    growth.read(0, 0)
+    for step_ns in steps:
+        now_ns += step_ns
+        measured = growth.read(rate * now_ns // 10**9, now_ns)
+
+        assert abs(measured - rate) <= rate * 0.001 + 2e9 / SPAN_NS
+
+
+def test_rate_is_forgotten_half_a_second_after_growth_has_stopped():
+    growth = Growth()
+    growth.read(0, 0)
+    growth.read(100 * MIB, 100 * MS)
+
+    assert growth.read(100 * MIB, 600 * MS) < 1 * MIB
+
+
+@given(limit=sizes, usage=sizes, reclaimable=sizes)
+def test_a_cut_leaves_room_above_what_cannot_be_reclaimed(limit, usage, reclaimable):
+    if not cut_is_dangerous(limit, usage, reclaimable):
+        assert limit >= max(usage - reclaimable, 0) + CUT_ROOM_BYTES
+
+
+@given(
+    events=st.lists(
+        st.tuples(st.integers(0, 300 * MS), st.sampled_from(["want", "pause", "refused", "answered", "lost"])),
+        max_size=40,
+    )
+)
+def test_one_request_at_a_time_and_none_too_soon(events):
+    asking, now_ns, paused_since_ns, under_way = Asking(), 0, None, 0
+    not_before_ns = 0
+    for step_ns, event in events:
+        now_ns += step_ns
+        if event == "pause":
+            paused_since_ns = now_ns
+        if event in {"want", "pause"} and asking.may_ask(now_ns, paused_since_ns):
+            assert under_way == 0
+            assert now_ns >= not_before_ns or paused_since_ns > asking.asked_ns
+            asking.ask(now_ns)
+            under_way = 1
+        elif event in {"refused", "answered", "lost"} and under_way:
+            under_way = 0
+            asking.answered(now_ns, refused=event == "refused")
+            not_before_ns = now_ns + (REFUSED_RETRY_NS if event == "refused" else RETRY_NS)
+
+
+def test_who_waits_comes_before_who_is_near():
+    waits, waits_longer, near = (Guarded(name, "shop") for name in "abc")
+    near.lack(1, 0)
+    for guarded, since_ns in ((waits, 20), (waits_longer, 10)):
+        guarded.lack(1, since_ns)
+        guarded.begin_pause(since_ns, since_ns + 2000 * MS)
+
+    assert by_urgency([near, waits, waits_longer]) == [waits_longer, waits, near]
+
+
+def test_a_pause_that_is_seen_twice_keeps_its_deadline():
+    guarded = Guarded("web", "shop")
+
+    assert guarded.begin_pause(0, 100)
+    assert not guarded.begin_pause(50, 150)
+    assert guarded.overdue(100)
+
+
+def test_after_a_release_it_is_armed_again_once_the_kernel_has_killed_or_there_is_room():
+    guarded = Guarded("web", "shop")
+    guarded.read(state_of(64 * MIB, 64 * MIB, paused=True), 0)
+    guarded.let_go("nothing left", 0, oom_kills=0)
+
+    assert not guarded.may_be_armed_again(10 * MS)
+    guarded.read(state_of(64 * MIB, 64 * MIB, oom_kills=1), 20 * MS)
+    assert guarded.may_be_armed_again(20 * MS)
+
+    guarded.read(state_of(10 * MIB, 64 * MIB), 30 * MS)
+    assert not guarded.may_be_armed_again(30 * MS)
+    assert guarded.may_be_armed_again(1000 * MS)
