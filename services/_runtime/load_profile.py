@@ -16,7 +16,7 @@ _MIB: Final = 1 << 20
 DEMO_CYCLE_S: Final = 20.0
 DEMO_CPU_LIMIT: Final = 0.75
 """Cores that `demo_scenario` is laid out for: less than its bursts if all came at once."""
-DEMO_MEMORY_LIMIT_BYTES: Final = 768 * _MIB
+DEMO_MEMORY_LIMIT_BYTES: Final = 1024 * _MIB
 
 
 class ScenarioError(ValueError):
@@ -138,8 +138,8 @@ def demo_scenario(seed: int = 0) -> Scenario:
 
     One cycle takes `DEMO_CYCLE_S`. Single bursts reach 0.5 to 0.6 core while the sum stays under `DEMO_CPU_LIMIT`
     for most of the time, so shared limits follow the demand where the static share (0.15 core each) throttles. The
-    cache's peak of 220 MiB exceeds its static share of memory, (1 - sigma) x 768 MiB / 5 = 123 MiB, but all five
-    together stay below 768 MiB. Once per cycle the batch job loads 256 MiB as fast as its CPU allows, up to 1 GB/s:
+    cache's peak of 220 MiB exceeds its static share of memory, (1 - sigma) x 1 GiB / 5 = 163 MiB, but all five
+    together stay far below 1 GiB. Once per cycle the batch job loads 256 MiB as fast as its CPU allows, up to 1 GB/s:
     that is past any limit before the next period's batch is out, and shows the memory guard.
     """
     return Scenario(

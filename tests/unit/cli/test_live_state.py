@@ -225,7 +225,7 @@ def test_the_view_tells_what_happened_to_memory() -> None:
         console.print(render(state, columns=200))
     text, lines = captured.get(), plain_lines(state)
 
-    for expected in ("96 MiB given to nodes, 64 MiB left to grant", "owner r1, epoch 3", "1 grant (32 MiB), 1 refusal"):
+    for expected in ("reserves 96 MiB, 64 MiB at hand", "owner r1, epoch 3", "1 grant (32 MiB), 1 refusal"):
         assert expected in text
         assert expected in lines[1]
     assert "+32 MiB in 1" in text
