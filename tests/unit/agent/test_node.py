@@ -2,9 +2,10 @@
 
 import pytest
 
-from schemas.limits import LimitUpdate, RowStatus
+from schemas.limits import RowStatus
 from services.agent.node import Node
 from tests.support.fake_host import FakeHost
+from tests.support.limit_orders import reply_rows, send, update
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS
@@ -18,25 +19,6 @@ def host():
 @pytest.fixture
 def node(host):
     return Node("n1", 7, host, host.reserve_book)
-
-
-def update(rows, *, epoch=1, seq=1, incarnation=7, node="n1", apps=("shop",)):
-    """An order; rows: container -> (quota_us, limit_bytes)."""
-    return LimitUpdate.build(
-        list(rows),
-        {"quota_us": [row[0] for row in rows.values()], "limit_bytes": [row[1] for row in rows.values()]},
-        node=node, incarnation=incarnation, epoch=epoch, seq=seq, time_ns=0, apps=apps,
-    )  # fmt: skip
-
-
-def reply_rows(reply):
-    return {row["container"]: row for row in reply.rows()}
-
-
-def send(node, message, now_ns=0):
-    replies = []
-    node.carry_out(message, now_ns, replies.append)
-    return replies
 
 
 def test_batch_reports_what_the_kernel_holds(node, host):

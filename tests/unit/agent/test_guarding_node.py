@@ -1,0 +1,456 @@
+"""The node guards memory: what happens to a container that grows, under every answer, and what the reports say."""
+
+import pytest
+
+from schemas.limits import RowStatus
+from schemas.oom import OomCause, OomKind
+from services.agent.core.memory_guard import MIB, POLL_NS
+from services.agent.node import Node, NodeOptions
+from services.agent.occurrences import Answer
+from services.agent.ports import Alarm, AlarmKind, WatchdogReport, WriteOutcome
+from tests.support.fake_host import FakeHost
+from tests.support.limit_orders import reply_rows, reserve_order, send, update
+
+MS = 1_000_000
+PERIOD_NS = 100 * MS
+SECOND_NS = 1000 * MS
+
+
+@pytest.fixture
+def host():
+    return FakeHost()
+
+
+@pytest.fixture
+def node(host):
+    return Node("n1", 7, host, host.reserve_book)
+
+
+def guarded(node, host, *, limit_mib=256, usage_mib=100, reserve_mib=0, most_mib=0, name="web"):
+    """A container whose memory was ordered once; nothing left to tell."""
+    found = host.add(name, quota_us=20_000, limit_bytes=(limit_mib - 1) * MIB)
+    key = node.found(found)
+    container = host.containers[found.container_id]
+    container.run(0, memory_bytes=usage_mib * MIB)
+    seq = node.book.reserve_orders.get("shop", (0, 0))[1] + 1
+    send(node, update({key: (0, limit_mib * MIB)}, seq=seq))
+    send(node, reserve_order(reserve_mib * MIB, seq=seq, most_bytes=most_mib * MIB))
+    node.sample(0, 1)
+    node.journal.take_occurrences()
+    return key, container
+
+
+def told(node):
+    return [(line.kind, line.cause) for line in node.journal.take_occurrences()]
+
+
+def poll_until(node, now_ns, end_ns):
+    """Poll as the service does; returns the time of the last poll."""
+    while (due_ns := node.guard.next_poll_ns(now_ns)) is not None and due_ns <= end_ns:
+        now_ns = due_ns
+        node.guard.poll(now_ns)
+    return now_ns
+
+
+def test_nothing_is_guarded_before_its_memory_was_ordered(node, host):
+    """Mode observe sends no orders, so there nothing is touched."""
+    found = host.add("web", quota_us=20_000, limit_bytes=64 * MIB)
+    key = node.found(found)
+    send(node, update({key: (30_000, 0)}))
+    assert host.containers[found.container_id].calls == []
+
+    send(node, update({key: (0, 64 * MIB)}, seq=2))
+    assert host.containers[found.container_id].calls == ["arm"]
+
+
+def test_an_alarm_is_answered_with_a_grant_out_of_the_reserve(node, host):
+    key, container = guarded(node, host, reserve_mib=100)
+    container.touch(140 * MIB)
+    node.take_alarms(5 * MS)
+
+    (line,) = node.journal.take_occurrences()
+    assert (line.kind, line.cause, line.key) == (OomKind.GRANT, OomCause.THRESHOLD, key)
+    assert (line.limit_before_bytes, line.limit_after_bytes) == (256 * MIB, container.limit_bytes)
+    assert container.limit_bytes - 256 * MIB == node.reserves.report("shop").used_bytes
+    assert line.reserve_bytes == 100 * MIB - node.reserves.report("shop").used_bytes
+
+
+def test_a_doubled_alarm_grants_once(node, host):
+    key, container = guarded(node, host, reserve_mib=1000)
+    container.touch(140 * MIB)
+    node.take_alarms(5 * MS)
+    once = container.limit_bytes
+    container.alarms += [Alarm(key, AlarmKind.NEAR), Alarm(key, AlarmKind.NEAR), Alarm("ghost-1", AlarmKind.PAUSED)]
+    node.take_alarms(5 * MS)
+    node.take_alarms(6 * MS)
+
+    assert container.limit_bytes == once
+
+
+def test_the_sample_sees_what_no_alarm_told(node, host):
+    _, container = guarded(node, host, reserve_mib=100)
+    container.run(0, memory_bytes=240 * MIB)
+    (batch,), _ = node.sample(PERIOD_NS, 2)
+
+    assert told(node) == [(OomKind.GRANT, OomCause.SAMPLE)]
+    row = batch.rows()[0]
+    assert row["memory_limit_bytes"] == container.limit_bytes > 256 * MIB
+    assert batch.reserve_used_bytes == container.limit_bytes - 256 * MIB
+
+
+def test_growth_at_a_gigabyte_per_second_never_reaches_the_limit(node, host):
+    """Alarms lost, polled every 4 ms: each grant is ahead of what is touched until the next poll."""
+    _, container = guarded(node, host, usage_mib=200, reserve_mib=4000)
+    now_ns = 5 * MS
+    container.touch(25 * MIB)
+    node.take_alarms(now_ns)
+    while container.usage_bytes < 3000 * MIB:
+        assert node.guard.next_poll_ns(now_ns) == now_ns + POLL_NS
+        now_ns += POLL_NS
+        container.touch(4 * MIB)
+        container.alarms.clear()
+        node.guard.poll(now_ns)
+
+    assert {line.kind for line in node.journal.take_occurrences()} == {OomKind.GRANT}
+    assert node.journal.counters.traps == 0
+    assert node.guard.next_poll_ns(now_ns + SECOND_NS) is None
+
+
+def test_an_empty_reserve_is_told_and_asked_for_once(node, host):
+    key, container = guarded(node, host)
+    container.touch(140 * MIB)
+    for moment in (5, 6, 7):
+        node.take_alarms(moment * MS)
+        node.guard.poll(moment * MS)
+
+    assert told(node) == [(OomKind.NEAR, OomCause.THRESHOLD)]
+    (asked,) = node.journal.take_requests()
+    assert (asked.app, asked.key, asked.paused) == ("shop", key, False)
+    assert asked.wanted_bytes >= 48 * MIB
+
+
+def test_a_reserve_that_covers_a_part_is_granted_and_the_rest_is_asked_for(node, host):
+    _, container = guarded(node, host, reserve_mib=10)
+    container.touch(140 * MIB)
+    node.take_alarms(5 * MS)
+
+    assert container.limit_bytes == 266 * MIB
+    assert told(node) == [(OomKind.GRANT, OomCause.THRESHOLD)]
+    assert len(node.journal.take_requests()) == 1
+
+
+def test_a_paused_container_gets_the_reserve_that_comes(node, host):
+    _, container = guarded(node, host)
+    container.touch(200 * MIB)
+    node.take_alarms(5 * MS)
+    assert container.paused
+    assert told(node) == [(OomKind.TRAP, OomCause.LIMIT)]
+
+    (reply,) = send(node, reserve_order(500 * MIB, seq=5), 9 * MS)
+    assert not container.paused
+    (line,) = node.journal.take_occurrences()
+    assert (line.kind, line.cause, line.paused_us) == (OomKind.GRANT, OomCause.ANSWER, 4000)
+    assert reply.reserve_used_bytes == (container.limit_bytes - 256 * MIB,)
+    (row,) = reply_rows(reply).values()
+    assert row["limit_bytes"] == container.limit_bytes
+
+
+def test_who_waits_gets_it_before_who_is_only_near(node, host):
+    _, near = guarded(node, host, name="near")
+    _, waits = guarded(node, host, name="waits")
+    near.touch(150 * MIB)
+    node.take_alarms(5 * MS)
+    waits.touch(200 * MIB)
+    node.take_alarms(6 * MS)
+    send(node, reserve_order(20 * MIB, seq=9), 9 * MS)
+
+    assert (near.limit_bytes, waits.limit_bytes) == (256 * MIB, 276 * MIB)
+
+
+def test_a_refusal_kills_at_once_as_is_standard(node, host):
+    _, container = guarded(node, host)
+    container.touch(200 * MIB)
+    node.take_alarms(5 * MS)
+    (asked,) = node.journal.take_requests()
+    told(node)
+    node.guard.answered(asked, Answer(refusal="shop may use 256 MiB"), 8 * MS)
+
+    assert told(node) == [(OomKind.REFUSAL, OomCause.ANSWER), (OomKind.RELEASE, OomCause.ANSWER)]
+    assert container.oom_kills == 1
+    node.guard.poll(12 * MS)
+    (line,) = node.journal.take_occurrences()
+    assert (line.kind, line.oom_kills, line.reason) == (OomKind.KILL, 1, "shop may use 256 MiB")
+    assert container.calls[-1] == "arm"
+    (batch,), _ = node.sample(PERIOD_NS, 2)
+    assert batch.rows()[0]["oom_kills"] == 1
+
+
+def test_a_refusal_while_nobody_waits_only_tells(node, host):
+    _, container = guarded(node, host)
+    container.touch(150 * MIB)
+    node.take_alarms(5 * MS)
+    (asked,) = node.journal.take_requests()
+    node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
+
+    assert told(node) == [(OomKind.NEAR, OomCause.THRESHOLD), (OomKind.REFUSAL, OomCause.ANSWER)]
+    assert not container.kernel_kills
+    container.touch(50 * MIB)
+    node.take_alarms(10 * MS)
+    assert [asked.paused for asked in node.journal.take_requests()] == [True]
+
+
+def test_without_an_answer_it_is_asked_again_until_the_deadline_then_the_kernel_decides(host):
+    node = Node("n1", 7, host, host.reserve_book, NodeOptions(pause_deadline_ns=1000 * MS))
+    _, container = guarded(node, host)
+    container.touch(200 * MIB)
+    node.take_alarms(0)
+    now_ns, asked = 0, 0
+    while container.paused:
+        for request in node.journal.take_requests():
+            asked += 1
+            node.guard.answered(request, Answer(silence="nobody is there"), now_ns)
+        now_ns = poll_until(node, now_ns, now_ns + POLL_NS)
+
+    assert 1000 * MS <= now_ns <= 1000 * MS + POLL_NS
+    assert 9 <= asked <= 11
+    node.guard.poll(now_ns + POLL_NS)
+    kinds = [line.kind for line in node.journal.take_occurrences()]
+    assert kinds == [OomKind.TRAP, OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL]
+
+
+def test_no_grant_goes_beyond_the_greatest_limit_of_a_container(node, host):
+    _, container = guarded(node, host, reserve_mib=1000, most_mib=260)
+    container.touch(200 * MIB)
+    node.take_alarms(5 * MS)
+    assert container.limit_bytes == 260 * MIB
+    node.guard.poll(9 * MS)
+
+    lines = node.journal.take_occurrences()
+    assert [line.kind for line in lines] == [OomKind.TRAP, OomKind.GRANT, OomKind.TRAP, OomKind.RELEASE]
+    assert "may have more than 260 MiB" in lines[-1].reason
+    assert container.oom_kills == 1
+
+
+def test_a_grant_that_the_kernel_refuses_goes_back(node, host):
+    _, container = guarded(node, host, reserve_mib=100)
+    container.touch(140 * MIB)
+    container.refuse = True
+    node.take_alarms(5 * MS)
+
+    assert node.reserves.left_of("shop") == 100 * MIB
+    assert host.reserve_book.read()["shop"].left_bytes == 100 * MIB
+
+
+def test_a_pause_below_the_limit_is_a_group_above_and_ends_at_the_deadline(node, host):
+    _, container = guarded(node, host, reserve_mib=100)
+    container.wanted_bytes = 1
+    container.alarms.append(Alarm(container.key, AlarmKind.PAUSED))
+    node.take_alarms(5 * MS)
+    poll_until(node, 5 * MS, 3 * SECOND_NS)
+
+    lines = node.journal.take_occurrences()
+    assert [line.kind for line in lines][:2] == [OomKind.TRAP, OomKind.RELEASE]
+    assert "a group above is full" in lines[1].reason
+
+
+def test_dangerous_cuts_are_refused(node, host):
+    key, container = guarded(node, host, reserve_mib=100)
+    container.reclaimable_bytes = 30 * MIB
+    too_deep = send(node, update({key: (0, 77 * MIB)}, seq=9), 5 * MS)
+    deep = send(node, update({key: (0, 79 * MIB)}, seq=10), 5 * MS)
+
+    assert [reply_rows(reply)[key]["status"] for (reply,) in (too_deep, deep)] == [RowStatus.FAILED, RowStatus.APPLIED]
+    assert reply_rows(too_deep[0])[key]["limit_bytes"] == 256 * MIB
+
+
+def test_a_limit_that_was_granted_lately_is_not_cut(node, host):
+    key, container = guarded(node, host, reserve_mib=100)
+    container.touch(140 * MIB)
+    node.take_alarms(5 * MS)
+    container.free(200 * MIB)
+    granted = container.limit_bytes
+    early = send(node, update({key: (0, 256 * MIB)}, seq=9), 900 * MS)
+    late = send(node, update({key: (0, 256 * MIB)}, seq=10), 1100 * MS)
+
+    assert reply_rows(early[0])[key]["status"] == RowStatus.FAILED
+    assert reply_rows(early[0])[key]["limit_bytes"] == granted
+    assert reply_rows(late[0])[key]["limit_bytes"] == 256 * MIB
+
+
+def test_kills_are_told_with_why_nothing_could_be_done(node, host):
+    found = host.add("web", limit_bytes=64 * MIB)
+    node.found(found)
+    host.containers[found.container_id].touch(100 * MIB)
+    for tick in range(5):
+        node.sample(tick * PERIOD_NS, tick)
+
+    (line,) = node.journal.take_occurrences()
+    assert (line.kind, line.cause) == (OomKind.KILL, OomCause.KERNEL)
+    assert "not guarded" in line.reason
+
+
+def test_a_container_that_ends_right_after_a_release_was_killed(node, host):
+    key, container = guarded(node, host)
+    container.touch(200 * MIB)
+    node.take_alarms(5 * MS)
+    (asked,) = node.journal.take_requests()
+    container.release = lambda: (
+        type(container).release(container) and setattr(container, "gone", True) or WriteOutcome.WRITTEN
+    )
+    node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
+    _, vanished = node.sample(PERIOD_NS, 2)
+
+    assert [found.key for found in vanished] == [key]
+    line = node.journal.take_occurrences()[-1]
+    assert (line.kind, line.oom_kills) == (OomKind.KILL, 1)
+
+
+def test_reserve_orders_count_once_and_in_order(node, host):
+    guarded(node, host)
+    send(node, reserve_order(80 * MIB, seq=7))
+    send(node, reserve_order(10 * MIB, seq=6))
+    (reply,) = send(node, reserve_order(30 * MIB, seq=7))
+
+    assert (reply.apps, reply.reserve_given_bytes, reply.reserve_order_seq) == (("shop",), (80 * MIB,), (7,))
+    (reply,) = send(node, reserve_order(50 * MIB, epoch=2, seq=1))
+    assert (reply.reserve_given_bytes, reply.reserve_order_seq) == ((50 * MIB,), (1,))
+    (stale,) = send(node, reserve_order(500 * MIB, epoch=1, seq=99))
+    assert (stale.stale_apps, stale.apps) == (("shop",), ())
+    assert node.reserves.left_of("shop") == 50 * MIB
+
+
+def test_a_lower_reserve_never_goes_below_what_was_granted(node, host):
+    _, container = guarded(node, host, reserve_mib=100)
+    container.touch(140 * MIB)
+    node.take_alarms(5 * MS)
+    used = node.reserves.report("shop").used_bytes
+    (reply,) = send(node, reserve_order(0, seq=7))
+
+    assert used > 0
+    assert reply.reserve_given_bytes == reply.reserve_used_bytes == (used,)
+
+
+def test_the_reserve_is_void_when_the_last_container_has_gone_and_late_orders_too(node, host):
+    guarded(node, host, reserve_mib=100)
+    node.gone("web0123456789ab")
+    batch = node.empty_batch("shop", 1)
+    (reply,) = send(node, reserve_order(300 * MIB, seq=8))
+
+    assert batch.reserve_given_bytes == batch.reserve_used_bytes == 100 * MIB
+    assert reply.reserve_given_bytes == reply.reserve_used_bytes
+    assert reply.reserve_order_seq == (8,)
+    assert host.reserve_book.read()["shop"].left_bytes == 0
+
+
+def test_a_restarted_agent_keeps_the_reserve_and_guards_on(node, host):
+    key, container = guarded(node, host, reserve_mib=100)
+    container.touch(200 * MIB)  # the agent dies now
+    again = Node("n1", 8, host, host.reserve_book)
+    again.found(next(found for found in node.containers))
+    assert again.guard.is_guarded(key)
+    (batch,), _ = again.sample(PERIOD_NS, 2)
+
+    assert not container.paused
+    assert batch.reserve_given_bytes == 100 * MIB
+    assert batch.reserve_order_seq == 0
+    assert batch.rows()[0]["memory_limit_bytes"] - 256 * MIB == batch.reserve_used_bytes > 0
+
+
+def test_reserves_of_applications_that_are_gone_are_given_up(host):
+    host.reserve_book.give("old", 50 * MIB)
+    node = Node("n1", 8, host, host.reserve_book)
+    node.found(host.add("web"))
+
+    assert node.void_orphans() == ["old"]
+    assert host.reserve_book.read()["old"].left_bytes == 0
+    assert node.void_orphans() == []
+
+
+def test_what_the_watchdog_did_is_told_and_taken_over(node, host):
+    key, container = guarded(node, host, reserve_mib=100)
+    host.reserve_book.spend("shop", 40 * MIB)
+    container.limit_bytes = 296 * MIB
+    report = WatchdogReport(
+        key, "shop", time_ns=77, granted=True, usage_bytes=256 * MIB,
+        limit_before_bytes=256 * MIB, limit_after_bytes=296 * MIB, paused_us=500,
+    )  # fmt: skip
+    node.take_reports([report], PERIOD_NS)
+    (line,) = node.journal.take_occurrences()
+    assert (line.kind, line.cause, line.wall_ns) == (OomKind.GRANT, OomCause.WATCHDOG, 77)
+    for tick in range(1, 12):
+        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+        held = batch.rows()[0]["memory_limit_bytes"] + batch.reserve_given_bytes - batch.reserve_used_bytes
+        assert held >= 356 * MIB
+
+    assert held == 356 * MIB
+    assert container.limit_bytes == 296 * MIB
+    assert node.journal.take_drifts() == []
+
+
+def test_a_watchdog_grant_whose_report_is_late_is_no_drift(node, host):
+    _, container = guarded(node, host, reserve_mib=100)
+    host.reserve_book.spend("shop", 40 * MIB)
+    container.limit_bytes = 296 * MIB
+    for tick in range(1, 12):
+        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+
+    assert (container.limit_bytes, node.journal.take_drifts()) == (296 * MIB, [])
+    assert batch.reserve_used_bytes == 40 * MIB
+
+
+@pytest.mark.parametrize(("reassert", "held_mib"), [(True, 256), (False, 180)])
+def test_drift_is_told_and_put_back_or_taken_over(host, reassert, held_mib):
+    node = Node("n1", 7, host, host.reserve_book, NodeOptions(reassert=reassert))
+    key, container = guarded(node, host)
+    send(node, update({key: (30_000, 0)}, seq=9))
+    container.limit_bytes, container.quota_us = 180 * MIB, 90_000
+    for tick in range(1, 6):
+        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+
+    (drift,) = node.journal.take_drifts()
+    assert container.limit_bytes == batch.rows()[0]["memory_limit_bytes"] == drift.limit_bytes == held_mib * MIB
+    assert container.quota_us == batch.rows()[0]["quota_us"] == (30_000 if reassert else 90_000)
+    assert "256 MiB became 180 MiB" in drift.reason
+    assert "30 ms became 90 ms" in drift.reason
+
+
+def test_drift_that_cannot_be_put_back_is_taken_over(node, host):
+    _, container = guarded(node, host)
+    container.limit_bytes = 400 * MIB
+    container.run(0, memory_bytes=300 * MIB)
+    for tick in range(1, 6):
+        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+
+    assert batch.rows()[0]["memory_limit_bytes"] == container.limit_bytes == 400 * MIB
+    assert "the kernel refuses" in node.journal.take_drifts()[0].reason
+
+
+def test_a_guard_that_other_hands_switched_off_is_repaired_and_told(node, host):
+    _, container = guarded(node, host)
+    container.kernel_kills = True
+    for tick in range(1, 6):
+        node.sample(tick * PERIOD_NS, tick)
+
+    assert not container.kernel_kills
+    assert "switched on again" in node.journal.take_drifts()[0].reason
+
+
+def test_stopping_restores_everything_and_gives_up_the_reserve(node, host):
+    _, container = guarded(node, host, reserve_mib=0)
+    container.touch(200 * MIB)
+    node.take_alarms(5 * MS)
+    told(node)
+    node.release_all()
+
+    assert told(node)[0] == (OomKind.RELEASE, OomCause.SHUTDOWN)
+    assert (container.armed, container.kernel_kills, container.limit_bytes) == (False, True, 255 * MIB)
+    assert host.reserve_book.read()["shop"].left_bytes == 0
+
+
+def test_reclaimable_memory_is_reported_within_five_seconds(node, host):
+    _, container = guarded(node, host)
+    container.reclaimable_bytes = 12 * MIB
+    for tick in range(1, 51):
+        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+
+    assert batch.rows()[0]["memory_reclaimable_bytes"] == 12 * MIB
