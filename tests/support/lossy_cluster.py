@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
+from schemas.oom import MemoryRequest
 from services.agent.node import Node
+from services.agent.occurrences import Answer
 from services.allocator.core.allocation import Allocation
 from services.allocator.core.standing import Moment
 from tests.support.fake_host import FakeContainer, FakeHost
@@ -77,6 +79,40 @@ class LossyCluster:
         found = machine.found.pop(position)
         machine.host.containers[found.container_id].gone = True
 
+    def agent_dies_while_granting(self, machine, spent_bytes):
+        """Between writing down what is spent and raising the limit; nobody knows of it but the book."""
+        machine.host.reserve_book.spend(self.spec.name, spent_bytes)
+        self.start_agent(machine)
+
+    def other_hands(self, machine, position, quota_us, limit_bytes):
+        """Write lower limits past the agent."""
+        container = machine.host.containers[machine.found[position].container_id]
+        container.quota_us = min(container.quota_us, quota_us)
+        container.limit_bytes = min(container.limit_bytes, max(limit_bytes, container.usage_bytes))
+        container.writes += [("quota", container.quota_us), ("memory", container.limit_bytes)]
+
+    # -- memory --
+
+    def touch(self, machine, position, added_bytes):
+        """A container uses more; the agent hears the alarm, grants, asks."""
+        machine.host.containers[machine.found[position].container_id].touch(added_bytes)
+        machine.node.guard.take_alarms(machine.host.take_alarms(), self.now_ns)
+        self.collect_requests(machine)
+
+    def collect_requests(self, machine):
+        for asked in machine.node.journal.take_requests():
+            request = MemoryRequest(
+                app=asked.app, node=machine.name, incarnation=machine.node.incarnation, container=asked.key,
+                wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
+                paused=asked.paused, time_ns=self.now_ns,
+            )  # fmt: skip
+            self.network.append(("ask", encode(request), machine, machine.node, asked))
+
+    def silence(self, item):
+        """Neither the request nor its answer will come."""
+        if item[0] in {"ask", "answer"} and item[2].node is item[3]:
+            item[3].guard.answered(item[4], Answer(silence="lost"), self.now_ns)
+
     # -- time --
 
     def run(self, machine, usage):
@@ -87,7 +123,9 @@ class LossyCluster:
             container.run(allowed_us, throttled=int(allowed_us < demand_us), memory_bytes=memory_bytes)
         self.now_ns += PERIOD_NS // len(self.machines)
         machine.node.poll_cuts(self.now_ns)
+        machine.node.guard.poll(self.now_ns)
         batches, _ = machine.node.sample(self.now_ns, self.now_ns)
+        self.collect_requests(machine)
         for batch in batches or [machine.node.empty_batch(self.spec.name, self.now_ns)]:
             self.network.append(("batch", encode(batch)))
 
@@ -115,6 +153,16 @@ class LossyCluster:
             machine.node.carry_out(
                 update, self.now_ns, lambda reply: self.network.append(("reply", encode(reply), item[2], update))
             )
+            self.collect_requests(machine)
+        elif kind == "ask":
+            reply, outcome = self.allocation.request_memory(decode(data), self.moment())
+            self.act(outcome)
+            self.network.append(("answer", encode(reply), *item[2:]))
+        elif kind == "answer":
+            machine, node, asked = item[2:]
+            if machine.node is node:
+                node.guard.answered(asked, Answer(refusal=decode(data).refusal), self.now_ns)
+                self.collect_requests(machine)
         else:
             reply, sender = decode(data), item[2]
             if sender is self.allocation:
@@ -127,6 +175,7 @@ class LossyCluster:
             self.allocation.take_loss(decode(item[1]))
         elif item[0] == "reply" and item[2] is self.allocation:
             self.allocation.take_loss(item[3])
+        self.silence(item)
 
     def give_up_waiting(self, position):
         """The allocator's deadline passes although the order is still under way and may act later."""
@@ -147,4 +196,7 @@ class LossyCluster:
         return sum(container.quota_us for container in self.containers() if container.quota_us > 0)
 
     def memory_sum_bytes(self):
-        return sum(container.limit_bytes for container in self.containers() if container.limit_bytes > 0)
+        """Limits, and what the nodes may still grant by themselves."""
+        books = [machine.host.reserve_book.read() for machine in self.machines]
+        reserves = sum(reserve.left_bytes for book in books for reserve in book.values())
+        return reserves + sum(container.limit_bytes for container in self.containers() if container.limit_bytes > 0)

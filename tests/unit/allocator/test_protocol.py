@@ -57,11 +57,12 @@ class ProtocolMachine(RuleBasedStateMachine):
                 for position in range(len(self.cluster.network)):
                     self.cluster.give_up_waiting(position)
 
-    @rule(kind=st.sampled_from(["batch", "update", "reply"]))
+    @rule(kind=st.sampled_from(["batch", "update", "reply", "ask", "answer"]))
     def one_kind_overtakes_the_others(self, kind):
         """For example: all batches arrive while the orders are still under way."""
         for item in [item for item in self.cluster.network if item[0] == kind]:
-            self.cluster.deliver(self.cluster.network.index(item))
+            position = next(index for index, other in enumerate(self.cluster.network) if other is item)
+            self.cluster.deliver(position)
             self.limit_holds()
 
     @precondition(lambda self: self.cluster.network)
@@ -73,6 +74,24 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def deadline_passes(self, data):
         self.cluster.give_up_waiting(data.draw(st.integers(0, len(self.cluster.network) - 1)))
+
+    @rule(machine=st.integers(0, 1), data=st.data(), added_mib=st.integers(1, 200))
+    def container_grows(self, machine, data, added_mib):
+        found = self.cluster.machines[machine].found
+        if found:
+            position = data.draw(st.integers(0, len(found) - 1))
+            self.cluster.touch(self.cluster.machines[machine], position, added_mib * MIB)
+
+    @rule(machine=st.integers(0, 1), spent_mib=st.integers(1, 50))
+    def agent_dies_while_granting(self, machine, spent_mib):
+        self.cluster.agent_dies_while_granting(self.cluster.machines[machine], spent_mib * MIB)
+
+    @rule(machine=st.integers(0, 1), data=st.data(), quota_us=st.integers(1_000, 50_000), limit_mib=st.integers(4, 64))
+    def other_hands_lower_limits(self, machine, data, quota_us, limit_mib):
+        found = self.cluster.machines[machine].found
+        if found:
+            position = data.draw(st.integers(0, len(found) - 1))
+            self.cluster.other_hands(self.cluster.machines[machine], position, quota_us, limit_mib * MIB)
 
     @rule(machine=st.integers(0, 1))
     def agent_restarts(self, machine):
