@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 from contextlib import suppress
@@ -278,9 +277,10 @@ class Watchdog:
 
 
 def main(arguments: list[str]) -> None:
-    """Run with: state directory of the managed root, its lock, pid of the agent, pause deadline, silence (seconds)."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever ends the agent's whole group must not end this one first
+    """Run with: state directory of the managed root, its lock, pid of the agent, pause deadline, silence (seconds).
+
+    Started with the signals that end it blocked (`services.agent.adapters.watchdog_process`), all but SIGKILL.
+    """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-900", encoding="ascii")
     state, lock, agent_pid, pause_deadline_s, silence_s = arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ BEAT: Final = b"."
 BYE: Final = b"q"
 MODULE: Final = "services.agent.watchdog"
 _IMPORT_ROOT: Final = Path(__file__).parents[3]
+_NOT_FOR_IT: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_S: Final = 1.0
 _END_S: Final = 1.0
 _NUMBERS: Final = ("time_ns", "usage_bytes", "limit_before_bytes", "limit_after_bytes", "paused_us")
@@ -62,6 +64,8 @@ class WatchdogProcess:
         options = self._options
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         arguments = [str(self._state.path), str(options.lock), str(os.getpid())]
+        # Inherited, and never unblocked there: whoever ends the agent's whole group must not end the watchdog first
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_IT)
         try:
             with self._state.watchdog_errors.open("wb") as errors:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
@@ -77,6 +81,7 @@ class WatchdogProcess:
             os.close(write_end)
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(read_end)
         os.set_blocking(write_end, False)
         self._pipe = write_end

@@ -1,0 +1,230 @@
+"""The watchdog's process against real groups whose agent is killed, stopped, or ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from services.agent.adapters.host_lock import HostLock, exec_lock
+from services.agent.adapters.reserves import FileReserveBook
+from services.agent.adapters.state_files import StateDirectory
+from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
+from services.agent.ports import Reserve
+from tests.support.cgroup_lab import CgroupLab, wait_until
+from tests.support.memory_lab import MIB, grow, limit_files, memory_directory, stays_so
+
+pytestmark = pytest.mark.root
+APP = "lab"
+SLOW_S = 60.0
+CHECKOUT = Path(__file__).parents[2]
+
+
+def state_letter(pid: int) -> str:
+    """R, S, D, T, Z, as in /proc/<pid>/stat; X if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "X"
+
+
+class StandIn:
+    """An agent's process, and the watchdog that it has started."""
+
+    def __init__(self, lab: CgroupLab, directory: Path) -> None:
+        self._lab = lab
+        self.directory = directory
+        self.state = StateDirectory(directory / lab.root)
+        self.book = FileReserveBook(self.state.reserves)
+        self.options = WatchdogOptions(exec_lock(directory, lab.root), 0.5, 0.3)
+        self._processes: list[subprocess.Popen[str]] = []
+        self.watchdogs: list[int] = []
+
+    def start(self, *groups, deadline_s: float = 0.5) -> subprocess.Popen[str]:
+        arguments = [
+            str(self.directory),
+            self._lab.root,
+            str(deadline_s),
+            "0.3",
+            *(group.directory for group in groups),
+        ]
+        command = [sys.executable, "-m", "tests.support.stand_in_agent", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
+        self._processes.append(process)
+        self.watchdogs.append(int(process.stdout.readline()))
+        return process
+
+    @property
+    def watchdog(self) -> int:
+        return self.watchdogs[-1]
+
+    def reports(self):
+        return WatchdogProcess(self.state, self.options).take_reports()
+
+    def errors(self) -> str:
+        return self.state.watchdog_errors.read_text()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        for pid in self.watchdogs:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def agent(lab, tmp_path):
+    stand_in = StandIn(lab, tmp_path)
+    yield stand_in
+    stand_in.close()
+
+
+def limit_bytes(lab, group) -> int:
+    file = "memory.limit_in_bytes" if lab.layout.version == 1 else "memory.max"
+    return int((memory_directory(lab, group) / file).read_text())
+
+
+def waits(lab, group) -> bool:
+    handle = lab.handle(group)
+    try:
+        return handle.read_memory().paused
+    finally:
+        handle.close()
+
+
+def test_after_kill_9_growth_is_paid_out_of_the_reserve(lab, agent):
+    group = lab.group(limit_bytes=64 * MIB)
+    process = agent.start(group, deadline_s=SLOW_S)
+    agent.book.give(APP, 400 * MIB)
+    child = grow(lab, group, 200, stay_s=1000)
+    wait_until(lambda: waits(lab, group), within_s=SLOW_S, what="the wait")
+    process.kill()
+    assert child.stdout.read(5) == "grown"
+
+    spent = agent.book.read()[APP].used_bytes
+    assert limit_bytes(lab, group) == 64 * MIB + spent
+    reports = agent.reports()
+    assert {(report.key, report.app, report.granted) for report in reports} == {(lab.found(group).key, APP, True)}
+    assert sum(report.limit_after_bytes - report.limit_before_bytes for report in reports) == spent
+    assert agent.reports() == []
+    assert agent.errors() == ""
+
+
+def test_after_kill_9_without_a_reserve_the_kernel_kills_after_the_deadline(lab, agent):
+    groups = [lab.group(name, limit_bytes=32 * MIB) for name in ("a", "b", "c")]
+    idle = lab.group("idle", limit_bytes=32 * MIB)
+    process = agent.start(*groups, idle)
+    sleeper = lab.hold(idle, 10 * MIB)
+    children = [grow(lab, group, 60, stay_s=1000) for group in groups]
+    wait_until(lambda: all(waits(lab, group) for group in groups), within_s=SLOW_S, what="the waits")
+    process.kill()
+    killed_s = time.monotonic()
+    assert [child.wait(timeout=SLOW_S) for child in children] == [-signal.SIGKILL] * 3
+    assert time.monotonic() - killed_s > 0.4
+    assert sleeper.poll() is None
+    reports = agent.reports()
+    assert {report.key for report in reports} == {lab.found(group).key for group in groups}
+    assert not any(report.granted for report in reports)
+    assert all(report.paused_us >= 500_000 for report in reports)
+    assert agent.errors() == ""
+
+
+def test_what_is_left_of_a_reserve_is_granted_and_then_the_deadline_counts(lab, agent):
+    group = lab.group(limit_bytes=32 * MIB)
+    process = agent.start(group)
+    agent.book.give(APP, 40 * MIB)
+    child = grow(lab, group, 200, stay_s=1000)
+    wait_until(lambda: waits(lab, group), within_s=SLOW_S, what="the wait")
+    process.kill()
+    assert child.wait(timeout=SLOW_S) == -signal.SIGKILL
+    assert agent.book.read()[APP] == Reserve(40 * MIB, 40 * MIB)
+    assert limit_bytes(lab, group) == 72 * MIB
+    assert [report.granted for report in agent.reports()] == [True, True, False]
+
+
+def test_a_stopped_agent_is_stood_in_for_until_it_goes_on(lab, agent):
+    group = lab.group(limit_bytes=64 * MIB)
+    process = agent.start(group, deadline_s=SLOW_S)
+    agent.book.give(APP, 200 * MIB)
+    process.send_signal(signal.SIGSTOP)
+    child = grow(lab, group, 120, stay_s=1000)
+    assert child.stdout.read(5) == "grown"
+    assert agent.book.read()[APP].used_bytes >= 32 * MIB
+
+    process.send_signal(signal.SIGCONT)
+    assert stays_so(lambda: state_letter(agent.watchdog) not in "XZ", 0.6)
+    held = limit_bytes(lab, group)
+    again = grow(lab, group, 200, stay_s=1000)
+    wait_until(lambda: waits(lab, group), within_s=SLOW_S, what="the wait")
+    assert stays_so(lambda: limit_bytes(lab, group) == held, 0.5), "the agent lives: its watchdog does nothing"
+    again.kill()
+    assert process.poll() is None
+
+
+def test_while_the_agent_lives_the_watchdog_does_nothing_at_all(lab, agent):
+    group = lab.group(limit_bytes=32 * MIB)
+    agent.start(group, deadline_s=0.1)
+    agent.book.give(APP, 100 * MIB)
+    child = grow(lab, group, 60, stay_s=1000)
+    wait_until(lambda: waits(lab, group), within_s=SLOW_S, what="the wait")
+    assert stays_so(lambda: waits(lab, group) and child.poll() is None, 0.7)
+    assert agent.reports() == []
+
+
+def test_told_bye_it_ends_at_once(lab, agent):
+    process = agent.start(lab.group(limit_bytes=32 * MIB))
+    assert state_letter(agent.watchdog) != "X"
+    (agent.directory / "bye").touch()
+    assert process.wait(timeout=SLOW_S) == 0
+    assert state_letter(agent.watchdog) == "X"
+    assert agent.errors() == ""
+
+
+def test_it_ends_when_its_agent_is_dead_and_nothing_is_guarded(agent):
+    process = agent.start()
+    process.kill()
+    wait_until(lambda: state_letter(agent.watchdog) == "X", within_s=SLOW_S, what="its end")
+
+
+def test_it_ends_when_another_agent_has_taken_over(lab, agent):
+    group = lab.group(limit_bytes=32 * MIB)
+    process = agent.start(group, deadline_s=SLOW_S)
+    process.kill()
+    process.wait()
+    assert stays_so(lambda: state_letter(agent.watchdog) != "X", 0.5), "something is guarded: it stays"
+    lock = HostLock(agent.options.lock, node="second", what="groups", remedy="none")
+    wait_until(lambda: state_letter(agent.watchdog) == "X", within_s=SLOW_S, what="its end")
+    lock.release()
+    agent.book.give(APP, 100 * MIB)
+    child = grow(lab, group, 60, stay_s=1000)
+    wait_until(lambda: waits(lab, group), within_s=SLOW_S, what="the wait")
+    assert child.poll() is None
+    assert limit_files(lab, group)["memory.limit_in_bytes" if lab.layout.version == 1 else "memory.max"] == str(
+        32 * MIB
+    )
+
+
+def test_signals_to_its_whole_group_do_not_end_it_and_a_killed_one_is_started_again(lab, agent):
+    agent.start(lab.group(limit_bytes=32 * MIB))
+    os.kill(agent.watchdog, signal.SIGTERM)
+    assert stays_so(lambda: state_letter(agent.watchdog) not in "XZ", 0.5)
+    os.kill(agent.watchdog, signal.SIGKILL)
+
+    def successors() -> list[int]:
+        wanted = f"services.agent.watchdog\0{agent.state.path}"
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if wanted in path.read_text():
+                    found.append(int(path.parts[2]))
+        return [pid for pid in found if pid != agent.watchdog]
+
+    wait_until(successors, within_s=SLOW_S, what="another watchdog")
+    agent.watchdogs += successors()
