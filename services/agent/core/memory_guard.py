@@ -43,7 +43,7 @@ REFUSED_RETRY_NS: Final = 1_000_000_000
 """Between requests after a refusal, as long as no task waits."""
 SETTLE_NS: Final = 1_000_000_000
 """A limit that was raised by a grant is not cut for this long; a release that led to no kill lasts this long."""
-CUT_ROOM_BYTES: Final = 8 * MIB
+CUT_ROOM_BYTES: Final = 4 * MIB
 """A cut leaves at least this above what cannot be reclaimed."""
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]

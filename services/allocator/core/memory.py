@@ -15,8 +15,9 @@ Scarce.  Where the wishes exceed what the application has free, all containers f
 Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the container's minimum, and
          never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
 Urgent.  A task waits for memory and the application has none free (thesis 2.4.4.2): what others have above usage +
-         delta is taken; where that is not enough, the largest slacks above usage + max(3 g, MARGIN_BYTES), and of the
-         usage up to CACHE_STEP_BYTES of page cache that the kernel can drop.
+         delta is taken; where that is not enough, the largest slacks above usage + max(3 g, MARGIN_BYTES) + MARGIN_BYTES
+         (agents refuse less than one margin, and usage has moved on), and of the usage up to CACHE_STEP_BYTES of page
+         cache that the kernel can drop.
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
@@ -205,7 +206,7 @@ def take_back(view: MemoryView, missing_bytes: Ints, spared: Bools) -> MemoryTar
     comfortable = np.where(wanted, np.minimum(_reclaimed(view, needs), view.ordered_bytes), view.ordered_bytes)
     freed = per_app(view.app, view.ordered_bytes - comfortable, apps)
     cache = np.minimum(view.reclaimable_bytes, CACHE_STEP_BYTES)
-    floor = np.maximum(_pages_up(needs.survival - cache), view.min_bytes)
+    floor = np.maximum(_pages_up(needs.survival + MARGIN_BYTES - cache), view.min_bytes)
     slack = np.where(wanted, np.maximum(comfortable - floor, 0), 0)
     kept_total = per_app(view.app, slack, apps) - np.maximum(missing_bytes - freed, 0)
     kept = weighted_max_min(view.app, slack, np.ones_like(slack), kept_total)

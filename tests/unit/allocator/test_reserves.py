@@ -235,10 +235,10 @@ def test_what_others_have_in_reserve_and_as_slack_follows_when_they_have_given_i
     reply, updates = shop.ask("n1", "a-1", 900)
 
     assert reply.granted_bytes == 500 * MIB
-    assert reply.reclaiming_bytes == (100 + 46) * MIB, "the other reserve, and what b has above usage + 4 MiB"
+    assert reply.reclaiming_bytes == (100 + 42) * MIB, "the other reserve, and what b has above usage + 8 MiB"
     shop.carry_out(updates)
-    assert shop.given_mib() == {"n1": 100 + 500 + 146, "n2": 0}
-    assert (shop.rows["n1"]["a-1"][0], shop.rows["n2"]["b-1"][0]) == (150, 104)
+    assert shop.given_mib() == {"n1": 100 + 500 + 142, "n2": 0}
+    assert (shop.rows["n1"]["a-1"][0], shop.rows["n2"]["b-1"][0]) == (150, 108)
 
 
 def test_asking_again_while_the_order_is_under_way_is_not_refused(shop):
