@@ -256,8 +256,8 @@ def test_a_pause_below_the_limit_is_a_group_above_and_ends_at_the_deadline(node,
 def test_dangerous_cuts_are_refused(node, host):
     key, container = guarded(node, host, reserve_mib=100)
     container.reclaimable_bytes = 30 * MIB
-    too_deep = send(node, update({key: (0, 77 * MIB)}, seq=9), 5 * MS)
-    deep = send(node, update({key: (0, 79 * MIB)}, seq=10), 5 * MS)
+    too_deep = send(node, update({key: (0, 73 * MIB)}, seq=9), 5 * MS)
+    deep = send(node, update({key: (0, 75 * MIB)}, seq=10), 5 * MS)
 
     assert [reply_rows(reply)[key]["status"] for (reply,) in (too_deep, deep)] == [RowStatus.FAILED, RowStatus.APPLIED]
     assert reply_rows(too_deep[0])[key]["limit_bytes"] == 256 * MIB
@@ -295,7 +295,7 @@ def test_a_container_that_ends_right_after_a_release_was_killed(node, host):
     node.take_alarms(5 * MS)
     (asked,) = node.journal.take_requests()
     container.release = lambda: (
-        type(container).release(container) and setattr(container, "gone", True) or WriteOutcome.WRITTEN
+        (type(container).release(container) and setattr(container, "gone", True)) or WriteOutcome.WRITTEN
     )
     node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
     _, vanished = node.sample(PERIOD_NS, 2)
