@@ -189,7 +189,9 @@ class NatsWatch:
             bus = self._bucket.bus
             log_once(bus.dispatch.log.warning, bus.dispatch.limiter, "watch_waits", 10.0, error=str(error))
             return
-        if listing.created != self._created:
+        if self._created is None:
+            self._created = listing.created  # the first: the consumer may already have told newer things than it
+        elif listing.created != self._created:
             self._created = listing.created
             self._live = dict.fromkeys(self._live, 0)
             self._removed.clear()

@@ -122,6 +122,10 @@ class ServiceProcess:
         self._process.send_signal(number)
         return await asyncio.to_thread(self._process.wait, within_s)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal that does not end it."""
+        self._process.send_signal(number)
+
     async def exit_code(self, within_s: float = 20.0) -> int:
         """Wait for its end."""
         return await asyncio.to_thread(self._process.wait, within_s)
@@ -332,6 +336,13 @@ class ClusterLab:
         reply = await self.bus.request(subject, StateRequest(app=app), timeout_s=5)
         assert isinstance(reply, StateReply)
         return reply.apps[0]
+
+    async def states(self) -> dict[str, AppState]:
+        """The allocators' view of all applications."""
+        subject = ALLOCATOR_STATE.template.subject(self.bus.root)
+        reply = await self.bus.request(subject, StateRequest(), timeout_s=5)
+        assert isinstance(reply, StateReply)
+        return {state.spec.name: state for state in reply.apps}
 
     async def no_op_writes(self) -> float:
         """Of all running agents."""

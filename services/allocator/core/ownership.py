@@ -113,6 +113,8 @@ class Ownership:
     _held: dict[str, _Holding] = field(default_factory=dict)
     _read_s: dict[str, float] = field(default_factory=dict)
     """When the newest direct read of a lease was sent."""
+    _unsure: set[str] = field(default_factory=set)
+    """Applications whose lease is to be read again."""
     _free_since_s: dict[str, float] = field(default_factory=dict)
     _changes: list[Change] = field(default_factory=list)
     _renewed_s: float = -math.inf
@@ -177,6 +179,10 @@ class Ownership:
     def read_lease(self, app: str, lease: StoredLease, sent_s: float) -> None:
         """The answer to a direct read."""
         self._read_s[app] = sent_s
+        if lease.revision < self.leases.get(app, NO_LEASE).revision:
+            self._unsure.add(app)  # the answer was overtaken by the watch, or the store lost its contents
+        else:
+            self._unsure.discard(app)
         self._note(app, lease, sent_s)
         holding = self._held.get(app)
         if holding is None:
@@ -228,7 +234,7 @@ class Ownership:
             return []
         mine = {app for app, lease in self.leases.items() if lease.owner == self.me}
         live = self.live(now_s)
-        return sorted(app for app in self.announced | mine | set(self._held) if self._wants_a_look(app, live, now_s))
+        return sorted(app for app in self.announced | mine | self._held.keys() if self._wants_a_look(app, live, now_s))
 
     def swap(self, app: str, now_s: float, wall_ms: int) -> Swap | None:
         """What to swap now that the lease, and its owner's heartbeat, were read directly; None: nothing.
@@ -318,7 +324,7 @@ class Ownership:
         if holding is not None:
             return not mine or not holding.confirmed or holding.doubted or holding.refused
         owner = self.leases.get(app, NO_LEASE).owner
-        if owner == self.me or (mine and not owner):
+        if owner == self.me or (mine and not owner) or app in self._unsure:
             return True
         peer = self._peers.get(owner)
         return mine and (peer is None or now_s - peer.changed_s >= self.patience.ttl_s)

@@ -1,0 +1,325 @@
+"""Allocator replicas as processes: they share, take over, hand over; and the sum of limits holds throughout."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from schemas.apps import AppSpec
+from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
+from schemas.streams import APPS
+from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES
+from services._runtime.bus import BusError, Delivery
+from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
+from tests.support.deadline import until
+from tests.support.limit_observer import LimitObserver
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+APPS_SHARED = [f"shared-{number}" for number in range(6)]
+TAKEOVER_S = 5.0
+REST_S = 1.0
+TURN_S = 0.4
+"""The load of each application moves from one container to the other this often, so that decisions never cease."""
+
+
+class Decisions:
+    """When decisions came, by application, and under which epoch."""
+
+    def __init__(self) -> None:
+        self.seen: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        self.raises: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+
+    def take(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if isinstance(message, LimitDecisions):
+            now = time.monotonic(), message.epoch
+            self.seen[message.app].append(now)
+            if any(row["quota_to_us"] > row["quota_from_us"] for row in message.rows()):
+                self.raises[message.app].append(now)
+
+    def epochs(self, app: str, since_s: float = 0.0) -> list[int]:
+        """Successive different epochs."""
+        epochs = [epoch for time_s, epoch in self.seen[app] if time_s >= since_s]
+        return [epoch for index, epoch in enumerate(epochs) if index == 0 or epochs[index - 1] != epoch]
+
+    def first_raise_s(self, app: str, after_epoch: int) -> float | None:
+        """When a quota was first raised under a later epoch: its owner knows all nodes, and they know it."""
+        return next((time_s for time_s, epoch in self.raises[app] if epoch > after_epoch), None)
+
+    def handover_s(self, app: str, epoch: int) -> float:
+        """From the last decision under this epoch to the first under the next one."""
+        last_s = max(time_s for time_s, seen in self.seen[app] if seen == epoch)
+        return next(time_s for time_s, seen in self.seen[app] if seen > epoch) - last_s
+
+    def longest_gap_s(self, app: str, since_s: float) -> float:
+        """Longest time in which no quota was raised."""
+        times_s = [since_s, *(time_s for time_s, _ in self.raises[app] if time_s >= since_s)]
+        return max(after - before for before, after in itertools.pairwise(times_s))
+
+    def assert_never_interleaved(self) -> None:
+        """Nobody decides any more once a later owner has: epochs only rise."""
+        for app, seen in self.seen.items():
+            epochs = [epoch for _, epoch in seen]
+            assert epochs == sorted(epochs), app
+
+
+class Shared:
+    """Six applications with two containers each."""
+
+    def __init__(self, cluster: ClusterLab) -> None:
+        self.cluster = cluster
+        self.specs = [AppSpec(name=app, cpu_limit=0.16, memory_limit=128 * MIB) for app in APPS_SHARED]
+        self.pairs: list[tuple[LabContainer, LabContainer]] = []
+        self.decisions = Decisions()
+
+    def take_turns(self, turn: int) -> None:
+        for pair in self.pairs:
+            pair[turn % 2].tell("burn")
+            pair[(turn + 1) % 2].tell("idle")
+
+    async def keep_busy(self) -> None:
+        turn = 0
+        while True:
+            turn += 1
+            self.take_turns(turn)
+            await asyncio.sleep(TURN_S)
+
+    async def epochs(self) -> dict[str, int]:
+        """By application, once every one has an owner."""
+
+        async def owned() -> dict[str, int] | None:
+            try:
+                states = await self.cluster.states()
+            except BusError:
+                return None
+            epochs = {app: states[app].epoch for app in APPS_SHARED if app in states and states[app].owner}
+            return epochs if len(epochs) == len(APPS_SHARED) else None
+
+        found: dict[str, int] = await poll(owned, within_s=15, what="an owner of each application")
+        return found
+
+    async def owners(self) -> dict[str, str]:
+        await self.epochs()
+        return {app: state.owner for app, state in (await self.cluster.states()).items()}
+
+    def assert_within_limits(self, observer: LimitObserver) -> None:
+        seen = observer.stop()
+        self.cluster.observers.remove(observer)
+        for spec in self.specs:
+            assert seen[spec.name].highest_quota_us <= spec.cpu_limit_us
+            assert seen[spec.name].highest_limit_bytes <= spec.memory_limit
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(bare_cluster: ClusterLab) -> AsyncIterator[Shared]:
+    """Three replicas, one agent, six applications."""
+    shared = Shared(bare_cluster)
+    agent = bare_cluster.launch_agent()
+    replicas = [bare_cluster.launch_allocator() for _ in range(3)]
+    for service in (agent, *replicas):
+        await service.ready()
+    for spec in shared.specs:
+        await bare_cluster.announce(spec)
+    subscription = await bare_cluster.bus.subscribe(
+        LIMIT_DECISIONS.pattern(bare_cluster.bus.root), shared.decisions.take
+    )
+    shared.pairs = [(bare_cluster.container(app, "left"), bare_cluster.container(app, "right")) for app in APPS_SHARED]
+    await until(lambda: all(c.quota_us > 0 for pair in shared.pairs for c in pair), within_s=15, what="all admitted")
+    busy = asyncio.ensure_future(shared.keep_busy())
+    yield shared
+    busy.cancel()
+    await subscription.stop()
+    for pair in shared.pairs:
+        for container in pair:
+            bare_cluster.remove(container)
+
+
+async def replica_id(process: ServiceProcess) -> str:
+    return next(line["replica"] for line in process.log() if line["event"] == "allocator_started")
+
+
+async def busiest(shared: Shared) -> tuple[ServiceProcess, dict[str, int]]:
+    """The replica with the most applications, and those with their epochs."""
+    owners, epochs = await shared.owners(), await shared.epochs()
+    ids = {await replica_id(process): process for process in shared.cluster.running("allocator")}
+    chosen = max(ids, key=lambda name: list(owners.values()).count(name))
+    return ids[chosen], {app: epochs[app] for app, owner in owners.items() if owner == chosen}
+
+
+async def at_rest(shared: Shared) -> dict[str, int]:
+    """Wait until nothing changes hands any more; the epochs then."""
+    seen: tuple[dict[str, int], float] = ({}, 0.0)
+
+    async def same() -> bool:
+        nonlocal seen
+        epochs = await shared.epochs()
+        if epochs != seen[0]:
+            seen = epochs, time.monotonic()
+        return time.monotonic() > seen[1] + REST_S
+
+    await poll(same, within_s=15, what="owners that stay")
+    return seen[0]
+
+
+async def test_three_replicas_share_six_applications(shared):
+    """Each is decided for by exactly one, as all of them say."""
+    epochs, start_s = await at_rest(shared), time.monotonic()
+    await until(lambda: time.monotonic() > start_s + 3, within_s=5, what="three seconds of decisions")
+
+    assert {app: shared.decisions.epochs(app, start_s) for app in APPS_SHARED} == {
+        app: [epoch] for app, epoch in epochs.items()
+    }
+    owned = [
+        await process.metric("turnbuckle_allocator_owned_applications")
+        for process in shared.cluster.running("allocator")
+    ]
+    assert sum(owned) == len(APPS_SHARED)
+    for _ in range(6):  # whichever answers
+        states = await shared.cluster.states()
+        assert {app: state.epoch for app, state in states.items()} == epochs
+        assert all(len(state.containers) == 2 for state in states.values())
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL"])
+async def test_when_the_owner_ends_another_decides(shared, ending, record_figure):
+    await at_rest(shared)
+    victim, apps = await busiest(shared)
+    assert apps
+    observer = shared.cluster.observe()
+
+    end_s = time.monotonic()
+    victim.send(signal.Signals[ending])
+    await until(
+        lambda: all(shared.decisions.first_raise_s(app, epoch) for app, epoch in apps.items()),
+        within_s=4 * TAKEOVER_S,
+        what="quotas raised by others",
+    )
+    await victim.exit_code()
+
+    delays_s = [shared.decisions.first_raise_s(app, epoch) - end_s for app, epoch in apps.items()]
+    record_figure("seconds until another raised a quota, by application", [round(delay_s, 2) for delay_s in delays_s])
+    assert max(delays_s) <= TAKEOVER_S
+    await at_rest(shared)
+    shared.assert_within_limits(observer)
+    shared.decisions.assert_never_interleaved()
+    await shared.cluster.launch_allocator().ready()
+    assert len(shared.cluster.running("allocator")) == 3
+
+
+async def test_a_frozen_owner_is_replaced_and_its_orders_are_refused(shared, record_figure):
+    await at_rest(shared)
+    zombie, apps = await busiest(shared)
+    lost_before = await zombie.metric("turnbuckle_allocator_lost_leases_total")
+    observer = shared.cluster.observe()
+
+    freeze_s = time.monotonic()
+    zombie.send(signal.SIGSTOP)
+    try:
+        await until(
+            lambda: all(shared.decisions.first_raise_s(app, epoch) for app, epoch in apps.items()),
+            within_s=4 * TAKEOVER_S,
+            what="quotas raised by others",
+        )
+        delays_s = [shared.decisions.first_raise_s(app, epoch) - freeze_s for app, epoch in apps.items()]
+        record_figure(
+            "seconds until another raised a quota, by application", [round(delay_s, 2) for delay_s in delays_s]
+        )
+        assert max(delays_s) <= TAKEOVER_S
+        await until(lambda: time.monotonic() > freeze_s + 6, within_s=10, what="six seconds frozen")
+        for app, epoch in apps.items():
+            await assert_refused(shared, app, epoch)
+    finally:
+        zombie.send(signal.SIGCONT)
+
+    async def has_given_up() -> bool:
+        return await zombie.metric("turnbuckle_allocator_lost_leases_total") == lost_before + len(apps)
+
+    await poll(has_given_up, within_s=5, what="what it held given up")
+    await at_rest(shared)
+    shared.assert_within_limits(observer)
+    shared.decisions.assert_never_interleaved()
+    epochs = await shared.epochs()
+    assert all(epochs[app] > epoch for app, epoch in apps.items())
+
+
+async def assert_refused(shared: Shared, app: str, epoch: int) -> None:
+    """An order as the old owner would send it changes nothing."""
+    container = next(left for (left, _), name in zip(shared.pairs, APPS_SHARED, strict=True) if name == app)
+    columns = {"quota_us": [50_000], "limit_bytes": [0]}
+    async with shared.cluster.batches(app) as log:
+        await until(lambda: log.messages, what="a batch")
+    [batch] = log.messages[:1]
+    order = LimitUpdate.build(
+        [container.key], columns, node="n1", incarnation=batch.incarnation, epoch=epoch, seq=1 << 40, time_ns=0,
+        apps=(app,),
+    )  # fmt: skip
+    reply = await shared.cluster.bus.request(
+        LIMIT_UPDATES.subject(shared.cluster.bus.root, node="n1"), order, timeout_s=2
+    )
+    assert isinstance(reply, LimitReply)
+    assert reply.stale_apps == (app,)
+
+
+async def test_a_replica_that_joins_is_handed_its_share_without_a_long_gap(shared, record_figure):
+    """Some newcomers are due nothing of six: then another one joins."""
+    before, observer, start_s = await at_rest(shared), shared.cluster.observe(), time.monotonic()
+    moved: set[str] = set()
+    while not moved:
+        newcomer = await shared.cluster.launch_allocator().ready()
+        await at_rest(shared)
+        moved = {app for app, owner in (await shared.owners()).items() if owner == await replica_id(newcomer)}
+
+    gaps_s = {app: shared.decisions.longest_gap_s(app, start_s) for app in APPS_SHARED}
+    record_figure("longest time without a raise, moved", [round(gaps_s[app], 2) for app in sorted(moved)])
+    record_figure("longest time without a raise, others", [round(gaps_s[app], 2) for app in before if app not in moved])
+    epochs = await shared.epochs()
+    assert {app for app in before if epochs[app] != before[app]} == moved, "the others stay where they are"
+    handovers_s = [shared.decisions.handover_s(app, before[app]) for app in sorted(moved)]
+    record_figure("seconds from the last decision of the old owner to the first of the new one", handovers_s)
+    assert max(handovers_s) < 2.0
+    shared.assert_within_limits(observer)
+    shared.decisions.assert_never_interleaved()
+
+
+async def test_after_a_restart_of_the_server_nothing_has_moved(shared, record_figure):
+    before = await at_rest(shared)
+    shared.cluster.nats.kill()
+    for process in shared.cluster.running("allocator"):
+        await process.not_ready_because("no connection")
+
+    await shared.cluster.nats.start()
+    start_s = time.monotonic()
+    await until(lambda: shared.cluster.bus.connected, within_s=15, what="our own connection")
+    await until(
+        lambda: all(shared.decisions.epochs(app, start_s) for app in APPS_SHARED), within_s=15, what="decisions of all"
+    )
+    record_figure("seconds until all were decided for again", round(time.monotonic() - start_s, 2))
+    for process in shared.cluster.running("allocator"):
+        await process.ready()
+    await until(lambda: time.monotonic() > start_s + 15, within_s=20, what="longer than a relist")
+
+    assert await shared.epochs() == before
+    assert {app: shared.decisions.epochs(app, start_s) for app in APPS_SHARED} == {
+        app: [epoch] for app, epoch in before.items()
+    }
+
+
+async def test_what_is_withdrawn_has_no_owner_and_finds_one_when_it_comes_back(shared):
+    app, spec = APPS_SHARED[0], shared.specs[0]
+    before = (await shared.epochs())[app]
+    await shared.cluster.bus.bucket(APPS).delete(app)
+
+    async def is_gone() -> bool:
+        return app not in await shared.cluster.states()
+
+    await poll(is_gone, within_s=5, what="withdrawn")
+    await shared.cluster.announce(spec)
+
+    assert (await shared.epochs())[app] > before

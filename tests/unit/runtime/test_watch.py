@@ -1,0 +1,64 @@
+"""A watch that begins while its bucket changes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+from schemas.leases import Lease
+from schemas.streams import LEASES
+from services._runtime.bus import Entry
+from services._runtime.dispatch import Dispatch
+from services._runtime.nats_kv import Listing, NatsWatch
+
+
+def entry(revision: int) -> Entry:
+    return Entry("app.shop", Lease(owner=f"r{revision}", epoch=revision, time_ns=0), revision)
+
+
+class Bucket:
+    """Lists what it held when the listing began; meanwhile the consumer tells of what came after."""
+
+    def __init__(self, created: datetime) -> None:
+        self.spec = LEASES
+        self.bus = SimpleNamespace(dispatch=Dispatch())
+        self.created = created
+        self.listed: Entry = entry(10)
+        self.watch: NatsWatch | None = None
+        self.news: list[Entry] = []
+
+    async def listing(self) -> Listing:
+        for each in self.news:
+            assert self.watch is not None
+            self.watch._report(each.key, each, each.revision)
+        return Listing(self.created, self.listed.revision, {self.listed.key: self.listed})
+
+
+async def watching(bucket: Bucket, monkeypatch) -> list[int]:
+    seen: list[int] = []
+    bucket.watch = NatsWatch(bucket, lambda _key, each: seen.append(each.revision))
+
+    async def subscribed() -> None:
+        return
+
+    monkeypatch.setattr(bucket.watch, "_subscribe", subscribed)
+    await bucket.watch.synchronise()
+    return seen
+
+
+async def test_what_came_during_the_first_listing_is_not_undone_by_it(monkeypatch):
+    """A lease that was released while a replica joined was seen as held for ten seconds."""
+    bucket = Bucket(datetime.now(UTC))
+    bucket.news = [entry(11)]
+
+    assert await watching(bucket, monkeypatch) == [11]
+
+
+async def test_a_bucket_that_was_made_anew_is_told_again_with_its_small_revisions(monkeypatch):
+    bucket = Bucket(datetime(2026, 1, 1, tzinfo=UTC))
+    seen = await watching(bucket, monkeypatch)
+    bucket.created, bucket.listed = datetime(2026, 1, 2, tzinfo=UTC), entry(3)
+
+    await bucket.watch.synchronise()
+
+    assert seen == [10, 3]
