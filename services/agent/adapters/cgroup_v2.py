@@ -56,7 +56,7 @@ class CgroupV2Handle(CgroupHandle):
         self._cpu_max = files.control(cpu, "cpu.max")
         self._max = files.control(memory, "memory.max")
         self._high = files.control(memory, "memory.high")
-        self._guard_high = _MAX
+        self._guard_high = self._high.value
         """What we want memory.high to be while armed."""
         self._watched = False
         self._remember()

@@ -42,6 +42,12 @@ def replace_file(path: Path, content: dict[str, Any]) -> None:
     fresh.replace(path)
 
 
+def _is_being_written(path: Path) -> bool:
+    """Whether a process that lives is about to rename it."""
+    name, _, pid = path.name.rpartition(".")
+    return name.startswith(".") and Path(f"/proc/{pid}").exists()
+
+
 def read_file(path: Path) -> dict[str, Any] | None:
     """What `replace_file` put there; None if there is nothing, or something else."""
     try:
@@ -208,8 +214,12 @@ class StateDirectory:
 
     def sweep(self) -> None:
         """Remove files of an earlier boot, foreign ones, and those that a killed writer has left."""
-        for path in [*self._originals.iterdir(), *self.path.glob(".*")]:
-            if path.is_file() and self._parse(read_file(path)) is None:
+        for path in self._originals.iterdir():
+            if not _is_being_written(path) and self._parse(read_file(path)) is None:
+                with suppress(OSError):
+                    path.unlink()
+        for path in self.path.glob(".*"):
+            if not _is_being_written(path):
                 with suppress(OSError):
                     path.unlink()
 

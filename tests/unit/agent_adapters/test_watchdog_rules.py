@@ -1,0 +1,213 @@
+"""What the watchdog does to groups of either version, on fake files, with its own loop in a thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from services.agent import watchdog as module
+from services.agent.adapters.reserves import FileReserveBook
+from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
+from services.agent.adapters.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
+from services.agent.ports import Reserve
+from services.agent.watchdog import Options, Watchdog
+from tests.support.cgroup_lab import wait_until
+from tests.support.fake_cgroupfs import APP, CONTAINER, DIRECTORY, ID, V1_TREE, V2_TREE, FakeKernel, materialise, refuse
+
+MIB = 1 << 20
+SILENCE_S = 0.05
+
+
+class Bench:
+    """A fake group that is guarded, a book, and a watchdog whose agent has just died."""
+
+    def __init__(self, base: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        materialise(base, V1_TREE if version == 1 else V2_TREE)
+        self.kernel = FakeKernel(base, monkeypatch)
+        self.state = StateDirectory(base / "state")
+        self.state.make()
+        self.book = FileReserveBook(self.state.reserves)
+        self.memory = base / ("memory" if version == 1 else "unified") / DIRECTORY
+        found = FoundValues(
+            CONTAINER.key, APP, ID, version, {"memory": str(self.memory)}, inode_of(str(self.memory)) or 0, guarded=True
+        )
+        self.state.save(found)
+        self.lock = base / "exec.lock"
+        read_end, self.write_end = os.pipe()
+        self._read_end = read_end
+        self.deadline_s = 0.1
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        options = Options(self.state, self.lock, os.getpid(), self.deadline_s, SILENCE_S)
+        self._thread = threading.Thread(target=Watchdog(options, self._read_end).run)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return self._thread is not None and not self._thread.is_alive()
+
+    def reports(self):
+        return WatchdogProcess(self.state, WatchdogOptions(self.lock, 1.0, 1.0)).take_reports()
+
+    def close(self) -> None:
+        os.write(self.write_end, b"q")
+        if self._thread is not None:
+            self._thread.join(10)
+            assert self.ended
+        os.close(self.write_end)
+        os.close(self._read_end)
+
+
+@pytest.fixture
+def v1(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, 1, monkeypatch)
+    bench.kernel.set("memory.usage_in_bytes", str(64 * MIB))
+    bench.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 1\noom_kill 0")
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def v2(tmp_path, monkeypatch):
+    bench = Bench(tmp_path, 2, monkeypatch)
+    bench.kernel.set("memory.high", str(56 * MIB))
+    bench.kernel.set("memory.current", str(57 * MIB))
+    yield bench
+    bench.close()
+
+
+def trap(bench) -> str:
+    words = bench.kernel.path("memory.oom_control").read_text().split()
+    return words[1] if words else "being written"
+
+
+def test_version_1_is_granted_in_pieces_with_swap_raised_before(v1):
+    v1.book.give(APP, 100 * MIB)
+    v1.kernel.set("memory.memsw.limit_in_bytes", str(64 * MIB))
+    v1.start()
+    wait_until(lambda: v1.kernel.value("memory.limit_in_bytes") == str(96 * MIB))
+    assert v1.kernel.writes[:2] == [
+        ("memory.memsw.limit_in_bytes", str(96 * MIB)),
+        ("memory.limit_in_bytes", str(96 * MIB)),
+    ]
+    wait_until(lambda: len(v1.kernel.writes) == 2)
+    [report] = v1.reports()
+    assert (report.granted, report.limit_before_bytes, report.limit_after_bytes) == (True, 64 * MIB, 96 * MIB)
+    assert v1.book.read()[APP] == Reserve(100 * MIB, 32 * MIB)
+
+
+def test_version_2_is_granted_with_memory_high_at_its_distance(v2):
+    v2.book.give(APP, 20 * MIB)
+    v2.start()
+    wait_until(lambda: v2.kernel.value("memory.high") == str(76 * MIB))
+    assert v2.kernel.writes == [("memory.max", str(84 * MIB)), ("memory.high", str(76 * MIB))]
+
+
+def test_version_2_without_a_reserve_is_released_after_the_deadline(v2):
+    v2.start()
+    wait_until(lambda: v2.kernel.value("memory.high") == "max")
+    [report] = v2.reports()
+    assert (report.granted, report.limit_after_bytes) == (False, 64 * MIB)
+    assert report.paused_us >= 100_000
+
+
+def test_version_1_without_a_reserve_is_released_after_the_deadline(v1):
+    v1.start()
+    wait_until(lambda: trap(v1) == "0")
+    assert [report.granted for report in v1.reports()] == [False]
+
+
+def test_a_refused_grant_is_refunded(v1):
+    v1.deadline_s = 60.0
+    v1.book.give(APP, 40 * MIB)
+    v1.kernel.rules.append(refuse("memory.limit_in_bytes", errno.EINVAL))
+    v1.start()
+    wait_until(lambda: len(v1.kernel.refused) > 1)
+    v1.kernel.rules.clear()
+    wait_until(lambda: v1.kernel.value("memory.limit_in_bytes") != str(64 * MIB))
+    assert v1.book.read()[APP].used_bytes == 32 * MIB
+
+
+def test_a_wait_at_the_limit_of_a_group_above_is_none_of_ours(v1):
+    v1.book.give(APP, 100 * MIB)
+    v1.kernel.set("memory.usage_in_bytes", str(40 * MIB))
+    v1.start()
+    assert not threading.Event().wait(0.3)
+    assert v1.kernel.writes == []
+
+
+def test_page_cache_at_memory_high_is_no_wait(v2):
+    v2.book.give(APP, 100 * MIB)
+    v2.kernel.set("memory.stat", f"inactive_file {30 * MIB}")
+    v2.start()
+    assert not threading.Event().wait(0.3)
+    assert v2.kernel.writes == []
+
+
+def test_page_cache_at_the_limit_is_no_wait(v1):
+    v1.book.give(APP, 100 * MIB)
+    v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
+    v1.kernel.set("memory.stat", f"total_inactive_file {30 * MIB}")
+    v1.start()
+    assert not threading.Event().wait(0.3)
+    assert v1.kernel.writes == []
+
+
+def test_reclaim_that_spins_at_the_limit_is_a_wait_without_an_event(v1):
+    v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
+    v1.book.give(APP, 100 * MIB)
+    v1.start()
+    wait_until(lambda: v1.kernel.value("memory.limit_in_bytes") == str(96 * MIB))
+
+
+def test_while_bytes_come_nothing_is_done(v1):
+    v1.book.give(APP, 100 * MIB)
+    v1.start()
+    for _ in range(20):
+        os.write(v1.write_end, b".")
+        assert not threading.Event().wait(0.01)
+    assert v1.kernel.writes == []
+    wait_until(lambda: v1.kernel.writes, what="silence")
+
+
+def test_orphaned_it_gives_the_kernel_its_kill_back_and_ends(v2, monkeypatch):
+    monkeypatch.setattr(module, "ORPHANED_S", 0.2)
+    v2.kernel.set("memory.current", str(10 * MIB))
+    v2.start()
+    wait_until(lambda: v2.ended)
+    assert v2.kernel.writes == [("memory.high", "max")]
+    assert v2.kernel.value("memory.max") == str(64 * MIB)
+
+
+def test_a_trap_that_the_container_came_with_is_left_where_nobody_waits(v1, monkeypatch):
+    monkeypatch.setattr(module, "ORPHANED_S", 0.2)
+    found = v1.state.load(CONTAINER.key)
+    found.values["memory.oom_control"] = "1"
+    v1.state.save(found)
+    v1.kernel.set("memory.usage_in_bytes", str(10 * MIB))
+    v1.start()
+    wait_until(lambda: v1.ended)
+    assert trap(v1) == "1"
+
+
+def test_a_group_that_vanishes_is_dropped(v1):
+    v1.deadline_s = 60.0
+    v1.start()
+    wait_until(lambda: v1._thread is not None and not v1.ended)
+    shutil.rmtree(v1.memory)
+    assert not threading.Event().wait(0.2)
+    assert not v1.ended
+
+
+def test_a_simulated_host_has_one_that_does_nothing():
+    nobody = NoWatchdog()
+    nobody.start()
+    nobody.beat()
+    nobody.stop()
+    assert nobody.take_reports() == []
