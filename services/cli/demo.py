@@ -24,6 +24,9 @@ WATCH_EVERY_S: Final = 0.1
 DEMO_GAMMA_CORES: Final = 0.02
 """The default of 0.2 cores is more than these small containers' whole quota: `escra` would never shrink one."""
 
+SIMULATED_MEMORY_RATE_BYTES_S: Final = 200_000_000
+"""On a real host a container's quota slows its growth to about this; the simulated one ties no memory to CPU time."""
+
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
@@ -39,6 +42,17 @@ class DemoPlan:
     def workers(self) -> list[tuple[str, ContainerLoad]]:
         """Application and load of every container."""
         return [(spec.name, load) for spec in self.specs for load in self.scenario.containers]
+
+    @property
+    def simulated_scenario(self) -> Scenario:
+        """The same for a simulated host, where nothing grows faster than CPU time would allow."""
+        slowed = [
+            load.model_copy(
+                update={"memory_rate_bytes_s": min(load.memory_rate_bytes_s, SIMULATED_MEMORY_RATE_BYTES_S)}
+            )
+            for load in self.scenario.containers
+        ]
+        return self.scenario.model_copy(update={"containers": tuple(slowed)})
 
 
 class DemoWorkload(Protocol):

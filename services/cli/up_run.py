@@ -219,7 +219,7 @@ def _agent_environment(run: Run) -> dict[str, str]:
 
 def _simulated_host(plan: DemoPlan) -> list[dict[str, Any]]:
     """The agent's scenario file: applications with their load and first limits."""
-    scenario = plan.scenario.model_dump(mode="json")
+    scenario = plan.simulated_scenario.model_dump(mode="json")
     limits = {"quota_us": plan.limits.quota_us, "limit_bytes": plan.limits.memory_bytes}
     return [{"app": spec.name, "scenario": scenario, **limits} for spec in plan.specs]
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from services._runtime.cgroupfs import detect
+from services.cli.doctor_guard import running_watchdogs
 from services.cli.supervisor import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 UP = [sys.executable, "-m", "services.cli", "up"]
 FIGURES = {
     "containers", "periods", "decisions", "quota_writes", "no_op_writes", "oom_kills", "throttled_share",
-    "median_cpu_slack_cores", "median_memory_slack_bytes",
+    "median_cpu_slack_cores", "median_memory_slack_bytes", "memory_events", "drifts",
 }  # fmt: skip
 
 
@@ -36,6 +37,12 @@ def managed_root() -> Iterator[str]:
     yield root
     left = leftovers(root)
     assert left == [], f"control groups were left behind: {left}"
+    until(lambda: watchdogs_of(root) == [], "no watchdog is left behind", 10)
+
+
+def watchdogs_of(root: str) -> list[int]:
+    """Watchdogs of this managed root's agents."""
+    return [seen.pid for seen in running_watchdogs() if Path(seen.root_directory).name == root]
 
 
 def leftovers(root: str) -> list[str]:
@@ -93,6 +100,12 @@ def services_of(process: subprocess.Popen[str]) -> dict[str, int]:
     return found
 
 
+def allocators_of(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the allocators, in the order of their start."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"services.allocator" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def ready(process: subprocess.Popen[str], directory: Path) -> dict[str, int]:
     log = directory / "turnbuckle-run" / "agent.log"
     until(lambda: log.exists() and '"agent_started"' in log.read_text(), "the agent has started")
@@ -140,6 +153,10 @@ def test_the_demo_on_real_control_groups(tmp_path: Path, managed_root: str) -> N
     assert not report["simulated"]
     assert report["machine"]["cgroup_version"] in {1, 2}
     check_report(report, "processes")
+    assert report["memory_events"]["grants"] > 0, "the batch job's burst was beyond its limit"
+    assert report["memory_events"]["kills"] == 0
+    assert report["static"]["memory_events"]["grants"] == 0
+    assert report["static"]["oom_kills"] > 0, "the same burst kills under a static limit"
 
 
 @pytest.mark.root
@@ -203,6 +220,68 @@ def test_a_dead_service_ends_up_with_its_log(tmp_path: Path, victim: str) -> Non
     assert f"{victim} has ended (signal 9)" in err
     assert f"{victim}.log" in err
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+@pytest.mark.root
+def test_a_second_up_on_one_host_is_refused_in_the_agents_words(tmp_path: Path, managed_root: str) -> None:
+    env = environment(managed_root)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with up(tmp_path / "a", "--port", str(free_port()), "--no-live", env=env) as first:
+        pid = ready(first, tmp_path / "a")["agent"]
+        with up(tmp_path / "b", "--port", str(free_port()), "--no-live", env=env) as second:
+            _, err = second.communicate(timeout=60)
+
+        assert second.returncode == 78
+        assert f"the agent does not start: the containers below {managed_root}/ are managed by another agent" in err
+        assert f"pid {pid}" in err
+        assert "TURNBUCKLE_AGENT__MANAGED_ROOT" in err
+        assert "Traceback" not in err
+        assert first.poll() is None
+        assert len(watchdogs_of(managed_root)) == 1
+
+
+@pytest.mark.root
+def test_the_watchdog_of_a_killed_agent_ends_when_it_has_nothing_to_look_after(
+    tmp_path: Path, managed_root: str
+) -> None:
+    env = environment(managed_root)
+    with up(tmp_path, "--port", str(free_port()), "--no-live", env=env) as process:
+        pids = ready(process, tmp_path)
+        until(lambda: watchdogs_of(managed_root), "the watchdog runs")
+        os.kill(pids["agent"], signal.SIGKILL)
+        _, err = process.communicate(timeout=40)
+
+    assert process.returncode == 70, err
+    until(lambda: watchdogs_of(managed_root) == [], "the watchdog has ended", 10)
+
+
+def test_another_allocator_takes_over_from_a_killed_one(tmp_path: Path) -> None:
+    env = environment()
+    port = str(free_port())
+    cli, server = [sys.executable, "-m", "services.cli"], ["--server", f"nats://127.0.0.1:{port}"]
+    file = tmp_path / "app.yaml"
+    file.write_text("name: shop\ncpu_limit: 1\nmemory_limit: 256MiB\n")
+
+    def owner() -> str | None:
+        done = subprocess.run([*cli, "apps", "--json", *server], env=env, capture_output=True, timeout=30, check=False)
+        apps = json.loads(done.stdout)["apps"] if done.returncode == 0 else []
+        return apps[0]["owner"] if apps else None
+
+    with up(tmp_path, "--simulate", "--port", port, "--no-live", "--allocators", "2", env=env) as process:
+        ready(process, tmp_path)
+        subprocess.run([*cli, "apply", str(file), *server], check=True, env=env, capture_output=True, timeout=30)
+        before = until(owner, "somebody decides")
+        logs = [tmp_path / "turnbuckle-run" / name for name in ("allocator.log", "allocator-2.log")]
+        position = next(number for number, log in enumerate(logs) if f'"replica": "{before}"' in log.read_text())
+        os.kill(allocators_of(process)[position], signal.SIGKILL)
+        until(lambda: owner() not in {None, "", before}, "another one decides", 15)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
+
+    assert process.returncode == 0, err
+    assert "has ended (signal 9), the others take over" in err
 
 
 def test_services_do_not_outlive_a_killed_up(tmp_path: Path) -> None:
