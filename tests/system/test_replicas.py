@@ -282,7 +282,10 @@ async def test_a_replica_that_joins_is_handed_its_share_without_a_long_gap(share
     epochs = await shared.epochs()
     assert {app for app in before if epochs[app] != before[app]} == moved, "the others stay where they are"
     handovers_s = [shared.decisions.handover_s(app, before[app]) for app in sorted(moved)]
-    record_figure("seconds from the last decision of the old owner to the first of the new one", handovers_s)
+    record_figure(
+        "seconds from the last decision of the old owner to the first of the new one",
+        [round(s, 2) for s in handovers_s],
+    )
     assert max(handovers_s) < 2.0
     shared.assert_within_limits(observer)
     shared.decisions.assert_never_interleaved()
