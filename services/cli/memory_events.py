@@ -94,7 +94,8 @@ def describe_event(event: OomEvent) -> str:
         case OomKind.RELEASE:
             text = f"left to the kernel with {size}{waited}"
         case OomKind.KILL:
-            text = f"killed by the kernel with {size}{waited}"
+            # Usage was read after it, and tells nothing.
+            text = f"killed by the kernel at its limit of {format_bytes(event.limit_before_bytes)}{waited}"
     reason = f": {event.reason}" if event.reason else ""
     return f"{text}{_BY.get(event.cause, '')}{reason}"
 

@@ -60,24 +60,32 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     allocators dies, the others take its applications over. One agent manages a host: a second one is refused (78).
     """
     from services.cli.connection import find_server  # noqa: PLC0415 - quick --help
+    from services.cli.run_directory import hold_run_directory  # noqa: PLC0415 - quick --help
     from services.cli.top import show_live  # noqa: PLC0415 - quick --help
     from services.cli.up_run import Run, UpOptions, run_up  # noqa: PLC0415
 
     options = UpOptions(demo, seconds, simulate, port, store, policy, maker, allocators)
-    run = Run(options, root=find_server(None, None).root)
+    root = find_server(None, None).root
     watchable = not as_json and not no_live and sys.stdout.isatty()
-    asyncio.run(run_up(run, show_live if watchable else None))
-    report = run.report()
-    if demo:
-        picture = _draw(run, report)
-        report["picture"] = None if picture is None else str(picture)
-        if picture is not None:
-            print_note(f"picture: {picture}")
-        (options.run_directory / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    with hold_run_directory(store) as directory:
+        run = Run(options, directory, root)
+        asyncio.run(run_up(run, show_live if watchable else None))
+        report = _demo_report(run) if demo else run.report()
     if as_json:
         print_json(report)
     elif demo:
         stdout_console().print(_comparison(report))
+
+
+def _demo_report(run: Any) -> dict[str, Any]:
+    """The report, also as a file, with the picture beside it."""
+    report: dict[str, Any] = run.report()
+    picture = _draw(run, report)
+    report["picture"] = None if picture is None else str(picture)
+    if picture is not None:
+        print_note(f"picture: {picture}")
+    (run.directory / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
 
 
 def _draw(run: Any, report: dict[str, Any]) -> Path | None:
@@ -89,7 +97,7 @@ def _draw(run: Any, report: dict[str, Any]) -> Path | None:
     host = "simulated host" if report["simulated"] else f"{report['maker']}, {report['machine']['cpus']} CPUs"
     caption = f"{recording.app}: limits follow usage (policy {report['policy']}, {report['seconds']:g} s, {host})"
     static = StaticLimits(run.plan.limits.quota_us, run.plan.limits.memory_bytes)
-    return draw(recording, static, caption, run.options.run_directory / "demo.png")
+    return draw(recording, static, caption, run.directory / "demo.png")
 
 
 def _comparison(report: dict[str, Any]) -> Table:

@@ -47,16 +47,11 @@ class UpOptions:
     simulate: bool = False
     port: int = 4222
     store: Path | None = None
-    """Where logs, pictures and JetStream's files are kept; None: `turnbuckle-run`, and JetStream's are not kept."""
+    """Where logs, pictures and JetStream's files are kept; None: in `turnbuckle-run`, and JetStream's are not kept."""
     policy: Policy = "waterfill"
     maker: str = "auto"
     """The demo's containers: auto, docker or processes."""
     allocators: int = 1
-
-    @property
-    def run_directory(self) -> Path:
-        """Logs, the picture and the report."""
-        return (self.store or Path("turnbuckle-run")).absolute()
 
 
 @dataclass(slots=True)
@@ -64,6 +59,8 @@ class Run:
     """What one run has seen; filled while it goes."""
 
     options: UpOptions
+    directory: Path
+    """Held by this run: logs, the picture and the report."""
     root: str = "tb"
     """First token of every subject."""
     nats_url: str = ""
@@ -131,15 +128,11 @@ async def run_up(run: Run, view: LiveView | None) -> None:
         ServiceDiedError: a service did not start, or has ended by itself; holds the end of its log.
     """
     options = run.options
-    try:
-        options.run_directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"{options.run_directory} cannot be made: {error.strerror}; use --store DIR") from error
     layout = _choose_host(run)
     async with AsyncExitStack() as stack:
         nats = await stack.enter_async_context(_embedded_nats(run))
         run.nats_url = nats.url
-        supervisor = Supervisor(options.run_directory, nats.url)
+        supervisor = Supervisor(run.directory, nats.url)
         stack.push_async_callback(supervisor.stop_all)
         _handle_signals(run.stop, supervisor)
         bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,), root=run.root)))
@@ -154,7 +147,7 @@ async def run_up(run: Run, view: LiveView | None) -> None:
         for _ in range(options.allocators):
             await supervisor.start("allocator", {})
         agent = await supervisor.start("agent", _agent_environment(run))
-        run.say(f"turnbuckle is up: NATS at {nats.url}, logs in {options.run_directory}")
+        run.say(f"turnbuckle is up: NATS at {nats.url}, logs in {run.directory}")
         if run.plan is not None:
             run.workload = await _start_workload(run, run.plan, layout, stack)
             await _read_metrics(run, agent)
@@ -211,7 +204,7 @@ def _agent_environment(run: Run) -> dict[str, str]:
         return {"TURNBUCKLE_AGENT__HOST": "cgroup"}
     environment = {"TURNBUCKLE_AGENT__HOST": "simulated", "TURNBUCKLE_AGENT__DOCKER": "off"}
     if run.plan is not None:
-        file = run.options.run_directory / "simulated-host.json"
+        file = run.directory / "simulated-host.json"
         file.write_text(json.dumps(_simulated_host(run.plan), indent=2) + "\n", encoding="utf-8")
         environment["TURNBUCKLE_AGENT__SCENARIO_FILE"] = str(file)
     return environment
@@ -225,7 +218,7 @@ def _simulated_host(plan: DemoPlan) -> list[dict[str, Any]]:
 
 
 async def _start_workload(run: Run, plan: DemoPlan, layout: CgroupLayout | None, stack: AsyncExitStack) -> DemoWorkload:
-    directory = run.options.run_directory
+    directory = run.directory
     root = os.environ.get(MANAGED_ROOT_VARIABLE) or MANAGED_ROOT
     if layout is None:
         return SimulatedWorkload()

@@ -284,7 +284,7 @@ async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(
     assert code == 0, err
     assert "no allocator answers" in err
     assert "Memory in the last 24h: 699 grants (21.8 GiB), 1 trap, 1 kill, 1 limits changed by other hands" in out
-    assert "web-0123456789ab  killed by the kernel with 95 MiB of 100 MiB: 0 of 512 MiB are free" in out
+    assert "web-0123456789ab  killed by the kernel at its limit of 100 MiB: 0 of 512 MiB are free" in out
     assert "web-0123456789ab  limits drifted: by other hands: memory limit 100 MiB became 64 MiB, put back" in out
 
     code, out, _ = await turnbuckle(bus, "explain", "shop", "--container", "db", "--json", "--since", "1h")

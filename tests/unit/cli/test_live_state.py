@@ -176,7 +176,7 @@ def test_memory_events_are_counted_for_the_container_and_its_application() -> No
     (web,) = shop["containers"]
 
     assert (shop["memory"]["grants"], web["memory"]["grants"], web["memory"]["kills"]) == (2, 1, 1)
-    assert web["last_memory_event"] == "killed by the kernel with 95 MiB of 100 MiB: refused"
+    assert web["last_memory_event"] == "killed by the kernel at its limit of 100 MiB: refused"
     assert (web["drifts"], shop["drifts"]) == (1, 1)
     assert "became 64 MiB" in web["last_drift"]
     assert [event["kind"] for event in snapshot["memory_events"]] == ["grant", "kill", "grant"]

@@ -57,7 +57,7 @@ def test_nothing_is_said_of_nothing() -> None:
         ),
         (
             oom_event(OomKind.KILL, reason="it was refused"),
-            "killed by the kernel with 95 MiB of 100 MiB: it was refused",
+            "killed by the kernel at its limit of 100 MiB: it was refused",
         ),
     ],
 )
