@@ -42,7 +42,9 @@ class StandIn:
         self.directory = directory
         self.state = StateDirectory(directory / lab.root)
         self.book = FileReserveBook(self.state.reserves)
-        self.options = WatchdogOptions(exec_lock(directory, lab.root), 0.5, 0.3)
+        # A machine with version 2 is an emulated one here: there the stand-in itself is late
+        self._silence_s = 0.3 if lab.layout.version == 1 else 3.0
+        self.options = WatchdogOptions(exec_lock(directory, lab.root), 0.5, self._silence_s)
         self._processes: list[subprocess.Popen[str]] = []
         self.watchdogs: list[int] = []
 

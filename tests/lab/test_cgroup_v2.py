@@ -19,7 +19,16 @@ OPTIONS = [
     # Measures how many cores a worker gets per second of wall clock: no matter of versions, and emulation distorts it.
     "--ignore=tests/kernel/test_load_in_a_group.py",
 ]
+GUARD = ["tests/kernel/test_memory_guard.py", "tests/kernel/test_watchdog.py"]
+"""In a machine of their own: starting an agent takes ten seconds there."""
+NO_MATTER_OF_VERSIONS = "bye or nothing_is_guarded or signals"
 VERSION_1_ONLY = {"test_under_a_limited_parent_quota_and_period_find_their_order"}
+VERSION_1_GUARD_ONLY = {
+    "test_reclaimable_is_page_cache",
+    "test_an_agent_that_comes_later_hears_of_those_who_wait_already",
+    "test_the_ladder_follows_growth_and_is_made_anew_when_it_is_long",
+    "test_docker_like_swap_limits_do_not_stop_a_raise",
+}
 
 
 def python() -> str:
@@ -37,19 +46,35 @@ def outcomes(report: Path) -> dict[str, set[str]]:
     return found
 
 
-def test_kernel_tests_and_the_loop_pass_on_cgroup_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = build(tmp_path)
-    command = [python(), "-m", "pytest", "tests/kernel", "tests/lab/vm/guest_escra.py", "-m", "not docker", *OPTIONS]
-
+def run(work: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, set[str]]:
+    """Run pytest in a new machine; names of the tests by outcome."""
+    machine = build(work)
+    command = [python(), "-m", "pytest", *arguments, *OPTIONS]
     ended = machine.run(command, environment={"CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}, within_s=WITHIN_S)
-
     with capsys.disabled():
         print(f"\n  {machine.release}, {ended.seconds:.0f} s: {ended.output.strip().splitlines()[-1]}")  # noqa: T201
     assert ended.exit_code == 0, ended.output[-8000:]
-    found = outcomes(machine.exchange / "report.xml")
+    return outcomes(machine.exchange / "report.xml")
+
+
+def test_kernel_tests_and_the_loop_pass_on_cgroup_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without = [f"--ignore={file}" for file in GUARD]
+    found = run(tmp_path, capsys, "tests/kernel", "tests/lab/vm/guest_escra.py", "-m", "not docker", *without)
     assert found["skipped"] == VERSION_1_ONLY
     assert found["passed"] >= {
         "test_a_quota_really_limits_and_a_written_one_too",
         "test_a_memory_limit_below_usage_is_refused_and_the_old_one_holds",
         "test_limits_follow_demand_and_are_put_back",
+    }
+
+
+def test_memory_is_guarded_and_watched_over_on_cgroup_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(tmp_path, capsys, *GUARD, "-k", f"not ({NO_MATTER_OF_VERSIONS})")
+    assert found["skipped"] == VERSION_1_GUARD_ONLY
+    assert found["passed"] >= {
+        "test_who_grows_is_given_more_and_never_killed",
+        "test_released_the_kernel_kills_as_it_always_does",
+        "test_what_was_found_first_survives_a_killed_agent",
+        "test_after_kill_9_growth_is_paid_out_of_the_reserve",
+        "test_after_kill_9_without_a_reserve_the_kernel_kills_after_the_deadline",
     }

@@ -169,6 +169,8 @@ class CgroupV1Handle(CgroupHandle):
 
     def arm(self) -> None:
         """Set the trap and follow usage with the ladder."""
+        if self._usage == CLOSED:
+            return
         try:
             self._watch()
             if self._trap.refresh() != _PAUSING:
@@ -183,8 +185,6 @@ class CgroupV1Handle(CgroupHandle):
 
     def _watch(self) -> None:
         """Register the trap's event, and begin a ladder where there is none, or too long a one. Raises OSError."""
-        if self._usage == CLOSED:
-            return
         alarms, memory = self._parts.alarms, self._found.directories["memory"]
         if self._trap_event == CLOSED:
             event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -170,6 +170,8 @@ class CgroupV2Handle(CgroupHandle):
 
     def arm(self) -> None:
         """Put memory.high where the guard wants it, and listen to memory.events."""
+        if self._usage == CLOSED:
+            return
         try:
             if not self._watched:
                 self._parts.alarms.watch(self._memory_events, self.key, AlarmKind.NEAR, select.EPOLLPRI)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,19 +84,28 @@ def bystander(layout: CgroupLayout) -> Iterator[Bystander]:
     bystander.process.wait()
 
 
-def watch(process: subprocess.Popen[str], layout: CgroupLayout) -> dict[str, set[str]]:
-    """Every cpu.max seen until the process ends, by "application/container"."""
-    top = Path(layout.mounts["cpu"].directory, "turnbuckle")
-    seen: dict[str, set[str]] = defaultdict(set)
-    while process.poll() is None:
-        # Not pathlib's: that raises where a directory goes away while it looks.
-        for file in map(Path, glob.glob(f"{top}/*/*/cpu.max")):  # noqa: PTH207 - see above
-            try:
-                seen[f"{file.parts[-3]}/{file.parts[-2]}"].add(file.read_text().strip())
-            except OSError:
-                continue  # gone meanwhile
-        time.sleep(0.25)
-    return dict(seen)
+class Seen:
+    """Every value of cpu.max and memory.high until a process ends, by "application/container"."""
+
+    def __init__(self, process: subprocess.Popen[str], layout: CgroupLayout) -> None:
+        top = Path(layout.mounts["cpu"].directory, "turnbuckle")
+        self.cpu_max: dict[str, set[str]] = defaultdict(set)
+        self.memory_high: dict[str, set[str]] = defaultdict(set)
+        while process.poll() is None:
+            for name, seen in (("cpu.max", self.cpu_max), ("memory.high", self.memory_high)):
+                # Not pathlib's: that raises where a directory goes away while it looks.
+                for file in map(Path, glob.glob(f"{top}/*/*/{name}")):  # noqa: PTH207 - see above
+                    with suppress(OSError):  # gone meanwhile
+                        seen[f"{file.parts[-3]}/{file.parts[-2]}"].add(file.read_text().strip())
+            time.sleep(0.25)
+
+    def values(self, app: str) -> list[set[str]]:
+        """cpu.max of each of an application's containers."""
+        return [values for name, values in self.cpu_max.items() if name.startswith(f"{app}/")]
+
+    def guarded(self, app: str) -> int:
+        """How many of an application's containers had a memory.high."""
+        return sum(values != {"max"} for name, values in self.memory_high.items() if name.startswith(f"{app}/"))
 
 
 def check(report: dict[str, Any]) -> None:
@@ -116,7 +126,7 @@ def test_limits_follow_demand_and_are_put_back(
         process = subprocess.Popen([sys.executable, "-c", UP, *ARGUMENTS], cwd=tmp_path, stdout=out, stderr=err)
         try:
             asyncio.run(bystander.announce())
-            seen = watch(process, layout)
+            seen = Seen(process, layout)
         finally:
             process.kill()
             process.wait()
@@ -125,16 +135,17 @@ def test_limits_follow_demand_and_are_put_back(
     report = json.loads((tmp_path / "report").read_text())
     with capsys.disabled():
         figures = {name: report[name] for name in ("decisions", "quota_writes", "memory_writes", "oom_kills")}
-        print(f"\n  {figures}; values of cpu.max: { {name: len(values) for name, values in seen.items()} }")  # noqa: T201
+        print(f"\n  {figures}; values of cpu.max: { {name: len(values) for name, values in seen.cpu_max.items()} }")  # noqa: T201
     check(report)
 
-    managed = [values for name, values in seen.items() if name.startswith("demo/")]
-    static = [values for name, values in seen.items() if name.startswith("demo-static/")]
+    managed, static = seen.values("demo"), seen.values("demo-static")
     assert (len(managed), len(static)) == (5, 5)
     assert any(len(values) > 2 for values in managed)
     assert all(len(values) == 1 for values in static)
 
     assert found == ("5000 100000", str(BURNER_BYTES), "max")
-    assert len(seen["bystander/burn-000000000000"]) > 1, "it wanted more, and nobody gave it"
+    assert seen.guarded("demo") > 0, "memory.high stays below memory.max"
+    assert seen.guarded("demo-static") == 0, "who is only observed is left alone"
+    assert len(seen.cpu_max["bystander/burn-000000000000"]) > 1, "it wanted more, and nobody gave it"
     assert bystander.process.poll() is None
     assert bystander.limits() == found
