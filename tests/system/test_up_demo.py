@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,12 @@ def managed_root() -> Iterator[str]:
     left = leftovers(root)
     assert left == [], f"control groups were left behind: {left}"
     until(lambda: watchdogs_of(root) == [], "no watchdog is left behind", 10)
+    shutil.rmtree(state_directory(root), ignore_errors=True)
+
+
+def state_directory(root: str) -> Path:
+    """Of this managed root's agents alone, and on a tmpfs."""
+    return Path("/run", root)
 
 
 def watchdogs_of(root: str) -> list[int]:
@@ -56,6 +63,7 @@ def environment(root: str | None = None) -> dict[str, str]:
     own["TURNBUCKLE_AGENT__NODE"] = "test-node"
     if root is not None:
         own["TURNBUCKLE_AGENT__MANAGED_ROOT"] = root
+        own["TURNBUCKLE_AGENT__STATE_DIRECTORY"] = str(state_directory(root))
     return own
 
 
