@@ -94,6 +94,8 @@ class FakeKernel:
         path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if path.endswith(" (deleted)"):
             raise OSError(errno.ENODEV, "removed")
+        if f"/{DIRECTORY}/" not in path:
+            return self._pwrite(descriptor, data, offset)  # an ordinary file
         name, value = Path(path).name, data.decode()
         for rule in self.rules:
             if code := rule(self, name, value):

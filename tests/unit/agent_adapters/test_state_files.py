@@ -6,6 +6,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from services.agent.adapters.state_files import (
     inode_of,
     is_locked,
     read_holder,
-    replace_file,
+    save_file,
     take_report_lines,
 )
 from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
@@ -84,18 +85,30 @@ def test_another_process_sees_it_and_is_seen(file):
     assert agent.spend("shop", 1000) == 600
 
 
+def book_of(reserves: object, text_format: int = 1) -> bytes:
+    """A book as it is written, in its first half."""
+    text = json.dumps({"format": text_format, "serial": 2, "reserves": reserves}).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def test_a_book_is_what_it_is_taken_for(file):
+    file.write_bytes(book_of({"shop": [1000, 4]}))
+    assert FileReserveBook(file).read() == {"shop": Reserve(1000, 4)}
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"\xff\x00\x01",
-        b'{"format": 1, "reserves": {"shop": [1000, 4',
-        b"[1, 2]",
-        b'{"format": 2, "reserves": {"shop": [1000, 0]}}',
-        b'{"format": 1, "reserves": {"shop": [1000, -4]}}',
-        b'{"format": 1, "reserves": {"shop": [1000]}}',
-        b'{"format": 1, "reserves": {"shop": ["1000", true]}}',
-        b'{"format": 1, "reserves": [3]}',
+        bytes(1 << 17),
+        book_of({"shop": [1000, 4]})[:40],
+        book_of({"shop": [1000, 4]}).replace(b"1000", b"9000"),
+        book_of({"shop": [1000, 0]}, text_format=2),
+        book_of({"shop": [1000, -4]}),
+        book_of({"shop": [1000]}),
+        book_of({"shop": ["1000", True]}),
+        book_of([3]),
     ],
 )
 def test_torn_or_foreign_content_is_an_empty_book_and_is_replaced(file, content):
@@ -107,10 +120,31 @@ def test_torn_or_foreign_content_is_an_empty_book_and_is_replaced(file, content)
     assert FileReserveBook(file).read() == {"shop": Reserve(50, 0)}
 
 
+def test_who_is_killed_while_writing_leaves_what_was_there_before(file):
+    book = FileReserveBook(file)
+    book.give("shop", 1000)
+    before = file.read_bytes()
+    book.spend("shop", 400)
+    after = bytearray(file.read_bytes())
+    [half] = [at for at in (0, 1 << 16) if after[at : at + 200] != before[at : at + 200]]
+    after[half + 30 : half + 40] = bytes(10)
+    file.write_bytes(after)
+    assert book.read() == {"shop": Reserve(1000, 0)}
+    assert book.spend("shop", 400) == 400
+    assert book.read() == {"shop": Reserve(1000, 400)}
+
+
+def test_a_thousand_applications_fit(file):
+    book = FileReserveBook(file)
+    for number in range(1000):
+        book.give(f"application-{number}", 1 << 36)
+    assert len(book.read()) == 1000
+
+
 def test_while_the_other_process_holds_the_book_a_reserve_counts_as_empty(file):
     book = FileReserveBook(file)
     book.give("shop", 1000)
-    with file.with_suffix(".lock").open("r+") as held:
+    with file.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert book.spend("shop", 100) == 0
         assert book.give("shop", 2000) == Reserve(0, 0)
@@ -232,7 +266,7 @@ def test_a_second_agent_is_told_who_holds_the_lock_and_what_to_do(tmp_path):
 
 def test_a_lock_ends_with_its_process_and_a_new_one_replaces_the_holder(tmp_path):
     path = tmp_path / "exec-x.lock"
-    replace_file(path, {"pid": 1, "node": "dead", "started": "long ago"})
+    save_file(path, {"pid": 1, "node": "dead", "started": "long ago"})
     assert not is_locked(path)
     held = lock(path)
     assert is_locked(path)
