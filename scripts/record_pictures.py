@@ -18,11 +18,12 @@ from typing import Final
 
 from rich.console import Console
 
+from schemas.streams import LEASES
 from services._runtime.bus_options import BusOptions
 from services.cli.connection import connected
+from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
 from services.cli.live_view import render
-from services.cli.top import follow
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
 RUN_S: Final = 45
@@ -35,8 +36,9 @@ async def _watch() -> LiveState:
     """Follow the demo long enough to fill the sparklines."""
     state = LiveState()
     async with connected(BusOptions(servers=(f"nats://127.0.0.1:{PORT}",))) as bus:
-        await follow(bus, state, "demo")
-        await asyncio.sleep(WATCH_S)
+        await follow(bus, lambda: (state,), "demo")
+        async with bus.bucket(LEASES).watch(hand_owners_to(state)):
+            await asyncio.sleep(WATCH_S)
     return state
 
 
