@@ -57,7 +57,9 @@ class Allocator:
     async def start(self) -> None:
         """Learn the applications, join the other replicas, answer queries."""
         self._register_metrics()
-        self._runtime.spawn(self._follow_specs(), name="application specs")
+        listed = asyncio.Event()
+        self._runtime.spawn(self._follow_specs(listed), name="application specs")
+        await listed.wait()  # before others hand us what we would not know
         replica, root = self._replicas.id, self._bus.root
         self._subscriptions = [
             await self._bus.serve(REPLICA_STATE.subject(root, replica=replica), self._queries.own_state),
@@ -158,9 +160,10 @@ class Allocator:
 
     # -- applications and nodes --------------------------------------------------------------------------------
 
-    async def _follow_specs(self) -> None:
+    async def _follow_specs(self, listed: asyncio.Event) -> None:
         """Applications come and change through KV; runs until cancelled."""
         async with self._bus.bucket(APPS).watch(self._take_spec):
+            listed.set()
             await asyncio.Event().wait()
 
     def _take_spec(self, app: str, entry: Entry | None) -> None:

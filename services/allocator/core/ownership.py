@@ -23,10 +23,10 @@ from hashlib import blake2b
 FORGET_REPLICA_S = 60.0
 """A replica that has been dead for this long has its heartbeat deleted."""
 FORGET_LEASE_S = 3_600.0
-"""A free lease of an application that is no longer announced is deleted. Epochs are wall-clock milliseconds, so they
-still rise if the application comes back, unless the replicas' clocks differ by as much."""
+"""A free lease of an application that is no longer announced is deleted."""
 EPOCH_JUMP_MS = 3_600_000
-"""Agents know a newer epoch although the lease is ours: the store was lost, and a clock was ahead. Get past it."""
+"""Agents may know a newer epoch although the lease is ours, where the store has forgotten it. Get past it: epochs begin
+as wall-clock milliseconds, so this outdoes any that is less than an hour ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,10 @@ class Ownership:
     _changes: list[Change] = field(default_factory=list)
     _renewed_s: float = -math.inf
     """When the newest successful heartbeat was sent."""
+    _epoch: int = 0
+    """Of the newest take: whatever is taken later shares it if it can, since an order to a node is of one epoch."""
+    _seen_epoch: dict[str, int] = field(default_factory=dict)
+    """Highest epoch seen per application, also where its lease has become unreadable."""
     _interrupted: bool = False
     _generation: int = 0
     """Counts interruptions beyond the time to live: what was swapped before must be confirmed again."""
@@ -252,8 +256,8 @@ class Ownership:
         if lease.owner == self.me and not mine:
             return Swap(app, StoredLease("", lease.epoch, lease.revision))
         if mine and (lease.owner in {"", self.me} or self._is_dead(lease.owner, self._read_s.get(app, math.inf))):
-            taken = StoredLease(self.me, max(lease.epoch + 1, wall_ms), lease.revision)
-            return Swap(app, taken, self._generation)
+            self._epoch = max(self._epoch or wall_ms, lease.epoch + 1, self._seen_epoch.get(app, 0) + 1)
+            return Swap(app, StoredLease(self.me, self._epoch, lease.revision), self._generation)
         return None
 
     def swapped(self, swap: Swap, revision: int, now_s: float) -> None:
@@ -331,7 +335,7 @@ class Ownership:
 
     def _confirm(self, app: str, holding: _Holding, wall_ms: int) -> Swap | None:
         if holding.refused:
-            epoch = max(holding.epoch, wall_ms) + EPOCH_JUMP_MS
+            epoch = self._epoch = max(self._epoch, wall_ms) + EPOCH_JUMP_MS
         elif not holding.confirmed:
             epoch = holding.epoch
         else:
@@ -343,6 +347,9 @@ class Ownership:
             self.leases.pop(app, None)
         else:
             self.leases[app] = lease
+            self._seen_epoch[app] = max(lease.epoch, self._seen_epoch.get(app, 0))
+        if app not in self.leases and app not in self.announced:
+            self._seen_epoch.pop(app, None)
         if lease.revision and not lease.owner:
             self._free_since_s.setdefault(app, now_s)
         else:

@@ -96,6 +96,25 @@ def test_the_epoch_rises_where_our_clock_is_behind(a):
     assert a.swap(APP, 10.0, WALL_MS).lease.epoch == 5_001
 
 
+def test_what_is_taken_at_different_times_shares_an_epoch_where_it_can(a):
+    """An order to a node is of one epoch: fewer epochs are fewer messages."""
+    own(a)
+    others = [f"more{number}" for number in range(30)]
+    a.announced.update(others)
+    for number, app in enumerate(others):
+        a.read_lease(app, StoredLease("", 7 * number, 20 + number) if number else StoredLease(), 10.0)
+        a.swapped(a.swap(app, 10.0, WALL_MS + number), 100 + number, 10.0)
+
+    assert set(a.held.values()) == {WALL_MS}
+
+
+def test_an_epoch_that_was_seen_is_passed_also_where_the_lease_has_become_unreadable(a):
+    a.saw_lease(APP, StoredLease("b", 9_000, 4), 10.0)
+    a.read_lease(APP, StoredLease(revision=5), 10.0)
+
+    assert a.swap(APP, 10.0, WALL_MS).lease == StoredLease("a", 9_001, 5)
+
+
 def test_a_silent_owner_is_robbed_after_a_direct_read_only(a):
     assert APP in a.unsettled(10.0)
     a.read_lease(APP, StoredLease("b", 5, 2), 10.0)

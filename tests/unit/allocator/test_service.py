@@ -1,0 +1,191 @@
+"""Two allocators on a bus in memory: who listens, who answers, and who keeps quiet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from schemas.apps import AppSpec
+from schemas.message import Message
+from schemas.oom import MemoryReply, MemoryRequest
+from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
+from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.streams import APPS, LEASES
+from schemas.subjects import MEMORY_REQUESTS
+from services._runtime.app import run_in_process
+from services._runtime.bus import BusError, RequestRefusedError
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.allocator.service import Allocator
+from services.allocator.settings import AllocatorSettings
+from tests.support.deadline import until
+
+MIB = 1 << 20
+NAMES = [f"app{number}" for number in range(16)]
+
+
+class Pair:
+    """Two replicas, their buses, and a third bus to ask from."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.bus = MemoryBus(self.broker)
+        self.buses = [MemoryBus(self.broker), MemoryBus(self.broker)]
+        self.allocators: list[Allocator] = []
+
+    async def announce(self, app: str) -> None:
+        await self.bus.bucket(APPS).put(app, AppSpec(name=app, cpu_limit=1.0, memory_limit=256 * MIB))
+
+    @property
+    def held(self) -> list[dict[str, int]]:
+        return [allocator._replicas.held for allocator in self.allocators]
+
+    async def ask(self, endpoint, request: Message) -> Message:
+        return await self.bus.request(endpoint.template.subject("tb"), request, timeout_s=2)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    pair = Pair()
+    for app in NAMES:
+        await pair.announce(app)
+    async with AsyncExitStack() as stack:
+        for bus in pair.buses:
+            settings = AllocatorSettings.load({}, lease_ttl_s=0.5)
+            pair.allocators.append(await stack.enter_async_context(run_in_process(Allocator, settings, bus)))
+        await until(lambda: all(pair.held) and sum(map(len, pair.held)) == len(NAMES), what="a share for each")
+        yield pair
+    for bus in (*pair.buses, pair.bus):
+        await bus.close(1)
+
+
+async def test_either_answers_for_all(pair):
+    answering = set()
+    for _ in range(20):
+        reply = await pair.ask(ALLOCATOR_STATE, StateRequest())
+        assert isinstance(reply, StateReply)
+        answering.add(reply.replica)
+        owners = {allocator._replicas.id: held for allocator, held in zip(pair.allocators, pair.held, strict=True)}
+        assert {state.spec.name for state in reply.apps} == set(NAMES)
+        assert all(owners[state.owner][state.spec.name] == state.epoch for state in reply.apps)
+        assert all(state.cpu_held_us + state.cpu_free_us == state.spec.cpu_limit_us for state in reply.apps)
+        for app in NAMES:
+            one = await pair.ask(ALLOCATOR_STATE, StateRequest(app=app))
+            assert [state.spec.name for state in one.apps] == [app]
+            told = await pair.ask(ALLOCATOR_EXPLAIN, ExplainRequest(app=app))
+            assert isinstance(told, ExplainReply)
+            assert told.app == app
+    assert len(answering) == 2
+
+
+async def test_where_the_owner_does_not_answer_an_application_is_listed_without_one_and_refused_alone(pair):
+    first, second = pair.allocators
+    app = next(iter(pair.held[1]))
+    pair.buses[1].disconnect()  # it is still thought to own
+
+    whole, *refusals = await asyncio.gather(
+        pair.ask(ALLOCATOR_STATE, StateRequest()),
+        pair.ask(ALLOCATOR_STATE, StateRequest(app=app)),
+        pair.ask(ALLOCATOR_EXPLAIN, ExplainRequest(app=app)),
+        return_exceptions=True,
+    )
+
+    assert [(state.owner, state.containers) for state in whole.apps if state.spec.name == app] == [("", ())]
+    assert [refusal.code for refusal in refusals] == [503, 503]
+    assert all("changing hands" in str(refusal) for refusal in refusals)
+    await until(lambda: len(first._replicas.held) == len(NAMES), what="all taken over")
+    assert second.not_ready() is not None
+    pair.buses[1].reconnect()
+    await until(lambda: second.not_ready() is None, what="back")
+
+
+async def test_unknown_applications_are_named_as_such(pair):
+    with pytest.raises(RequestRefusedError, match="announced: app0, app1") as refusal:
+        await pair.ask(ALLOCATOR_STATE, StateRequest(app="nothing"))
+    assert refusal.value.code == 404
+
+
+async def test_memory_requests_are_answered_by_the_owner_alone(pair):
+    for app in NAMES:
+        reply = await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=1)
+        assert isinstance(reply, MemoryReply)
+        epochs = [held[app] for held in pair.held if app in held]
+        assert [reply.epoch] == epochs
+        assert not reply.refusal, "it does not know the node yet: the agent asks again"
+    assert [allocator.memory_requests for allocator in pair.allocators] == [len(held) for held in pair.held]
+
+
+async def test_an_owner_that_cannot_renew_its_heartbeat_answers_no_requests(pair, monkeypatch):
+    owner = pair.allocators[0]
+    app = next(iter(pair.held[0]))
+    monkeypatch.setattr(owner._replicas, "may_decide", lambda: False)
+
+    with pytest.raises(RequestRefusedError, match="ask again") as refusal:
+        await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=1)
+
+    assert refusal.value.code == 503
+
+
+async def test_what_is_withdrawn_is_heard_no_longer_and_owned_again_when_it_is_back(pair):
+    app = NAMES[0]
+    [before] = [held[app] for held in pair.held if app in held]
+    subject = MEMORY_REQUESTS.subject("tb", app=app)
+    await pair.bus.bucket(APPS).delete(app)
+    await until(lambda: not any(app in held for held in pair.held), what="given up")
+    with pytest.raises(BusError):
+        await pair.bus.request(subject, memory_request(app), timeout_s=0.2)
+
+    await pair.announce(app)
+
+    await until(lambda: any(held.get(app, 0) > before for held in pair.held), what="owned again")
+    assert isinstance(await pair.bus.request(subject, memory_request(app), timeout_s=1), MemoryReply)
+
+
+async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
+    app = next(iter(pair.held[0]))
+    owner = pair.allocators[0]
+    spec = owner._allocation.roster.specs[app]
+
+    await pair.bus.bucket(APPS).delete(app)
+    await pair.bus.bucket(APPS).put(app, spec)
+
+    await until(
+        lambda: (
+            any(
+                app in allocator._replicas.held and allocator._allocation.epoch_of(app) == allocator._replicas.held[app]
+                for allocator in pair.allocators
+            )
+            and app in owner._allocation.roster.specs
+        ),
+        what="decided for",
+    )
+
+
+async def test_an_epoch_that_agents_refuse_is_outdone(pair):
+    """The lease is ours, so the store must have forgotten what agents remember."""
+    owner = pair.allocators[0]
+    app, epoch = next(iter(pair.held[0].items()))
+    owner._allocation._tenure.lost.add(app)
+
+    owner._after_replies()
+
+    await until(lambda: owner._replicas.held.get(app, 0) >= epoch + 3_600_000, what="far ahead")
+    assert owner._allocation.epoch_of(app) == owner._replicas.held[app]
+
+
+async def test_one_that_stops_leaves_its_share_at_once(pair):
+    await pair.allocators[0].stop()
+
+    await until(lambda: len(pair.held[1]) == len(NAMES), within_s=0.4, what="all with the other")
+    leases = await pair.bus.bucket(LEASES).entries()
+    assert [key for key in leases if key.startswith("replica.")] == [f"replica.{pair.allocators[1]._replicas.id}"]
+
+
+def memory_request(app: str) -> MemoryRequest:
+    return MemoryRequest(
+        app=app, node="n1", incarnation=1, container="c1", wanted_bytes=MIB, usage_bytes=MIB, limit_bytes=2 * MIB,
+        paused=False, time_ns=0,
+    )  # fmt: skip
