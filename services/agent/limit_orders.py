@@ -78,7 +78,7 @@ class LimitOrders:
 
     def _start_row(self, planned: RowPlan, pending: _Pending, row: int, now_ns: int) -> RowStatus:
         key, status = planned.container, planned.status
-        if planned.orders_memory:
+        if planned.accepted:
             self._guard.guard(key, now_ns)
         if planned.limit_bytes:
             status = self._write_memory(key, planned.limit_bytes, now_ns)

@@ -73,11 +73,12 @@ class MemoryGuard:
         return key in self._guarded
 
     def guard(self, key: str, now_ns: int) -> None:
-        """Its first memory order was accepted, or an agent before us guarded it."""
-        if key not in self._guarded:
-            member = self._containers.members[key]
-            self._guarded[key] = Guarded(key, member.found.app)
-            self._arm(self._guarded[key], member, now_ns)
+        """An order for it was accepted, so it is enforced; or an agent before us guarded it."""
+        known = self._containers.book.containers[key]
+        if key not in self._guarded and (known.limit_bytes != UNLIMITED or known.limit_ordered):
+            known.limit_ordered = True
+            self._guarded[key] = Guarded(key, known.app)
+            self._arm(self._guarded[key], self._containers.members[key], now_ns)
 
     def look_soon(self, key: str, now_ns: int) -> None:
         """The next `poll` looks at it."""
@@ -342,7 +343,7 @@ class MemoryGuard:
         if guarded.released:
             reason = guarded.released
         elif guarded.key not in self._guarded:
-            reason = f"its memory is not guarded: nothing was ordered for it; its limit is {mib(state.limit_bytes)}"
+            reason = f"its memory is not guarded: no order for it has come; its limit is {mib(state.limit_bytes)}"
         else:
             reason = f"although guarded: it grew by {rate}/s when last seen, or a group above or the host is full"
         look = _Look(guarded, state, OomCause.KERNEL, 0)

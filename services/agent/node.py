@@ -98,8 +98,7 @@ class Node:
         if member is None:
             return None
         self._before = None
-        if member.handle.armed:  # by an agent before us: it was ordered memory, and its tasks may be waiting
-            self.book.containers[container.key].limit_ordered = True
+        if member.handle.armed:  # by an agent before us: its tasks may be waiting
             self.guard.guard(container.key, self._now_ns)
             self.guard.look_soon(container.key, self._now_ns)
         return container.key

@@ -32,6 +32,7 @@ class ContainerLimits:
     quota_ordered: bool = False
     """Whether the quota was ever ordered: if not, it is not ours to put back."""
     limit_ordered: bool = False
+    """Whether its memory is ours: any order shows that the application is enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class RowPlan:
     """Write at the container's own period boundary."""
     limit_bytes: int = 0
     """Write now."""
-    orders_memory: bool = False
-    """An order for memory, also one of the value that holds already."""
+    accepted: bool = False
+    """Whether the order counts: then the container is enforced, and its memory is ours to guard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +170,8 @@ class OrderBook:
                 limits.waiting_cut_us, limits.waiting_order = quota_us, order
         memory = limit_bytes if limit_bytes != limits.limit_bytes else 0
         changes = bool(raise_us or cut_us or memory)
-        return RowPlan(
-            key, RowStatus.APPLIED if changes else RowStatus.UNCHANGED, raise_us, cut_us, memory, bool(limit_bytes)
-        )
+        status = RowStatus.APPLIED if changes else RowStatus.UNCHANGED
+        return RowPlan(key, status, raise_us, cut_us, memory, accepted=True)
 
     def settle_cut(self, container: str, order: tuple[int, int]) -> int | None:
         """The quota to write now that the boundary has passed; None if a newer order replaced it."""

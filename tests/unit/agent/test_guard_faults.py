@@ -67,9 +67,11 @@ class GuardedNode(RuleBasedStateMachine):
             assert line.limit_after_bytes >= line.limit_before_bytes
         for found in self.found:
             container = self.host.containers[found.container_id]
-            self.limits[found.key] = container.limit_bytes
             if not container.paused:
                 self.paused_since.pop(found.key, None)
+            elif self.limits.get(found.key) != container.limit_bytes:  # it went on, and waits again
+                self.paused_since[found.key] = self.now_ns
+            self.limits[found.key] = container.limit_bytes
 
     def container(self, position):
         return self.host.containers[self.found[position].container_id]

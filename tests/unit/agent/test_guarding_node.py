@@ -52,9 +52,21 @@ def poll_until(node, now_ns, end_ns):
     return now_ns
 
 
-def test_nothing_is_guarded_before_its_memory_was_ordered(node, host):
+def test_nothing_is_guarded_before_an_order_has_come(node, host):
     """Mode observe sends no orders, so there nothing is touched."""
     found = host.add("web", quota_us=20_000, limit_bytes=64 * MIB)
+    key = node.found(found)
+    send(node, update({}, seq=1))
+    send(node, reserve_order(10 * MIB, seq=2))
+    node.sample(0, 1)
+    assert host.containers[found.container_id].calls == []
+
+    send(node, update({key: (30_000, 0)}, seq=3))
+    assert host.containers[found.container_id].calls == ["arm"]
+
+
+def test_a_container_without_a_memory_limit_is_guarded_once_it_has_one(node, host):
+    found = host.add("web")
     key = node.found(found)
     send(node, update({key: (30_000, 0)}))
     assert host.containers[found.container_id].calls == []
