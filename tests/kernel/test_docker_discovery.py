@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,7 @@ from schemas.containers import ContainerSource
 from services._runtime.cgroupfs import detect
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.docker_engine import DockerDiscovery
-from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer, WriteOutcome
+from services.agent.ports import Alarm, AlarmKind, FoundContainer, GoneContainer, RejectedContainer, WriteOutcome
 from tests.support.deadline import until
 from tests.support.docker_lab import CuttableProxy, DockerLab
 
@@ -173,3 +174,24 @@ async def test_memory_rises_above_dockers_swap_limit_and_all_is_put_back(engine,
     await asyncio.to_thread(engine.remove, container_id)
     assert handle.read() is None
     handle.close()
+
+
+async def test_a_guarded_container_waits_at_dockers_limit_and_goes_on_above_it(engine, watcher):
+    code = "import time; time.sleep(1); held = bytearray(80 << 20); time.sleep(1000)"
+    container_id = await asyncio.to_thread(
+        engine.run, sys.executable, "-S", "-c", code, name="grow", labels=SHOP, mem_limit=32 * MIB
+    )
+    await until(lambda: watcher.found(container_id), within_s=1)
+    host = open_host(detect())
+    handle = host.open(watcher.found(container_id)[0])
+    assert handle is not None
+    handle.arm()
+    await until(lambda: handle.read_memory().paused, what="the wait")
+    assert Alarm(watcher.found(container_id)[0].key, AlarmKind.PAUSED) in host.take_alarms()
+    assert handle.write_memory(200 * MIB) is WriteOutcome.WRITTEN
+    await until(lambda: handle.read_memory().usage_bytes > 80 * MIB, what="80 MiB held")
+    assert handle.read_oom_kills() == 0
+    await asyncio.to_thread(engine.remove, container_id)
+    await until(lambda: handle.read_memory() is None)
+    handle.close()
+    host.close()

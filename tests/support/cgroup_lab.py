@@ -89,3 +89,4 @@ class CgroupLab:
         for group in self.groups:
             group.kill()
             wait_until(group.remove, what=f"removal of {group.directory}")
+        self.host.close()

@@ -17,7 +17,7 @@ class DockerLab:
     """Starts containers and removes them all at the end."""
 
     def __init__(self) -> None:
-        self.client = docker.APIClient(version="auto")
+        self.client = docker.APIClient(version="auto", **docker.utils.kwargs_from_env())
         self.image = ensure_host_image(self.client)
         self.ids: list[str] = []
 
