@@ -51,7 +51,10 @@ class Runtime(Generic[SettingsT]):
     _crash: asyncio.Future[BaseException] | None = None
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run a long task. If it raises, that is logged and the process ends with 70; when we stop it is cancelled."""
+        """Run a long task, cancelled when we stop. If it raises, that is logged and the process ends with 70.
+
+        With 78 where it raises `UnusableSettingsError`.
+        """
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
@@ -84,7 +87,11 @@ class Runtime(Generic[SettingsT]):
 
 
 class Service(Protocol):
-    """What a service is to the runtime. Its constructor takes the `Runtime` and does nothing that may fail or wait."""
+    """What a service is to the runtime. Its constructor takes the `Runtime` and does nothing that may fail or wait.
+
+    A class that declares ``bus_patience_s`` is started after so many seconds also while no server can be reached; it
+    has to subscribe later by itself then.
+    """
 
     name: ClassVar[str]
     version: ClassVar[str]
@@ -93,7 +100,7 @@ class Service(Protocol):
     def __init__(self, runtime: Runtime[Any]) -> None: ...
 
     async def start(self) -> None:
-        """Subscribe and spawn; the bus is connected."""
+        """Subscribe and spawn; the bus is connected, unless the class declares ``bus_patience_s``."""
 
     async def stop(self) -> None:
         """Finish what is under way; the bus still works. Called once, also when `start` failed."""
@@ -216,7 +223,8 @@ class _Process:
         options = self._settings.bus_options()
         self._log.info("starting", version=self._service_class.version, nats=options.address, nats_from=options.origin)
         try:
-            bus = await _unless(self._stop, NatsBus.connect(options))
+            patience_s = getattr(self._service_class, "bus_patience_s", None)
+            bus = await _unless(self._stop, NatsBus.connect(options, patience_s=patience_s))
         except BusError as error:
             self._log.error("bus_unusable", error=str(error))
             return EXIT_SETTINGS
@@ -265,8 +273,15 @@ class _Process:
                 waiting.cancel()
             await asyncio.wait({start, stop})
         if runtime.crashed.done():
-            return EXIT_INTERNAL
-        return EXIT_UNAVAILABLE if bus.lost.done() else EXIT_OK
+            return EXIT_SETTINGS if isinstance(runtime.crashed.result(), UnusableSettingsError) else EXIT_INTERNAL
+        return self._why_lost(bus) if bus.lost.done() else EXIT_OK
+
+    def _why_lost(self, bus: NatsBus) -> int:
+        error = bus.lost.exception()
+        if error is None:
+            return EXIT_UNAVAILABLE
+        self._log.error("bus_unusable", error=str(error))
+        return EXIT_UNAVAILABLE if isinstance(error, BusUnavailableError) else EXIT_SETTINGS
 
     async def _drain(self, service: Service, runtime: Runtime[Any], bus: NatsBus) -> bool:
         """Stop the service, then its tasks, then the bus, each in its share of the grace; whether all went well."""

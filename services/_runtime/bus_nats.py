@@ -49,36 +49,76 @@ class NatsBus:
         self.root = options.root
         self.dispatch = Dispatch()
         self.connection: Connection = Connection()
-        self.jetstream: JetStreamContext
+        self._jetstream: JetStreamContext | None = None
         self.subscriptions: set[NatsSubscription | NatsMicroService | NatsConsumer] = set()
         self.watches: set[NatsWatch] = set()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the server has closed the connection for good (revoked credentials): only a restart helps."""
+        """Done when the server has closed the connection for good (revoked credentials): only a restart helps.
+
+        Or where the first connection, waited for in the background, cannot be had: then with that exception.
+        """
         self._outbox = FactOutbox(self._send_fact, self.dispatch)
         self._callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @classmethod
-    async def connect(cls, options: BusOptions) -> Self:
+    async def connect(cls, options: BusOptions, *, patience_s: float | None = None) -> Self:
         """Connect and declare streams and buckets; without a `connect_deadline_s` this tries for ever.
+
+        Args:
+            options: where and who.
+            patience_s: return after so long also without a connection, and go on trying in the background. Until it
+                comes everything is as while disconnected, and what subscribes or serves raises `BusUnavailableError`.
 
         Raises:
             BusUnavailableError: the deadline passed; the text says what to do.
             BusError: the options cannot be used.
         """
         bus = cls(options)
-        events = ConnectionEvents(bus._on_disconnect, bus._on_reconnect, bus._on_close)
-        bus.connection = await open_connection(options, bus.dispatch, events)
-        bus.jetstream = bus.connection.jetstream(timeout=_JETSTREAM_TIMEOUT_S)
+        joining = bus._spawn(bus._join(), "connect")
         try:
-            await bus._declare_all()
-        except BaseException:
-            bus._closing = True
-            await bus._close_connection(1.0)
+            await asyncio.wait({joining}, timeout=patience_s)
+        except asyncio.CancelledError:
+            joining.cancel()
+            await asyncio.wait({joining})
             raise
-        bus._spawn(bus._outbox.run(), "facts")
+        if joining.done():
+            joining.result()
+        else:
+            joining.add_done_callback(bus._joined_late)
         return bus
+
+    async def _join(self) -> None:
+        events = ConnectionEvents(self._on_disconnect, self._on_reconnect, self._on_close)
+        self.connection = await open_connection(self.options, self.dispatch, events)
+        self._jetstream = self.connection.jetstream(timeout=_JETSTREAM_TIMEOUT_S)
+        try:
+            await self._declare_all()
+        except BaseException:
+            self._closing = True
+            await self._close_connection(1.0)
+            raise
+        self._spawn(self._outbox.run(), "facts")
+
+    def _joined_late(self, joining: asyncio.Task[None]) -> None:
+        if joining.cancelled() or self.lost.done():
+            return
+        if (error := joining.exception()) is not None:
+            self.lost.set_exception(error)
+        else:
+            self.dispatch.log.info("connected_late", servers=self.options.address)
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """Raises `BusUnavailableError` before the first connection."""
+        self._require_first_connection()
+        assert self._jetstream is not None
+        return self._jetstream
+
+    def _require_first_connection(self) -> None:
+        if self._jetstream is None:
+            raise BusUnavailableError(f"no connection yet to NATS at {self.options.address}")
 
     @property
     def connected(self) -> bool:
@@ -126,10 +166,12 @@ class NatsBus:
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
         """Receive observations."""
+        self._require_first_connection()
         return await subscribe(self, pattern, handler, queue)
 
     async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> NatsConsumer:
         """Receive facts."""
+        self._require_first_connection()
         consumer = NatsConsumer(self, stream, durable, handler)
         await consumer.start()
         return consumer
@@ -151,6 +193,7 @@ class NatsBus:
 
     async def serve(self, subject: Subject, responder: Responder) -> NatsSubscription:
         """Answer commands on a subject."""
+        self._require_first_connection()
         server = NatsServer(self)
         await server.serve(subject.text, responder)
         return server
@@ -159,6 +202,7 @@ class NatsBus:
         self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]
     ) -> NatsMicroService:
         """Register a NATS micro service."""
+        self._require_first_connection()
         micro = NatsMicroService(self)
         await micro.start(service, version, description, endpoints)
         return micro
@@ -220,6 +264,8 @@ class NatsBus:
 
     async def _close_connection(self, timeout_s: float) -> None:
         """Everything of ours is drained: what `Connection.drain` would add is only that it may hang."""
+        if self._jetstream is None:
+            return
         closing = asyncio.ensure_future(self.connection.close())
         _, unfinished = await asyncio.wait({closing}, timeout=timeout_s)
         if unfinished:
@@ -228,7 +274,7 @@ class NatsBus:
             closing.cancel()
 
     def _on_disconnect(self) -> None:
-        if not self._closing:
+        if self._jetstream is not None and not self._closing:
             self.dispatch.log.warning("disconnected", servers=self.options.address)
 
     def _on_reconnect(self) -> None:
@@ -252,14 +298,16 @@ class NatsBus:
             watch.synchronise_soon()
 
     def _on_close(self) -> None:
-        if not self._closing and not self.lost.done():
+        joined = self._jetstream is not None  # else it was only an attempt
+        if joined and not self._closing and not self.lost.done():
             self.dispatch.log.error("connection_lost_for_good", servers=self.options.address)
             self.lost.set_result(None)
 
-    def _spawn(self, coroutine: Any, name: str) -> None:
+    def _spawn(self, coroutine: Any, name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine, name=f"bus {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _declare_all(self) -> None:
         """Make streams and buckets exist as specified; services that start together may all do so at once."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from schemas.apps import AppSpec
+from schemas.message import Message
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, StreamSpec
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
 from services._runtime.bus import BusError, BusUnavailableError, Delivery, Entry, RequestTimeoutError
@@ -194,6 +195,58 @@ async def test_a_stranger_on_the_port() -> None:
         await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",), connect_deadline_s=0.5))
     stranger.close()
     await stranger.wait_closed()
+
+
+async def test_a_first_connection_may_come_in_the_background() -> None:
+    """Until then everything is as while disconnected; facts wait."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    bus = await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",)), patience_s=0.05)
+    bus.publish(CFS.subject("tb", app="shop", node="n1"), node_info(1))
+    bus.publish_fact(event_subject("tb"), container_event(1), message_id="1")
+
+    async def unused(delivery: Delivery) -> Message:
+        return delivery.message
+
+    subject = LIMIT_UPDATES.subject("tb", node="n1")
+    for attempt in (
+        lambda: bus.serve(subject, unused),
+        lambda: bus.subscribe(subject, lambda _delivery: None),
+        lambda: bus.request(subject, node_info(1), timeout_s=1),
+        lambda: bus.bucket(NODES).put("n1", node_info(1)),
+    ):
+        with pytest.raises(BusUnavailableError):
+            await attempt()
+    assert not bus.connected
+    assert (bus.counters["dropped_disconnected"], bus.counters["facts_pending"]) == (1, 1)
+
+    server = EmbeddedNats(port=port)
+    await server.start()
+    await until(lambda: bus.counters["facts_pending"] == 0, within_s=10)
+    await bus.serve(subject, unused)
+    assert number_of(await bus.request(subject, node_info(2), timeout_s=1)) == 2
+    assert await bus.close(2) == {}
+    await server.stop()
+
+
+async def test_a_bus_that_never_connected_can_be_closed() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        bus = await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",)), patience_s=0.05)
+        bus.publish_fact(event_subject("tb"), container_event(1), message_id="1")
+
+        assert await bus.close(0.2) == {"facts": 1}
+
+
+async def test_what_cannot_be_connected_to_in_the_background_is_told() -> None:
+    options = BusOptions(servers=("nats://127.0.0.1:1",), connect_deadline_s=0.3)
+    bus = await NatsBus.connect(options, patience_s=0.01)
+    await until(bus.lost.done)
+
+    assert isinstance(bus.lost.exception(), BusUnavailableError)
+    await bus.close(0.2)
 
 
 async def test_connect_waits_for_a_server_that_comes_later(own_server: EmbeddedNats) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
@@ -168,12 +169,17 @@ class FakeHost:
     memory_guard: str = "sampled"
     alarm_fd: int | None = None
     reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)
+    before_alarms: Callable[[], object] | None = None
+    """Called once, before alarms are taken."""
 
     def open(self, container):
         fake = self.containers.get(container.container_id)
         return None if fake is None or fake.gone else fake
 
     def take_alarms(self):
+        before, self.before_alarms = self.before_alarms, None
+        if before is not None:
+            before()
         taken = []
         for container in self.containers.values():
             taken += dict.fromkeys(container.alarms)

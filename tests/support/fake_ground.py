@@ -1,0 +1,93 @@
+"""What an agent service stands on, as plain values: a host, a discovery, a watchdog that only writes down its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+from tests.support.fake_host import FakeContainer, FakeHost
+
+
+class FakeDiscovery:
+    """Reports what a test tells it to."""
+
+    available = True
+
+    def __init__(self):
+        self._sink = None
+        self._changes = []
+
+    async def run(self, sink):
+        self._sink = sink
+        for change in self._changes:
+            sink(change)
+        await asyncio.Event().wait()
+
+    def report(self, change):
+        self._changes.append(change)
+        if self._sink is not None:
+            self._sink(change)
+
+
+@dataclass
+class FakeWatchdog:
+    """Calls and reports."""
+
+    calls: list[str] = field(default_factory=list)
+    reports: list = field(default_factory=list)
+
+    def start(self):
+        self.calls.append("start")
+
+    def beat(self):
+        self.calls.append("beat")
+
+    def take_reports(self):
+        taken, self.reports = self.reports, []
+        return taken
+
+    def stop(self):
+        self.calls.append("stop")
+
+
+@dataclass
+class FakeGround:
+    """In place of `services.agent.adapters.select.Ground`."""
+
+    host: FakeHost = field(default_factory=FakeHost)
+    discovery: FakeDiscovery = field(default_factory=FakeDiscovery)
+    watchdog: FakeWatchdog = field(default_factory=FakeWatchdog)
+    closed: bool = False
+
+    def __post_init__(self):
+        self.host.alarm_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.host.no_op_writes = 0
+
+    @property
+    def discoveries(self):
+        return {"fake": self.discovery}
+
+    @property
+    def reserves(self):
+        return self.host.reserve_book
+
+    def release_leftovers(self):
+        return []
+
+    def close(self):
+        self.closed = True
+        os.close(self.host.alarm_fd)
+
+    def add(self, name, app="shop", **values) -> FakeContainer:
+        """A container starts."""
+        found = self.host.add(name, app, **values)
+        self.discovery.report(found)
+        return self.host.containers[found.container_id]
+
+    def touch(self, container, added_bytes):
+        """Use memory, and let the alarms ring."""
+        container.touch(added_bytes)
+        if container.alarms:
+            os.eventfd_write(self.host.alarm_fd, 1)
+            self.host.before_alarms = lambda: os.eventfd_read(self.host.alarm_fd)

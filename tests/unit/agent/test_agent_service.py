@@ -1,0 +1,209 @@
+"""The whole agent on a bus in memory: alarms, requests, deadlines, events, with and without a bus."""
+
+import pytest
+
+from schemas.cfs import CfsBatch
+from schemas.containers import ContainerChange
+from schemas.limits import LimitUpdate
+from schemas.oom import MemoryReply, OomKind
+from schemas.streams import CONTAINER_STREAM, NODES, OOM_STREAM
+from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
+from services._runtime.app import UnusableSettingsError, run_in_process
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.agent.core.memory_guard import MIB
+from services.agent.ports import WatchdogReport
+from services.agent.service import Agent
+from services.agent.settings import AgentSettings
+from tests.support.deadline import until
+from tests.support.fake_ground import FakeGround
+from tests.support.limit_orders import reserve_order, update
+
+
+class Lab:
+    """One agent, and an allocator's side of the bus."""
+
+    def __init__(self, ground):
+        self.ground = ground
+        self.broker = MemoryBroker()
+        self.bus = MemoryBus(self.broker)
+        self.ours = MemoryBus(self.broker)
+        self.settings = AgentSettings.load({}, node="n1", pause_deadline_s=0.3)
+        self.batches, self.lines, self.changes, self.seq = [], [], [], 0
+
+    def agent(self):
+        return run_in_process(Agent, self.settings, self.bus)
+
+    async def listen(self):
+        await self.ours.subscribe(CFS.pattern("tb"), lambda delivery: self.batches.append(delivery.message))
+
+        async def take(delivery):
+            self.lines.append(delivery.message)
+
+        async def take_change(delivery):
+            self.changes.append(delivery.message)
+
+        await self.ours.consume(OOM_STREAM, "test", take)
+        await self.ours.consume(CONTAINER_STREAM, "test", take_change)
+
+    @property
+    def kinds(self):
+        return [line.kind for line in self.lines]
+
+    async def order(self, build, *arguments, **keywords):
+        self.seq += 1
+        message: LimitUpdate = build(*arguments, seq=self.seq, incarnation=self.batches[-1].incarnation, **keywords)
+        return await self.ours.request(LIMIT_UPDATES.subject("tb", node="n1"), message, timeout_s=2)
+
+    async def guarded(self, *, reserve_mib=0):
+        """A guarded container of 256 MiB that uses 100."""
+        container = self.ground.add("web", quota_us=20_000, limit_bytes=256 * MIB)
+        container.run(0, memory_bytes=100 * MIB)
+        await until(lambda: self.batches, what="the first batch")
+        await self.order(update, {container.key: (30_000, 0)})
+        await self.order(reserve_order, reserve_mib * MIB)
+        return container
+
+
+@pytest.fixture
+async def lab(monkeypatch):
+    ground = FakeGround()
+    monkeypatch.setattr("services.agent.service.build_host", lambda _settings, _clock: ground)
+    lab = Lab(ground)
+    await lab.listen()
+    yield lab
+    await lab.bus.close(1)
+    await lab.ours.close(1)
+
+
+async def test_an_alarm_becomes_a_grant_and_an_event(lab):
+    async with lab.agent():
+        container = await lab.guarded(reserve_mib=100)
+        lab.ground.touch(container, 140 * MIB)
+        await until(lambda: lab.lines, what="the event")
+
+    (line,) = lab.lines[:1]
+    assert (line.kind, line.app, line.node, line.container) == (OomKind.GRANT, "shop", "n1", container.key)
+    assert line.limit_before_bytes == 256 * MIB < line.limit_after_bytes
+    assert 0 < line.latency_us < 100_000
+
+
+async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
+    requests = []
+
+    async def refuse(delivery):
+        requests.append(delivery.message)
+        return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, refusal="shop may use 256 MiB")
+
+    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
+    async with lab.agent():
+        container = await lab.guarded()
+        lab.ground.touch(container, 200 * MIB)
+        await until(lambda: OomKind.KILL in lab.kinds, what="the kill")
+        await until(lambda: lab.batches[-1].rows()[0]["oom_kills"] == 1, what="the kill in a batch")
+
+    assert lab.kinds == [OomKind.TRAP, OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL]
+    assert {line.reason for line in lab.lines[1:]} == {"shop may use 256 MiB"}
+    assert (requests[0].container, requests[0].paused) == (container.key, True)
+    await until(lambda: lab.changes[-1].change is ContainerChange.RELEASED, what="the release of the container")
+    assert lab.changes[-1].oom_kills == 1
+
+
+async def test_a_request_is_answered_by_a_reserve(lab):
+    async def grant(delivery):
+        await lab.order(reserve_order, delivery.message.wanted_bytes)
+        return MemoryReply(app="shop", epoch=1, granted_bytes=delivery.message.wanted_bytes, reclaiming_bytes=0)
+
+    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), grant)
+    async with lab.agent():
+        container = await lab.guarded()
+        lab.ground.touch(container, 200 * MIB)
+        await until(lambda: OomKind.GRANT in lab.kinds, what="the grant")
+
+        assert not container.paused
+        assert container.oom_kills == 0
+        assert lab.kinds == [OomKind.TRAP, OomKind.GRANT]
+
+
+async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(lab):
+    async with lab.agent():
+        container = await lab.guarded(reserve_mib=100)
+        lab.bus.disconnect()
+        lab.ground.touch(container, 140 * MIB)
+        await until(lambda: container.limit_bytes > 256 * MIB, what="a grant")
+        lab.ground.touch(container, 500 * MIB)
+        await until(lambda: container.oom_kills == 1, what="the kernel's kill at the deadline")
+        assert lab.lines == []
+        lab.bus.reconnect()
+        await until(lambda: OomKind.KILL in lab.kinds, what="the events")
+
+    release = next(line for line in lab.lines if line.kind is OomKind.RELEASE)
+    assert 300_000 <= release.paused_us < 600_000
+    assert "no answer from an allocator" in release.reason
+    assert len({(line.kind, line.time_ns) for line in lab.lines}) == len(lab.lines)
+
+
+async def test_an_agent_starts_without_a_bus_and_takes_orders_when_it_comes(lab):
+    lab.bus.disconnect()
+    async with lab.agent() as agent:
+        await until(lambda: agent.node.ticks > 1, what="samples")
+        lab.bus.reconnect()
+        await until(lambda: lab.bus.open, what="the subscription")
+        container = await lab.guarded()
+
+        assert container.armed
+
+
+async def test_a_second_agent_of_the_same_name_is_refused(lab):
+    async with lab.agent():
+        second = MemoryBus(lab.broker)
+        with pytest.raises(UnusableSettingsError, match="'n1' is at work already"):
+            async with run_in_process(Agent, lab.settings, second):
+                raise AssertionError("it must not start")
+        await second.close(1)
+
+
+async def test_drift_is_an_event(lab):
+    async with lab.agent():
+        container = await lab.guarded()
+        container.limit_bytes = 128 * MIB
+        await until(lambda: container.limit_bytes == 256 * MIB, within_s=2, what="the old limit")
+        await until(lambda: ContainerChange.DRIFTED in [change.change for change in lab.changes], what="the event")
+
+    drifted = next(change for change in lab.changes if change.change is ContainerChange.DRIFTED)
+    assert (drifted.container, drifted.limit_bytes) == (container.key, 256 * MIB)
+    assert "became 128 MiB, put back" in drifted.reason
+
+
+async def test_the_watchdog_is_fed_and_what_it_did_is_told(lab):
+    async with lab.agent():
+        container = await lab.guarded()
+        lab.ground.watchdog.reports.append(
+            WatchdogReport(container.key, "shop", 5, False, 256 * MIB, 256 * MIB, 256 * MIB, 2_000_000)  # noqa: FBT003
+        )
+        await until(lambda: OomKind.RELEASE in lab.kinds, what="the watchdog's release")
+        calls = lab.ground.watchdog.calls
+        assert calls[:2] == ["start", "beat"]
+
+    assert calls[-1] == "stop"
+    assert container.calls[-1] == "restore"
+    assert lab.ground.closed
+
+
+async def test_the_heartbeat_says_how_memory_is_guarded(lab):
+    async with lab.agent():
+        await until(lambda: lab.broker.bucket("tb_nodes").live(), what="a heartbeat")
+        entry = await lab.ours.bucket(NODES).get("n1")
+
+    assert entry.message.memory_guard == "sampled"
+
+
+async def test_batches_carry_the_reserve(lab):
+    async with lab.agent():
+        await lab.guarded(reserve_mib=100)
+
+        def carried():
+            batch: CfsBatch = lab.batches[-1]
+            return (batch.reserve_given_bytes, batch.reserve_used_bytes, batch.reserve_order_seq) == (100 * MIB, 0, 2)
+
+        await until(carried, what="the reserve in a batch")
