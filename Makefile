@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop format clean anew
+.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop bench-memory format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ snapshots: $(STAMP_DEV)  ## Write the schema snapshots; refuses a breaking chang
 
 bench-loop: $(STAMP_DEV)  ## Cost and latency of the Escra loop on this machine
 	$(BIN)/python -m tests.bench.loop $(ARGS)
+
+bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)
+	$(BIN)/python -m tests.bench.memory $(ARGS)
 
 clean:  ## Remove .venv, caches and build results
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

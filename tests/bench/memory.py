@@ -1,0 +1,165 @@
+"""A container that outgrows its memory limit as fast as it can: ``make bench-memory ARGS=--quick``.
+
+Real agent, allocator and nats-server, each a process of its own at its default priority, on real control groups (needs
+root). Four ways to grow by 1.5 GiB; the agent under the default scheduler and under SCHED_FIFO. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from tests.bench.cluster import open_cluster
+from tests.bench.figures import Spread, percentiles
+from tests.bench.loop import OUTPUT, why_not
+from tests.bench.machine import Machine, this_machine
+from tests.bench.memory_growth import GrowthRun, Kind, Scheduling, open_lab
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SCHEDULINGS: tuple[Scheduling, ...] = get_args(Scheduling)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """What to run."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.memory", description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, help="growths of each kind (default 100; quick: 5)")
+    parser.add_argument("--quick", action="store_true", help="about two minutes")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="ways to grow")
+    parser.add_argument("--schedulings", default=",".join(SCHEDULINGS), help="of the agent")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    given = parser.parse_args(arguments)
+    given.runs = given.runs or (5 if given.quick else 100)
+    return given
+
+
+async def measure(plan: argparse.Namespace) -> list[GrowthRun]:
+    """Run everything that is planned."""
+    runs: list[GrowthRun] = []
+    async with open_cluster() as cluster:
+        for scheduling in plan.schedulings.split(","):
+            async with open_lab(cluster, scheduling) as lab:
+                for kind in plan.kinds.split(","):
+                    async for run in lab.run(kind, plan.runs):
+                        runs.append(run)
+                        done = sum(other.kind == kind and other.scheduling == scheduling for other in runs)
+                        trap = ", trapped" if run.trapped else ""
+                        print(
+                            f"... {scheduling}, {kind}, {done} of {plan.runs}: {run.rate / 1e9:.2f} GB/s{trap}",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+    return runs
+
+
+def grouped(runs: list[GrowthRun]) -> dict[tuple[str, str], list[GrowthRun]]:
+    """By scheduling and kind."""
+    groups: defaultdict[tuple[str, str], list[GrowthRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.scheduling, run.kind].append(run)
+    return dict(groups)
+
+
+def summary(runs: list[GrowthRun]) -> dict[str, Any]:
+    """One line of the table."""
+    latency, paused = ([us for run in runs for us in getattr(run, name)] for name in ("latency_us", "paused_us"))
+    return {
+        "runs": len(runs),
+        "gb_per_s": asdict(Spread.of([run.rate / 1e9 for run in runs])),
+        "of_free_rate": asdict(Spread.of([run.rate / run.free_rate for run in runs if run.free_rate])),
+        "kills": sum(run.kills for run in runs),
+        "failed_calls": sum(len(run.failures) for run in runs),
+        "runs_with_a_trap": sum(run.trapped for run in runs),
+        "grants_per_run": sum(run.events.get("grant", 0) for run in runs) / len(runs),
+        "room_at_start_mib": asdict(Spread.of([run.room_bytes / (1 << 20) for run in runs])),
+        "latency_us": percentiles(latency),
+        "paused_us": percentiles(paused) if paused else None,
+    }
+
+
+def table(machine: Machine, runs: list[GrowthRun]) -> str:
+    """For people."""
+    lines = [machine.line, ""]
+    lines.append(
+        f"{'agent':<9}{'growth':<8}{'runs':>5}{'GB/s':>18}{'of unlimited':>18}{'kills':>7}{'failed':>8}{'trapped':>9}"
+        f"{'grants':>8}{'to limit raised, ms p50/p99/max':>34}{'paused, ms p50/p99/max':>26}"
+    )
+    for (scheduling, kind), group in grouped(runs).items():
+        row = summary(group)
+        rate, share = (Spread(**row[name]).text(2) for name in ("gb_per_s", "of_free_rate"))
+        latency, paused = (_milliseconds(row[name]) for name in ("latency_us", "paused_us"))
+        lines.append(
+            f"{scheduling:<9}{kind:<8}{row['runs']:>5}{rate:>18}{share:>18}{row['kills']:>7}{row['failed_calls']:>8}"
+            f"{row['runs_with_a_trap']:>9}{row['grants_per_run']:>8.1f}{latency:>34}{paused:>26}"
+        )
+    return "\n".join(lines)
+
+
+def _milliseconds(values: dict[str, float] | None) -> str:
+    return "-" if values is None else " / ".join(f"{values[name] / 1e3:.1f}" for name in ("p50", "p99", "max"))
+
+
+def write(machine: Machine, runs: list[GrowthRun], directory: Path) -> list[Path]:
+    """JSON and picture into a directory; returns what was written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    record, picture = directory / "memory.json", directory / "memory.png"
+    record.write_text(json.dumps(as_json(machine, runs), indent=1), encoding="utf-8")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
+    for (scheduling, kind), group in grouped(runs).items():
+        style = "-" if scheduling == "default" else "--"
+        for axes, values in (
+            (left, [us / 1e3 for run in group for us in run.latency_us]),
+            (right, [run.rate / 1e9 for run in group]),
+        ):
+            shares = [(rank + 1) / len(values) for rank in range(len(values))]
+            axes.plot(sorted(values), shares, style, label=f"{kind}, {scheduling}")
+    left.set(
+        title="grants", xlabel="ms from what the agent could know to the limit raised", ylabel="share", xscale="log"
+    )
+    right.set(title="growth", xlabel="GB/s", ylabel="share")
+    right.legend(fontsize=8)
+    figure.suptitle(machine.line, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)
+    return [record, picture]
+
+
+def as_json(machine: Machine, runs: list[GrowthRun]) -> dict[str, Any]:
+    """Everything, each run included."""
+    return {
+        "machine": machine.as_dict(),
+        "summary": [
+            {"scheduling": scheduling, "kind": kind} | summary(group)
+            for (scheduling, kind), group in grouped(runs).items()
+        ],
+        "runs": [asdict(run) for run in runs],
+    }
+
+
+def main() -> int:
+    """Measure and report; 69 where this machine does not allow it."""
+    plan = parse(sys.argv[1:])
+    if reason := why_not():
+        print(f"bench-memory: {reason}", file=sys.stderr)
+        return 69
+    machine = this_machine()
+    runs = asyncio.run(measure(plan))
+    print(json.dumps(as_json(machine, runs)) if plan.json else table(machine, runs))
+    for path in write(machine, runs, OUTPUT):
+        print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

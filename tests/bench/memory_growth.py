@@ -1,0 +1,199 @@
+"""One container that grows by more than its limit, again and again, guarded by a real agent and a real allocator."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.oom import OomEvent, OomKind
+from schemas.subjects import CFS, OOM_EVENTS
+from services._runtime.bus import Delivery
+from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
+from tests.bench.cluster import Cluster, Process
+from tests.support.cgroup_lab import wait_until
+from tests.support.memory_load import MemoryLoad
+
+Scheduling = Literal["default", "FIFO"]
+Kind = Literal["touch", "read", "fork", "tmpfs"]
+APP = "growth"
+MANAGED_ROOT = "turnbuckle-bench-memory"
+FIFO_PRIORITY = 20
+MIB = 1 << 20
+GROW_BYTES = 1536 * MIB
+LIMIT_BYTES = 6 << 30
+SOURCE_BYTES = 256 * MIB
+"""Of the file that is read: in the page cache before, so that nothing but memory is waited for."""
+REST_BYTES = 64 * MIB
+"""At rest the limit is this close to usage (delta is 50 MiB)."""
+_WAIT_S = 30.0
+
+
+@dataclass(slots=True)
+class GrowthRun:
+    """One growth by `GROW_BYTES`."""
+
+    kind: str
+    scheduling: str
+    rate: float = 0.0
+    """Bytes per second; 0: it was killed."""
+    free_rate: float = 0.0
+    """The same load without any limit, just before; 0: not measured."""
+    room_bytes: int = 0
+    """Limit minus usage when it began."""
+    kills: int = 0
+    failures: list[str] = field(default_factory=list)
+    longest_step_s: float = 0.0
+    events: dict[str, int] = field(default_factory=dict)
+    latency_us: list[int] = field(default_factory=list)
+    """Of each grant: from what the agent could know to the limit written."""
+    paused_us: list[int] = field(default_factory=list)
+    """Of each grant that ended a pause."""
+
+    @property
+    def trapped(self) -> bool:
+        """Whether tasks waited at the limit."""
+        return self.events.get(OomKind.TRAP, 0) > 0
+
+
+class _Container:
+    """What batches and events say of the one container."""
+
+    def __init__(self) -> None:
+        self.row: dict[str, Any] = {}
+        self.seen = 0
+        self.events: list[OomEvent] = []
+
+    def observe(self, delivery: Delivery) -> None:
+        """A batch."""
+        if isinstance(delivery.message, CfsBatch) and delivery.message.row_count:
+            self.row = delivery.message.rows()[0]
+            self.seen += 1
+
+    def note(self, delivery: Delivery) -> None:
+        """A memory event."""
+        if isinstance(delivery.message, OomEvent):
+            self.events.append(delivery.message)
+
+    @property
+    def room_bytes(self) -> int:
+        """Limit minus usage; huge where nothing is limited yet."""
+        if not self.row or self.row["memory_limit_bytes"] < 0:
+            return 1 << 62
+        return int(self.row["memory_limit_bytes"] - self.row["memory_usage_bytes"])
+
+    async def until_rest(self, process: Process) -> None:
+        """Wait until the limit has followed usage down."""
+        deadline_s, seen = time.monotonic() + _WAIT_S, self.seen
+        while self.seen < seen + 3 or self.room_bytes > REST_BYTES:
+            process.check()
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(
+                    f"the container's limit is {self.room_bytes >> 20} MiB above its usage for {_WAIT_S:g} s"
+                )
+            await asyncio.sleep(0.02)
+
+    async def until_told(self) -> None:
+        """Wait for two more batches: what has happened is told."""
+        seen = self.seen
+        async with asyncio.timeout(_WAIT_S):
+            while self.seen < seen + 2:  # noqa: ASYNC110 - batches come every 100 ms
+                await asyncio.sleep(0.01)
+
+
+class GrowthLab:
+    """Agent, allocator, and one container at a time."""
+
+    _serial = itertools.count(time.monotonic_ns() % (1 << 40))
+
+    def __init__(self, cluster: Cluster, agent: Process, scheduling: Scheduling, directory: Path) -> None:
+        self._cluster = cluster
+        self._agent = agent
+        self._scheduling = scheduling
+        self._source = directory / "source"
+        self._shm = Path("/dev/shm")
+
+    async def run(self, kind: Kind, count: int) -> AsyncIterator[GrowthRun]:
+        """So many growths of one kind in one container, after one that is not counted."""
+        argument = self._argument(kind)
+        free = MemoryLoad(kind, f"{argument}-free" if kind == "tmpfs" else argument)
+        load, seen = MemoryLoad(kind, argument), _Container()
+        layout = detect()
+        name = managed_directory(APP, kind, f"{next(self._serial):012x}", MANAGED_ROOT)
+        group = ManagedCgroup.create(layout, name)
+        bus = self._cluster.bus
+        subscriptions = [
+            await bus.subscribe(CFS.pattern(bus.root, app=APP), seen.observe),
+            await bus.subscribe(OOM_EVENTS.pattern(bus.root, app=APP), seen.note),
+        ]
+        try:
+            group.add_process(load.pid)
+            await self._grow(free, load, seen)  # the hypervisor backs memory when it is touched for the first time
+            for _ in range(count):
+                yield await self._grow(free, load, seen)
+        finally:
+            for subscription in subscriptions:
+                await subscription.stop()
+            for each in (free, load):
+                each.close()
+            group.kill()
+            await asyncio.to_thread(wait_until, group.remove, what="removal of the group")
+
+    def _argument(self, kind: Kind) -> str:
+        if kind == "read":
+            if not self._source.exists():
+                self._source.write_bytes(bytes(SOURCE_BYTES))
+            return str(self._source)
+        return str(self._shm / f"turnbuckle-growth-{next(self._serial):x}") if kind == "tmpfs" else ""
+
+    async def _grow(self, free: MemoryLoad, load: MemoryLoad, seen: _Container) -> GrowthRun:
+        unlimited = await asyncio.to_thread(free.grow, GROW_BYTES)
+        await asyncio.to_thread(free.drop)
+        await seen.until_rest(self._agent)
+        kind = load.kind
+        run = GrowthRun(
+            kind, self._scheduling, room_bytes=seen.room_bytes, free_rate=unlimited.rate if unlimited else 0.0
+        )
+        kills_before, seen.events = seen.row["oom_kills"], []
+        growth = await asyncio.to_thread(load.grow, GROW_BYTES)
+        await seen.until_told()
+        run.kills = seen.row["oom_kills"] - kills_before
+        if growth is not None:
+            run.rate, run.failures, run.longest_step_s = growth.rate, growth.failures, growth.longest_step_s
+        for event in seen.events:
+            run.events[event.kind] = run.events.get(event.kind, 0) + 1
+            if event.kind is OomKind.GRANT:
+                run.latency_us.append(event.latency_us)
+                if event.paused_us:
+                    run.paused_us.append(event.paused_us)
+        if growth is None:
+            raise RuntimeError(f"the load was killed: {[event.reason for event in seen.events]}")
+        await asyncio.to_thread(load.drop)
+        return run
+
+
+@asynccontextmanager
+async def open_lab(cluster: Cluster, scheduling: Scheduling) -> AsyncIterator[GrowthLab]:
+    """Fresh services; reclaim comes more often than usual, so that the next growth need not wait for it."""
+    await cluster.announce(AppSpec(name=APP, cpu_limit=2, container_min_cpu=2, memory_limit=LIMIT_BYTES))
+    with tempfile.TemporaryDirectory(prefix="turnbuckle-bench-") as directory:
+        environment = {
+            "TURNBUCKLE_AGENT__NODE": "bench-node",
+            "TURNBUCKLE_AGENT__MANAGED_ROOT": MANAGED_ROOT,
+            "TURNBUCKLE_AGENT__DOCKER": "off",
+            "TURNBUCKLE_AGENT__STATE_DIRECTORY": f"{directory}/state",
+            "TURNBUCKLE_AGENT__REALTIME_PRIORITY": str(0 if scheduling == "default" else FIFO_PRIORITY),
+        }
+        async with (
+            cluster.run("services.allocator", {"TURNBUCKLE_ALLOCATOR__RECLAIM_EVERY_S": "0.5"}),
+            cluster.run("services.agent", environment) as agent,
+        ):
+            yield GrowthLab(cluster, agent, scheduling, Path(directory))
