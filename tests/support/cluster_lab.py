@@ -75,6 +75,11 @@ class ServiceProcess:
         """Whether it lives."""
         return self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def log(self) -> list[dict[str, Any]]:
         """Everything it has logged, whole lines only."""
         lines = self.log_path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -84,6 +89,11 @@ class ServiceProcess:
     def health_port(self) -> int | None:
         """Where it listens, once it does."""
         return next((line["port"] for line in self.log() if line["event"] == "health_listening"), None)
+
+    @property
+    def replica_id(self) -> str:
+        """Of an allocator."""
+        return next(str(line["replica"]) for line in self.log() if line["event"] == "allocator_started")
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 while nobody listens."""
@@ -195,6 +205,14 @@ class LabContainer:
     def limit_bytes(self) -> int:
         """In the kernel now."""
         return self.read().limit_bytes
+
+    @property
+    def guarded(self) -> bool:
+        """Whether the kernel's kill is taken away (version 1), or memory.high set below the limit (version 2)."""
+        if self._tree.version == 2:
+            return Path(self._tree.memory, self.directory, "memory.high").read_text(encoding="ascii").strip() != "max"
+        control = Path(self._tree.memory, self.directory, "memory.oom_control").read_text(encoding="ascii").split()
+        return control[1] == "1"
 
     def close(self) -> None:
         """Kill and remove. The agent may be quicker to remove the empty group."""
