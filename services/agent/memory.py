@@ -81,8 +81,9 @@ class MemoryGuard:
             self._arm(self._guarded[key], self._containers.members[key], now_ns)
 
     def look_soon(self, key: str, now_ns: int) -> None:
-        """The next `poll` looks at it."""
-        self._guarded[key].stay_hot(now_ns)
+        """The next `poll` looks at it, if it is guarded."""
+        if (guarded := self._guarded.get(key)) is not None:
+            guarded.stay_hot(now_ns)
 
     def _arm(self, guarded: Guarded, member: Member, now_ns: int) -> None:
         guarded.armed_ns = now_ns

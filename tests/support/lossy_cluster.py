@@ -87,9 +87,12 @@ class LossyCluster:
     def other_hands(self, machine, position, quota_us, limit_bytes):
         """Write lower limits past the agent."""
         container = machine.host.containers[machine.found[position].container_id]
-        container.quota_us = min(container.quota_us, quota_us)
-        container.limit_bytes = min(container.limit_bytes, max(limit_bytes, container.usage_bytes))
-        container.writes += [("quota", container.quota_us), ("memory", container.limit_bytes)]
+        if quota_us < container.quota_us:
+            container.quota_us = quota_us
+            container.writes.append(("quota", quota_us))
+        if max(limit_bytes, container.usage_bytes) < container.limit_bytes:
+            container.limit_bytes = max(limit_bytes, container.usage_bytes)
+            container.writes.append(("memory", container.limit_bytes))
 
     # -- memory --
 

@@ -19,6 +19,7 @@ from schemas.oom import MemoryReply, MemoryRequest
 from services.allocator.core import ledger, messages, standing
 from services.allocator.core.app_table import AppTable, build_table
 from services.allocator.core.lending import Lending, nothing_left
+from services.allocator.core.memory import RECLAIM_BYTES
 from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
 from services.allocator.core.roster import Roster, sane_rows
@@ -303,7 +304,9 @@ class Allocation:
         free = standing.free(held, self.table)
         for account, target, left, keep in zip(ledger.ACCOUNTS, targets, free, kept, strict=True):
             room = np.where(open_apps, left - keep, 0)
-            account.of(rows, "ordered")[:] = ledger.commit(rows, account, target, room, virtual)
+            ordered, funded = account.of(rows, "ordered"), ledger.commit(rows, account, target, room, virtual)
+            trifling = account is ledger.MEMORY and (funded > ordered) & (funded - ordered < RECLAIM_BYTES)
+            ordered[:] = np.where(trifling, ordered, funded)
 
     def fund(self, moment: Moment) -> Outcome:
         """Order what waited for room, now that some may have come free."""

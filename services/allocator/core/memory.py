@@ -15,9 +15,9 @@ Scarce.  Where the wishes exceed what the application has free, all containers f
 Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the container's minimum, and
          never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
 Urgent.  A task waits for memory and the application has none free (thesis 2.4.4.2): what others have above usage +
-         delta is taken; where that is not enough, the largest slacks above usage + max(3 g, MARGIN_BYTES) + MARGIN_BYTES
-         (agents refuse less than one margin, and usage has moved on), and of the usage up to CACHE_STEP_BYTES of page
-         cache that the kernel can drop.
+         delta is taken; where that is not enough, the largest slacks above usage + max(3 g, MARGIN_BYTES) +
+         MARGIN_BYTES (agents refuse less than one margin, and usage has moved on), and of the usage up to
+         CACHE_STEP_BYTES of page cache that the kernel can drop.
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
@@ -44,7 +44,7 @@ ACCELERATION: Final = 2
 MARGIN_BYTES: Final = 4 << 20
 """Never closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
 RECLAIM_BYTES: Final = 1 << 20
-"""Less than this is not worth a write."""
+"""Less than this is not worth a write, up or down."""
 GREW_STEPS: Final = 10
 """Steps of 100 ms for which a container that grew is not reclaimed: one second."""
 
@@ -165,11 +165,12 @@ def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     room = np.maximum(view.limit_bytes - per_app(view.app, view.ordered_bytes, apps), 0)
     starved = per_app(view.app, wish, apps) > room
     if not starved.any():
-        return wish, starved
+        return np.where(wish < RECLAIM_BYTES, 0, wish), starved
     first = np.minimum(wish, np.maximum(needs.survival - view.ordered_bytes, 0))
     first = _ration_pages(view.app, first, room)
     rest = _ration_pages(view.app, wish - first, room - per_app(view.app, first, apps))
-    return first + rest, starved
+    funded = first + rest
+    return np.where(funded < RECLAIM_BYTES, 0, funded), starved
 
 
 def _ration_pages(app: AppIndex, need: Ints, room: Ints) -> Ints:
