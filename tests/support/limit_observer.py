@@ -1,8 +1,9 @@
 """An observer of control groups that shares no code with what it observes: files in, one JSON line per sample out.
 
 Run as a program (standard library only) it lists every group ``<root>/<app>/<name>`` 50 times a second and reads quota,
-memory limit and CPU time. A sample counts only if two readings in a row agree: the files cannot be read at one instant,
-and a cut here with a raise there between two files would look like a sum that never was.
+memory limit and usage, whether tasks wait at the limit, kills and CPU time. A sample counts only if two readings in a
+row agree: the files cannot be read at one instant, and a cut here with a raise there between two files would look like
+a sum that never was.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -46,6 +48,13 @@ class Reading(NamedTuple):
     cpu_us: int
     periods: int
     throttled: int
+    usage_bytes: int = 0
+    guarded: bool = False
+    """Version 1: oom_kill_disable; version 2: memory.high is set."""
+    waiting: bool = False
+    """Version 1: under_oom, tasks wait. Version 2: never, there tasks are slowed."""
+    kills: int = 0
+    """By the kernel."""
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -57,7 +66,7 @@ def read_group(tree: CgroupTree, directory: str) -> Reading | None:
     """Read a group below the mounts; None: it is gone."""
     try:
         return _read_v1(tree, directory) if tree.version == 1 else _read_v2(tree, directory)
-    except (FileNotFoundError, OSError):  # ENODEV: removed while open
+    except OSError:  # ENOENT; ENODEV: removed while open
         return None
 
 
@@ -78,29 +87,44 @@ def _quota(quota: str, period: str) -> int:
     return UNLIMITED if quota in {"max", "-1"} else int(quota) * 100_000 // int(period)
 
 
+def _read_limits(tree: CgroupTree, directory: str) -> tuple[int, int]:
+    """Quota and memory limit."""
+    if tree.version == 2:
+        quota = _quota(*_text(tree.cpu, directory, "cpu.max").split())
+        return quota, _limit(_text(tree.memory, directory, "memory.max"))
+    quota_text = _text(tree.cpu, directory, "cpu.cfs_quota_us").strip()
+    quota = _quota(quota_text, _text(tree.cpu, directory, "cpu.cfs_period_us"))
+    return quota, _limit(_text(tree.memory, directory, "memory.limit_in_bytes"))
+
+
 def _read_v1(tree: CgroupTree, directory: str) -> Reading:
-    stat = _stat(tree.cpu, directory, "cpu.stat")
-    quota = _text(tree.cpu, directory, "cpu.cfs_quota_us").strip()
+    stat, trap = _stat(tree.cpu, directory, "cpu.stat"), _stat(tree.memory, directory, "memory.oom_control")
     memsw = f"{tree.memory}/{directory}/memory.memsw.limit_in_bytes"
     return Reading(
-        _quota(quota, _text(tree.cpu, directory, "cpu.cfs_period_us")),
-        _limit(_text(tree.memory, directory, "memory.limit_in_bytes")),
+        *_read_limits(tree, directory),
         _limit(_text(memsw)) if os.access(memsw, os.R_OK) else UNLIMITED,
         int(_text(tree.cpuacct, directory, "cpuacct.usage")) // 1000,
         stat["nr_periods"],
         stat["nr_throttled"],
+        int(_text(tree.memory, directory, "memory.usage_in_bytes")),
+        trap["oom_kill_disable"] == 1,
+        trap["under_oom"] == 1,
+        trap.get("oom_kill", 0),
     )
 
 
 def _read_v2(tree: CgroupTree, directory: str) -> Reading:
     stat = _stat(tree.cpu, directory, "cpu.stat")
     return Reading(
-        _quota(*_text(tree.cpu, directory, "cpu.max").split()),
-        _limit(_text(tree.memory, directory, "memory.max")),
+        *_read_limits(tree, directory),
         UNLIMITED,
         stat["usage_usec"],
         stat["nr_periods"],
         stat["nr_throttled"],
+        int(_text(tree.memory, directory, "memory.current")),
+        _limit(_text(tree.memory, directory, "memory.high")) != UNLIMITED,
+        waiting=False,
+        kills=_stat(tree.memory, directory, "memory.events")["oom_kill"],
     )
 
 
@@ -125,13 +149,23 @@ def _read_all(tree: CgroupTree, roots: list[str]) -> dict[tuple[str, str], Readi
     return {group: reading for group, reading in found.items() if reading is not None}
 
 
+def _all_limits(tree: CgroupTree, roots: list[str]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Takes a third of the time of `_read_all`."""
+    found = {}
+    for group in _groups(tree, roots):
+        with suppress(OSError):
+            found[group] = _read_limits(tree, group[1])
+    return found
+
+
 def _sample(tree: CgroupTree, roots: list[str]) -> dict[tuple[str, str], Reading] | None:
     """All groups as they were at one moment; None: they never stood still."""
-    before = _read_all(tree, roots)
+    before = _all_limits(tree, roots)
     for _ in range(_ATTEMPTS):
-        after = _read_all(tree, roots)
-        if {key: reading.limits for key, reading in after.items()} == {k: r.limits for k, r in before.items()}:
-            return after
+        sample = _read_all(tree, roots)
+        after = {group: reading.limits for group, reading in sample.items()}
+        if after == before:
+            return sample
         before = after
     return None
 
@@ -147,6 +181,10 @@ def main() -> None:
             groups = [[app, directory, *reading] for (app, directory), reading in sample.items()]
             print(json.dumps([time.monotonic(), groups]), flush=True)  # noqa: T201 - that is its output
         next_s = max(next_s + 1 / RATE_HZ, time.monotonic())
+
+
+Sample = tuple[float, dict[str, dict[str, Reading]]]
+"""Monotonic seconds, and readings by application and group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +227,7 @@ class LimitObserver:
 
     def __init__(self, tree: CgroupTree, roots: list[str], output: Path) -> None:
         self._output = output
+        self._taken_bytes = 0
         with output.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-S", "-E", __file__, str(tree.version), *tree[1:], *roots],
@@ -205,16 +244,30 @@ class LimitObserver:
     def seen(self) -> dict[str, Observation]:
         """What it has seen so far, by application."""
         by_app: defaultdict[str, list[Any]] = defaultdict(list)
-        for line in self._output.read_text(encoding="ascii").splitlines(keepends=True):
-            if not line.endswith("\n"):
-                break
+        for time_s, apps in self._samples(0)[0]:
+            for app, readings in apps.items():
+                by_app[app].append((time_s, readings))
+        return {app: Observation(samples) for app, samples in by_app.items()}
+
+    def take(self) -> list[Sample]:
+        """What it has seen since the last call."""
+        samples, self._taken_bytes = self._samples(self._taken_bytes)
+        return samples
+
+    def _samples(self, offset_bytes: int) -> tuple[list[Sample], int]:
+        """Samples from here on, and where whole lines end."""
+        with self._output.open("rb") as file:
+            file.seek(offset_bytes)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        samples: list[Sample] = []
+        for line in whole.splitlines():
             time_s, groups = json.loads(line)
             apps: defaultdict[str, dict[str, Reading]] = defaultdict(dict)
             for app, directory, *values in groups:
                 apps[app][directory] = Reading(*values)
-            for app, readings in apps.items():
-                by_app[app].append((time_s, readings))
-        return {app: Observation(samples) for app, samples in by_app.items()}
+            samples.append((time_s, dict(apps)))
+        return samples, offset_bytes + len(whole)
 
     def kill(self) -> None:
         """End it whatever happens."""

@@ -1,0 +1,82 @@
+"""An application that runs out of memory: first what others do not use, then the kernel's kill, and it says why."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from schemas.apps import AppSpec
+from schemas.oom import OomKind
+from tests.support.cluster_lab import MIB, ClusterLab, LabContainer
+from tests.support.deadline import until
+from tests.support.invariant_checker import InvariantChecker, watch
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+RATE = 400 * MIB
+
+
+async def hold(container: LabContainer, size_mib: int, rate: int = RATE) -> None:
+    """Grow, or fall, to so much; fails if the load is killed meanwhile."""
+    container.tell(f"hold {size_mib * MIB} {rate}")
+    await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), 15)
+
+
+async def admitted(*containers: LabContainer) -> None:
+    await until(lambda: all(c.guarded and c.limit_bytes > 0 for c in containers), within_s=15, what="all guarded")
+
+
+async def test_slack_of_others_is_taken_back_before_anybody_is_killed(cluster: ClusterLab):
+    """One has just given 130 MiB back and still has the limit; the other one needs it at once."""
+    spec = await cluster.announce(AppSpec(name="slack", cpu_limit=0.8, memory_limit=300 * MIB))
+    rich, poor, quiet = (cluster.container(spec.name, name) for name in ("rich", "poor", "quiet"))
+    async with watch(cluster, spec) as checker:
+        await admitted(rich, poor, quiet)
+        await hold(rich, 130)
+        await hold(rich, 4)
+        slack_bytes = rich.limit_bytes - rich.read().usage_bytes
+        assert slack_bytes > 100 * MIB
+
+        await hold(poor, 200)
+        assert checker.rules.kills == []
+        assert rich.limit_bytes < slack_bytes, "its slack has been taken back"
+        assert poor.limit_bytes > 200 * MIB
+        assert rich.alive
+        assert quiet.alive
+        await checker.settled()
+    assert checker.rules.kills == []
+    for container in (rich, poor, quiet):
+        cluster.remove(container)
+
+
+async def assert_killed_with_reason(checker: InvariantChecker, container: LabContainer, spec: AppSpec) -> None:
+    event = await checker.told(container.key, OomKind.KILL)
+    assert f"{spec.name} may use {int(spec.memory_limit) // MIB} MiB" in event.reason, event.reason
+    assert event.oom_kills == 1
+    [refusal, *_] = checker.events(container.key, OomKind.REFUSAL, OomKind.RELEASE)
+    assert f"{spec.name} may use" in refusal.reason
+
+
+async def test_when_nothing_is_left_the_kernel_kills_the_event_says_why_and_the_rest_runs_on(
+    cluster: ClusterLab, record_figure
+):
+    spec = await cluster.announce(AppSpec(name="exhausted", cpu_limit=0.8, memory_limit=256 * MIB))
+    greedy, modest, quiet = (cluster.container(spec.name, name) for name in ("greedy", "modest", "quiet"))
+    async with watch(cluster, spec) as checker:
+        await admitted(greedy, modest, quiet)
+        await hold(modest, 60)
+        greedy.tell(f"hold {400 * MIB} {RATE}")
+        await until(lambda: not greedy.alive, within_s=20, what="the kernel's kill")
+        await assert_killed_with_reason(checker, greedy, spec)
+        record_figure("longest pause, seconds", round(checker.rules.longest_pause_s, 3))
+        record_figure("most of the limit that the files held", round(checker.rules.highest_limit_share, 3))
+        assert checker.rules.highest_limit_share > 0.9
+
+        await hold(modest, 120)
+        await hold(quiet, 60)
+        await checker.settled()
+    assert not checker.rules.killed_while_available
+    assert modest.alive
+    assert quiet.alive
+    for container in (modest, quiet, greedy):
+        cluster.remove(container)
