@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from importlib.metadata import version
 from typing import ClassVar
 
@@ -18,6 +17,7 @@ from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
 from services._runtime.settings import CommonSettings
+from services.agent.adapters.scheduling import become_realtime, request_short_slices
 from services.agent.adapters.select import Ground, build_host
 from services.agent.guarding import Guarding
 from services.agent.joining import refuse_second_agent
@@ -73,10 +73,9 @@ class Agent:
         if self._bus.connected:
             await self._join(node)
         self.node = node
+        self._choose_scheduling()
         self._guarding = Guarding(self._runtime, node, ground.watchdog, self._drifted)
         self._guarding.start()
-        if settings.realtime_priority:
-            self._become_realtime(settings.realtime_priority)
         self._register_metrics(node, ground)
         for maker, discovery in ground.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
@@ -349,12 +348,13 @@ class Agent:
         observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)
         observe("turnbuckle_agent_no_op_writes_total", lambda: ground.host.no_op_writes)
 
-    def _become_realtime(self, priority: int) -> None:
-        policy = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
-        try:
-            os.sched_setscheduler(0, policy, os.sched_param(priority))
-        except OSError as error:
-            self._log.warning("realtime_refused", priority=priority, error=str(error), remedy="run as root, or set 0")
+    def _choose_scheduling(self) -> None:
+        priority = self._settings.realtime_priority
+        reason = become_realtime(priority) if priority else request_short_slices()
+        if reason is not None:
+            self._log.warning(
+                "scheduling_refused", realtime_priority=priority, error=reason, remedy="run as root, or set 0"
+            )
 
     def _now_ns(self) -> int:
         return int(self._clock.monotonic() * 1e9)
