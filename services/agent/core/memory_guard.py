@@ -44,7 +44,7 @@ REFUSED_RETRY_NS: Final = 1_000_000_000
 SETTLE_NS: Final = 1_000_000_000
 """A limit that was raised by a grant is not cut for this long; a release that led to no kill lasts this long."""
 CUT_ROOM_BYTES: Final = 4 * MIB
-"""A cut leaves at least this above what cannot be reclaimed."""
+"""A cut leaves at least this, or an eighth of the limit, above what cannot be reclaimed."""
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -97,7 +97,8 @@ def need_of(state: MemoryState, rate: float, max_bytes: int) -> Need:
 
 def cut_is_dangerous(limit_bytes: int, usage_bytes: int, reclaimable_bytes: int) -> bool:
     """Whether a lower limit would leave no room above what the kernel cannot drop."""
-    return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + CUT_ROOM_BYTES
+    room_bytes = min(CUT_ROOM_BYTES, limit_bytes // NEAR_SHARE)  # a small limit could never be set otherwise
+    return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + room_bytes
 
 
 @dataclass(slots=True)

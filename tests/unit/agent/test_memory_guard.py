@@ -119,7 +119,12 @@ def test_rate_is_forgotten_half_a_second_after_growth_has_stopped():
 @given(limit=sizes, usage=sizes, reclaimable=sizes)
 def test_a_cut_leaves_room_above_what_cannot_be_reclaimed(limit, usage, reclaimable):
     if not cut_is_dangerous(limit, usage, reclaimable):
-        assert limit >= max(usage - reclaimable, 0) + CUT_ROOM_BYTES
+        assert limit >= max(usage - reclaimable, 0) + min(CUT_ROOM_BYTES, limit // 8)
+
+
+def test_an_idle_container_may_have_the_smallest_limit():
+    assert not cut_is_dangerous(4 * MIB, MIB, 0)
+    assert cut_is_dangerous(100 * MIB, 97 * MIB, 0)
 
 
 @given(
