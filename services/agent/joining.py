@@ -7,7 +7,7 @@ from typing import Final
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.subjects import LIMIT_UPDATES
 from services._runtime.app import UnusableSettingsError
-from services._runtime.bus import Bus, BusError, NoResponderError
+from services._runtime.bus import Bus, NoResponderError, RequestRefusedError, RequestTimeoutError
 from services._runtime.logging import Logger
 
 QUESTION_TIMEOUT_S: Final = 0.5
@@ -18,6 +18,7 @@ async def refuse_second_agent(bus: Bus, node: str, log: Logger) -> None:
 
     Raises:
         UnusableSettingsError: there is one.
+        BusUnavailableError: nobody can be asked.
     """
     question = LimitUpdate.build(
         [], {"quota_us": [], "limit_bytes": []}, node=node, incarnation=0, epoch=0, seq=0, time_ns=0, apps=()
@@ -26,9 +27,8 @@ async def refuse_second_agent(bus: Bus, node: str, log: Logger) -> None:
         reply = await bus.request(LIMIT_UPDATES.subject(bus.root, node=node), question, timeout_s=QUESTION_TIMEOUT_S)
     except NoResponderError:
         return
-    except (
-        BusError
-    ) as error:  # a connection that is half dead, or an agent that is stopped: it cannot be told from here
+    except (RequestTimeoutError, RequestRefusedError) as error:
+        # Half a connection, an agent that is stopped, or one that is in trouble: it cannot be told from here.
         log.warning("node_name_in_doubt", node=node, error=str(error))
         return
     incarnation = reply.incarnation if isinstance(reply, LimitReply) else "unknown"

@@ -70,8 +70,7 @@ class Agent:
         host = ground.host
         options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert=settings.on_drift == "reassert")
         node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
-        if self._bus.connected:
-            await self._join(node)
+        await self._join_if_possible(node)
         self.node = node
         self._choose_scheduling()
         self._guarding = Guarding(self._runtime, node, ground.watchdog, self._drifted)
@@ -307,12 +306,12 @@ class Agent:
         """Heartbeats; the first connection, where there was none at the start."""
         while True:
             if not self._subscriptions:
-                await self._join_late(node)
+                await self._join_if_possible(node)
             await self._send_heartbeat(node, ground)
             pause_s = HEARTBEAT_S if self._subscriptions else JOIN_RETRY_S
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
 
-    async def _join_late(self, node: Node) -> None:
+    async def _join_if_possible(self, node: Node) -> None:
         try:
             await self._join(node)
         except BusError as error:
