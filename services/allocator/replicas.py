@@ -12,6 +12,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from schemas.leases import Lease
@@ -27,7 +28,7 @@ BEATS_PER_TTL: Final = 4
 ROUNDS_PER_TTL: Final = 8
 TIDY_EVERY_S: Final = 30.0
 _AT_ONCE: Final = 32
-"""Applications whose leases are read and swapped at the same time."""
+"""Keys that are read and swapped at the same time."""
 _FAREWELL_S: Final = 1.5
 
 
@@ -57,7 +58,12 @@ class Replicas:
         self._ttl_s = runtime.settings.lease_ttl_s
         self._core = Ownership(self.id, Patience(self._ttl_s))
         self._tasks: list[asyncio.Task[None]] = []
+        self._listed = asyncio.Event()
         self._wake = asyncio.Event()
+        self._busy: dict[str, asyncio.Task[None]] = {}
+        """What is being read or swapped, by key."""
+        self._crowded = False
+        self._answer_s = self._ttl_s / 2
         self._readable = False
         self._tidied_s = self._clock.monotonic()
 
@@ -69,7 +75,7 @@ class Replicas:
 
     async def stop(self) -> None:
         """Give everything up and say so, so that others take over at once."""
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = [*self._tasks, *self._busy.values()], []
         for task in tasks:
             task.cancel()
         if tasks:
@@ -79,7 +85,7 @@ class Replicas:
         try:
             async with asyncio.timeout(_FAREWELL_S):
                 await self._bucket.delete(REPLICA + self.id)  # first: a lease is only taken by who should own it then
-                await self._each(swaps, self._carry_out)
+                await asyncio.gather(*(self._try(self._carry_out, swap) for swap in swaps))
         except (BusError, TimeoutError) as error:
             self._log.warning("left_without_farewell", error=str(error), consequence=f"waits {self._ttl_s:g} s for us")
 
@@ -136,10 +142,13 @@ class Replicas:
     async def _beat(self) -> None:
         interval_s = self._ttl_s / BEATS_PER_TTL
         failing = False
+        await self._listed.wait()
+        while not self._core.acquainted(now_s := self._clock.monotonic()):
+            await self._clock.sleep_until(now_s + self._ttl_s / ROUNDS_PER_TTL)
         while True:
             sent_s = self._clock.monotonic()
             try:
-                async with asyncio.timeout(2 * interval_s):
+                async with asyncio.timeout(self._answer_s):
                     await self._bucket.put(REPLICA + self.id, self._lease(StoredLease(self.id)))
             except (BusError, TimeoutError) as error:
                 self.failed_renewals += 1
@@ -172,13 +181,43 @@ class Replicas:
 
     async def _watch_and_settle(self) -> None:
         async with self._bucket.watch(self._take_entry):
+            self._listed.set()
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                suspects = self._core.suspects(self._clock.monotonic())
-                await self._each(suspects if self._readable else [self.id, *suspects], self._check)
-                await self._each(self._core.unsettled(self._clock.monotonic()), self._settle)
-                await self._tidy()
+                now_s = self._clock.monotonic()
+                suspects = self._core.suspects(now_s)
+                self._begin_each(REPLICA, suspects if self._readable else [self.id, *suspects], self._check)
+                self._begin_each(APP, self._core.unsettled(now_s), self._settle)
+                self._tidy(now_s)
+
+    def _begin_each(self, kind: str, names: list[str], work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """Each in a task of its own, unless it is at work already: one that has to wait delays no other."""
+        for name in names:
+            key = kind + name
+            if key in self._busy:
+                continue
+            if len(self._busy) >= _AT_ONCE:
+                self._crowded = True
+                return
+            task = self._runtime.spawn(self._try(work, name), name=f"settle {key}")
+            self._busy[key] = task
+            task.add_done_callback(partial(self._end, key))
+
+    def _end(self, key: str, _task: asyncio.Task[None]) -> None:
+        del self._busy[key]
+        if self._crowded:
+            self._crowded = False
+            self._wake.set()
+
+    async def _try(self, work: Callable[[Any], Coroutine[Any, Any, None]], item: object) -> None:
+        """What the bus could not do is tried again in a later round."""
+        try:
+            await work(item)
+        except TimeoutError:
+            self._log.info("lease_unanswered", work=work.__name__, item=str(item))
+        except BusError as error:
+            self._log.debug("lease_not_settled", work=work.__name__, item=str(item), error=str(error))
 
     async def _settle(self, app: str) -> None:
         """Read the lease, then its owner's heartbeat, then swap: in this order, see the rules."""
@@ -196,7 +235,7 @@ class Replicas:
     async def _carry_out(self, swap: Swap) -> None:
         key, message = APP + swap.app, self._lease(swap.lease)
         try:
-            async with asyncio.timeout(self._ttl_s):
+            async with asyncio.timeout(self._answer_s):
                 if swap.lease.revision:
                     revision = await self._bucket.update(key, message, swap.lease.revision)
                 else:
@@ -214,34 +253,30 @@ class Replicas:
         entry = await self._read(REPLICA + replica)
         self._core.checked_heartbeat(replica, entry.revision if entry else 0, sent_s, self._clock.monotonic())
 
-    async def _tidy(self) -> None:
-        now_s = self._clock.monotonic()
+    def _tidy(self, now_s: float) -> None:
         if now_s - self._tidied_s < TIDY_EVERY_S:
             return
         self._tidied_s = now_s
-        keys = [REPLICA + replica for replica in self._core.dead_for_long(now_s)]
-        keys += [APP + app for app in self._core.unused_leases(now_s)]
-        await self._each(keys, self._bucket.delete)
+        self._begin_each("old " + REPLICA, self._core.dead_for_long(now_s), self._delete_replica)
+        self._begin_each("old " + APP, self._core.unused_leases(now_s), self._delete_lease)
+
+    async def _delete_replica(self, replica: str) -> None:
+        async with asyncio.timeout(self._answer_s):
+            await self._bucket.delete(REPLICA + replica)
+
+    async def _delete_lease(self, app: str) -> None:
+        async with asyncio.timeout(self._answer_s):
+            await self._bucket.delete(APP + app)
 
     async def _read(self, key: str) -> Entry | None:
         try:
-            async with asyncio.timeout(self._ttl_s):
+            async with asyncio.timeout(self._answer_s):
                 entry = await self._bucket.get(key)
         except (BusError, TimeoutError):
             self._readable = False
             raise
         self._readable = True
         return entry
-
-    async def _each(self, items: list[Any], work: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-        """Do it for each, some at a time. What the bus could not do is tried again in the next round."""
-        for start in range(0, len(items), _AT_ONCE):
-            works = (work(item) for item in items[start : start + _AT_ONCE])
-            for result in await asyncio.gather(*works, return_exceptions=True):
-                if isinstance(result, BusError | TimeoutError):
-                    self._log.debug("lease_not_settled", error=str(result))
-                elif isinstance(result, BaseException):
-                    raise result
 
     async def _tell_changes(self) -> None:
         for change in self._core.take_changes():

@@ -127,14 +127,14 @@ class ServiceProcess:
         samples = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
         return sum(float(value) for head, _, value in samples if head.partition("{")[0] == name)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal that does not end it."""
+        self._process.send_signal(number)
+
     async def signal(self, number: signal.Signals, within_s: float = 15.0) -> int:
         """Send a signal that ends it; returns the exit code."""
         self._process.send_signal(number)
         return await asyncio.to_thread(self._process.wait, within_s)
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal that does not end it."""
-        self._process.send_signal(number)
 
     async def exit_code(self, within_s: float = 20.0) -> int:
         """Wait for its end."""

@@ -73,9 +73,10 @@ async def assert_well(cluster: ClusterLab) -> None:
     assert len(cluster.running("agent")) == len(cluster.running("allocator")) == 1
 
 
-def subjects(root: str) -> list[str]:
-    """Every subject of the table, for the real application and node."""
-    ids = {"app": SPEC.name, "node": "n1"}
+def subjects(cluster: ClusterLab) -> list[str]:
+    """Every subject of the table, for the real application, node and replica."""
+    root, [allocator] = cluster.bus.root, cluster.running("allocator")
+    ids = {"app": SPEC.name, "node": "n1", "replica": allocator.replica_id}
     channels = [
         channel.template.subject(root, **{name: ids[name] for name in channel.template.parameters})
         for channel in CHANNELS
@@ -125,14 +126,14 @@ async def test_garbage_on_every_subject_is_counted_and_the_loop_goes_on(cluster,
     before = [await service.metric("turnbuckle_bus_undecodable_messages_total") for service in services]
     following = asyncio.create_task(assert_follows(container))
     for data in bad:
-        for subject in subjects(cluster.bus.root):
+        for subject in subjects(cluster):
             await raw.publish(subject, data, reply=raw.new_inbox())
         await raw.flush()
     await following
     await assert_follows(container)
 
     after = [await service.metric("turnbuckle_bus_undecodable_messages_total") for service in services]
-    record_figure("sent", len(bad) * len(subjects("tb")))
+    record_figure("sent", len(bad) * len(subjects(cluster)))
     record_figure("rejected by agent, allocator", [now - then for now, then in zip(after, before, strict=True)])
     assert after[0] - before[0] >= len(bad)  # the agent serves one of the subjects
     assert after[1] - before[1] >= 2 * len(bad)  # the allocator takes batches, and queries
@@ -153,7 +154,7 @@ async def test_good_messages_in_the_wrong_place_change_nothing(cluster, raw, con
     messages: list[Message] = [ghost_batch, order, SPEC, StateRequest(), container_event(1), node_info(1)]
     [allocator] = cluster.running("allocator")
     misplaced = await allocator.metric("turnbuckle_allocator_misplaced_messages_total")
-    for message, subject in itertools.product(messages, subjects(cluster.bus.root)):
+    for message, subject in itertools.product(messages, subjects(cluster)):
         await raw.publish(subject, encode(message), reply=raw.new_inbox())
     await raw.flush()
     await assert_follows(container)

@@ -73,6 +73,8 @@ class _Peer:
     """When it was seen to change, or, after an interruption of our own, when it is expected at the latest."""
     checked_s: float = -math.inf
     """When the newest direct read that found no change was sent."""
+    moves: bool = True
+    """It was seen to change, not only to be there."""
 
 
 @dataclass(slots=True)
@@ -142,6 +144,10 @@ class Ownership:
         """Epochs of the applications that this replica owns, so far as it knows."""
         return {app: holding.epoch for app, holding in self._held.items()}
 
+    def acquainted(self, now_s: float) -> bool:
+        """Whether we know of all heartbeats if they move: who joins before would leave its share to the dead."""
+        return all(peer.moves or not self._lives(peer, now_s) for peer in self._peers.values())
+
     def owner(self, app: str) -> str:
         """Who owns an application, so far as is known; empty: nobody."""
         return self.me if app in self._held else self.leases.get(app, NO_LEASE).owner
@@ -164,7 +170,7 @@ class Ownership:
             return
         peer = self._peers.get(replica)
         if peer is None or peer.revision != revision:
-            self._peers[replica] = _Peer(revision, now_s)
+            self._peers[replica] = _Peer(revision, now_s, moves=peer is not None)
 
     def checked_heartbeat(self, replica: str, revision: int, sent_s: float, now_s: float) -> None:
         """The answer to a direct read."""

@@ -179,6 +179,20 @@ def test_a_lease_in_our_name_that_we_know_nothing_of_is_taken_anew(a):
     assert a.swap(APP, 10.0, 1).lease == StoredLease("a", 8, 3)
 
 
+def test_who_joins_gets_to_know_the_others_first():
+    newcomer = Ownership("n", Patience(TTL_S))
+    assert newcomer.acquainted(10.0), "nobody is there"
+    newcomer.saw_heartbeat("b", 1, 10.0)
+    newcomer.saw_heartbeat("dead", 2, 10.0)
+    assert not newcomer.acquainted(10.1)
+
+    newcomer.saw_heartbeat("b", 3, 10.4)
+
+    assert not newcomer.acquainted(11.9)
+    assert newcomer.acquainted(12.1)
+    assert newcomer.live(12.1) == ("b",)
+
+
 # -- giving up ---------------------------------------------------------------------------------------------------
 
 

@@ -206,6 +206,19 @@ def test_one_who_joins_is_handed_its_share(lab):
     assert lab.owners() == {app: [rightful_owner(app, live)] for app in lab.apps}
 
 
+def test_those_who_join_after_a_death_do_not_leave_their_share_to_the_dead(lab):
+    """Its heartbeat is still stored; they cannot know how old it is."""
+    lab.crash(busiest(lab))
+    lab.live(3.0)
+    for _ in range(4):
+        lab.start()
+        ownerless_s = 0.0
+        for _ in range(80):
+            lab.live(0.05)
+            ownerless_s += 0.05 * (not everyone_is_owned(lab))
+        assert ownerless_s <= 0.3
+
+
 @pytest.mark.parametrize("outage_s", [0.2, 1.0, 1.9, 2.1, 5.0])
 def test_an_outage_of_the_server_moves_nothing(lab, outage_s):
     """Although replicas come back one after another."""
