@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop bench-memory format clean anew
+.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop bench-memory fuzz format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,9 @@ bench-loop: $(STAMP_DEV)  ## Cost and latency of the Escra loop on this machine
 
 bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)
 	$(BIN)/python -m tests.bench.memory $(ARGS)
+
+fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; ARGS="--seed 7 --count 20000")
+	$(BIN)/python -m tests.fuzz.message_fuzzer $(ARGS)
 
 clean:  ## Remove .venv, caches and build results
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

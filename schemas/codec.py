@@ -129,11 +129,20 @@ def _unpack(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_MESSAGE_BYTES:
         raise CodecError("oversized", f"{len(data)} bytes exceed {MAX_MESSAGE_BYTES}")
     try:
-        fields = json.loads(data) if data[:1] == b"{" else msgpack.unpackb(data, strict_map_key=True)
+        fields = _parse_json(data) if data[:1] == b"{" else msgpack.unpackb(data, strict_map_key=True)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise CodecError("malformed", f"neither msgpack nor JSON ({type(error).__name__})") from error
     if not isinstance(fields, dict):
         raise CodecError("malformed", "not a map")
+    return fields
+
+
+def _parse_json(data: bytes) -> Any:
+    """Strict UTF-8 (`json.loads` is lenient). Half a surrogate pair has no bytes: it could not be sent or printed."""
+    text = data.decode()
+    fields = json.loads(text)
+    if "\\u" in text:
+        json.dumps(fields, ensure_ascii=False).encode()
     return fields
 
 
