@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -25,7 +26,8 @@ from tests.support.memory_load import MemoryLoad
 Scheduling = Literal["default", "FIFO"]
 Kind = Literal["touch", "read", "fork", "tmpfs"]
 APP = "growth"
-MANAGED_ROOT = "turnbuckle-bench-memory"
+MANAGED_ROOT = f"turnbuckle-bench-memory-{os.getpid()}"
+"""Not that of another run at the same time."""
 FIFO_PRIORITY = 20
 MIB = 1 << 20
 GROW_BYTES = 1536 * MIB
