@@ -18,6 +18,7 @@ from services.agent.core.memory_guard import (
     PAGE_BYTES,
     POLL_NS,
     SETTLE_NS,
+    SILENT_NS,
     Asking,
     Guarded,
     IntArray,
@@ -59,6 +60,8 @@ class MemoryGuard:
         self._pause_deadline_ns = pause_deadline_ns
         self._guarded: dict[str, Guarded] = {}
         self._asking: dict[str, Asking] = {}
+        self._ticked_ns = 0
+        """Latest sample of all; 0: none yet."""
         self.journal: Journal = drift.journal
 
     # -- who is guarded ----------------------------------------------------------------------------------------
@@ -77,7 +80,8 @@ class MemoryGuard:
         known = self._containers.book.containers[key]
         if key not in self._guarded and (known.limit_bytes != UNLIMITED or known.limit_ordered):
             known.limit_ordered = True
-            self._guarded[key] = Guarded(key, known.app)
+            noted_ns = self._containers.members[key].handle.waiting_since_ns
+            self._guarded[key] = Guarded(key, known.app, noted_wait_ns=noted_ns)
             self._arm(self._guarded[key], self._containers.members[key], now_ns)
 
     def look_soon(self, key: str, now_ns: int) -> None:
@@ -115,7 +119,14 @@ class MemoryGuard:
         guarded = self._guarded.get(key)
         if guarded is not None:
             guarded.end_pause()
+            self._note_wait(guarded)
             guarded.stay_hot(now_ns)
+
+    def _note_wait(self, guarded: Guarded) -> None:
+        """Since when its tasks wait, or that they do not any more, for whoever comes after us."""
+        if guarded.paused_since_ns != guarded.noted_wait_ns:
+            guarded.noted_wait_ns = guarded.paused_since_ns
+            self._containers.members[guarded.key].handle.note_wait(guarded.paused_since_ns)
 
     def refuses_cut(self, key: str, limit_bytes: int, now_ns: int) -> bool:
         """Whether a lower limit must not be written now: it was granted more lately, or uses too much of it."""
@@ -150,6 +161,7 @@ class MemoryGuard:
     def tick(self, keys: list[str], usage_bytes: IntArray, rate: np.ndarray[Any, Any], now_ns: int) -> None:
         """The periodic sample of all containers, shape (N,)."""
         if not self._guarded:
+            self._ticked_ns = now_ns
             return
         book = self._containers.book.containers
         limit_bytes = np.array(
@@ -159,6 +171,7 @@ class MemoryGuard:
         looks |= {key for key, guarded in self._guarded.items() if guarded.has_an_episode}
         for key in sorted(looks):
             self.look(key, OomCause.SAMPLE, now_ns)
+        self._ticked_ns = now_ns
 
     def next_poll_ns(self, now_ns: int) -> int | None:
         """When `poll` is due; None: nothing grows fast, nobody waits."""
@@ -200,6 +213,7 @@ class MemoryGuard:
             guarded.released = ""
             guarded.has_enough()
             self._arm(guarded, member, now_ns)
+        self._note_wait(guarded)
 
     def _relieve(self, look: _Look) -> None:
         guarded, state = look.guarded, look.state
@@ -217,7 +231,8 @@ class MemoryGuard:
             self._end_a_wait(look, need)
 
     def _begin_pause(self, look: _Look) -> None:
-        if look.guarded.begin_pause(look.now_ns, look.now_ns + self._pause_deadline_ns):
+        since_ns = self._ticked_ns if 0 < self._ticked_ns < look.now_ns - SILENT_NS else look.now_ns
+        if look.guarded.begin_pause(since_ns, self._pause_deadline_ns):
             usage, limit = mib(look.state.usage_bytes), mib(look.state.limit_bytes)
             seen = OomCause.LIMIT if look.cause is OomCause.LIMIT else OomCause.SAMPLE
             self._tell(look, OomKind.TRAP, seen, f"usage {usage} reached the limit of {limit}: tasks wait")
@@ -294,6 +309,7 @@ class MemoryGuard:
             return  # vanished; or refused: the next poll tries again
         self._tell(look, OomKind.RELEASE, cause, reason, paused_us=guarded.paused_us(look.now_ns))
         guarded.let_go(reason, look.now_ns, look.state.oom_kills)
+        self._note_wait(guarded)
 
     # -- what comes back ---------------------------------------------------------------------------------------
 

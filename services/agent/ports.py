@@ -112,6 +112,13 @@ class ContainerHandle(Protocol):
     def guard_was_undone(self) -> bool:
         """Whether other hands gave the kernel its kill back since `arm` (oom_kill_disable 0, another memory.high)."""
 
+    @property
+    def waiting_since_ns(self) -> int | None:
+        """Since when tasks wait, as an agent before us or its watchdog noted (monotonic); None: nobody did then."""
+
+    def note_wait(self, since_ns: int | None) -> None:
+        """Note it (None: nobody waits any more) for whoever looks after the container when this agent has died."""
+
     def release(self) -> WriteOutcome:
         """Give the kernel its kill back (version 1: oom_kill_disable 0; version 2: memory.high max) until `arm`."""
 

@@ -55,13 +55,22 @@ class Memory(NamedTuple):
 class Group:
     """One guarded group's control files, kept open. Methods raise OSError once it has vanished."""
 
-    def __init__(self, found: FoundValues) -> None:
+    def __init__(self, found: FoundValues, waiting_since_s: float | None, unwatched_since_s: float) -> None:
+        """Open nothing yet.
+
+        Args:
+            found: the group.
+            waiting_since_s: since when its tasks wait, as the agent noted.
+            unwatched_since_s: when the agent was last known to look after it.
+        """
         self.key = found.key
         self.app = found.app
         self.inode = found.inode
         self.version = found.version
         self.original_trap = found.values.get("memory.oom_control", "0")
-        self.waiting_since_s: float | None = None
+        self.waiting_since_s = waiting_since_s
+        self.unwatched_since_s = unwatched_since_s
+        """When it was last known that nobody waited."""
         self.released = False
         self._directory = found.directories["memory"]
         self._descriptors: dict[str, int] = {}
@@ -167,6 +176,8 @@ class Watchdog:
             now_s = time.monotonic()
             silent_s = now_s - self._last_beat_s
             if not self._ended and silent_s < self._options.silence_s:
+                for group in self._groups.values():  # the agent knows for how long it has not looked
+                    self._note_wait(group, None)
                 self._stand_back()
             elif not self._act(now_s, silent_s):
                 break
@@ -231,22 +242,30 @@ class Watchdog:
         for key in self._groups.keys() - guarded.keys():
             self._groups.pop(key).close()
         for key in guarded.keys() - self._groups.keys():
-            self._groups[key] = Group(guarded[key])
+            noted_ns = self._options.state.waiting_since_ns(key)
+            self._groups[key] = Group(guarded[key], noted_ns and noted_ns / 1e9, self._last_beat_s)
 
     def _look_after(self, group: Group, now_s: float) -> None:
         seen = group.look()
         if not seen.waiting:
-            group.waiting_since_s = None
+            self._note_wait(group, None)
+            group.unwatched_since_s = now_s
             return
         if group.waiting_since_s is None:
-            group.waiting_since_s = now_s
-        waited_s = now_s - group.waiting_since_s
+            self._note_wait(group, group.unwatched_since_s)
+        waited_s = now_s - (group.waiting_since_s or now_s)
         if self._grant(group, seen, waited_s):
-            self._granted_s = now_s
-            group.waiting_since_s = None
+            self._granted_s = group.unwatched_since_s = now_s
+            self._note_wait(group, None)
         elif waited_s >= self._options.pause_deadline_s:
             group.force_release()
             self._report(group, seen, seen.limit_bytes, waited_s)
+            self._note_wait(group, None)
+
+    def _note_wait(self, group: Group, since_s: float | None) -> None:
+        if group.waiting_since_s != since_s:
+            group.waiting_since_s = since_s
+            self._options.state.note_wait(group.key, None if since_s is None else int(since_s * 1e9))
 
     def _grant(self, group: Group, seen: Memory, waited_s: float) -> bool:
         changed = self._reserves.change(group.app, lambda amounts: take_out(amounts, GRANT_BYTES))

@@ -38,6 +38,11 @@ class FakeContainer:
     calls: list[str] = field(default_factory=list)
     """Of the guard: arm, release, restore."""
     alarms: list[Alarm] = field(default_factory=list)
+    waiting_since_ns: int | None = None
+    """Noted; outlives the agent."""
+
+    def note_wait(self, since_ns):
+        self.waiting_since_ns = since_ns
 
     def read(self):
         return None if self.gone else self.counters

@@ -140,6 +140,16 @@ class CgroupHandle(ABC):
         """Whether it is guarded."""
         return self._armed
 
+    @property
+    def waiting_since_ns(self) -> int | None:
+        """Since when tasks wait, as was noted last."""
+        return self._parts.state.waiting_since_ns(self.key) if self._parts.state is not None else None
+
+    def note_wait(self, since_ns: int | None) -> None:
+        """Note it for the watchdog and the next agent."""
+        if self._parts.state is not None:
+            self._parts.state.note_wait(self.key, since_ns)
+
     @staticmethod
     def _pread(descriptor: int, size: int) -> bytes | None:
         """None: vanished, or closed."""

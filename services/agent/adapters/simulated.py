@@ -230,6 +230,14 @@ class SimulatedHandle:
         """Never."""
         return False
 
+    @property
+    def waiting_since_ns(self) -> int | None:
+        """Nobody ever waits."""
+        return None
+
+    def note_wait(self, since_ns: int | None) -> None:
+        """Nobody ever waits."""
+
     def release(self) -> WriteOutcome:
         """Nothing to release."""
         return WriteOutcome.VANISHED if self._now() is None else WriteOutcome.WRITTEN

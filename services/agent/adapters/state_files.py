@@ -212,10 +212,12 @@ class StateDirectory:
         self.reports = path / "watchdog-reports.jsonl"
         self.watchdog_errors = path / "watchdog-errors.txt"
         self._originals = path / "originals"
+        self._waits = path / "waits"
 
     def make(self) -> None:
         """Create it. Raises OSError: it cannot be, or cannot be written."""
-        self._originals.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (self._originals, self._waits):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = self.path / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink()
@@ -237,6 +239,27 @@ class StateDirectory:
         """Remove them."""
         with suppress(OSError):
             (self._originals / f"{key}.json").unlink(missing_ok=True)
+        self.note_wait(key, None)
+
+    def note_wait(self, key: str, since_ns: int | None) -> None:
+        """Note since when a container's tasks wait at its limit (monotonic), or None: nobody waits any more.
+
+        The deadline counts from there, whoever looks after them: an agent, its watchdog, the next agent.
+        """
+        path = self._waits / key
+        with suppress(OSError):  # unwritable: whoever comes after us begins to count anew
+            if since_ns is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_text(str(since_ns), encoding="ascii")
+
+    def waiting_since_ns(self, key: str) -> int | None:
+        """What was noted; None: nothing, or it was torn, or in an earlier boot."""
+        try:
+            since_ns = int((self._waits / key).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+        return since_ns if since_ns <= time.monotonic_ns() else None
 
     def sweep(self) -> None:
         """Remove files of an earlier boot, foreign ones, and those that a killed writer has left."""

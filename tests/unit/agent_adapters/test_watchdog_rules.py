@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,9 @@ class Bench:
         return self._thread is not None and not self._thread.is_alive()
 
     def reports(self):
+        """The first that come: they follow what was done."""
+        path = self.state.reports
+        wait_until(lambda: path.exists() and path.stat().st_size, what="a report")
         return WatchdogProcess(self.state, WatchdogOptions(self.lock, 1.0, 1.0)).take_reports()
 
     def close(self) -> None:
@@ -121,6 +125,42 @@ def test_version_1_without_a_reserve_is_released_after_the_deadline(v1):
     v1.start()
     wait_until(lambda: trap(v1) == "0")
     assert [report.granted for report in v1.reports()] == [False]
+
+
+def test_a_wait_that_the_agent_saw_begin_counts_from_there(v1):
+    v1.deadline_s = 60.0
+    v1.state.note_wait(CONTAINER.key, time.monotonic_ns() - 59_900_000_000)
+    v1.start()
+    wait_until(lambda: trap(v1) == "0")
+    [report] = v1.reports()
+    assert 60_000_000 <= report.paused_us < 70_000_000
+    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is None, what="the note gone")
+
+
+def test_a_wait_is_noted_for_the_next_agent_and_counts_from_the_agents_last_sign(v1):
+    v1.deadline_s = 60.0
+    start_ns = time.monotonic_ns()
+    v1.start()
+    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is not None)
+    noted_ns = v1.state.waiting_since_ns(CONTAINER.key)
+    assert start_ns <= noted_ns <= start_ns + SILENCE_S * 1e9
+    v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
+    v1.kernel.set("memory.usage_in_bytes", str(10 * MIB))
+    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is None, what="the note gone")
+
+
+def test_when_the_agent_is_back_the_watchdog_leaves_no_note(v1):
+    v1.deadline_s = 60.0
+    v1.start()
+    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is not None)
+    os.write(v1.write_end, b".")
+    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is None, what="the note gone")
+
+
+@pytest.mark.parametrize("text", ["", "12a", str(1 << 62)])
+def test_a_note_that_is_torn_or_of_an_earlier_boot_counts_as_none(v1, text):
+    (v1.state.path / "waits" / CONTAINER.key).write_text(text)
+    assert v1.state.waiting_since_ns(CONTAINER.key) is None
 
 
 def test_a_refused_grant_is_refunded(v1):

@@ -1,0 +1,144 @@
+"""No task waits at its memory limit beyond the deadline: without an allocator, and without a living agent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from schemas.apps import AppSpec
+from schemas.oom import OomCause, OomKind
+from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess
+from tests.support.deadline import until
+from tests.support.invariant_checker import watch
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+DEADLINE_S = 2.0
+RATE = 400 * MIB
+
+
+@dataclass
+class Pair:
+    """One agent, one allocator."""
+
+    cluster: ClusterLab
+    agent: ServiceProcess
+    allocator: ServiceProcess
+
+    async def container(self, name: str, sigma: float) -> tuple[AppSpec, LabContainer]:
+        """Guarded, of an application that withholds this share of its memory for reserves."""
+        spec = await self.cluster.announce(
+            AppSpec(name=name, cpu_limit=0.5, memory_limit=512 * MIB, sigma=sigma)
+        )
+        container = self.cluster.container(name, "web")
+        await until(lambda: container.guarded and 0 < container.limit_bytes < 100 * MIB, within_s=15, what="reclaimed")
+        async with self.cluster.batches(name) as log:
+
+            def reserve_is_there() -> bool:
+                newest = log.messages[-1:]
+                return any(
+                    batch.reserve_given_bytes - batch.reserve_used_bytes >= 0.8 * sigma * (512 * MIB)
+                    for batch in newest
+                )
+
+            await until(reserve_is_there, within_s=10, what="its reserve")
+        return spec, container
+
+    async def restart_agent(self) -> None:
+        self.agent = await self.cluster.launch_agent().ready()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pair(bare_cluster: ClusterLab) -> AsyncIterator[Pair]:
+    agent, allocator = bare_cluster.launch_agent(), bare_cluster.launch_allocator(ALLOCATOR__RECLAIM_EVERY_S="1")
+    made = Pair(bare_cluster, await agent.ready(), await allocator.ready())
+    yield made
+    if made.agent.running:
+        made.agent.send(signal.SIGCONT)
+        assert await made.agent.signal(signal.SIGTERM) == 0
+    if made.allocator.running:
+        await made.allocator.signal(signal.SIGKILL)
+    for container in list(bare_cluster.containers):
+        bare_cluster.remove(container)
+
+
+def grow(container: LabContainer, size_mib: int) -> None:
+    container.tell(f"hold {size_mib * MIB} {RATE}")
+
+
+async def grown(container: LabContainer) -> None:
+    await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), 15)
+
+
+async def test_without_an_allocator_and_a_reserve_the_kernel_decides_at_the_deadline(pair, record_figure):
+    spec, container = await pair.container("alone", sigma=0)
+    async with watch(pair.cluster, spec) as checker:
+        await pair.allocator.signal(signal.SIGKILL)
+        grow(container, 200)
+        await until(lambda: container.read().waiting, within_s=10, what="tasks wait")
+        start_s = time.monotonic()
+        await until(lambda: not container.alive, within_s=10, what="the kernel's kill")
+        waited_s = time.monotonic() - start_s
+        record_figure("waited, seconds", round(waited_s, 2))
+        assert waited_s >= DEADLINE_S - 0.5
+        release = await checker.told(container.key, OomKind.RELEASE)
+        assert release.cause is OomCause.DEADLINE
+        assert "tasks waited for 2 s: no answer from an allocator" in release.reason
+        await checker.told(container.key, OomKind.KILL)
+        assert checker.events(container.key, OomKind.TRAP)
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
+async def test_the_watchdog_grants_from_the_reserve_while_no_agent_lives(pair, ending, record_figure):
+    spec, container = await pair.container(f"granted-{ending.lower()}", sigma=0.4)
+    before_bytes = container.limit_bytes
+    async with watch(pair.cluster, spec) as checker:
+        pair.agent.send(signal.Signals[ending])
+        grow(container, before_bytes // MIB + 60)
+        await grown(container)
+        assert container.limit_bytes >= before_bytes + 60 * MIB
+        if ending == "SIGKILL":
+            await pair.restart_agent()
+        else:
+            pair.agent.send(signal.SIGCONT)
+
+        grant = await checker.told(container.key, OomKind.GRANT)
+        assert grant.cause is OomCause.WATCHDOG
+        assert "the watchdog raised the limit" in grant.reason
+        await checker.settled()
+        grow(container, 300)
+        await grown(container)
+        await checker.settled()
+    record_figure("longest pause, seconds", round(checker.rules.longest_pause_s, 2))
+    assert checker.rules.kills == []
+    assert container.alive
+
+
+@pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
+async def test_without_agent_and_reserve_the_kernel_decides_at_the_deadline_that_counts_from_the_hit(
+    pair, ending, record_figure
+):
+    """The agent ends when its container has waited for half of the time: that time counts."""
+    spec, container = await pair.container(f"released-{ending.lower()}", sigma=0)
+    async with watch(pair.cluster, spec) as checker:
+        await pair.allocator.signal(signal.SIGKILL)
+        grow(container, 200)
+        await until(lambda: container.read().waiting, within_s=10, what="tasks wait")
+        hit_s = time.monotonic()
+        await until(lambda: time.monotonic() > hit_s + DEADLINE_S / 2, what="half of the deadline")
+        assert container.read().waiting
+        pair.agent.send(signal.Signals[ending])
+        await until(lambda: not container.alive, within_s=10, what="the kernel's kill")
+        record_figure("waited, seconds", round(time.monotonic() - hit_s, 2))
+        if ending == "SIGKILL":
+            await pair.restart_agent()
+        else:
+            pair.agent.send(signal.SIGCONT)
+        release = await checker.told(container.key, OomKind.RELEASE)
+        assert release.cause is OomCause.WATCHDOG
+        assert "the watchdog gave the kernel its kill back" in release.reason

@@ -1,0 +1,91 @@
+"""A wait at the memory limit has one deadline, whoever looks after it: counted from its begin, not from our arrival."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.oom import OomKind
+from services.agent.core.memory_guard import POLL_NS
+from services.agent.node import Node, NodeOptions
+from tests.support.fake_host import FakeHost
+from tests.support.limit_orders import send, update
+
+MS = 1_000_000
+MIB = 1 << 20
+OPTIONS = NodeOptions(pause_deadline_ns=1000 * MS)
+
+
+@pytest.fixture
+def host():
+    return FakeHost()
+
+
+@pytest.fixture
+def node(host):
+    return Node("n1", 7, host, host.reserve_book, OPTIONS)
+
+
+def guarded(node, host):
+    found = host.add("web", quota_us=20_000, limit_bytes=63 * MIB)
+    key = node.found(found)
+    send(node, update({key: (0, 64 * MIB)}, seq=1))
+    return found, host.containers[found.container_id]
+
+
+def waits_until(node, container, now_ns):
+    """Poll until nobody waits; the time then."""
+    end_ns = now_ns + 5000 * MS
+    while container.paused:
+        assert now_ns < end_ns
+        now_ns += POLL_NS
+        node.guard.poll(now_ns)
+    return now_ns
+
+
+def test_the_next_agent_counts_on_from_where_the_one_before_began(node, host):
+    found, container = guarded(node, host)
+    container.touch(200 * MIB)
+    node.take_alarms(0)
+    node.take_alarms(700 * MS)  # the agent dies now
+    assert container.paused
+    again = Node("n1", 8, host, host.reserve_book, OPTIONS)
+    again.found(found)
+    again.sample(800 * MS, 1)
+    assert waits_until(again, container, 800 * MS) <= 1000 * MS + POLL_NS
+    release = next(line for line in again.journal.take_occurrences() if line.kind is OomKind.RELEASE)
+    assert 1_000_000 <= release.paused_us <= 1_000_000 + POLL_NS // 1000
+
+
+def test_the_next_agent_begins_to_count_where_nothing_was_noted(node, host):
+    found, container = guarded(node, host)
+    container.touch(200 * MIB)
+    again = Node("n1", 8, host, host.reserve_book, OPTIONS)
+    again.found(found)
+    again.sample(800 * MS, 1)
+    assert waits_until(again, container, 800 * MS) >= 1800 * MS
+
+
+def test_a_wait_that_has_ended_is_not_noted_any_more(node, host):
+    _, container = guarded(node, host)
+    container.touch(100 * MIB)
+    node.take_alarms(0)
+    node.guard.poll(5 * MS)
+    assert container.waiting_since_ns == 0
+    send(node, update({node.containers[0].key: (0, 256 * MIB)}, seq=2), now_ns=200 * MS)
+    assert not container.paused
+    assert container.waiting_since_ns is None
+
+    container.touch(200 * MIB)
+    node.take_alarms(500 * MS)
+    assert container.waiting_since_ns == 500 * MS
+    assert waits_until(node, container, 500 * MS) >= 1500 * MS
+    assert container.waiting_since_ns is None
+
+
+def test_who_is_found_waiting_by_an_agent_that_was_stopped_has_waited_since_its_last_tick(node, host):
+    _, container = guarded(node, host)
+    node.sample(100 * MS, 1)
+    container.touch(200 * MIB)
+    node.take_alarms(900 * MS)
+    assert container.paused
+    assert waits_until(node, container, 900 * MS) <= 1100 * MS + POLL_NS
