@@ -24,7 +24,7 @@ from tests.support.cgroup_lab import wait_until
 from tests.support.memory_load import MemoryLoad
 
 Scheduling = Literal["default", "FIFO"]
-Kind = Literal["touch", "read", "fork", "tmpfs"]
+Kind = Literal["touch", "read", "fork", "tmpfs", "huge"]
 APP = "growth"
 MANAGED_ROOT = f"turnbuckle-bench-memory-{os.getpid()}"
 """Not that of another run at the same time."""
@@ -183,9 +183,10 @@ class GrowthLab:
 
 
 @asynccontextmanager
-async def open_lab(cluster: Cluster, scheduling: Scheduling) -> AsyncIterator[GrowthLab]:
+async def open_lab(cluster: Cluster, scheduling: Scheduling, sigma: float = 0.2) -> AsyncIterator[GrowthLab]:
     """Fresh services; reclaim comes more often than usual, so that the next growth need not wait for it."""
-    await cluster.announce(AppSpec(name=APP, cpu_limit=2, container_min_cpu=2, memory_limit=LIMIT_BYTES))
+    spec = AppSpec(name=APP, cpu_limit=2, container_min_cpu=2, memory_limit=LIMIT_BYTES, sigma=sigma)
+    await cluster.announce(spec)
     with tempfile.TemporaryDirectory(prefix="turnbuckle-bench-") as directory:
         environment = {
             "TURNBUCKLE_AGENT__NODE": "bench-node",

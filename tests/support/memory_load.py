@@ -1,7 +1,8 @@
-"""Grows as fast as it can, in one of four ways, when told to: ``python -S -E memory_load.py KIND`` (standard library).
+"""Grows as fast as it can, in one of five ways, when told to: ``python -S -E memory_load.py KIND`` (standard library).
 
-touch: writes one byte into each page of fresh memory. read: reads a file (argument) into fresh memory, again and again.
-fork: starts children that touch 16 MiB each and stay. tmpfs: writes a file (argument) on a tmpfs.
+touch: writes one byte into each page of fresh memory. huge: the same in huge pages, many times as fast. read: reads a
+file (argument) into fresh memory, again and again. fork: starts children that touch 16 MiB each and stay. tmpfs: writes
+a file (argument) on a tmpfs.
 
 Says ``ready``; on a line ``grow BYTES`` it grows and answers with one line of JSON (`Growth`); on ``drop`` it gives
 everything back and says ``dropped``. Ends with its input.
@@ -23,7 +24,7 @@ from pathlib import Path
 PAGE_BYTES = 4096
 STEP_BYTES = 4 << 20
 CHILD_BYTES = 16 << 20
-KINDS = ("touch", "read", "fork", "tmpfs")
+KINDS = ("touch", "read", "fork", "tmpfs", "huge")
 
 
 @dataclass
@@ -62,9 +63,9 @@ class _Steps:
         self.growth.failures.append(what)
 
 
-def _fresh(size_bytes: int) -> mmap.mmap:
+def _fresh(size_bytes: int, advice: int = mmap.MADV_NOHUGEPAGE) -> mmap.mmap:
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    memory.madvise(advice)
     return memory
 
 
@@ -79,9 +80,16 @@ class Load:
 
     def touch(self, size_bytes: int, steps: _Steps) -> None:
         """Page by page."""
-        memory, ones = _fresh(size_bytes), bytes(STEP_BYTES // PAGE_BYTES)
+        self._touch(_fresh(size_bytes), steps)
+
+    def huge(self, size_bytes: int, steps: _Steps) -> None:
+        """As much as the machine's memory gives; only a wait at the limit can stop it."""
+        self._touch(_fresh(size_bytes, mmap.MADV_HUGEPAGE), steps)
+
+    def _touch(self, memory: mmap.mmap, steps: _Steps) -> None:
+        ones = bytes(STEP_BYTES // PAGE_BYTES)
         self.memory.append(memory)
-        for start in range(0, size_bytes, STEP_BYTES):
+        for start in range(0, len(memory), STEP_BYTES):
             memory[start : start + STEP_BYTES : PAGE_BYTES] = ones
             steps.done(STEP_BYTES)
 
