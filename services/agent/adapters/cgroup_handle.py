@@ -136,6 +136,43 @@ class CgroupHandle(ABC):
         r"""The line of memory.stat, as ``\nkey ``."""
 
     @property
+    @abstractmethod
+    def _guard_switch(self) -> ControlFile:
+        """The file that guards or leaves it to the kernel."""
+
+    @property
+    @abstractmethod
+    def _guard_on(self) -> bytes:
+        """Its value while guarded."""
+
+    @property
+    @abstractmethod
+    def _guard_off(self) -> bytes:
+        """Its value with which the kernel kills as it always does."""
+
+    def guard_was_undone(self) -> bool:
+        """Whether other hands wrote something else there."""
+        if not self._armed:
+            return False
+        try:
+            return self._guard_switch.refresh() != self._guard_on
+        except OSError as error:
+            if is_gone(error):
+                return False
+            raise
+
+    def release(self) -> WriteOutcome:
+        """Who waits at the limit goes on, and the kernel kills as it always does."""
+        self._armed = False
+        try:
+            already = self._guard_switch.refresh() == self._guard_off
+        except OSError as error:
+            if is_gone(error):
+                return WriteOutcome.VANISHED
+            raise
+        return WriteOutcome.WRITTEN if already else self._guard_switch.write(self._guard_off)
+
+    @property
     def armed(self) -> bool:
         """Whether it is guarded."""
         return self._armed
@@ -163,14 +200,6 @@ class CgroupHandle(ABC):
     @abstractmethod
     def arm(self) -> None:
         """Guard the memory; again: repair and follow."""
-
-    @abstractmethod
-    def guard_was_undone(self) -> bool:
-        """Whether other hands have undone it."""
-
-    @abstractmethod
-    def release(self) -> WriteOutcome:
-        """Give the kernel its kill back."""
 
     def restore(self) -> None:
         """Put back every value that was found before the first agent changed it, and forget the note about it.

@@ -13,7 +13,7 @@ from typing import Final
 from schemas.apps import PERIOD_US
 from services.agent.adapters.cgroup_handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
 from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, field_positions, is_gone
+from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
 from services.agent.adapters.ladder import Ladder, write_event
 from services.agent.adapters.state_files import FoundValues
 from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
@@ -202,27 +202,17 @@ class CgroupV1Handle(CgroupHandle):
             self._ladder = ladder = Ladder(memory, self._parts.registrar)
             alarms.watch(ladder.eventfd, self.key, AlarmKind.NEAR)
 
-    def guard_was_undone(self) -> bool:
-        """Whether other hands set oom_kill_disable to 0."""
-        if not self._armed:
-            return False
-        try:
-            return self._trap.refresh() != _PAUSING
-        except OSError as error:
-            if is_gone(error):
-                return False
-            raise
+    @property
+    def _guard_switch(self) -> ControlFile:
+        return self._trap
 
-    def release(self) -> WriteOutcome:
-        """oom_kill_disable 0: who waits at the limit goes on, and the kernel kills as it always does."""
-        self._armed = False
-        try:
-            already = self._trap.refresh() == _KILLING
-        except OSError as error:
-            if is_gone(error):
-                return WriteOutcome.VANISHED
-            raise
-        return WriteOutcome.WRITTEN if already else self._trap.write(_KILLING)
+    @property
+    def _guard_on(self) -> bytes:
+        return _PAUSING
+
+    @property
+    def _guard_off(self) -> bytes:
+        return _KILLING
 
     def _put_back(self) -> None:
         """A memory limit that is now below usage cannot be put back: it stays."""

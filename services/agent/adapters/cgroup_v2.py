@@ -12,7 +12,7 @@ from typing import Final
 from schemas.apps import PERIOD_US
 from services.agent.adapters.cgroup_handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
 from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, field_positions, is_gone
+from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
 from services.agent.adapters.state_files import FoundValues
 from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
 
@@ -186,27 +186,17 @@ class CgroupV2Handle(CgroupHandle):
             self._armed = False
             self._parts.tally.failed_guards += not is_gone(error)
 
-    def guard_was_undone(self) -> bool:
-        """Whether other hands set another memory.high."""
-        if not self._armed:
-            return False
-        try:
-            return self._high.refresh() != self._guard_high
-        except OSError as error:
-            if is_gone(error):
-                return False
-            raise
+    @property
+    def _guard_switch(self) -> ControlFile:
+        return self._high
 
-    def release(self) -> WriteOutcome:
-        """memory.high max: tasks run on to memory.max, where the kernel kills as it always does."""
-        self._armed = False
-        try:
-            already = self._high.refresh() == _MAX
-        except OSError as error:
-            if is_gone(error):
-                return WriteOutcome.VANISHED
-            raise
-        return WriteOutcome.WRITTEN if already else self._high.write(_MAX)
+    @property
+    def _guard_on(self) -> bytes:
+        return self._guard_high
+
+    @property
+    def _guard_off(self) -> bytes:
+        return _MAX
 
     def _put_back(self) -> None:
         """A memory limit that is now too close to usage cannot be put back: it stays, and memory.high with it."""
