@@ -60,8 +60,7 @@ class MemoryGuard:
         self._pause_deadline_ns = pause_deadline_ns
         self._guarded: dict[str, Guarded] = {}
         self._asking: dict[str, Asking] = {}
-        self._ticked_ns = 0
-        """Latest sample of all; 0: none yet."""
+        self._ticked_ns = 0  # latest sample of all
         self.journal: Journal = drift.journal
 
     # -- who is guarded ----------------------------------------------------------------------------------------
@@ -309,6 +308,7 @@ class MemoryGuard:
             return  # vanished; or refused: the next poll tries again
         self._tell(look, OomKind.RELEASE, cause, reason, paused_us=guarded.paused_us(look.now_ns))
         guarded.let_go(reason, look.now_ns, look.state.oom_kills)
+        self._asking.setdefault(guarded.app, Asking()).released_ns = look.now_ns
         self._note_wait(guarded)
 
     # -- what comes back ---------------------------------------------------------------------------------------
@@ -316,7 +316,6 @@ class MemoryGuard:
     def answered(self, request: Asked, answer: Answer, now_ns: int) -> None:
         """A request was answered, refused, or was not answered in time."""
         asking = self._asking.setdefault(request.app, Asking())
-        asked_ns = asking.asked_ns
         asking.answered(now_ns, refused=bool(answer.refusal))
         reason = answer.refusal or answer.silence
         if not reason:
@@ -329,10 +328,12 @@ class MemoryGuard:
             asker.refusal_told = True
             look = _Look(asker, asker.state, OomCause.ANSWER, now_ns)
             paused_us = asker.paused_us(now_ns)
-            self._tell(look, OomKind.REFUSAL, OomCause.ANSWER, reason, known_ns=asked_ns, paused_us=paused_us)
+            self._tell(look, OomKind.REFUSAL, OomCause.ANSWER, reason, known_ns=asking.asked_ns, paused_us=paused_us)
         if answer.refusal:
-            for guarded in short:
+            for guarded in filter(lambda _: asking.may_release(now_ns), short):
                 self._kill_as_is_standard(guarded, reason, now_ns)
+            if any(guarded.paused_since_ns is not None for guarded in short):
+                asking.ask_again_soon(now_ns)
 
     def _kill_as_is_standard(self, guarded: Guarded, reason: str, now_ns: int) -> None:
         """A refusal ends a wait at once (thesis 2.4.4.2), unless the reserve has got something meanwhile."""
@@ -355,7 +356,7 @@ class MemoryGuard:
         member = self._containers.members[guarded.key]
         if state.oom_kills <= member.oom_kills:
             return
-        member.oom_kills = state.oom_kills
+        member.oom_kills, guarded.granted_ns = state.oom_kills, None  # what it leaves may be taken at once
         rate = mib(guarded.growth.rate)
         if guarded.released:
             reason = guarded.released

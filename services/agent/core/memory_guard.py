@@ -43,6 +43,8 @@ RETRY_NS: Final = 100_000_000
 """Between requests where the last one was not answered, or what it promised has not come."""
 REFUSED_RETRY_NS: Final = 1_000_000_000
 """Between requests after a refusal, as long as no task waits."""
+VICTIM_NS: Final = 500_000_000
+"""So long after a release the allocator knows what a killed container has left: a refusal before may be outdated."""
 SETTLE_NS: Final = 1_000_000_000
 """A limit that was raised by a grant is not cut for this long; a release that led to no kill lasts this long."""
 CUT_ROOM_BYTES: Final = 4 * MIB
@@ -242,6 +244,12 @@ class Asking:
     outstanding: bool = False
     asked_ns: int = 0
     next_ns: int = 0
+    released_ns: int | None = None
+    """Latest release of any of the application's containers."""
+
+    def may_release(self, now_ns: int) -> bool:
+        """Whether a refusal may end another wait: one victim at a time, for what it leaves may be enough for all."""
+        return self.released_ns is None or now_ns - self.released_ns >= VICTIM_NS
 
     def may_ask(self, now_ns: int, paused_since_ns: int | None) -> bool:
         """Whether to ask now. Who has begun to wait since the last request need not wait for the next one's turn."""
@@ -257,6 +265,10 @@ class Asking:
         """Its answer has come, or will not come any more."""
         self.outstanding = False
         self.next_ns = now_ns + (REFUSED_RETRY_NS if refused else RETRY_NS)
+
+    def ask_again_soon(self, now_ns: int) -> None:
+        """Somebody still waits."""
+        self.next_ns = min(self.next_ns, now_ns + RETRY_NS)
 
 
 def by_urgency(short: list[Guarded]) -> list[Guarded]:

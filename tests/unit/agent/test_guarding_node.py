@@ -197,6 +197,40 @@ def test_a_refusal_kills_at_once_as_is_standard(node, host):
     assert batch.rows()[0]["oom_kills"] == 1
 
 
+def test_a_refusal_kills_one_at_a_time_because_what_it_leaves_may_be_enough_for_the_others(node, host):
+    _, first = guarded(node, host)
+    _, second = guarded(node, host, name="db")
+    for container in (first, second):
+        container.touch(200 * MIB)
+        node.take_alarms(5 * MS)
+    (asked,) = node.journal.take_requests()
+    node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
+    killed, waiting = sorted((first, second), key=lambda container: container.paused)
+    assert (killed.oom_kills, waiting.oom_kills) == (1, 0)
+
+    now_ns, refused_s = 8 * MS, []
+    while waiting.paused:
+        now_ns = poll_until(node, now_ns, now_ns + POLL_NS)
+        for request in node.journal.take_requests():
+            refused_s.append(now_ns)
+            node.guard.answered(request, Answer(refusal="nothing left"), now_ns)
+    assert 508 * MS <= now_ns < 650 * MS
+    assert len(refused_s) >= 4
+
+
+def test_what_a_kill_leaves_may_be_taken_at_once_although_it_was_granted_lately(node, host):
+    key, container = guarded(node, host, reserve_mib=8)
+    container.touch(200 * MIB)
+    node.take_alarms(5 * MS)
+    (asked,) = node.journal.take_requests()
+    assert container.limit_bytes == 264 * MIB
+    node.guard.poll(9 * MS)
+    node.guard.answered(asked, Answer(refusal="nothing left"), 10 * MS)
+    assert container.oom_kills == 1
+    node.guard.poll(12 * MS)
+    assert not node.guard.refuses_cut(key, 200 * MIB, 13 * MS)
+
+
 def test_a_refusal_while_nobody_waits_only_tells(node, host):
     _, container = guarded(node, host)
     container.touch(150 * MIB)
