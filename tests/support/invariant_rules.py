@@ -211,4 +211,9 @@ def _identity(batch: CfsBatch) -> tuple[int, int]:
 def held_by(batch: CfsBatch) -> int:
     """Limits and what is left of the reserve, bytes."""
     limits = batch.column("memory_limit_bytes")
-    return int(limits[limits > 0].sum()) + batch.reserve_given_bytes - batch.reserve_used_bytes
+    return int(limits[limits > 0].sum()) + reserve_left(batch)
+
+
+def reserve_left(batch: CfsBatch) -> int:
+    """What the node may still grant, bytes."""
+    return batch.reserve_given_bytes - batch.reserve_used_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -11,15 +10,14 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from schemas.apps import AppSpec
 from schemas.oom import OomCause, OomKind
-from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess
+from tests.support.cluster_lab import MIB, ClusterLab, ServiceProcess
 from tests.support.deadline import until
+from tests.support.growing import QUICK_RECLAIM, grow, grown, guarded_container
 from tests.support.invariant_checker import watch
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 DEADLINE_S = 2.0
-RATE = 400 * MIB
 
 
 @dataclass
@@ -30,32 +28,13 @@ class Pair:
     agent: ServiceProcess
     allocator: ServiceProcess
 
-    async def container(self, name: str, sigma: float) -> tuple[AppSpec, LabContainer]:
-        """Guarded, of an application that withholds this share of its memory for reserves."""
-        spec = await self.cluster.announce(
-            AppSpec(name=name, cpu_limit=0.5, memory_limit=512 * MIB, sigma=sigma)
-        )
-        container = self.cluster.container(name, "web")
-        await until(lambda: container.guarded and 0 < container.limit_bytes < 100 * MIB, within_s=15, what="reclaimed")
-        async with self.cluster.batches(name) as log:
-
-            def reserve_is_there() -> bool:
-                newest = log.messages[-1:]
-                return any(
-                    batch.reserve_given_bytes - batch.reserve_used_bytes >= 0.8 * sigma * (512 * MIB)
-                    for batch in newest
-                )
-
-            await until(reserve_is_there, within_s=10, what="its reserve")
-        return spec, container
-
     async def restart_agent(self) -> None:
         self.agent = await self.cluster.launch_agent().ready()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def pair(bare_cluster: ClusterLab) -> AsyncIterator[Pair]:
-    agent, allocator = bare_cluster.launch_agent(), bare_cluster.launch_allocator(ALLOCATOR__RECLAIM_EVERY_S="1")
+    agent, allocator = bare_cluster.launch_agent(), bare_cluster.launch_allocator(**QUICK_RECLAIM)
     made = Pair(bare_cluster, await agent.ready(), await allocator.ready())
     yield made
     if made.agent.running:
@@ -67,16 +46,8 @@ async def pair(bare_cluster: ClusterLab) -> AsyncIterator[Pair]:
         bare_cluster.remove(container)
 
 
-def grow(container: LabContainer, size_mib: int) -> None:
-    container.tell(f"hold {size_mib * MIB} {RATE}")
-
-
-async def grown(container: LabContainer) -> None:
-    await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), 15)
-
-
 async def test_without_an_allocator_and_a_reserve_the_kernel_decides_at_the_deadline(pair, record_figure):
-    spec, container = await pair.container("alone", sigma=0)
+    spec, container = await guarded_container(pair.cluster, "alone", sigma=0)
     async with watch(pair.cluster, spec) as checker:
         await pair.allocator.signal(signal.SIGKILL)
         grow(container, 200)
@@ -95,7 +66,7 @@ async def test_without_an_allocator_and_a_reserve_the_kernel_decides_at_the_dead
 
 @pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
 async def test_the_watchdog_grants_from_the_reserve_while_no_agent_lives(pair, ending, record_figure):
-    spec, container = await pair.container(f"granted-{ending.lower()}", sigma=0.4)
+    spec, container = await guarded_container(pair.cluster, f"granted-{ending.lower()}", sigma=0.4)
     before_bytes = container.limit_bytes
     async with watch(pair.cluster, spec) as checker:
         pair.agent.send(signal.Signals[ending])
@@ -124,7 +95,7 @@ async def test_without_agent_and_reserve_the_kernel_decides_at_the_deadline_that
     pair, ending, record_figure
 ):
     """The agent ends when its container has waited for half of the time: that time counts."""
-    spec, container = await pair.container(f"released-{ending.lower()}", sigma=0)
+    spec, container = await guarded_container(pair.cluster, f"released-{ending.lower()}", sigma=0)
     async with watch(pair.cluster, spec) as checker:
         await pair.allocator.signal(signal.SIGKILL)
         grow(container, 200)

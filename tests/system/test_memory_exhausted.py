@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from schemas.apps import AppSpec
 from schemas.oom import OomKind
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer
 from tests.support.deadline import until
+from tests.support.growing import grow, grown
 from tests.support.invariant_checker import InvariantChecker, watch
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-RATE = 400 * MIB
 
 
-async def hold(container: LabContainer, size_mib: int, rate: int = RATE) -> None:
+async def hold(container: LabContainer, size_mib: int) -> None:
     """Grow, or fall, to so much; fails if the load is killed meanwhile."""
-    container.tell(f"hold {size_mib * MIB} {rate}")
-    await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), 15)
+    grow(container, size_mib)
+    await grown(container)
 
 
 async def admitted(*containers: LabContainer) -> None:
@@ -65,7 +63,7 @@ async def test_when_nothing_is_left_the_kernel_kills_the_event_says_why_and_the_
     async with watch(cluster, spec) as checker:
         await admitted(greedy, modest, quiet)
         await hold(modest, 60)
-        greedy.tell(f"hold {400 * MIB} {RATE}")
+        grow(greedy, 400)
         await until(lambda: not greedy.alive, within_s=20, what="the kernel's kill")
         await assert_killed_with_reason(checker, greedy, spec)
         record_figure("longest pause, seconds", round(checker.rules.longest_pause_s, 3))
