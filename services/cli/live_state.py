@@ -140,11 +140,9 @@ class LiveState:
 
     def announce(self, spec: AppSpec) -> None:
         """Take in an application's limits, as the `apps` bucket holds them."""
-        app = self.apps.setdefault(spec.name, AppLive(spec.name))
+        app = self._app(spec.name)
         app.mode, app.policy = spec.mode, spec.policy
         app.cpu_limit_us, app.memory_limit_bytes = spec.cpu_limit_us, int(spec.memory_limit)
-        if (lease := self._leases.get(spec.name)) is not None:
-            _take_lease(app, lease)
 
     def seed(self, state: AppState) -> None:
         """Take in the allocator's own view, so that the pools are known before the first change."""
@@ -153,6 +151,14 @@ class LiveState:
         app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_held_us, state.memory_held_bytes
         app.memory_reserved_bytes, app.owner = state.memory_reserved_bytes, state.owner
         app.epoch = max(app.epoch, state.epoch)
+
+    def _app(self, name: str) -> AppLive:
+        """An application, whoever spoke of it first; its owner may be known already."""
+        if name not in self.apps:
+            self.apps[name] = AppLive(name)
+            if (lease := self._leases.get(name)) is not None:
+                _take_lease(self.apps[name], lease)
+        return self.apps[name]
 
     def own(self, name: str, lease: Lease | None) -> None:
         """Take in who decides for an application, as the `leases` bucket holds it."""
@@ -168,7 +174,7 @@ class LiveState:
 
     def observe(self, batch: CfsBatch) -> None:
         """Take in one batch. Its rows are the truth for that application on that node: others are gone."""
-        app = self.apps.setdefault(batch.app, AppLive(batch.app))
+        app = self._app(batch.app)
         node = app.nodes.get(batch.node)
         if node is None or batch.incarnation > node.incarnation:
             known = {} if node is None else node.containers
@@ -187,7 +193,7 @@ class LiveState:
 
     def decide(self, decisions: LimitDecisions) -> None:
         """Take in one application's decisions."""
-        app = self.apps.setdefault(decisions.app, AppLive(decisions.app))
+        app = self._app(decisions.app)
         app.mode, app.policy = decisions.mode, decisions.policy
         app.cpu_limit_us, app.cpu_allocated_us = decisions.cpu_limit_us, decisions.cpu_allocated_us
         app.memory_limit_bytes = decisions.memory_limit_bytes
@@ -204,7 +210,7 @@ class LiveState:
     def note_memory(self, event: OomEvent) -> None:
         """Take in what happened to a container near or at its memory limit."""
         self.newest_events.append(event)
-        app = self.apps.setdefault(event.app, AppLive(event.app))
+        app = self._app(event.app)
         app.memory.add(event)
         if (container := app.find(event.node, event.container)) is not None:
             container.memory.add(event)
@@ -214,7 +220,7 @@ class LiveState:
         """Take in that other hands have changed limits; batches tell of all other changes."""
         if event.change is not ContainerChange.DRIFTED:
             return
-        app = self.apps.setdefault(event.app, AppLive(event.app))
+        app = self._app(event.app)
         app.drifts += 1
         if (container := app.find(event.node, event.container)) is not None:
             container.drifts += 1

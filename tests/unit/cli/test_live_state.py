@@ -199,6 +199,14 @@ def test_the_newest_events_are_bounded() -> None:
     assert (len(state.newest_events), state.apps["shop"].memory.grants) == (50, 200)
 
 
+def test_an_owner_that_was_told_before_the_first_batch_is_known() -> None:
+    state = LiveState()
+    state.own("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.observe(batch(0))
+
+    assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("r1", 3)
+
+
 def test_an_owner_is_known_whatever_comes_first() -> None:
     spec = AppSpec(name="shop", cpu_limit=2, memory_limit=ByteSize(1 << 30))
     state = LiveState()
