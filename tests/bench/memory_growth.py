@@ -36,6 +36,8 @@ SOURCE_BYTES = 256 * MIB
 """Of the file that is read: in the page cache before, so that nothing but memory is waited for."""
 REST_BYTES = 64 * MIB
 """At rest the limit is this close to usage (delta is 50 MiB)."""
+FREE_EVERY = 5
+"""Every so many growths the same is done without any limit, to compare."""
 _WAIT_S = 30.0
 
 
@@ -139,8 +141,8 @@ class GrowthLab:
         try:
             group.add_process(load.pid)
             await self._grow(free, load, seen)  # the hypervisor backs memory when it is touched for the first time
-            for _ in range(count):
-                yield await self._grow(free, load, seen)
+            for number in range(count):
+                yield await self._grow(None if number % FREE_EVERY else free, load, seen)
         finally:
             for subscription in subscriptions:
                 await subscription.stop()
@@ -156,9 +158,11 @@ class GrowthLab:
             return str(self._source)
         return str(self._shm / f"turnbuckle-growth-{next(self._serial):x}") if kind == "tmpfs" else ""
 
-    async def _grow(self, free: MemoryLoad, load: MemoryLoad, seen: _Container) -> GrowthRun:
-        unlimited = await asyncio.to_thread(free.grow, GROW_BYTES)
-        await asyncio.to_thread(free.drop)
+    async def _grow(self, free: MemoryLoad | None, load: MemoryLoad, seen: _Container) -> GrowthRun:
+        unlimited = None
+        if free is not None:
+            unlimited = await asyncio.to_thread(free.grow, GROW_BYTES)
+            await asyncio.to_thread(free.drop)
         await seen.until_rest(self._agent)
         kind = load.kind
         run = GrowthRun(
