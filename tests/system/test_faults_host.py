@@ -1,9 +1,14 @@
-"""Other hands on a host: second agents, foreign writes, groups that vanish, agents that die, a full state directory."""
+"""Other hands on a host: second agents, foreign writes, groups that vanish; and agents that die."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -14,6 +19,8 @@ from schemas.subjects import CONTAINER_EVENTS
 from tests.support import other_hands
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, MessageLog, poll
 from tests.support.deadline import until
+from tests.support.growing import grow, grown
+from tests.support.invariant_checker import watch
 from tests.support.limit_observer import UNLIMITED
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -131,3 +138,114 @@ async def test_a_second_agent_of_the_same_name_is_refused_although_its_root_diff
     assert (await first.get("/readyz"))[0] == 200
     third = await cluster.launch_agent(node="n3", root=f"{cluster.root}-b").ready()
     assert await third.signal(signal.SIGTERM) == 0
+
+
+async def test_groups_that_vanish_under_guard_do_no_harm(cluster, events):
+    """Among others that stay, one that is at its limit."""
+    spec = await cluster.announce(AppSpec(name="vanishing", cpu_limit=0.5, memory_limit=256 * MIB))
+    stays, *others = (cluster.container(spec.name, name) for name in ("stays", "idle", "busy", "full"))
+    async with watch(cluster, spec) as checker:
+        await until(lambda: all(c.guarded for c in (stays, *others)), within_s=15, what="all guarded")
+        others[1].tell("burn")
+        grow(others[2], 120, rate=200 * MIB)
+        await until(lambda: others[2].read().usage_bytes > 60 * MIB, what="one that grows")
+        for container in others:
+            await asyncio.to_thread(cluster.remove, container)
+        for container in others:
+            await until(lambda key=container.key: told(events, key, ContainerChange.EXITED), what="its end told")
+        grow(stays, 150)
+        await grown(stays)
+        await checker.settled()
+        assert len((await cluster.state(spec.name)).containers) == 1
+    assert checker.rules.kills == []
+    cluster.remove(stays)
+
+
+async def test_a_graceful_stop_restores_what_was_there_before_the_first_agent_although_that_one_was_killed(
+    bare_cluster, events
+):
+    """With `no_op_writes`, the fixture of all, watching; every agent changes what the one before it has left."""
+    root = f"{bare_cluster.root}-r"
+    spec = await bare_cluster.announce(AppSpec(name="restored", cpu_limit=0.5, memory_limit=300 * MIB))
+    original = 12_000, 90 * MIB
+    container = bare_cluster.container(spec.name, "web", *original, root=root)
+    before = container.read()
+    for ending in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+        agent = await bare_cluster.launch_agent(node="n5", root=root).ready()
+        await until(lambda: container.guarded, within_s=15, what="guarded")
+        grow(container, 20)
+        await grown(container)
+        container.tell("burn")
+        await until(lambda: container.quota_us >= 40_000, within_s=15, what="another quota")
+        await until(lambda: container.limit_bytes != original[1], within_s=15, what="another memory limit")
+        container.tell("idle")
+        grow(container, 1)
+        await grown(container)
+        await agent.signal(ending)
+        if ending is signal.SIGTERM:
+            assert container.read().limits == original
+            assert container.read().memsw_bytes == before.memsw_bytes
+            assert not container.guarded
+            assert told(events, container.key, ContainerChange.RELEASED)
+        else:
+            assert container.read().limits != original, "a crash leaves what was granted last"
+            assert container.guarded
+    bare_cluster.remove(container)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of so few pages that a state directory soon fills it."""
+    directory = tmp_path / "state"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tiny", str(directory)], check=True)
+    yield directory
+    subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+async def test_a_state_directory_that_is_full_at_the_start_ends_the_agent_with_a_remedy(bare_cluster, tiny):
+    fill(tiny)
+    agent = bare_cluster.launch(
+        "agent", AGENT__NODE="n6", AGENT__MANAGED_ROOT=f"{bare_cluster.root}-t", AGENT__DOCKER="off",
+        AGENT__STATE_DIRECTORY=str(tiny),
+    )  # fmt: skip
+    assert await agent.exit_code() == 78
+    log = agent.log_path.read_text(encoding="utf-8")
+    assert "No space left on device" in log
+    assert "TURNBUCKLE_AGENT__STATE_DIRECTORY" in log
+
+
+async def test_while_the_state_directory_is_full_containers_are_followed_and_nobody_hangs(cluster, tiny):
+    """What cannot be written down is not granted by the agent itself: the allocator's orders raise limits then."""
+    root = f"{cluster.root}-t"
+    agent = await cluster.launch(
+        "agent", AGENT__NODE="n7", AGENT__MANAGED_ROOT=root, AGENT__DOCKER="off", AGENT__STATE_DIRECTORY=str(tiny)
+    ).ready()
+    spec = await cluster.announce(AppSpec(name="full", cpu_limit=0.5, memory_limit=300 * MIB))
+    first = cluster.container(spec.name, "first", root=root)
+    await until(lambda: first.guarded and first.limit_bytes > 0, within_s=15, what="guarded")
+    fill(tiny)
+    second = cluster.container(spec.name, "second", root=root)
+    async with watch(cluster, spec, roots=(root,)) as checker:
+        await until(lambda: second.limit_bytes > 0, within_s=15, what="the second one managed")
+        for container in (first, second):
+            grow(container, 90, rate=100 * MIB)
+            await grown(container)
+        await checker.settled()
+    assert checker.rules.kills == []
+    assert first.alive
+    assert second.alive
+    assert agent.running
+    assert await agent.signal(signal.SIGTERM) == 0
+    assert [container.read().limits for container in (first, second)] == [(UNLIMITED, UNLIMITED)] * 2
+    assert not first.guarded
+    assert not second.guarded
+    for container in (first, second):
+        cluster.remove(container)
+
+
+def fill(directory: Path) -> None:
+    """Until not one byte more can be written."""
+    with suppress(OSError), (directory / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))

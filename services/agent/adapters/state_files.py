@@ -215,12 +215,14 @@ class StateDirectory:
         self._waits = path / "waits"
 
     def make(self) -> None:
-        """Create it. Raises OSError: it cannot be, or cannot be written."""
+        """Create it. Raises OSError: it cannot be, cannot be written, or is full."""
         for directory in (self._originals, self._waits):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = self.path / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        try:
+            probe.write_bytes(bytes(_PAGE_BYTES))
+        finally:
+            probe.unlink(missing_ok=True)
 
     def load(self, key: str) -> FoundValues | None:
         """One container's values; None if there are none of this boot."""
