@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop bench-memory fuzz format clean anew
+.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop bench-memory fuzz soak format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,9 @@ bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fas
 
 fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; ARGS="--seed 7 --count 20000")
 	$(BIN)/python -m tests.fuzz.message_fuzzer $(ARGS)
+
+soak: $(STAMP_DEV)  ## Random crashes and freezes of everything under load (10 minutes; ARGS="--seed 7 --seconds 60")
+	$(BIN)/python -m tests.soak.soak $(ARGS)
 
 clean:  ## Remove .venv, caches and build results
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

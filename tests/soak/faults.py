@@ -1,0 +1,133 @@
+"""Ends, freezes and restarts agents, allocators and the server at random moments. Repeatable by its seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tests.support.cluster_lab import ClusterLab, ServiceProcess
+
+MEAN_GAP_S = 1.5
+MOST_DOWN_S = 2.0
+MOST_FROZEN_S = 4.0
+_LOOK_S = 0.25
+_LOG_CHARACTERS = 1_500
+
+
+@dataclass
+class Slot:
+    """One service that is meant to run."""
+
+    name: str
+    launch: Callable[[], ServiceProcess]
+    process: ServiceProcess
+    busy: bool = False
+    """Under a fault: it need not run."""
+
+
+@dataclass
+class Faults:
+    """What was done, and what was not our doing."""
+
+    cluster: ClusterLab
+    chance: random.Random
+    slots: list[Slot] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    ended_by_themselves: list[str] = field(default_factory=list)
+    _server_busy: bool = False
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def add(self, name: str, launch: Callable[[], ServiceProcess]) -> None:
+        """Start a service that is to be kept running between faults."""
+        self.slots.append(Slot(name, launch, launch()))
+
+    async def ready(self) -> None:
+        """Wait until everything runs and says that it is ready."""
+        for slot in self.slots:
+            await slot.process.ready(30)
+
+    async def run(self) -> None:
+        """One fault after another, also at the same time; cancel to stop, then `heal`."""
+        looking = asyncio.create_task(self._look())
+        try:
+            while True:
+                await asyncio.sleep(self.chance.expovariate(1 / MEAN_GAP_S))
+                self._begin(self.chance.choice(("agent", "agent", "allocator", "allocator", "server")))
+        finally:
+            looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await looking
+
+    def _begin(self, kind: str) -> None:
+        freezes, frozen_s = self.chance.random() < 0.35, self.chance.uniform(0.2, MOST_FROZEN_S)
+        down_s = self.chance.uniform(0, MOST_DOWN_S)
+        if kind == "server":
+            if not self._server_busy:
+                self._start(self._freeze_server(frozen_s) if freezes else self._kill_server(down_s))
+            return
+        idle = [slot for slot in self.slots if slot.name.startswith(kind) and not slot.busy]
+        if idle:
+            slot = self.chance.choice(idle)
+            self._start(self._freeze(slot, frozen_s) if freezes else self._kill(slot, down_s))
+
+    def _start(self, fault: object) -> None:
+        task = asyncio.ensure_future(fault)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _kill(self, slot: Slot, down_s: float) -> None:
+        slot.busy = True
+        self.counts[f"kill -9 {slot.name.partition(' ')[0]}"] += 1
+        await slot.process.signal(signal.SIGKILL)
+        await asyncio.sleep(down_s)
+        slot.process = slot.launch()
+        slot.busy = False
+
+    async def _freeze(self, slot: Slot, frozen_s: float) -> None:
+        slot.busy = True
+        self.counts[f"SIGSTOP {slot.name.partition(' ')[0]}"] += 1
+        slot.process.send(signal.SIGSTOP)
+        await asyncio.sleep(frozen_s)
+        slot.process.send(signal.SIGCONT)
+        slot.busy = False
+
+    async def _kill_server(self, down_s: float) -> None:
+        self._server_busy = True
+        self.counts["kill -9 nats-server"] += 1
+        self.cluster.nats.kill()
+        await asyncio.sleep(down_s)
+        await self.cluster.nats.start()
+        self._server_busy = False
+
+    async def _freeze_server(self, frozen_s: float) -> None:
+        self._server_busy = True
+        self.counts["SIGSTOP nats-server"] += 1
+        self.cluster.nats.pause()
+        await asyncio.sleep(frozen_s)
+        self.cluster.nats.resume()
+        self._server_busy = False
+
+    async def _look(self) -> None:
+        """A service that ends without a fault is a finding; it is started again."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for slot in self.slots:
+                if not slot.busy and not slot.process.running:
+                    code = await slot.process.exit_code()
+                    log = slot.process.log_path.read_text(encoding="utf-8")[-_LOG_CHARACTERS:]
+                    self.ended_by_themselves.append(f"{slot.name} ended with {code}: {log}")
+                    slot.process = slot.launch()
+
+    async def heal(self) -> None:
+        """Wait for the faults under way to be over, and for everything to be ready."""
+        if self._tasks:
+            await asyncio.gather(*self._tasks)
+        for slot in self.slots:
+            if not slot.process.running:
+                slot.process = slot.launch()
+        await self.ready()

@@ -1,0 +1,25 @@
+"""A minute of random crashes and freezes under load; `make soak` does it for ten."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soak.soak import Soak
+
+pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+SEED = 3
+SECONDS = 60.0
+
+
+@pytest.mark.timeout(240)
+async def test_nothing_is_lost_wrongly_killed_or_left_hanging_by_random_crashes_and_freezes(
+    bare_cluster, record_figure
+):
+    report = await Soak(bare_cluster, SEED).run(SECONDS)
+
+    record_figure("report", report.text)
+    assert not report.troubles, report.text
+    assert sum(report.faults.values()) >= 15
+    assert report.faults.keys() >= {"kill -9 agent", "kill -9 allocator", "kill -9 nats-server"}
+    assert report.grown >= 60
+    assert report.samples >= 20 * SECONDS
