@@ -170,3 +170,43 @@ async def _stale(cluster: ClusterLab) -> bool:
     """The silent agent's container still counts, and is no longer decided about."""
     [container] = (await cluster.state(APP)).containers
     return container.report_age_s > 2
+
+
+async def test_docker_update_is_noticed_within_a_second_told_and_put_back(
+    bare_cluster, agent, engine, log, record_figure
+):
+    """The best of up to three attempts, from the engine's answer on."""
+    web = await run(bare_cluster, engine, "updated", SHOP, mem_limit=100 * MIB)
+    noticed_s: list[float] = []
+    while len(noticed_s) < ATTEMPTS and not (noticed_s and min(noticed_s) < 1):
+        before = await limits_that_stay(web)
+        told = len(drifts_of(log, web.container_id))
+        hand = {"cpu_quota": 7_000, "cpu_period": 100_000, "mem_limit": 40 * MIB, "memswap_limit": 900 * MIB}
+        await asyncio.to_thread(engine.client.update_container, web.container_id, **hand)
+        start_s = time.monotonic()
+        await until(lambda n=told: len(drifts_of(log, web.container_id)) > n, what="told")
+        await until(lambda b=before: web.read().limits == b, what="put back")
+        noticed_s.append(time.monotonic() - start_s)
+    record_figure("noticed_s", repr(noticed_s))
+    assert min(noticed_s) <= 1
+    reasons = "; ".join(event.reason for event in drifts_of(log, web.container_id))
+    assert "became 7 ms" in reasons
+    assert "became 40 MiB, put back" in reasons
+
+
+def drifts_of(log: MessageLog, container_id: str) -> list[ContainerEvent]:
+    return [event for event in events_of(log, container_id) if event.change is ContainerChange.DRIFTED]
+
+
+async def limits_that_stay(web: Watched) -> tuple[int, int]:
+    """Managed, and the same for half a second."""
+    seen = web.read().limits, time.monotonic()
+
+    def rest() -> bool:
+        nonlocal seen
+        if web.read().limits != seen[0]:
+            seen = web.read().limits, time.monotonic()
+        return web.read().guarded and time.monotonic() > seen[1] + 0.5
+
+    await until(rest, within_s=15, what="limits that stay")
+    return seen[0]
