@@ -84,10 +84,12 @@ class Lending:
         return int(cuts.sum()) + int(returned.sum())
 
 
-def nothing_left(app: str, limit_bytes: int, index: int, held: Pools) -> str:
-    """Why a request for memory is refused."""
+def nothing_left(app: str, limit_bytes: int, index: int, held: Pools, kept_bytes: int) -> str:
+    """Why a request for memory is refused; kept_bytes: free, but for containers that are announced or about to join."""
     reserved = int(held.reserved_bytes[index])
+    kept = f", {kept_bytes >> 20} MiB are kept for containers that have not joined yet" if kept_bytes else ""
     return (
         f"{app} may use {limit_bytes >> 20} MiB: its {int(held.containers[index])} containers hold "
-        f"{(int(held.limit_held_bytes[index]) - reserved) >> 20} MiB and use it, {reserved >> 20} MiB are reserves"
+        f"{(int(held.limit_held_bytes[index]) - reserved) >> 20} MiB and use it, "
+        f"{reserved >> 20} MiB are reserves{kept}"
     )

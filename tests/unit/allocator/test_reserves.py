@@ -259,6 +259,18 @@ def test_nothing_left_is_said_with_figures(full):
     assert reply.refusal == "shop may use 1000 MiB: its 2 containers hold 1000 MiB and use it, 0 MiB are reserves"
 
 
+def test_what_is_kept_for_containers_that_were_announced_is_named_in_a_refusal():
+    made = Shop({"n1": {"a-1": [250, 100, 0]}}, memory_limit=1000 * MIB, sigma=0, announced_containers=4)
+    made.periods(5)
+    made.use("a-1", 248)
+    made.periods(2)
+    reply, _ = made.ask("n1", "a-1", 50)
+    assert reply.refusal == (
+        "shop may use 1000 MiB: its 1 containers hold 250 MiB and use it, 0 MiB are reserves, "
+        "750 MiB are kept for containers that have not joined yet"
+    )
+
+
 def test_page_cache_of_others_is_taken_before_a_task_dies(full):
     full.use("b-1", 497, reclaimable_mib=400)
     full.periods(1)
