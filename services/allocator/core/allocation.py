@@ -232,8 +232,7 @@ class Allocation:
         coming = self._lending.coming_back(table, index, group)
         refusal = ""
         if not granted and not coming and roster.reserves.settled[group]:  # an order under way may bring it
-            limit_bytes, kept_bytes = int(table.memory_limit_bytes[index]), int(self._kept.limit_bytes[index])
-            refusal = nothing_left(app, limit_bytes, index, self.pools(), kept_bytes)
+            refusal = nothing_left(app, int(table.memory_limit_bytes[index]), index, self.pools())
         reply = reply.model_copy(update={"granted_bytes": granted, "reclaiming_bytes": coming, "refusal": refusal})
         return reply, replace(outcome, updates=refills + outcome.updates)
 

@@ -45,10 +45,11 @@ class Lending:
         count = len(book.app)
         shares = rows.admitted & table.known[rows.app] & ~table.virtual[rows.app]
         unfenced = np.bincount(rows.reserve, ~rows.fenced, count) > 0
-        free_bytes = standing.free(held, table)[1] - kept_bytes
+        free_bytes = standing.free(held, table)[1]
         view = reserves.ReserveView(
             pool_bytes=free_bytes + held.reserved_bytes,
             free_bytes=free_bytes,
+            kept_bytes=kept_bytes,
             withheld_bytes=table.withheld_bytes,
             weight=np.bincount(rows.reserve, shares, count).astype(np.int64),
             reachable=open_apps[book.app] & ~unfenced & standing.heard(self._roster, book.node, moment),
@@ -84,12 +85,10 @@ class Lending:
         return int(cuts.sum()) + int(returned.sum())
 
 
-def nothing_left(app: str, limit_bytes: int, index: int, held: Pools, kept_bytes: int) -> str:
-    """Why a request for memory is refused; kept_bytes: free, but for containers that are announced or about to join."""
+def nothing_left(app: str, limit_bytes: int, index: int, held: Pools) -> str:
+    """Why a request for memory is refused."""
     reserved = int(held.reserved_bytes[index])
-    kept = f", {kept_bytes >> 20} MiB are kept for containers that have not joined yet" if kept_bytes else ""
     return (
         f"{app} may use {limit_bytes >> 20} MiB: its {int(held.containers[index])} containers hold "
-        f"{(int(held.limit_held_bytes[index]) - reserved) >> 20} MiB and use it, "
-        f"{reserved >> 20} MiB are reserves{kept}"
+        f"{(int(held.limit_held_bytes[index]) - reserved) >> 20} MiB and use it, {reserved >> 20} MiB are reserves"
     )

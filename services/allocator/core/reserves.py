@@ -139,9 +139,11 @@ class ReserveView:
     """One step's numbers. A: applications, G: rows of `Reserves`; bytes."""
 
     pool_bytes: IntArray
-    """A: limit minus containers' limits minus what is kept for newcomers: free and reserved together."""
+    """A: limit minus containers' limits: free and reserved together."""
     free_bytes: IntArray
     """A: of it, what is in no reserve."""
+    kept_bytes: IntArray
+    """A: of it, kept for containers that have not joined; only who asks may take it: a newcomer can wait."""
     withheld_bytes: IntArray
     """A: sigma x limit."""
     weight: IntArray
@@ -153,13 +155,15 @@ class ReserveView:
 
 def targets(reserves: Reserves, view: ReserveView) -> IntArray:
     """What each row should have left, whole pages: first what was asked for, then the withheld share by weight."""
-    pool = np.maximum(view.pool_bytes, 0) // PAGE_BYTES
+    pool, kept = np.maximum(view.pool_bytes, 0) // PAGE_BYTES, -(-view.kept_bytes // PAGE_BYTES)
     asked = np.where(reserves.needy(view.now_ns) & (view.weight > 0), -(-reserves.needed_bytes // PAGE_BYTES), 0)
     first = ration(reserves.app, asked, pool)
-    spread = np.minimum(view.withheld_bytes // PAGE_BYTES, pool - per_app(reserves.app, first, len(pool)))
+    left = np.maximum(pool - kept - per_app(reserves.app, first, len(pool)), 0)
+    spread = np.minimum(view.withheld_bytes // PAGE_BYTES, left)
     weights = np.maximum(per_app(reserves.app, view.weight, len(pool)), 1)
     share = spread[reserves.app] // weights[reserves.app] * view.weight
-    return (first + share) * PAGE_BYTES
+    target: IntArray = (first + share) * PAGE_BYTES
+    return target
 
 
 def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
@@ -173,8 +177,11 @@ def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
     may = reserves.live & view.reachable
     rise = may & (target > left) & np.where(needy, True, far & settled)  # noqa: FBT003 - numpy takes it by position
     fall = may & (target < left) & settled & (far | (target == 0))
+    free, kept = np.maximum(view.free_bytes, 0) // PAGE_BYTES, -(-view.kept_bytes // PAGE_BYTES)
     ask = np.where(rise, (target - left) // PAGE_BYTES, 0)
-    granted = ration(reserves.app, ask, np.maximum(view.free_bytes, 0) // PAGE_BYTES) * PAGE_BYTES
+    first = ration(reserves.app, np.where(needy, ask, 0), free)
+    others = np.maximum(free - per_app(reserves.app, first, len(free)) - kept, 0)
+    granted = (first + ration(reserves.app, np.where(needy, 0, ask), others)) * PAGE_BYTES
     given = np.where(rise, held + granted, np.where(fall, reserves.used_bytes + target, held))
     lost = may & ~reserves.settled & settled
     index = np.flatnonzero((rise & (granted > 0)) | fall | lost)

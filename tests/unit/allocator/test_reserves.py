@@ -30,13 +30,13 @@ def book(*left_mib):
     return reserves
 
 
-def view(reserves, pool_mib, *, withheld_mib=100, weight=None, now_ns=0):
+def view(reserves, pool_mib, *, withheld_mib=100, kept_mib=0, weight=None, now_ns=0):
     held = int(reserves.held_bytes.sum())
     count = len(reserves.app)
     nodes = int(reserves.live.sum())
     return ReserveView(
         pool_bytes=ints(pool_mib * MIB), free_bytes=ints(pool_mib * MIB - held),
-        withheld_bytes=ints(withheld_mib * MIB),
+        withheld_bytes=ints(withheld_mib * MIB), kept_bytes=ints(kept_mib * MIB),
         weight=ints(*([1] * nodes if weight is None else weight), *[0] * (count - nodes)),
         reachable=np.ones(count, dtype=np.bool_), now_ns=now_ns,
     )  # fmt: skip
@@ -259,16 +259,17 @@ def test_nothing_left_is_said_with_figures(full):
     assert reply.refusal == "shop may use 1000 MiB: its 2 containers hold 1000 MiB and use it, 0 MiB are reserves"
 
 
-def test_what_is_kept_for_containers_that_were_announced_is_named_in_a_refusal():
+def test_what_is_kept_for_containers_that_have_not_joined_is_given_to_who_would_be_killed():
     made = Shop({"n1": {"a-1": [250, 100, 0]}}, memory_limit=1000 * MIB, sigma=0, announced_containers=4)
     made.periods(5)
     made.use("a-1", 248)
     made.periods(2)
-    reply, _ = made.ask("n1", "a-1", 50)
-    assert reply.refusal == (
-        "shop may use 1000 MiB: its 1 containers hold 250 MiB and use it, 0 MiB are reserves, "
-        "750 MiB are kept for containers that have not joined yet"
-    )
+    assert made.given_mib() == {"n1": 0}
+
+    reply, updates = made.ask("n1", "a-1", 50)
+    made.carry_out(updates)
+
+    assert (reply.refusal, made.given_mib()) == ("", {"n1": 50})
 
 
 def test_page_cache_of_others_is_taken_before_a_task_dies(full):
