@@ -18,7 +18,6 @@ from services.agent.core.memory_guard import (
     PAGE_BYTES,
     POLL_NS,
     SETTLE_NS,
-    SILENT_NS,
     Asking,
     Guarded,
     IntArray,
@@ -32,6 +31,7 @@ from services.agent.drift import DriftWatch
 from services.agent.occurrences import Answer, Asked, Journal, Occurrence, mib
 from services.agent.ports import UNLIMITED, Alarm, AlarmKind, MemoryState, WriteOutcome
 from services.agent.reserves import Reserves
+from services.agent.waits import WaitNotes
 
 ARM_AGAIN_NS: Final = 20_000_000
 """While a container grows fast, its thresholds follow this often."""
@@ -60,7 +60,7 @@ class MemoryGuard:
         self._pause_deadline_ns = pause_deadline_ns
         self._guarded: dict[str, Guarded] = {}
         self._asking: dict[str, Asking] = {}
-        self._ticked_ns = 0  # latest sample of all
+        self._waits = WaitNotes(containers)
         self.journal: Journal = drift.journal
 
     # -- who is guarded ----------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ class MemoryGuard:
         known = self._containers.book.containers[key]
         if key not in self._guarded and (known.limit_bytes != UNLIMITED or known.limit_ordered):
             known.limit_ordered = True
-            noted_ns = self._containers.members[key].handle.waiting_since_ns
-            self._guarded[key] = Guarded(key, known.app, noted_wait_ns=noted_ns)
+            self._guarded[key] = Guarded(key, known.app)
+            self._waits.take_over(self._guarded[key])
             self._arm(self._guarded[key], self._containers.members[key], now_ns)
 
     def look_soon(self, key: str, now_ns: int) -> None:
@@ -105,6 +105,7 @@ class MemoryGuard:
     def forget(self, member: Member, now_ns: int) -> None:
         """It is gone. The kernel's counter may have gone with it before it could be read."""
         guarded = self._guarded.pop(member.found.key, None)
+        self._waits.forget(member.found.key)
         state = guarded.state if guarded else None
         if guarded is None or state is None or not guarded.released or not guarded.was_paused_at_release:
             return
@@ -118,14 +119,8 @@ class MemoryGuard:
         guarded = self._guarded.get(key)
         if guarded is not None:
             guarded.end_pause()
-            self._note_wait(guarded)
+            self._waits.note(guarded)
             guarded.stay_hot(now_ns)
-
-    def _note_wait(self, guarded: Guarded) -> None:
-        """Since when its tasks wait, or that they do not any more, for whoever comes after us."""
-        if guarded.paused_since_ns != guarded.noted_wait_ns:
-            guarded.noted_wait_ns = guarded.paused_since_ns
-            self._containers.members[guarded.key].handle.note_wait(guarded.paused_since_ns)
 
     def refuses_cut(self, key: str, limit_bytes: int, now_ns: int) -> bool:
         """Whether a lower limit must not be written now: it was granted more lately, or uses too much of it."""
@@ -148,6 +143,7 @@ class MemoryGuard:
 
     def take_alarms(self, alarms: Iterable[Alarm], now_ns: int) -> None:
         """Look at those that gave an alarm; late and doubled ones do no harm."""
+        self._wake(now_ns)
         causes: dict[str, OomCause] = {}
         for alarm in alarms:
             paused = alarm.kind is AlarmKind.PAUSED
@@ -159,8 +155,8 @@ class MemoryGuard:
 
     def tick(self, keys: list[str], usage_bytes: IntArray, rate: np.ndarray[Any, Any], now_ns: int) -> None:
         """The periodic sample of all containers, shape (N,)."""
+        self._wake(now_ns)
         if not self._guarded:
-            self._ticked_ns = now_ns
             return
         book = self._containers.book.containers
         limit_bytes = np.array(
@@ -170,7 +166,6 @@ class MemoryGuard:
         looks |= {key for key, guarded in self._guarded.items() if guarded.has_an_episode}
         for key in sorted(looks):
             self.look(key, OomCause.SAMPLE, now_ns)
-        self._ticked_ns = now_ns
 
     def next_poll_ns(self, now_ns: int) -> int | None:
         """When `poll` is due; None: nothing grows fast, nobody waits."""
@@ -180,6 +175,7 @@ class MemoryGuard:
 
     def poll(self, now_ns: int) -> None:
         """Look at all that grow fast or wait."""
+        self._wake(now_ns)
         for guarded in list(self._guarded.values()):
             if not guarded.is_hot(now_ns):
                 continue
@@ -187,6 +183,10 @@ class MemoryGuard:
             self.look(guarded.key, OomCause.SAMPLE, now_ns)
             if now_ns - guarded.armed_ns >= ARM_AGAIN_NS and not guarded.released:
                 self._arm(guarded, self._containers.members[guarded.key], now_ns)
+
+    def _wake(self, now_ns: int) -> None:
+        for guarded in self._waits.after_silence(self._guarded.values(), now_ns):
+            self.look(guarded.key, OomCause.SAMPLE, now_ns)
 
     def reserve_came(self, app: str, now_ns: int) -> None:
         """A reserve order was carried out: those that wait get what they need."""
@@ -212,7 +212,7 @@ class MemoryGuard:
             guarded.released = ""
             guarded.has_enough()
             self._arm(guarded, member, now_ns)
-        self._note_wait(guarded)
+        self._waits.note(guarded)
 
     def _relieve(self, look: _Look) -> None:
         guarded, state = look.guarded, look.state
@@ -230,8 +230,7 @@ class MemoryGuard:
             self._end_a_wait(look, need)
 
     def _begin_pause(self, look: _Look) -> None:
-        since_ns = self._ticked_ns if 0 < self._ticked_ns < look.now_ns - SILENT_NS else look.now_ns
-        if look.guarded.begin_pause(since_ns, self._pause_deadline_ns):
+        if look.guarded.begin_pause(look.now_ns, self._pause_deadline_ns):
             usage, limit = mib(look.state.usage_bytes), mib(look.state.limit_bytes)
             seen = OomCause.LIMIT if look.cause is OomCause.LIMIT else OomCause.SAMPLE
             self._tell(look, OomKind.TRAP, seen, f"usage {usage} reached the limit of {limit}: tasks wait")
@@ -309,7 +308,7 @@ class MemoryGuard:
         self._tell(look, OomKind.RELEASE, cause, reason, paused_us=guarded.paused_us(look.now_ns))
         guarded.let_go(reason, look.now_ns, look.state.oom_kills)
         self._asking.setdefault(guarded.app, Asking()).released_ns = look.now_ns
-        self._note_wait(guarded)
+        self._waits.note(guarded)
 
     # -- what comes back ---------------------------------------------------------------------------------------
 

@@ -176,8 +176,6 @@ class Watchdog:
             now_s = time.monotonic()
             silent_s = now_s - self._last_beat_s
             if not self._ended and silent_s < self._options.silence_s:
-                for group in self._groups.values():  # the agent knows for how long it has not looked
-                    self._note_wait(group, None)
                 self._stand_back()
             elif not self._act(now_s, silent_s):
                 break

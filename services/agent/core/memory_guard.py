@@ -26,8 +26,6 @@ NEAR_BYTES: Final = 32 * MIB
 NEAR_SHARE: Final = 8
 NEAR_S: Final = 0.06
 AHEAD_S: Final = 0.1
-SILENT_NS: Final = 300_000_000
-"""Without a tick for this long the agent was stopped or starved: who is found waiting may have waited all that time."""
 MAX_RATE: Final = float(64 << 30)
 """No machine touches memory faster: a reading beyond it is an error of the clock."""
 HOT_NS: Final = 250_000_000
@@ -148,7 +146,7 @@ class Guarded:
     """Why nothing more was to be had, as last heard in this shortage."""
     paused_since_ns: int | None = None
     noted_wait_ns: int | None = None
-    """The same as written down, at first by an agent before us: a wait that it has seen begin goes on."""
+    """Since when they may have waited before we looked, as others noted; until the next look."""
     deadline_ns: int = 0
     released: str = ""
     """Why the kernel has its kill back; empty: it has not."""
@@ -181,11 +179,11 @@ class Guarded:
         """Whether it lacks memory, its tasks wait, or the kernel has its kill back."""
         return self.short_since_ns is not None or self.paused_since_ns is not None or bool(self.released)
 
-    def begin_pause(self, since_ns: int, patience_ns: int) -> bool:
+    def begin_pause(self, now_ns: int, patience_ns: int) -> bool:
         """Tasks are seen waiting; returns whether that is new."""
         if self.paused_since_ns is not None:
             return False
-        self.paused_since_ns = since_ns if self.noted_wait_ns is None else min(self.noted_wait_ns, since_ns)
+        self.paused_since_ns = now_ns if self.noted_wait_ns is None else min(self.noted_wait_ns, now_ns)
         self.deadline_ns = self.paused_since_ns + patience_ns
         return True
 

@@ -75,6 +75,7 @@ def test_a_wait_that_has_ended_is_not_noted_any_more(node, host):
     assert not container.paused
     assert container.waiting_since_ns is None
 
+    node.sample(400 * MS, 1)
     container.touch(200 * MIB)
     node.take_alarms(500 * MS)
     assert container.waiting_since_ns == 500 * MS
@@ -82,10 +83,41 @@ def test_a_wait_that_has_ended_is_not_noted_any_more(node, host):
     assert container.waiting_since_ns is None
 
 
-def test_who_is_found_waiting_by_an_agent_that_was_stopped_has_waited_since_its_last_tick(node, host):
+def stopped(node, host, for_ms):
+    """The agent looks at nothing for so long; its container hits the limit meanwhile."""
     _, container = guarded(node, host)
     node.sample(100 * MS, 1)
     container.touch(200 * MIB)
-    node.take_alarms(900 * MS)
-    assert container.paused
-    assert waits_until(node, container, 900 * MS) <= 1100 * MS + POLL_NS
+    return container, (100 + for_ms) * MS
+
+
+@pytest.mark.parametrize("look", ["alarms", "sample"])
+def test_after_a_short_stop_who_waits_may_have_waited_since_the_last_look(node, host, look):
+    container, now_ns = stopped(node, host, 500)
+    node.take_alarms(now_ns) if look == "alarms" else node.sample(now_ns, 2)
+    assert waits_until(node, container, now_ns) <= 1100 * MS + POLL_NS
+
+
+def test_after_a_long_stop_the_watchdog_has_noted_since_when(node, host):
+    container, now_ns = stopped(node, host, 5000)
+    container.note_wait(now_ns - 300 * MS)
+    node.take_alarms(now_ns)
+    assert now_ns + 700 * MS <= waits_until(node, container, now_ns) <= now_ns + 700 * MS + POLL_NS
+    assert container.waiting_since_ns is None
+
+
+def test_after_a_long_stop_without_a_note_the_wait_has_just_begun(node, host):
+    container, now_ns = stopped(node, host, 5000)
+    node.take_alarms(now_ns)
+    assert waits_until(node, container, now_ns) >= now_ns + 1000 * MS
+
+
+def test_a_note_of_a_wait_that_ended_during_the_stop_is_removed(node, host):
+    _, container = guarded(node, host)
+    node.sample(100 * MS, 1)
+    container.note_wait(200 * MS)
+    node.sample(5000 * MS, 2)
+    assert container.waiting_since_ns is None
+    container.touch(200 * MIB)
+    node.take_alarms(5050 * MS)
+    assert waits_until(node, container, 5050 * MS) >= 6050 * MS
