@@ -56,6 +56,16 @@ class _Wait:
     limit_bytes: int
 
 
+@dataclass(slots=True)
+class _Excess:
+    """Successive samples in which a sum is above its limit."""
+
+    index: int
+    """In `violations`."""
+    since_s: float
+    most: int
+
+
 def container_of(directory: str) -> str:
     """Key of a managed group."""
     return directory.rpartition("/")[2]
@@ -80,6 +90,8 @@ class Rules:
     highest_limit_share: float = 0.0
     """Largest sum of memory limits seen, as a share of the application's."""
     _waits: dict[str, _Wait] = field(default_factory=dict)
+    _excesses: dict[tuple[str, str], _Excess] = field(default_factory=dict)
+    """By application and unit."""
     _kill_counts: dict[str, int] = field(default_factory=dict)
     _recent: defaultdict[str, deque[_Recent]] = field(default_factory=lambda: defaultdict(deque))
     _epochs: dict[str, int] = field(default_factory=dict)
@@ -103,15 +115,28 @@ class Rules:
         spec = self.specs[app]
         limit_bytes = sum(max(reading.limit_bytes, 0) for reading in groups.values())
         quota_us = sum(max(reading.quota_us, 0) for reading in groups.values())
-        if limit_bytes > spec.memory_limit:
-            self._violated(time_s, f"{app}: files hold {limit_bytes} of {int(spec.memory_limit)} bytes")
-        if quota_us > spec.cpu_limit_us:
-            self._violated(time_s, f"{app}: files hold {quota_us} of {spec.cpu_limit_us} us")
+        self._compare(time_s, (app, "bytes"), limit_bytes, int(spec.memory_limit))
+        self._compare(time_s, (app, "us"), quota_us, spec.cpu_limit_us)
         self.highest_limit_share = max(self.highest_limit_share, limit_bytes / spec.memory_limit)
         recent = self._recent[app]
         recent.append(_Recent(time_s, sum(reading.usage_bytes for reading in groups.values()), len(groups)))
         while recent[0].time_s < time_s - RECENT_S:
             recent.popleft()
+
+    def _compare(self, time_s: float, what: tuple[str, str], held: int, limit: int) -> None:
+        """Successive samples above the limit are one violation."""
+        if held <= limit:
+            self._excesses.pop(what, None)
+            return
+        excess = self._excesses.get(what)
+        if excess is None:
+            excess = self._excesses[what] = _Excess(len(self.violations), time_s, held)
+            self.violations.append("")
+        excess.most = max(excess.most, held)
+        self.violations[excess.index] = (
+            f"{excess.since_s:.2f} s: {what[0]}: files hold up to {excess.most} of {limit} {what[1]} "
+            f"for {time_s - excess.since_s:.2f} s"
+        )
 
     def _wait(self, time_s: float, directory: str, reading: Reading) -> None:
         wait = self._waits.get(directory)

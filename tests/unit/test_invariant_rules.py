@@ -39,6 +39,14 @@ def test_a_sum_of_files_up_to_the_limit_is_right_and_above_it_is_not(rules):
     assert len(rules.finish()) == 2
 
 
+def test_successive_samples_above_the_limit_are_one_violation(rules):
+    for time_s, limit_mib in ((1.0, 129), (1.02, 140), (1.04, 130), (1.06, 128), (1.08, 129)):
+        see(rules, time_s, reading(128), reading(limit_mib))
+    first, second = rules.finish()
+    assert first == f"1.00 s: shop: files hold up to {268 * MIB} of {256 * MIB} bytes for 0.04 s"
+    assert second.startswith("1.08 s")
+
+
 def test_what_is_not_limited_is_not_managed_yet(rules):
     see(rules, 1.0, Reading(UNLIMITED, UNLIMITED, UNLIMITED, 0, 0, 0), reading(256, 100_000))
     assert rules.finish() == []
