@@ -88,6 +88,7 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_allocator_memory_requests_total", "counter", "requests to refill a node's reserve"),
     MetricSpec("turnbuckle_allocator_refused_memory_requests_total", "counter", "such requests with nothing left"),
     MetricSpec("turnbuckle_allocator_takeovers_total", "counter", "applications taken over, new ones included"),
+    MetricSpec("turnbuckle_allocator_unheard_nodes", "gauge", "nodes to be heard before more is handed out"),
     MetricSpec("turnbuckle_allocator_lost_leases_total", "counter", "applications taken away by another replica"),
     MetricSpec("turnbuckle_allocator_failed_renewals_total", "counter", "own heartbeats that could not be stored"),
     MetricSpec("turnbuckle_allocator_stale_batches_total", "counter", "batches that came too late to act upon"),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
 from typing import ClassVar
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
-from schemas.containers import ContainerChange, ContainerEvent, ContainerSource
+from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
 from schemas.limits import LimitUpdate
 from schemas.message import Message
 from schemas.oom import MemoryRequest
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
-from schemas.streams import APPS
+from schemas.streams import APPS, NODES, BucketSpec
 from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE, Subject
 from services._runtime.app import Runtime
 from services._runtime.bus import Delivery, Entry, RequestRefusedError, Subscription
@@ -57,9 +58,10 @@ class Allocator:
     async def start(self) -> None:
         """Learn the applications, join the other replicas, answer queries."""
         self._register_metrics()
-        listed = asyncio.Event()
-        self._runtime.spawn(self._follow_specs(listed), name="application specs")
-        await listed.wait()  # before others hand us what we would not know
+        for bucket, take in ((NODES, self._take_node), (APPS, self._take_spec)):
+            listed = asyncio.Event()
+            self._runtime.spawn(self._follow(bucket, take, listed), name=f"bucket {bucket.name}")
+            await listed.wait()  # before others hand us what we would not know
         replica, root = self._replicas.id, self._bus.root
         self._subscriptions = [
             await self._bus.serve(REPLICA_STATE.subject(root, replica=replica), self._queries.own_state),
@@ -160,11 +162,21 @@ class Allocator:
 
     # -- applications and nodes --------------------------------------------------------------------------------
 
-    async def _follow_specs(self, listed: asyncio.Event) -> None:
-        """Applications come and change through KV; runs until cancelled."""
-        async with self._bus.bucket(APPS).watch(self._take_spec):
+    async def _follow(
+        self, bucket: BucketSpec, take: Callable[[str, Entry | None], None], listed: asyncio.Event
+    ) -> None:
+        """Applications and nodes come and change through KV; runs until cancelled."""
+        async with self._bus.bucket(bucket).watch(take):
             listed.set()
             await asyncio.Event().wait()
+
+    def _take_node(self, node: str, entry: Entry | None) -> None:
+        message = entry.message if entry is not None else None
+        if isinstance(message, NodeInfo):
+            now_ns = int(self._clock.monotonic() * 1e9)
+            self._allocation.attendance.present(node, message.incarnation, message.container_count, now_ns)
+        elif entry is None:
+            self._allocation.attendance.gone(node)
 
     def _take_spec(self, app: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
@@ -234,6 +246,7 @@ class Allocator:
             "overtaken_batches_total": lambda: roster.counts.overtaken,
             "stale_batches_total": lambda: roster.counts.stale,
             "misplaced_messages_total": lambda: self._intake.misplaced,
+            "unheard_nodes": lambda: len(set().union(*allocation.attendance.missing.values())),
             "absurd_rows_total": lambda: roster.counts.absurd_rows,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_allocator_{name}", read)

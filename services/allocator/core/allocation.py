@@ -18,6 +18,7 @@ from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, MemoryRequest
 from services.allocator.core import ledger, messages, standing
 from services.allocator.core.app_table import AppTable, build_table
+from services.allocator.core.attendance import Attendance
 from services.allocator.core.lending import Lending, nothing_left
 from services.allocator.core.memory import RECLAIM_BYTES
 from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
@@ -64,6 +65,7 @@ class Allocation:
         self.step_count = 0
         self.refusals: dict[tuple[str, str], str] = {}
         """Why (node, container) is not admitted."""
+        self.attendance = Attendance()
         self._tenure = Tenure(warm_up_ns)
         self._lending = Lending(self.roster, self._tenure)
         self._policies = Policies(self.roster)
@@ -78,11 +80,13 @@ class Allocation:
         self.disown(app)
         self.roster.app_index(app)
         self._tenure.take(app, epoch, now_ns)
+        self.attendance.expect(app)
         self._table = None
         self._follow_rows()
 
     def disown(self, app: str) -> None:
         """Another replica decides for it; its containers keep their limits."""
+        self.attendance.forget(app)
         if self._tenure.give_up(app):
             self.roster.forget_app(app)
         self._table = None
@@ -90,6 +94,7 @@ class Allocation:
     def end_warm_up(self, app: str) -> None:
         """All nodes of the application have been heard."""
         self._tenure.opens_ns[app] = 0
+        self.attendance.forget(app)
 
     def epoch_of(self, app: str) -> int:
         """Epoch of an application; 0: it is not ours."""
@@ -129,7 +134,7 @@ class Allocation:
         return updates
 
     def fences_due(self, moment: Moment) -> tuple[LimitUpdate, ...]:
-        """Fences for nodes that have not acknowledged an epoch and hold containers of ours to enforce."""
+        """Fences for nodes that have not acknowledged an epoch and hold containers of ours, or may hold some."""
         table, rows = self.table, self.roster.rows
         due = []
         for index, node in enumerate(self.roster.nodes):
@@ -139,14 +144,17 @@ class Allocation:
             for epoch in sorted({self.epoch_of(name) for name in missing}):
                 mine = tuple(name for name in names if self.epoch_of(name) == epoch)
                 due.append(messages.fence(node, mine, self._lending.next_order(epoch, moment)))
+        for state, asked, epoch in self.attendance.questions(self._tenure.epochs):
+            due.append(messages.fence(state, asked, self._lending.next_order(epoch, moment)))
         return tuple(due)
 
     def take_reply(self, reply: LimitReply, update: LimitUpdate, moment: Moment) -> None:
         """An agent says what was applied and what is true now; `fund` then hands out the room that came free."""
+        ours = [app for app in update.apps if self.epoch_of(app) == update.epoch]
+        self.attendance.take_answer(self.roster, reply, () if update.row_count else ours, moment.now_ns)
         node = self.roster.node_index(reply.node)
         if node is None or self.roster.nodes[node].incarnation != reply.incarnation or reply.refusal is not None:
             return
-        ours = [app for app in update.apps if self.epoch_of(app) == update.epoch]
         stale = set(reply.stale_apps).intersection(ours)
         if stale:
             self._tenure.lost |= stale
@@ -185,6 +193,7 @@ class Allocation:
         self.step_count += 1
         ours = [batch for batch in batches if self.epoch_of(batch.app)]
         self.roster.ingest(ours, moment.now_ns, moment.wall_ns)
+        self.attendance.take_batches(self.roster, ours)
         rows, before = self.roster.rows, self._ordered()
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
         if not rows.count:
@@ -273,7 +282,11 @@ class Allocation:
         ledger.adopt(self.roster.rows, index[self.roster.rows.order_seq[index] == seq])
 
     def _open_apps(self, moment: Moment) -> BoolArray:
-        return standing.open_apps(self.roster, self.table, self._tenure, moment)
+        """Applications that may hand out room: every node that may hold a part of them is known and obeys us."""
+        open_now = standing.open_apps(self.roster, self.table, self._tenure, moment)
+        for app in self.attendance.missing:
+            open_now[self.roster.app_index(app)] = False
+        return open_now
 
     def _order_reserves(self, moment: Moment) -> tuple[LimitUpdate, ...]:
         return self._lending.orders(self.table, self.pools(), self._kept.limit_bytes, self._open_apps(moment), moment)

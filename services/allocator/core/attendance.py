@@ -1,0 +1,104 @@
+"""Which nodes have not been heard yet of an application that has just changed hands.
+
+A new owner learns what containers hold from their agents. While an agent is dead, frozen or cut off its containers run
+on with their limits: whoever did not know of them would hand out their share a second time. Nodes announce themselves
+in the bucket of nodes, and stay there for a while after they have fallen silent: until each of them has been heard, or
+has left that bucket, nothing of the application may be raised.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from schemas.cfs import CfsBatch
+from schemas.limits import LimitReply
+from services.allocator.core.roster import NodeState, Roster
+
+DISCOVERED_NS: Final = 1_000_000_000
+"""An agent that has just started may not have found its containers: until then "none" is no answer."""
+
+
+@dataclass(slots=True)
+class _Present:
+    """A node that has announced itself."""
+
+    incarnation: int
+    since_ns: int
+    """When this incarnation was first seen."""
+    holds: bool
+    """Whether it may hold containers."""
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Nodes by name, and per application those that are still to be heard."""
+
+    missing: dict[str, set[str]] = field(default_factory=dict)
+    """Applications without missing nodes have no entry."""
+    _nodes: dict[str, _Present] = field(default_factory=dict)
+
+    def present(self, node: str, incarnation: int, containers: int, now_ns: int) -> None:
+        """A node has announced itself."""
+        before = self._nodes.get(node)
+        if before is None or before.incarnation != incarnation:
+            self._nodes[node] = _Present(incarnation, now_ns, holds=True)
+        else:
+            before.holds = containers > 0
+
+    def gone(self, node: str) -> None:
+        """It has stopped, or has been silent for so long that its announcement has expired."""
+        self._nodes.pop(node, None)
+        for app in list(self.missing):
+            self.heard(app, node)
+
+    def expect(self, app: str) -> None:
+        """The application is ours from now on."""
+        nodes = {name for name, node in self._nodes.items() if node.holds}
+        self.forget(app)
+        if nodes:
+            self.missing[app] = nodes
+
+    def forget(self, app: str) -> None:
+        """It is ours no longer."""
+        self.missing.pop(app, None)
+
+    def heard(self, app: str, node: str) -> None:
+        """The node has said what it holds of the application."""
+        nodes = self.missing.get(app)
+        if nodes is not None:
+            nodes.discard(node)
+            if not nodes:
+                del self.missing[app]
+
+    def take_batches(self, roster: Roster, batches: Iterable[CfsBatch]) -> None:
+        """A batch that the roster has believed names all containers."""
+        for batch in batches if self.missing else ():
+            node = roster.node_index(batch.node)
+            if node is not None and roster.reserve_row(batch.app, node) is not None:
+                self.heard(batch.app, batch.node)
+
+    def take_answer(self, roster: Roster, reply: LimitReply, apps: Iterable[str], now_ns: int) -> None:
+        """The answer to a fence names all containers too; where one is unknown, its batch is still to come."""
+        known, node = self._nodes.get(reply.node), roster.node_index(reply.node)
+        if known is None or known.incarnation != reply.incarnation or now_ns - known.since_ns < DISCOVERED_NS:
+            return
+        if reply.refusal is not None or reply.stale_apps:
+            return
+        if not reply.row_count or (node is not None and None not in roster.known_rows(node, reply.keys)):
+            for app in apps:
+                self.heard(app, reply.node)
+
+    def questions(self, epochs: dict[str, int]) -> list[tuple[NodeState, tuple[str, ...], int]]:
+        """Fences to send: node, applications, and their epoch."""
+        asked: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+        for app, nodes in self.missing.items():
+            for node in nodes:
+                asked[node, epochs.get(app, 0)].append(app)
+        return [
+            (NodeState(node, self._nodes[node].incarnation), tuple(sorted(apps)), epoch)
+            for (node, epoch), apps in sorted(asked.items())
+            if epoch
+        ]

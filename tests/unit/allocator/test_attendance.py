@@ -1,0 +1,156 @@
+"""A new owner hands nothing out before every node that may hold a part of the application has been heard."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.limits import LimitReply, LimitUpdate
+from services.allocator.core.allocation import Allocation, Outcome
+from services.allocator.core.attendance import DISCOVERED_NS
+from services.allocator.core.standing import Moment
+
+APP = "shop"
+EPOCH = 7
+SPEC = AppSpec(name=APP, cpu_limit=0.3, memory_limit=512 << 20)
+SECOND_NS = 1_000_000_000
+WALL_NS = 1_700_000_000 * SECOND_NS
+
+
+class Taker:
+    """An allocation that takes the application over while nodes a and b are announced."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10 * SECOND_NS
+        self.seq = 0
+        self.allocation = Allocation()
+        self.attendance = self.allocation.attendance
+        for node in ("a", "b"):
+            self.attendance.present(node, 1, 1, 0)
+        self.allocation.set_spec(APP, SPEC)
+        self.allocation.own(APP, EPOCH, self.now_ns)
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.now_ns, WALL_NS + self.now_ns)
+
+    def batch(self, node: str, app: str = APP, quota_us: int = 15_000) -> Outcome:
+        """One throttled container on the node."""
+        self.seq += 1
+        self.now_ns += SECOND_NS // 10
+        columns = {name: [0] for name in CfsBatch.column_types} | {
+            "periods": [1], "quota_us": [quota_us], "used_us": [quota_us], "throttled": [1], "throttled_us": [50_000],
+            "memory_usage_bytes": [10 << 20], "memory_limit_bytes": [200 << 20],
+        }  # fmt: skip
+        batch = CfsBatch.build(
+            [f"{node}-0"], columns, app=app, node=node, incarnation=1, report_seq=self.seq,
+            time_ns=self.moment.wall_ns, period_us=100_000, host_cpus=2,
+        )  # fmt: skip
+        outcome = self.allocation.step([batch], self.moment)
+        self.answer_fences(node)
+        return outcome
+
+    def fences(self, node: str) -> list[LimitUpdate]:
+        return [fence for fence in self.allocation.fences_due(self.moment) if fence.node == node]
+
+    def answer_fences(self, node: str, keys: tuple[str, ...] | None = None, incarnation: int = 1) -> None:
+        for fence in self.fences(node):
+            rows = (f"{node}-0",) if keys is None else keys
+            count = len(rows)
+            self.seq += 1
+            reply = LimitReply.build(
+                rows,
+                {"quota_us": [15_000] * count, "limit_bytes": [200 << 20] * count, "order_seq": [0] * count,
+                 "status": [0] * count},
+                node=node, incarnation=incarnation, report_seq=self.seq, epoch=fence.epoch, seq=fence.seq,
+                apps=fence.apps, reserve_given_bytes=(0,) * len(fence.apps), reserve_used_bytes=(0,) * len(fence.apps),
+                reserve_order_seq=(fence.seq,) * len(fence.apps),
+            )  # fmt: skip
+            self.allocation.take_reply(reply, fence, self.moment)
+
+    def raises(self, node: str) -> bool:
+        """Whether a throttled container is given more, or a new one anything, within some periods."""
+        return any(self.batch(node).updates for _ in range(5))
+
+
+@pytest.fixture
+def taker() -> Taker:
+    return Taker()
+
+
+def test_nothing_is_handed_out_while_a_node_is_silent(taker: Taker) -> None:
+    assert not taker.raises("a")
+    assert taker.attendance.missing == {APP: {"b"}}
+    assert taker.allocation.pools().containers.tolist() == [0]
+
+
+def test_the_silent_nodes_share_is_left_to_it_once_it_is_heard(taker: Taker) -> None:
+    taker.batch("a")
+    taker.batch("b")
+
+    assert not taker.attendance.missing
+    assert taker.raises("a")
+    assert int(taker.allocation.pools().quota_held_us[0]) <= SPEC.cpu_limit_us
+
+
+def test_a_node_that_answers_that_it_holds_nothing_is_heard(taker: Taker) -> None:
+    [fence] = taker.fences("b")
+    assert (fence.apps, fence.epoch, fence.incarnation, fence.row_count) == ((APP,), EPOCH, 1, 0)
+    taker.answer_fences("b", ())
+
+    assert taker.attendance.missing == {APP: {"a"}}
+    assert taker.raises("a")
+
+
+def test_an_answer_with_containers_that_are_not_known_yet_waits_for_their_batch(taker: Taker) -> None:
+    taker.answer_fences("b", ("b-0",))
+    assert taker.attendance.missing == {APP: {"a", "b"}}
+
+    taker.batch("b")
+    assert taker.attendance.missing == {APP: {"a"}}
+
+
+def test_an_agent_that_has_just_started_has_not_looked_for_its_containers_yet(taker: Taker) -> None:
+    taker.attendance.present("b", 2, 0, taker.now_ns)
+    assert taker.fences("b")[0].incarnation == 2
+    taker.answer_fences("b", (), incarnation=2)
+    assert taker.attendance.missing == {APP: {"a", "b"}}
+
+    taker.now_ns += DISCOVERED_NS
+    taker.answer_fences("b", (), incarnation=2)
+    assert taker.attendance.missing == {APP: {"a"}}
+
+
+def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
+    [fence] = taker.fences("b")
+    taker.attendance.present("b", 2, 0, 0)
+    reply = LimitReply.build(
+        [], {"quota_us": [], "limit_bytes": [], "order_seq": [], "status": []},
+        node="b", incarnation=1, report_seq=1, epoch=EPOCH, seq=fence.seq,
+    )  # fmt: skip
+    taker.allocation.take_reply(reply, fence, taker.moment)
+
+    assert "b" in taker.attendance.missing[APP]
+
+
+def test_a_node_whose_announcement_expires_is_waited_for_no_longer(taker: Taker) -> None:
+    taker.attendance.gone("b")
+
+    assert taker.raises("a")
+
+
+def test_nodes_without_containers_and_those_that_come_later_are_not_waited_for(taker: Taker) -> None:
+    taker.attendance.present("b", 1, 0, 0)
+    taker.allocation.own(APP, EPOCH + 1, taker.now_ns)
+    assert taker.attendance.missing == {APP: {"a"}}
+
+    taker.attendance.present("c", 1, 3, 0)
+    assert taker.raises("a")
+
+
+def test_what_is_disowned_is_asked_for_no_longer(taker: Taker) -> None:
+    taker.allocation.disown(APP)
+
+    assert not taker.attendance.missing
+    assert not taker.allocation.fences_due(taker.moment)
