@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,6 +39,8 @@ class Faults:
     chance: random.Random
     slots: list[Slot] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    log: list[str] = field(default_factory=list)
+    """What was done when, on the clock of the observer's samples."""
     ended_by_themselves: list[str] = field(default_factory=list)
     _server_busy: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -75,6 +78,10 @@ class Faults:
             slot = self.chance.choice(idle)
             self._start(self._freeze(slot, frozen_s) if freezes else self._kill(slot, down_s))
 
+    def _note(self, what: str, whom: str, seconds: float) -> None:
+        self.counts[f"{what} {whom.partition(' ')[0]}"] += 1
+        self.log.append(f"{time.monotonic():.2f} s: {what} {whom} for {seconds:.2f} s")
+
     def _start(self, fault: object) -> None:
         task = asyncio.ensure_future(fault)  # type: ignore[arg-type]
         self._tasks.add(task)
@@ -82,7 +89,7 @@ class Faults:
 
     async def _kill(self, slot: Slot, down_s: float) -> None:
         slot.busy = True
-        self.counts[f"kill -9 {slot.name.partition(' ')[0]}"] += 1
+        self._note("kill -9", slot.name, down_s)
         await slot.process.signal(signal.SIGKILL)
         await asyncio.sleep(down_s)
         slot.process = slot.launch()
@@ -90,7 +97,7 @@ class Faults:
 
     async def _freeze(self, slot: Slot, frozen_s: float) -> None:
         slot.busy = True
-        self.counts[f"SIGSTOP {slot.name.partition(' ')[0]}"] += 1
+        self._note("SIGSTOP", slot.name, frozen_s)
         slot.process.send(signal.SIGSTOP)
         await asyncio.sleep(frozen_s)
         slot.process.send(signal.SIGCONT)
@@ -98,7 +105,7 @@ class Faults:
 
     async def _kill_server(self, down_s: float) -> None:
         self._server_busy = True
-        self.counts["kill -9 nats-server"] += 1
+        self._note("kill -9", "nats-server", down_s)
         self.cluster.nats.kill()
         await asyncio.sleep(down_s)
         await self.cluster.nats.start()
@@ -106,7 +113,7 @@ class Faults:
 
     async def _freeze_server(self, frozen_s: float) -> None:
         self._server_busy = True
-        self.counts["SIGSTOP nats-server"] += 1
+        self._note("SIGSTOP", "nats-server", frozen_s)
         self.cluster.nats.pause()
         await asyncio.sleep(frozen_s)
         self.cluster.nats.resume()

@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,11 +28,12 @@ from pathlib import Path
 
 from schemas.apps import AppSpec
 from schemas.oom import OomKind
+from services._runtime.bus import BusError
 from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
 from tests.bench.machine import this_machine
 from tests.soak.faults import Faults
 from tests.soak.loads import LEAST_MIB, RATES, Loads, Place
-from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess
+from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
 from tests.support.invariant_checker import InvariantChecker
 
 DEFAULT_S = 600.0
@@ -68,6 +70,7 @@ class SoakReport:
     ended_by_themselves: list[str] = field(default_factory=list)
     not_restored: list[str] = field(default_factory=list)
     no_op_writes: float = 0
+    fault_log: list[str] = field(default_factory=list)
 
     @property
     def troubles(self) -> list[str]:
@@ -159,18 +162,31 @@ class Soak:
         """Every load still obeys, every container is known, and the sums agree."""
         for container in list(self.loads.containers):
             await self._obeys(container)
+        with suppress(AssertionError):
+            await poll(self._none_lost, within_s=SETTLED_S, what="every container managed again")
+        self.report.lost = await self._lost()
         try:
             await checker.settled(SETTLED_S)
         except AssertionError as error:
             states = await self.cluster.states()
             sums = {name: (s.owner, s.memory_held_bytes, s.memory_free_bytes) for name, s in states.items()}
             self.report.violations.append(f"at the end: {error}: {sums}")
-        known = {row.container: row for state in (await self.cluster.states()).values() for row in state.containers}
-        for container in self.loads.containers:
-            row = known.get(container.key)
-            if container.alive and (row is None or not row.admitted or not container.guarded):
-                self.report.lost.append(f"{container.key}: {row}")
         self.report.no_op_writes = await self.cluster.no_op_writes()
+
+    async def _lost(self) -> list[str]:
+        """Containers that run, and are not known, not admitted or not guarded."""
+        known = {row.container: row for state in (await self.cluster.states()).values() for row in state.containers}
+        return [
+            f"{container.key}: {known.get(container.key)}"
+            for container in self.loads.containers
+            if container.alive and not (container.key in known and known[container.key].admitted and container.guarded)
+        ]
+
+    async def _none_lost(self) -> bool:
+        try:
+            return not await self._lost()
+        except BusError:
+            return False
 
     async def _obeys(self, container: LabContainer) -> None:
         """It may be in the middle of an order: its answer comes first."""
@@ -191,7 +207,7 @@ class Soak:
             if container not in counted:  # its group was gone before the observer could read it
                 told = [event for _, event in rules.events if event.container == container and event.kind in EXPLAINS]
                 self._judge_kill(container, app, [event.reason for event in told if event.reason])
-        report.faults = dict(self.faults.counts)
+        report.faults, report.fault_log = dict(self.faults.counts), self.faults.log
         report.ended_by_themselves = self.faults.ended_by_themselves
         report.grown, report.replaced = self.loads.grown, self.loads.replaced
         report.hung += self.loads.hung
@@ -216,14 +232,13 @@ class Soak:
                 self.report.not_restored.append(f"{container.key}: {container.read()}, came with {wanted}")
 
 
-async def _soak(seed: int, seconds: float) -> SoakReport:
-    with tempfile.TemporaryDirectory(prefix="turnbuckle-soak-") as directory:
-        cluster = ClusterLab(Path(directory))
-        try:
-            await cluster.start()
-            return await Soak(cluster, seed).run(seconds)
-        finally:
-            await cluster.close()
+async def _soak(seed: int, seconds: float, directory: Path) -> SoakReport:
+    cluster = ClusterLab(directory)
+    try:
+        await cluster.start()
+        return await Soak(cluster, seed).run(seconds)
+    finally:
+        await cluster.close()
 
 
 def why_not() -> str | None:
@@ -247,8 +262,13 @@ def main() -> int:
         return 69
     machine = this_machine()
     print(f"{machine.line}\nseed {given.seed}", flush=True)
-    report = asyncio.run(_soak(given.seed, given.seconds))
+    directory = Path(tempfile.mkdtemp(prefix="turnbuckle-soak-"))
+    report = asyncio.run(_soak(given.seed, given.seconds, directory))
     print(report.text)
+    if report.troubles:
+        print("\n".join(["faults:", *report.fault_log, f"logs and samples: {directory}"]))
+    else:
+        shutil.rmtree(directory)
     OUTPUT.mkdir(parents=True, exist_ok=True)
     record = OUTPUT / "soak.json"
     record.write_text(json.dumps({"machine": machine.as_dict()} | asdict(report), indent=1), encoding="utf-8")
