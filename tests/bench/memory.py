@@ -21,6 +21,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 from tests.bench.cluster import open_cluster
 from tests.bench.figures import Spread, percentiles
@@ -129,6 +130,7 @@ def write(machine: Machine, runs: list[GrowthRun], directory: Path) -> list[Path
     left.set(
         title="grants", xlabel="ms from what the agent could know to the limit raised", ylabel="share", xscale="log"
     )
+    left.xaxis.set_minor_formatter(NullFormatter())
     right.set(title="growth", xlabel="GB/s", ylabel="share")
     right.legend(fontsize=8)
     figure.suptitle(machine.line, fontsize=8)
