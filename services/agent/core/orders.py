@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from schemas.limits import LimitUpdate, RowStatus
+from services.agent.core.memory_guard import PAGE_BYTES
 
 
 @dataclass(slots=True)
@@ -168,7 +169,8 @@ class OrderBook:
             else:
                 cut_us = quota_us
                 limits.waiting_cut_us, limits.waiting_order = quota_us, order
-        memory = limit_bytes if limit_bytes != limits.limit_bytes else 0
+        same_pages = limit_bytes // PAGE_BYTES == limits.limit_bytes // PAGE_BYTES  # the kernel holds whole ones
+        memory = 0 if same_pages else limit_bytes
         changes = bool(raise_us or cut_us or memory)
         status = RowStatus.APPLIED if changes else RowStatus.UNCHANGED
         return RowPlan(key, status, raise_us, cut_us, memory, accepted=True)

@@ -20,7 +20,7 @@ from services.allocator.core import ledger, messages, standing
 from services.allocator.core.app_table import AppTable, build_table
 from services.allocator.core.attendance import Attendance
 from services.allocator.core.lending import Lending, nothing_left
-from services.allocator.core.memory import RECLAIM_BYTES
+from services.allocator.core.memory import PAGE_BYTES, RECLAIM_BYTES
 from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
 from services.allocator.core.roster import Roster, sane_rows
@@ -175,7 +175,7 @@ class Allocation:
             limit_bytes[known],
             order_seq[known],
         )
-        ledger.settle(self.roster.rows, report, moment.now_ns)
+        ledger.settle(self.roster.rows, report, moment.now_ns, periodic=False)
         self.roster.settle_reserves_of(reply, node)
         self._give_up(index[_IS_LOST[reply.column("status")[known]]], reply.seq)
 
@@ -199,13 +199,15 @@ class Allocation:
         if not rows.count:
             return self._send(before, moment)
         reachable, open_apps = standing.reachable(self.roster, self.table, moment), self._open_apps(moment)
-        waiting = ~rows.admitted & self.table.known[rows.app] & open_apps[rows.app] & reachable & rows.fresh
+        applying = ~rows.admitted & self.table.known[rows.app] & open_apps[rows.app] & reachable
+        waiting = applying & rows.fresh
         held, refused = self.pools(), []
         if waiting.any():
             room = standing.free(held, self.table)
             refused = admit_newcomers(self.roster, self.table, np.flatnonzero(waiting), room, self._reasons)
             held = self.pools()
-        self._kept = room_to_keep(self.roster, self.table, held.containers, waiting & ~rows.admitted)
+        # Also for those whose node has not spoken in this step: else it would be given away between two of its batches.
+        self._kept = room_to_keep(self.roster, self.table, held.containers, applying & ~rows.admitted)
         # A newcomer keeps its initial limits for a step: there is only one sample of it.
         decidable = rows.admitted & ~waiting & self.table.known[rows.app] & reachable
         budgets = self._budgets(decidable, held)
@@ -318,8 +320,11 @@ class Allocation:
         for account, target, left, keep in zip(ledger.ACCOUNTS, targets, free, kept, strict=True):
             room = np.where(open_apps, left - keep, 0)
             ordered, funded = account.of(rows, "ordered"), ledger.commit(rows, account, target, room, virtual)
-            trifling = account is ledger.MEMORY and (funded > ordered) & (funded - ordered < RECLAIM_BYTES)
-            ordered[:] = np.where(trifling, ordered, funded)
+            if account is ledger.MEMORY:  # whole pages, as the kernel rounds them, and nothing trifling
+                pages = funded // PAGE_BYTES * PAGE_BYTES
+                raised = np.where(pages - ordered < RECLAIM_BYTES, ordered, pages)
+                funded = np.where(funded > ordered, raised, funded)
+            ordered[:] = funded
 
     def fund(self, moment: Moment) -> Outcome:
         """Order what waited for room, now that some may have come free."""

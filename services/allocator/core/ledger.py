@@ -113,8 +113,10 @@ class Report:
     order_seq: IntArray
 
 
-def settle(rows: Rows, report: Report, now_ns: int) -> BoolArray:
+def settle(rows: Rows, report: Report, now_ns: int, *, periodic: bool = True) -> BoolArray:
     """Take in the truth about limits; returns which of the rows were newer than what is known.
+
+    ``periodic``: the report is one that comes every period, so that their number tells how long a difference lasts.
 
     A report that was overtaken by a newer one is ignored. An order is settled once the agent has seen it; until then
     its value stays in flight.
@@ -130,16 +132,16 @@ def settle(rows: Rows, report: Report, now_ns: int) -> BoolArray:
     rows.settled[settled] = True
     for account in ACCOUNTS:
         account.of(rows, "inflight")[settled] = 0
-    _adopt_foreign_values(rows, settled)
+    _adopt_foreign_values(rows, settled, periodic=periodic)
     return newer
 
 
-def _adopt_foreign_values(rows: Rows, index: IntArray) -> None:
+def _adopt_foreign_values(rows: Rows, index: IntArray, *, periodic: bool) -> None:
     """Where the kernel has held something else than ordered for several reports, start from what it holds."""
     differs = (rows.quota_us[index] != rows.quota_ordered_us[index]) | (
         rows.limit_bytes[index] != rows.limit_ordered_bytes[index]
     )
-    rows.mismatches[index] = np.where(differs & rows.admitted[index], rows.mismatches[index] + 1, 0)
+    rows.mismatches[index] = np.where(differs & rows.admitted[index], rows.mismatches[index] + periodic, 0)
     unlimited = (rows.quota_us[index] == UNLIMITED) | (rows.limit_bytes[index] == UNLIMITED)
     adopt(rows, index[(rows.mismatches[index] >= ADOPT_AFTER_REPORTS) | (unlimited & rows.admitted[index])])
 

@@ -59,3 +59,22 @@ def test_everyone_is_served_and_writes_rest_after_the_network_has_healed(seed, p
     quiet_periods(cluster, 10)
 
     assert [len(container.writes) for container in cluster.containers()] == before
+
+
+def test_newcomers_find_room_although_their_node_speaks_in_steps_of_its_own():
+    """Room that is kept for them in one step must not be given back to the others in the next."""
+    cluster = LossyCluster(AppSpec(name="shop", cpu_limit=4, memory_limit=2048 * MIB))
+    first, second = cluster.machines
+    for _ in range(3):
+        cluster.start_container(first)
+    for _ in range(20):
+        for machine in cluster.machines:
+            cluster.run(machine, [(200_000, 50 * MIB)] * 3)
+            while cluster.network:
+                cluster.deliver(0)
+    assert cluster.quota_sum_us() > 0.99 * 400_000, "three of two cores each share all four"
+    for _ in range(3):
+        cluster.start_container(second)
+    quiet_periods(cluster, 40)
+
+    assert all(container.quota_us >= 0.95 * 30_000 for container in cluster.containers())
