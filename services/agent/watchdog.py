@@ -33,6 +33,8 @@ POLL_S: Final = 0.025
 GRANTING_POLL_S: Final = 0.005
 """While somebody who was granted memory grows on."""
 GRANTING_S: Final = 0.1
+MISSED_BEAT_S: Final = 0.15
+"""Beats come every 100 ms."""
 RESCAN_S: Final = 1.0
 LOCK_CHECK_S: Final = 0.25
 ORPHANED_S: Final = 60.0
@@ -174,12 +176,20 @@ class Watchdog:
         """Until there is nothing more to watch."""
         while self._listen():
             now_s = time.monotonic()
-            silent_s = now_s - self._last_beat_s
-            if not self._ended and silent_s < self._options.silence_s:
+            if not self._ended and now_s < self._act_at_s():
                 self._stand_back()
-            elif not self._act(now_s, silent_s):
+            elif not self._act(now_s, now_s - self._last_beat_s):
                 break
         self._stand_back()
+
+    def _act_at_s(self) -> float:
+        """When silence is not tolerated any longer: at one missed beat where a wait is beyond its deadline."""
+        at_s = self._last_beat_s + self._options.silence_s
+        oldest_ns = self._options.state.oldest_wait_ns()
+        if oldest_ns is None:
+            return at_s
+        overdue_s = oldest_ns / 1e9 + self._options.pause_deadline_s
+        return min(at_s, max(self._last_beat_s + MISSED_BEAT_S, overdue_s))
 
     def _listen(self) -> bool:
         """Wait for a byte, for as long as nothing else is to be done. False: told to end."""
@@ -189,7 +199,7 @@ class Watchdog:
             time.sleep(pause_s)
             return True
         if not self._acting:
-            pause_s = max(self._last_beat_s + self._options.silence_s - now_s, 0) + 0.001
+            pause_s = max(self._act_at_s() - now_s, 0) + 0.001
         if self._poll.poll(pause_s * 1000):
             said = os.read(self._beats, 4096)
             if said.endswith(_BYE):

@@ -263,6 +263,14 @@ class StateDirectory:
             return None
         return since_ns if since_ns <= time.monotonic_ns() else None
 
+    def oldest_wait_ns(self) -> int | None:
+        """The earliest of all that are noted."""
+        try:
+            keys = [path.name for path in self._waits.iterdir()]
+        except OSError:
+            return None
+        return min((since_ns for key in keys if (since_ns := self.waiting_since_ns(key)) is not None), default=None)
+
     def sweep(self) -> None:
         """Remove files of an earlier boot, foreign ones, and those that a killed writer has left."""
         for path in self._originals.iterdir():

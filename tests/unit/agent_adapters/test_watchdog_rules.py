@@ -253,3 +253,15 @@ def test_a_simulated_host_has_one_that_does_nothing():
     nobody.beat()
     nobody.stop()
     assert nobody.take_reports() == []
+
+
+def test_one_missed_beat_is_enough_where_a_wait_is_beyond_its_deadline(v1, monkeypatch):
+    """Else an agent that freezes just before the deadline would lengthen the wait by the whole silence."""
+    monkeypatch.setattr(f"{__name__}.SILENCE_S", 60.0)
+    v1.deadline_s = 0.3
+    v1.state.note_wait(CONTAINER.key, time.monotonic_ns())
+    v1.start()
+    began_s = time.monotonic()
+    wait_until(lambda: trap(v1) == "0")
+
+    assert 0.2 < time.monotonic() - began_s < 5
