@@ -49,5 +49,5 @@ STREAMS: Final = (CONTAINER_STREAM, OOM_STREAM)
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
 LEASES: Final = BucketSpec("leases", "allocator replicas that live, and the owner of each application with its epoch")
-NODES: Final = BucketSpec("nodes", "NodeInfo heartbeats", ttl_s=15.0)
+NODES: Final = BucketSpec("nodes", "NodeInfo heartbeats", ttl_s=30.0)
 BUCKETS: Final = (APPS, LEASES, NODES)

@@ -307,8 +307,9 @@ class Agent:
         while True:
             if not self._subscriptions:
                 await self._join_if_possible(node)
-            await self._send_heartbeat(node, ground)
-            pause_s = HEARTBEAT_S if self._subscriptions else JOIN_RETRY_S
+            sent = await self._send_heartbeat(node, ground)
+            # A new owner waits for the nodes that are announced: one that is not heard of must not be forgotten.
+            pause_s = HEARTBEAT_S if sent and self._subscriptions else JOIN_RETRY_S
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
 
     async def _join_if_possible(self, node: Node) -> None:
@@ -317,7 +318,8 @@ class Agent:
         except BusError as error:
             self._log.debug("bus_not_joined", error=str(error))
 
-    async def _send_heartbeat(self, node: Node, ground: Ground) -> None:
+    async def _send_heartbeat(self, node: Node, ground: Ground) -> bool:
+        """Announce the node; False: it could not be stored."""
         host, docker = node.host, ground.discoveries.get("docker")
         info = NodeInfo(
             node=node.name,
@@ -336,6 +338,8 @@ class Agent:
             await self._bus.bucket(NODES).put(node.name, info)
         except BusError as error:
             self._log.debug("heartbeat_failed", error=str(error))
+            return False
+        return True
 
     def _register_metrics(self, node: Node, ground: Ground) -> None:
         observe = self._runtime.telemetry.observe
