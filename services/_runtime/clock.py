@@ -21,6 +21,11 @@ class Clock(Protocol):
         """Return once `monotonic` has reached ``deadline`` (at once if it has already)."""
 
 
+def monotonic_ns(clock: Clock) -> int:
+    """`Clock.monotonic` in whole nanoseconds, as decisions take it."""
+    return int(clock.monotonic() * 1e9)
+
+
 class SystemClock:
     """The host's clocks."""
 

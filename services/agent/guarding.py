@@ -10,6 +10,7 @@ from schemas.oom import MemoryReply, MemoryRequest, OomEvent, OomKind
 from schemas.subjects import MEMORY_REQUESTS, OOM_EVENTS
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError
+from services._runtime.clock import monotonic_ns
 from services.agent.node import Node
 from services.agent.occurrences import Answer, Asked, Drift, Occurrence
 from services.agent.ports import Watchdog
@@ -175,4 +176,4 @@ class Guarding:
         observe("turnbuckle_agent_drifts_total", lambda: counters.drifts)
 
     def _now_ns(self) -> int:
-        return int(self._clock.monotonic() * 1e9)
+        return monotonic_ns(self._clock)

@@ -16,6 +16,7 @@ from schemas.streams import NODES
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
+from services._runtime.clock import monotonic_ns
 from services._runtime.settings import CommonSettings
 from services.agent.adapters.scheduling import become_realtime, request_short_slices
 from services.agent.adapters.select import Ground, build_host
@@ -360,4 +361,4 @@ class Agent:
             )
 
     def _now_ns(self) -> int:
-        return int(self._clock.monotonic() * 1e9)
+        return monotonic_ns(self._clock)

@@ -21,7 +21,7 @@ from schemas.queries import (
 )
 from schemas.subjects import REPLICA_EXPLAIN, REPLICA_STATE
 from services._runtime.bus import Bus, BusError, Delivery, RequestRefusedError
-from services._runtime.clock import Clock
+from services._runtime.clock import Clock, monotonic_ns
 from services.allocator.core import ledger
 from services.allocator.core.allocation import Allocation
 from services.allocator.core.explain import explanations, summary
@@ -163,7 +163,7 @@ class Queries:
         pools, rows = allocation.pools(), roster.rows
         virtual = allocation.table.virtual[rows.app]
         quota_held, limit_held = (ledger.held(rows, account, virtual) for account in ledger.ACCOUNTS)
-        now_ns = int(self._clock.monotonic() * 1e9)
+        now_ns = monotonic_ns(self._clock)
         containers = tuple(
             ContainerState(
                 container=roster.keys[row],

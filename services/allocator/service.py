@@ -19,6 +19,7 @@ from schemas.streams import APPS, NODES, BucketSpec
 from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE, Subject
 from services._runtime.app import Runtime
 from services._runtime.bus import Delivery, Entry, RequestRefusedError, Subscription
+from services._runtime.clock import monotonic_ns
 from services._runtime.settings import CommonSettings
 from services.allocator.core.allocation import Allocation, Outcome, Refusal
 from services.allocator.core.standing import Moment
@@ -93,7 +94,7 @@ class Allocator:
     # -- ownership ---------------------------------------------------------------------------------------------
 
     async def _own(self, app: str, epoch: int) -> None:
-        self._allocation.own(app, epoch, int(self._clock.monotonic() * 1e9))
+        self._allocation.own(app, epoch, monotonic_ns(self._clock))
         await self._intake.listen(app)
 
     def _disown(self, app: str) -> None:
@@ -123,7 +124,7 @@ class Allocator:
 
     def _moment(self, *, reclaim: bool = False) -> Moment:
         return Moment(
-            int(self._clock.monotonic() * 1e9),
+            monotonic_ns(self._clock),
             self._clock.time_ns(),
             reclaim,
             int(self._settings.stale_after_s * 1e9),
@@ -173,7 +174,7 @@ class Allocator:
     def _take_node(self, node: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
         if isinstance(message, NodeInfo):
-            now_ns = int(self._clock.monotonic() * 1e9)
+            now_ns = monotonic_ns(self._clock)
             self._allocation.attendance.present(node, message.incarnation, message.container_count, now_ns)
         elif entry is None:
             self._allocation.attendance.gone(node)
@@ -187,7 +188,7 @@ class Allocator:
             self._allocation.set_spec(app, message)
             epoch = self._replicas.held.get(app)
             if epoch is not None and not self._allocation.epoch_of(app):  # withdrawn and back before it was released
-                self._allocation.own(app, epoch, int(self._clock.monotonic() * 1e9))
+                self._allocation.own(app, epoch, monotonic_ns(self._clock))
         else:
             updates = self._allocation.withdraw(app, self._moment())
             self._order(updates if self._replicas.may_decide() else ())

@@ -5,15 +5,13 @@ flock(2): held by the open file, so it ends with the process, however that ends.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from services._runtime.app import UnusableSettingsError
-from services.agent.adapters.state_files import StateDirectory, as_json, read_holder
+from services.agent.adapters.state_files import StateDirectory, as_json, read_holder, take_flock
 
 DOCKER_LOCK: Final = "docker.lock"
 _ATTEMPTS: Final = 10
@@ -64,7 +62,7 @@ class HostLock:
             raise UnusableSettingsError(
                 f"{path} cannot be written ({error.strerror}): run as root, or set TURNBUCKLE_AGENT__STATE_DIRECTORY"
             ) from error
-        if not self._take():
+        if not take_flock(self._descriptor, _ATTEMPTS, _PAUSE_S):
             os.close(self._descriptor)
             holder = read_holder(path)
             who = f"node {holder.node!r}, pid {holder.pid}, since {holder.started}" if holder else "another process"
@@ -72,16 +70,6 @@ class HostLock:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, as_json({"pid": os.getpid(), "node": node, "started": started}), 0)
-
-    def _take(self) -> bool:
-        for _ in range(_ATTEMPTS):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                time.sleep(_PAUSE_S)
-            else:
-                return True
-        return False
 
     def release(self) -> None:
         """Let another one have it; again: nothing."""

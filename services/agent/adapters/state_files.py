@@ -82,18 +82,19 @@ def try_lock(path: Path, attempts: int = _LOCK_ATTEMPTS) -> Iterator[int | None]
         yield None
         return
     try:
-        yield descriptor if _flock(descriptor, attempts) else None
+        yield descriptor if take_flock(descriptor, attempts, _LOCK_PAUSE_S) else None
     finally:
         os.close(descriptor)
 
 
-def _flock(descriptor: int, attempts: int) -> bool:
+def take_flock(descriptor: int, attempts: int, pause_s: float) -> bool:
+    """Lock an open file for this process; False: another one held it at every attempt."""
     for attempt in range(attempts):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if attempt + 1 < attempts:
-                time.sleep(_LOCK_PAUSE_S)
+                time.sleep(pause_s)
         else:
             return True
     return False
@@ -357,6 +358,6 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _flock(descriptor, 1)
+        return not take_flock(descriptor, 1, 0.0)
     finally:
         os.close(descriptor)

@@ -127,7 +127,6 @@ class Allocation:
         book = self.roster.reserves
         self.set_spec(app, None)
         index = np.flatnonzero(book.live & (book.app == self.roster.app_index(app)))
-        self._follow_rows()
         nothing = np.zeros(len(index), dtype=np.int64)
         updates = self._lending.send(self.table, index, nothing, moment) if self.epoch_of(app) else ()
         self.disown(app)
@@ -227,7 +226,7 @@ class Allocation:
         if node is None or not self.epoch_of(app):
             return reply, Outcome()
         index, group = roster.app_index(app), roster.reserve_row(app, node)
-        if group is None or not self.table.known[index] or not self._open_apps(moment)[index]:
+        if group is None or not table.known[index] or not self._open_apps(moment)[index]:
             return reply, Outcome()  # just taken over: the agent asks again
         if table.virtual[index]:
             return reply.model_copy(update={"refusal": f"{app} is only observed"}), Outcome()
@@ -238,7 +237,7 @@ class Allocation:
         granted = int(roster.reserves.given_held_bytes[group]) - given_before
         missing = request.wanted_bytes - granted - self._lending.coming_back(table, index, group)
         if missing > 0:
-            self._take_back(index, missing, request.container, moment)
+            self._take_back(index, missing, roster.known_rows(node, [request.container]), moment)
         outcome = self._send(before, moment, quiet=True)
         coming = self._lending.coming_back(table, index, group)
         refusal = ""
@@ -247,12 +246,13 @@ class Allocation:
         reply = reply.model_copy(update={"granted_bytes": granted, "reclaiming_bytes": coming, "refusal": refusal})
         return reply, replace(outcome, updates=refills + outcome.updates)
 
-    def _take_back(self, app: int, missing_bytes: int, spared: str, moment: Moment) -> None:
-        """Order cuts of the application's other containers, as far as they have slack."""
+    def _take_back(self, app: int, missing_bytes: int, spared: list[int | None], moment: Moment) -> None:
+        """Order cuts of the application's containers but ``spared``, as far as they have slack."""
         rows, table = self.roster.rows, self.table
         missing = np.zeros(len(self.roster.apps), dtype=np.int64)
         missing[app] = missing_bytes
-        needy = np.array([key == spared for key in self.roster.keys], dtype=np.bool_)
+        needy = np.zeros(rows.count, dtype=np.bool_)
+        needy[[row for row in spared if row is not None]] = True
         decidable = rows.admitted & table.known[rows.app] & standing.reachable(self.roster, table, moment)
         targets = self._policies.take_memory_back(table, decidable, missing, needy, self._reasons[1])
         cut = targets < rows.limit_ordered_bytes

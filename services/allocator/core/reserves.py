@@ -10,13 +10,14 @@ replies to fences carry both.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from services.allocator.core.memory import PAGE_BYTES
 from services.allocator.core.rows import BoolArray, IntArray
 from services.allocator.core.sharing import ration
+from services.allocator.core.slots import SlotArrays
 from services.allocator.core.view import per_app
 
 STEP_BYTES: Final = 4 << 20
@@ -28,10 +29,11 @@ URGENT_RETRY_NS: Final = 200_000_000
 NEED_NS: Final = 1_000_000_000
 """For this long after a request its node comes before all others."""
 MOST_BYTES: Final = 1 << 60
+FEWEST_ROWS: Final = 8
 
 
-class Reserves:
-    """One row per group, that is an application's containers on one node: a structure of arrays, bytes."""
+class Reserves(SlotArrays):
+    """One slot per group, that is an application's containers on one node; bytes."""
 
     app: IntArray
     node: IntArray
@@ -50,22 +52,24 @@ class Reserves:
     live: BoolArray
     """Whether the row is in use."""
 
-    _BOOLEAN = ("settled", "live")
+    _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = dict.fromkeys(
+        (
+            *("app", "node", "given_bytes", "used_bytes", "inflight_bytes", "order_seq", "ordered_ns", "report_seq"),
+            *("needed_bytes", "needed_until_ns"),
+        ),
+        (np.int64, 0),
+    ) | dict.fromkeys(("settled", "live"), (np.bool_, 0))
 
     def __init__(self) -> None:
-        self._columns = [name for name in Reserves.__annotations__ if not name.startswith("_")]
+        super().__init__(0)
         self._unused: list[int] = []
-        for name in self._columns:
-            setattr(self, name, np.zeros(0, dtype=np.bool_ if name in self._BOOLEAN else np.int64))
 
     def add(self, app: int, node: int) -> int:
         """A row for a group; returns its index, which it keeps."""
         if not self._unused:
-            count = max(8, len(self.app))
-            self._unused = list(range(len(self.app) + count - 1, len(self.app) - 1, -1))
-            for name in self._columns:
-                column = getattr(self, name)
-                setattr(self, name, np.concatenate([column, np.zeros(count, dtype=column.dtype)]))
+            before = self.capacity
+            self.grow(max(FEWEST_ROWS, before + 1))
+            self._unused = list(range(self.capacity - 1, before - 1, -1))
         index = self._unused.pop()
         self.app[index], self.node[index] = app, node
         self.live[index] = self.settled[index] = True
@@ -73,8 +77,7 @@ class Reserves:
 
     def remove(self, index: int) -> None:
         """The group is forgotten."""
-        for name in self._columns:
-            getattr(self, name)[index] = 0
+        self.forget(np.array([index]))
         self._unused.append(index)
 
     def restarted(self, node: int) -> None:
