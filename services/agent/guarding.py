@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from schemas.oom import MemoryReply, MemoryRequest, OomEvent, OomKind
+from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
 from schemas.subjects import MEMORY_REQUESTS, OOM_EVENTS
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError
@@ -38,6 +38,8 @@ class Guarding:
         self._poll_s = 0.0
         """What the last poll took."""
         self._told = 0
+        self._untold_reports = False
+        """Whether reports of the watchdog are on their way to the stream."""
 
     def start(self) -> None:
         """Start the watchdog, listen for alarms."""
@@ -67,6 +69,11 @@ class Guarding:
         if reports:
             self._log.warning("watchdog_has_acted", reports=len(reports))
             self._node.take_reports(reports, self._now_ns())
+            self.tell()
+            self._untold_reports = True
+        elif self._untold_reports and not self._bus.counters["facts_pending"]:
+            self._watchdog.forget_reports()
+            self._untold_reports = False
 
     def follow_up(self) -> None:
         """Tell what has happened, ask what has to be asked, look again when it is due."""
@@ -154,9 +161,13 @@ class Guarding:
             oom_kills=occurrence.oom_kills,
             reason=occurrence.reason,
         )
-        self._told += 1
+        if occurrence.cause is OomCause.WATCHDOG:  # taken again, and told again, if we die before it is stored
+            message_id = f"watchdog-{occurrence.key}-{event.time_ns}"
+        else:
+            self._told += 1
+            message_id = f"{self._node.incarnation}-oom-{self._told}"
         subject = OOM_EVENTS.subject(self._bus.root, app=occurrence.app, node=self._node.name)
-        self._bus.publish_fact(subject, event, message_id=f"{self._node.incarnation}-oom-{self._told}")
+        self._bus.publish_fact(subject, event, message_id=message_id)
         if kind in {OomKind.RELEASE, OomKind.KILL}:
             self._log.warning(f"memory_{kind}", app=event.app, container=event.container, reason=event.reason)
 

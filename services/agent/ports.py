@@ -279,7 +279,10 @@ class Watchdog(Protocol):
         """Say that we live, every period. Never blocks; starts the process again where it has died."""
 
     def take_reports(self) -> list[WatchdogReport]:
-        """What was done since the last call, also for the agent before us."""
+        """What was done since the last call, also for the agent before us. Kept until `forget_reports`."""
+
+    def forget_reports(self) -> None:
+        """All that was taken is stored where it was told: an agent after us need not tell it again."""
 
     def stop(self) -> None:
         """End it without a release: everything has been restored."""

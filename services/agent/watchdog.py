@@ -41,7 +41,10 @@ ORPHANED_S: Final = 60.0
 GRANT_BYTES: Final = 32 << 20
 NEAR_BYTES: Final = 2 << 20
 """Closer to the limit than this, with nothing to reclaim, counts as waiting: reclaim may spin without an event."""
+CROWDED_S: Final = 1.0
+"""Pages refused at the limit for so long, although reclaim finds some each time: granted, too, out of the reserve."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_READ_ONLY: Final = frozenset({"memory.events"})
 _UNLIMITED: Final = 1 << 62
 _BYE: Final = b"q"
 
@@ -51,7 +54,12 @@ class Memory(NamedTuple):
 
     usage_bytes: int
     limit_bytes: int
+    near: bool
+    """Reclaim is all that makes room."""
     waiting: bool
+    """Reclaim makes none."""
+    refusals: int
+    """How often pages were refused at the limit, ever."""
 
 
 class Group:
@@ -74,12 +82,15 @@ class Group:
         self.unwatched_since_s = unwatched_since_s
         """When it was last known that nobody waited."""
         self.released = False
+        self._near_since_s: float | None = None
+        self._refusals = 0
         self._directory = found.directories["memory"]
         self._descriptors: dict[str, int] = {}
 
     def _descriptor(self, name: str) -> int:
         if name not in self._descriptors:
-            self._descriptors[name] = os.open(f"{self._directory}/{name}", os.O_RDWR | os.O_CLOEXEC)
+            mode = os.O_RDONLY if name in _READ_ONLY else os.O_RDWR
+            self._descriptors[name] = os.open(f"{self._directory}/{name}", mode | os.O_CLOEXEC)
         return self._descriptors[name]
 
     def _read(self, name: str) -> int:
@@ -97,18 +108,37 @@ class Group:
                 return int(line.removeprefix(key))
         return 0
 
+    def _read_high_events(self) -> int:
+        for line in os.pread(self._descriptor("memory.events"), 512, 0).splitlines():
+            if line.startswith(b"high "):
+                return int(line.removeprefix(b"high "))
+        return 0
+
     def look(self) -> Memory:
         """Usage, limit, and whether anybody waits."""
         if self.version == 1:
             usage, limit = self._read("memory.usage_in_bytes"), self._read("memory.limit_in_bytes")
             text = os.pread(self._descriptor("memory.oom_control"), 256, 0).split()
             # Where a group above has hit its limit we show under_oom, too: then there is nothing that we could do
-            near = usage + NEAR_BYTES >= limit
+            near, refusals = usage + NEAR_BYTES >= limit, self._read("memory.failcnt")
             waiting = near and (text[3] == b"1" or usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= limit)
         else:
             usage, limit, high = self._read("memory.current"), self._read("memory.max"), self._read("memory.high")
-            waiting = usage >= high and usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= high
-        return Memory(usage, limit, waiting)
+            near, refusals = usage >= high, self._read_high_events()
+            waiting = near and usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= high
+        return Memory(usage, limit, near, waiting, refusals)
+
+    def crowded(self, seen: Memory, now_s: float) -> bool:
+        """Whether it has been near the limit for long, and refused pages, though nobody waits for good."""
+        if not seen.near:
+            self._near_since_s = None
+        elif self._near_since_s is None:
+            self._near_since_s, self._refusals = now_s, seen.refusals
+        elif now_s - self._near_since_s >= CROWDED_S:
+            crowded = seen.refusals > self._refusals
+            self._near_since_s, self._refusals = now_s, seen.refusals
+            return crowded
+        return False
 
     def grant(self, seen: Memory, granted_bytes: int) -> int:
         """Raise the limit by so much; returns the new one."""
@@ -255,7 +285,10 @@ class Watchdog:
 
     def _look_after(self, group: Group, now_s: float) -> None:
         seen = group.look()
+        crowded = group.crowded(seen, now_s)
         if not seen.waiting:
+            if crowded and self._grant(group, seen, 0):
+                self._granted_s = now_s
             self._note_wait(group, None)
             group.unwatched_since_s = now_s
             return

@@ -67,7 +67,10 @@ class StandIn:
         return self.watchdogs[-1]
 
     def reports(self):
-        return WatchdogProcess(self.state, self.options).take_reports()
+        agent = WatchdogProcess(self.state, self.options)
+        taken = agent.take_reports()
+        agent.forget_reports()
+        return taken
 
     def errors(self) -> str:
         return self.state.watchdog_errors.read_text()

@@ -34,6 +34,7 @@ V1_TREE = {
         "memory.limit_in_bytes": "67108864\n",
         "memory.memsw.limit_in_bytes": "134217728\n",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+        "memory.failcnt": "0\n",
         "memory.stat": "cache 4096\ninactive_file 1\ntotal_cache 8192\ntotal_inactive_file 4096\ntotal_active_file 0\n",
         "cgroup.event_control": "",
     },

@@ -47,6 +47,9 @@ class FakeWatchdog:
         taken, self.reports = self.reports, []
         return taken
 
+    def forget_reports(self):
+        self.calls.append("forget_reports")
+
     def stop(self):
         self.calls.append("stop")
 

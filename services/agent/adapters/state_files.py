@@ -211,6 +211,8 @@ class StateDirectory:
         self.path = path
         self.reserves = path / "reserves.json"
         self.reports = path / "watchdog-reports.jsonl"
+        self.taken_reports = path / "watchdog-reports-taken.jsonl"
+        """Read by an agent that has not yet heard that all of it is stored where it was told."""
         self.watchdog_errors = path / "watchdog-errors.txt"
         self._originals = path / "originals"
         self._waits = path / "waits"
@@ -310,8 +312,11 @@ def append_report(path: Path, report: dict[str, Any]) -> None:
         file.write(json.dumps(report) + "\n")
 
 
-def take_report_lines(path: Path) -> list[dict[str, Any]]:
-    """All reports, which are removed; none while one is being written. Costs one stat where there is none."""
+def take_report_lines(path: Path, taken: Path) -> list[dict[str, Any]]:
+    """All reports, moved to the taken ones; none while one is being written. Costs one stat where there is none.
+
+    Whoever is killed in between has some in both files: they are told twice, which their times and keys show.
+    """
     try:
         if not path.stat().st_size:
             return []
@@ -321,12 +326,26 @@ def take_report_lines(path: Path) -> list[dict[str, Any]]:
         if held is None:
             return []
         try:
-            text = path.read_text(encoding="utf-8")
+            content = path.read_bytes()
+            with taken.open("ab") as file:
+                file.write(content)
             path.unlink()
-        except (OSError, ValueError):
+        except OSError:
             return []
+    return _report_lines(content)
+
+
+def read_report_lines(path: Path) -> list[dict[str, Any]]:
+    """All reports of a file that nobody writes now."""
+    try:
+        return _report_lines(path.read_bytes())
+    except OSError:
+        return []
+
+
+def _report_lines(content: bytes) -> list[dict[str, Any]]:
     reports = []
-    for line in text.splitlines():
+    for line in content.splitlines():
         with suppress(ValueError):  # torn by a kill
             reports.append(json.loads(line))
     return [report for report in reports if isinstance(report, dict)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.agent.adapters.state_files import StateDirectory, take_report_lines
+from services.agent.adapters.state_files import StateDirectory, read_report_lines, take_report_lines
 from services.agent.ports import WatchdogReport
 
 BEAT: Final = b"."
@@ -50,6 +50,8 @@ class WatchdogProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._started_s = 0.0
+        self._left_over = True
+        """Whether the agent before us may have taken reports and died before they were stored."""
         self.starts = 0
         """How often it was started: more than once if it died."""
 
@@ -101,8 +103,17 @@ class WatchdogProcess:
 
     def take_reports(self) -> list[WatchdogReport]:
         """What was done since the last call, also for the agent before us. Costs one stat where there is nothing."""
-        lines = take_report_lines(self._state.reports)
+        lines = []
+        if self._left_over:
+            self._left_over = False
+            lines = read_report_lines(self._state.taken_reports)
+        lines += take_report_lines(self._state.reports, self._state.taken_reports)
         return [WatchdogReport(**line) for line in lines if _is_report(line)]
+
+    def forget_reports(self) -> None:
+        """What was taken has been stored elsewhere."""
+        with suppress(OSError):
+            self._state.taken_reports.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End it; everything has been restored. Not started, or stopped already: nothing."""
@@ -143,6 +154,9 @@ class NoWatchdog:
     def take_reports(self) -> list[WatchdogReport]:
         """None."""
         return []
+
+    def forget_reports(self) -> None:
+        """Nothing."""
 
     def stop(self) -> None:
         """Nothing."""

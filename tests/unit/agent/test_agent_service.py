@@ -184,6 +184,7 @@ async def test_the_watchdog_is_fed_and_what_it_did_is_told(lab):
         await until(lambda: OomKind.RELEASE in lab.kinds, what="the watchdog's release")
         calls = lab.ground.watchdog.calls
         assert calls[:2] == ["start", "beat"]
+        await until(lambda: "forget_reports" in calls, what="the stream's acknowledgement")
 
     assert calls[-1] == "stop"
     assert container.calls[-1] == "restore"

@@ -234,6 +234,20 @@ def test_reports_are_taken_once(state, tmp_path):
     assert watchdog.take_reports() == []
 
 
+def test_what_an_agent_took_but_did_not_store_is_taken_again_by_the_next_one(state, tmp_path):
+    options = WatchdogOptions(tmp_path / "lock", 2.0, 0.5)
+    append_report(state.reports, REPORT._asdict())
+    assert WatchdogProcess(state, options).take_reports() == [REPORT]  # and is killed
+    later = REPORT._replace(granted=False)
+    append_report(state.reports, later._asdict())
+    agent = WatchdogProcess(state, options)
+    assert agent.take_reports() == [REPORT, later]
+    assert agent.take_reports() == []
+    agent.forget_reports()
+    agent.forget_reports()
+    assert WatchdogProcess(state, options).take_reports() == []
+
+
 def test_reports_that_are_torn_or_foreign_are_left_out(state, tmp_path):
     append_report(state.reports, {"what": "ever"})
     append_report(state.reports, REPORT._asdict())
@@ -242,7 +256,7 @@ def test_reports_that_are_torn_or_foreign_are_left_out(state, tmp_path):
         file.write('{"key": "web-01')
     assert WatchdogProcess(state, WatchdogOptions(tmp_path / "lock", 2.0, 0.5)).take_reports() == [REPORT]
     state.reports.write_bytes(b"\xff\xfe")
-    assert take_report_lines(state.reports) == []
+    assert take_report_lines(state.reports, state.taken_reports) == []
 
 
 def lock(path: Path, node: str = "n1") -> HostLock:

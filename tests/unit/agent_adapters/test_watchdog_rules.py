@@ -19,6 +19,7 @@ from services.agent.ports import Reserve
 from services.agent.watchdog import Options, Watchdog
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import APP, CONTAINER, DIRECTORY, ID, V1_TREE, V2_TREE, FakeKernel, materialise, refuse
+from tests.support.memory_lab import stays_so
 
 MIB = 1 << 20
 SILENCE_S = 0.05
@@ -57,7 +58,10 @@ class Bench:
         """The first that come: they follow what was done."""
         path = self.state.reports
         wait_until(lambda: path.exists() and path.stat().st_size, what="a report")
-        return WatchdogProcess(self.state, WatchdogOptions(self.lock, 1.0, 1.0)).take_reports()
+        agent = WatchdogProcess(self.state, WatchdogOptions(self.lock, 1.0, 1.0))
+        taken = agent.take_reports()
+        agent.forget_reports()
+        return taken
 
     def close(self) -> None:
         os.write(self.write_end, b"q")
@@ -104,6 +108,27 @@ def test_version_1_is_granted_in_pieces_with_swap_raised_before(v1):
     [report] = v1.reports()
     assert (report.granted, report.limit_before_bytes, report.limit_after_bytes) == (True, 64 * MIB, 96 * MIB)
     assert v1.book.read()[APP] == Reserve(100 * MIB, 32 * MIB)
+
+
+@pytest.mark.parametrize("refusals", [True, False])
+def test_reclaim_that_goes_in_circles_at_the_limit_is_granted_but_never_released(v1, refusals, monkeypatch):
+    """Seen once under load: a task that thrashed, so that the kernel never said under_oom, was left alone for ever."""
+    monkeypatch.setattr(module, "CROWDED_S", 0.05)
+    v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
+    v1.kernel.set("memory.stat", f"total_inactive_file {20 * MIB}")
+    v1.kernel.set("memory.failcnt", "7")
+    v1.start()
+    assert stays_so(lambda: v1.kernel.writes == [], 4 * v1.deadline_s)
+    if refusals:
+        v1.kernel.set("memory.failcnt", "8")
+    assert stays_so(lambda: v1.kernel.writes == [], 2 * v1.deadline_s), "there is no reserve, and nobody to be killed"
+    v1.book.give(APP, 32 * MIB)
+    assert stays_so(lambda: v1.kernel.writes == [], 2 * v1.deadline_s)
+    if refusals:
+        v1.kernel.set("memory.failcnt", "9")
+        wait_until(lambda: v1.kernel.value("memory.limit_in_bytes") == str(96 * MIB))
+        [report] = v1.reports()
+        assert report.granted
 
 
 def test_version_2_is_granted_with_memory_high_at_its_distance(v2):
