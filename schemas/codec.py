@@ -14,6 +14,16 @@ from schemas.containers import ContainerEvent, NodeInfo
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ColumnarMessage, Message
+from schemas.network import (
+    DiffReply,
+    DiffRequest,
+    NetworkStateReply,
+    NetworkStateRequest,
+    RouteEvent,
+    RulesReply,
+    RulesRequest,
+    TcEvent,
+)
 from schemas.oom import MemoryReply, MemoryRequest, OomEvent
 from schemas.queries import ExplainReply, ExplainRequest, QueryError, StateReply, StateRequest
 
@@ -28,6 +38,8 @@ MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
         AppSpec,
         CfsBatch,
         ContainerEvent,
+        DiffReply,
+        DiffRequest,
         ExplainReply,
         ExplainRequest,
         Lease,
@@ -36,11 +48,17 @@ MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
         LimitUpdate,
         MemoryReply,
         MemoryRequest,
+        NetworkStateReply,
+        NetworkStateRequest,
         NodeInfo,
         OomEvent,
         QueryError,
+        RouteEvent,
+        RulesReply,
+        RulesRequest,
         StateReply,
         StateRequest,
+        TcEvent,
     )
 }
 

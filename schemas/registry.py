@@ -10,6 +10,16 @@ from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import Message
+from schemas.network import (
+    DiffReply,
+    DiffRequest,
+    NetworkStateReply,
+    NetworkStateRequest,
+    RouteEvent,
+    RulesReply,
+    RulesRequest,
+    TcEvent,
+)
 from schemas.oom import MemoryReply, MemoryRequest, OomEvent
 from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
 from schemas.subjects import (
@@ -19,8 +29,13 @@ from schemas.subjects import (
     LIMIT_UPDATES,
     MEMORY_REQUESTS,
     OOM_EVENTS,
+    RECONCILER_DIFF,
+    RECONCILER_RULES,
+    RECONCILER_STATE,
     REPLICA_EXPLAIN,
     REPLICA_STATE,
+    ROUTE_EVENTS,
+    TC_EVENTS,
     SubjectTemplate,
 )
 
@@ -104,6 +119,26 @@ CHANNELS: Final = (
     Channel(
         REPLICA_EXPLAIN, ExplainRequest, Delivery.REQUEST, ("allocator",), ("allocator",),
         "why limits are what they are, from the replica that decided", reply=ExplainReply, title="ReplicaExplain",
+    ),
+    Channel(
+        ROUTE_EVENTS, RouteEvent, Delivery.JETSTREAM, ("reconciler",), ("cli",),
+        "paths and links of a node changed, disagree between kernel, FRR and BFD, or were overridden by the fast path",
+    ),
+    Channel(
+        TC_EVENTS, TcEvent, Delivery.JETSTREAM, ("reconciler",), ("cli",),
+        "every tc rule that a node's reconciler wrote, with cause and outcome",
+    ),
+    Channel(
+        RECONCILER_STATE, NetworkStateRequest, Delivery.REQUEST, ("cli",), ("reconciler",),
+        "links, VTEPs, paths and rule counts of one node", reply=NetworkStateReply,
+    ),
+    Channel(
+        RECONCILER_DIFF, DiffRequest, Delivery.REQUEST, ("cli",), ("reconciler",),
+        "what a node's reconciler would write now", reply=DiffReply,
+    ),
+    Channel(
+        RECONCILER_RULES, RulesRequest, Delivery.REQUEST, ("cli",), ("reconciler",),
+        "the rules installed on a node", reply=RulesReply,
     ),
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS, Subject, SubjectTemplate
+from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS, ROUTE_EVENTS, TC_EVENTS, Subject, SubjectTemplate
 
 _DAY_S: Final = 86_400.0
 _MIB: Final = 1 << 20
@@ -45,7 +45,9 @@ class BucketSpec:
 
 CONTAINER_STREAM: Final = StreamSpec("CONTAINER", (CONTAINER_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
 OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
-STREAMS: Final = (CONTAINER_STREAM, OOM_STREAM)
+ROUTE_STREAM: Final = StreamSpec("ROUTE", (ROUTE_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
+TC_STREAM: Final = StreamSpec("TC", (TC_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
+STREAMS: Final = (CONTAINER_STREAM, OOM_STREAM, ROUTE_STREAM, TC_STREAM)
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
 LEASES: Final = BucketSpec("leases", "allocator replicas that live, and the owner of each application with its epoch")

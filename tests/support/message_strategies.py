@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import string
+import typing
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,16 @@ from schemas.containers import ContainerChange, ContainerEvent, ContainerSource,
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
+from schemas.network import (
+    DiffReply,
+    DiffRequest,
+    NetworkStateReply,
+    NetworkStateRequest,
+    RouteEvent,
+    RulesReply,
+    RulesRequest,
+    TcEvent,
+)
 from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
 from schemas.queries import (
     AppState,
@@ -206,6 +218,29 @@ def _updates(draw: st.DrawFn) -> LimitUpdate:
     )
 
 
+def _derived(annotation: Any, metadata: list[Any] | None = None) -> st.SearchStrategy[Any]:
+    """Anything that a field's annotation allows: for messages whose fields do not depend on each other."""
+    plain = {str: TEXT, int: COUNT if metadata else INT64, bool: st.booleans(), float: SECONDS, type(None): st.none()}
+    if annotation in plain:
+        return plain[annotation]
+    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        return st.sampled_from(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, Message):
+        return _any(annotation)
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is tuple:
+        return st.lists(_derived(arguments[0]), max_size=3).map(tuple)
+    if typing.get_origin(annotation) is dict:
+        return st.dictionaries(_derived(arguments[0]), _derived(arguments[1]), max_size=3)
+    return st.one_of(*map(_derived, arguments))
+
+
+def _any(model: type[Message]) -> st.SearchStrategy[Message]:
+    return st.builds(
+        model, **{name: _derived(field.annotation, field.metadata) for name, field in model.model_fields.items()}
+    )
+
+
 MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     AppSpec: _apps(),
     CfsBatch: tables(
@@ -220,6 +255,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         **_integers("incarnation", "report_seq", "time_ns"),
     ),
     ContainerEvent: _events(),
+    DiffReply: _any(DiffReply),
+    DiffRequest: _any(DiffRequest),
     ExplainReply: _explanations(),
     ExplainRequest: st.builds(ExplainRequest, app=TEXT, container=st.none() | TEXT, last=INT64),
     Lease: st.builds(Lease, owner=TEXT, epoch=COUNT, time_ns=COUNT),
@@ -248,6 +285,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         paused=st.booleans(),
         time_ns=COUNT,
     ),
+    NetworkStateReply: _any(NetworkStateReply),
+    NetworkStateRequest: _any(NetworkStateRequest),
     NodeInfo: _nodes(),
     OomEvent: st.builds(
         OomEvent,
@@ -261,8 +300,12 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         **_integers("reserve_bytes", "latency_us", "paused_us", "oom_kills"),
     ),
     QueryError: st.builds(QueryError, code=INT64, message=TEXT),
+    RouteEvent: _any(RouteEvent),
+    RulesReply: _any(RulesReply),
+    RulesRequest: _any(RulesRequest),
     StateReply: _states(),
     StateRequest: st.builds(StateRequest, app=st.none() | TEXT),
+    TcEvent: _any(TcEvent),
 }
 """One strategy per registered message type; a test keeps this complete."""
 

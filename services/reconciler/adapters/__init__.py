@@ -1,0 +1,1 @@
+"""The kernel's netlink sockets, FRR's sockets, files of this host."""

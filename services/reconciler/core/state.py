@@ -1,0 +1,189 @@
+"""What the kernel holds, as values: one `Snapshot` is one look at links, forwarding tables, routes and tc rules.
+
+Addresses are text in their canonical form (``ipaddress``, MAC addresses in lower case with colons). An ifindex of 0
+means none. Order of rows carries no meaning (invariant I8).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+COOKIE_MAGIC: Final = b"THRN"
+"""First bytes of the cookie on every action of ours; at most 16 bytes in all (TCA_ACT_COOKIE)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vxlan:
+    """A VXLAN device's own settings (RFC 7348)."""
+
+    vni: int
+    """0 where the device takes it from each packet (external)."""
+    local: str | None
+    """Source address of what it sends: this host's VTEP."""
+    port: int
+    """UDP destination port."""
+    external: bool
+    """Takes VNI and destination from each packet's tunnel metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network device."""
+
+    ifindex: int
+    name: str
+    kind: str
+    """IFLA_INFO_KIND: bridge, vxlan, veth...; empty for hardware."""
+    mac: str
+    mtu: int
+    up: bool
+    """IFF_UP: somebody wants it up."""
+    carrier: bool
+    """IFF_LOWER_UP."""
+    master: int = 0
+    """Ifindex of the bridge that it is a port of."""
+    vxlan: Vxlan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FdbEntry:
+    """A row of a forwarding database (AF_BRIDGE): a bridge's (MAC to port) or a VXLAN device's own (MAC to VTEP)."""
+
+    ifindex: int
+    """The port, or the VXLAN device."""
+    mac: str
+    own: bool
+    """NTF_SELF: the device's own table; else the bridge's."""
+    destination: str | None = None
+    """VTEP; only in a VXLAN device's own table."""
+    vlan: int = 0
+    static: bool = False
+    """NUD_NOARP or NUD_PERMANENT: does not age."""
+    local: bool = False
+    """NUD_PERMANENT in the bridge's table: the MAC of a port itself."""
+    extern_learn: bool = False
+    """NTF_EXT_LEARNED: entered by a control plane, here zebra."""
+    nexthop_id: int = 0
+    """NDA_NH_ID: destination is a nexthop group (EVPN multihoming), which has no single VTEP."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextHop:
+    """One way to a destination."""
+
+    ifindex: int
+    gateway: str | None = None
+    dead: bool = False
+    """RTNH_F_DEAD or RTNH_F_LINKDOWN: the kernel does not use it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A unicast route."""
+
+    destination: str
+    """Prefix, such as 10.255.0.2/32."""
+    table: int
+    protocol: int
+    """RTPROT_*; 186 is BGP."""
+    next_hops: tuple[NextHop, ...]
+    """Those of its nexthop object are filled in."""
+    nexthop_id: int = 0
+    metric: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A row of the neighbour table: IP address to MAC on a link. A NIC offloads a tunnel only where it is resolved."""
+
+    ifindex: int
+    address: str
+    mac: str | None
+    resolved: bool
+
+
+class ActionKind(StrEnum):
+    """Actions that rules of ours use."""
+
+    TUNNEL_KEY = "tunnel_key"
+    MIRRED = "mirred"
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """What a tunnel_key action sets as metadata: thesis 3.4.1, tc action 1."""
+
+    source: str
+    destination: str
+    vni: int
+    port: int
+    checksum: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action of the host's table (RTM_NEWACTION), shared by filters through its index."""
+
+    kind: ActionKind
+    index: int
+    cookie: bytes = b""
+    """Ours begins with `COOKIE_MAGIC`; without: somebody else's."""
+    tunnel: Tunnel | None = None
+    """TUNNEL_KEY."""
+    redirect_to: int = 0
+    """MIRRED, egress redirect: the ifindex; 0 once that device is gone (a silent black hole)."""
+    bound: int = 0
+    """How many filters refer to it."""
+    flags: int = 0
+
+    @property
+    def ours(self) -> bool:
+        """Whether it carries our mark."""
+        return self.cookie.startswith(COOKIE_MAGIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter on a device's clsact ingress hook."""
+
+    ifindex: int
+    pref: int
+    handle: int
+    kind: str
+    """flower, u32, bpf..."""
+    mac: str | None = None
+    """flower: exact destination MAC, and nothing else matched; None: it matches by something else."""
+    actions: tuple[Action, ...] = ()
+    """In order, as they are in the dump; kinds that we do not know stand as None's absence, see `foreign_actions`."""
+    foreign_actions: bool = False
+    """Holds an action whose kind is not in `ActionKind`."""
+    chain: int = 0
+    protocol: int = 3
+    """ETH_P_ALL."""
+    skip_hw: bool = False
+    skip_sw: bool = False
+    in_hw: bool | None = None
+    """As the kernel reports: in hardware, not in hardware, unknown."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it carries our mark: flower has no cookie of its own, so its actions tell."""
+        return self.kind == "flower" and any(action.ours for action in self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look at the kernel. Rows are in no order."""
+
+    links: tuple[Link, ...] = ()
+    fdb: tuple[FdbEntry, ...] = ()
+    routes: tuple[Route, ...] = ()
+    neighbours: tuple[Neighbour, ...] = ()
+    clsact: frozenset[int] = frozenset()
+    """Ifindexes with a clsact qdisc."""
+    filters: tuple[Filter, ...] = ()
+    """On clsact ingress of every managed port."""
+    actions: tuple[Action, ...] = ()
+    """Of the kinds in `ActionKind`, of the whole namespace."""
