@@ -74,7 +74,7 @@ clean:  ## Remove .venv, caches and build results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP_RUN): $(INSTALL_INPUTS)
-	@scripts/make_venv.sh agent,allocator,cli
+	@scripts/make_venv.sh agent,allocator,reconciler,cli
 	@touch $@
 
 $(STAMP_DEV): $(INSTALL_INPUTS)
