@@ -49,7 +49,10 @@ def missing_netns() -> str | None:
         return "needs root to make network namespaces"
     if not Path("/proc/self/ns/net").exists():
         return "needs a kernel with network namespaces"
-    return None if shutil.which("ip") else "needs the command ip: apt-get install iproute2"
+    for command, package in (("ip", "iproute2"), ("tc", "iproute2"), ("vtysh", "frr")):
+        if shutil.which(command) is None:
+            return f"needs the command {command}: apt-get install {package}"
+    return None
 
 
 @cache

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tests.support.cluster_lab import ClusterLab, ServiceProcess
 
@@ -20,6 +21,23 @@ UNAVAILABLE = 69
 """Exit code of a service that cannot start because the bus does not answer."""
 _LOOK_S = 0.25
 _LOG_CHARACTERS = 1_500
+_GRAIN_S = 0.05
+
+
+TAKEOVER_S = 5.0
+"""An allocator that runs undisturbed for so long owns what has no other owner: the promise of design 4.5."""
+
+
+class Outage(NamedTuple):
+    """Somebody could not work."""
+
+    whom: str
+    begin_s: float
+    end_s: float
+
+    def at(self, time_s: float, after_s: float = 0.0) -> bool:
+        """Whether it was out then, or had been less than `after_s` before."""
+        return self.begin_s <= time_s < self.end_s + after_s
 
 
 @dataclass
@@ -33,6 +51,10 @@ class Slot:
     """Under a fault: it need not run."""
 
 
+def _steps(seconds: float) -> int:
+    return int(seconds / _GRAIN_S) + 1
+
+
 @dataclass
 class Faults:
     """What was done, and what was not our doing."""
@@ -43,6 +65,7 @@ class Faults:
     counts: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
     """What was done when, on the clock of the observer's samples."""
+    outages: list[Outage] = field(default_factory=list)
     ended_by_themselves: list[str] = field(default_factory=list)
     _server_busy: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -82,7 +105,19 @@ class Faults:
 
     def _note(self, what: str, whom: str, seconds: float) -> None:
         self.counts[f"{what} {whom.partition(' ')[0]}"] += 1
-        self.log.append(f"{time.monotonic():.2f} s: {what} {whom} for {seconds:.2f} s")
+        now_s = time.monotonic()
+        self.outages.append(Outage(whom, now_s, now_s + seconds))
+        self.log.append(f"{now_s:.2f} s: {what} {whom} for {seconds:.2f} s")
+
+    def somebody_could_answer(self, begin_s: float, end_s: float) -> bool:
+        """Whether, at any moment in between, the server ran and an allocator had been undisturbed for `TAKEOVER_S`."""
+        allocators = {slot.name for slot in self.slots if slot.name.startswith("allocator")}
+        return any(self._could_answer(begin_s + step * _GRAIN_S, allocators) for step in range(_steps(end_s - begin_s)))
+
+    def _could_answer(self, time_s: float, allocators: set[str]) -> bool:
+        out = {outage.whom for outage in self.outages if outage.at(time_s, TAKEOVER_S)}
+        served = not any(outage.at(time_s) for outage in self.outages if outage.whom == "nats-server")
+        return served and bool(allocators - out)
 
     def _start(self, fault: object) -> None:
         task = asyncio.ensure_future(fault)  # type: ignore[arg-type]

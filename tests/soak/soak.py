@@ -35,6 +35,7 @@ from tests.soak.faults import Faults
 from tests.soak.loads import LEAST_MIB, RATES, Loads, Place
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
 from tests.support.invariant_checker import InvariantChecker
+from tests.support.invariant_rules import EXPLAINED_S, Rules
 
 DEFAULT_S = 600.0
 DEADLINE_S = 2.0
@@ -59,6 +60,9 @@ class SoakReport:
     longest_pause_s: float = 0.0
     killed_with_reason: list[str] = field(default_factory=list)
     """Of the application with hardly any reserve: exhausted, or nobody could be asked in time."""
+    killed_at_deadline: list[str] = field(default_factory=list)
+    """Waited for the whole deadline with an empty reserve, and all that time nobody was there who could have answered:
+    every allocator had been disturbed within the time that a takeover may take, or the server was out."""
     samples: int = 0
     batches: int = 0
 
@@ -98,6 +102,7 @@ class SoakReport:
                 f"checked: {self.samples} samples of all control files, {self.batches} batches",
                 f"lost containers {len(self.lost)}, hung tasks {len(self.hung)}, not restored {len(self.not_restored)}",
                 f"wrongly killed {len(self.wrongly_killed)} (with reason: {len(self.killed_with_reason)})",
+                f"killed at the deadline, nobody left who could have answered: {len(self.killed_at_deadline)}",
                 f"invariant violations {len(self.violations)}",
                 f"services ended by themselves {len(self.ended_by_themselves)}",
                 *self.troubles,
@@ -201,12 +206,13 @@ class Soak:
         rules, report = checker.rules, self.report
         report.violations += rules.finish()
         for kill in rules.kills:
-            self._judge_kill(kill.container, kill.app, rules.reasons_of(kill) or ["exhausted"] * kill.exhausted)
+            reasons = rules.reasons_of(kill) or ["exhausted"] * kill.exhausted
+            self._judge_kill(kill.container, kill.app, reasons, self._forsaken(rules, kill.container, kill.time_s))
         counted = {kill.container for kill in rules.kills}
         for container, app in self.loads.killed:
             if container not in counted:  # its group was gone before the observer could read it
                 told = [event for _, event in rules.events if event.container == container and event.kind in EXPLAINS]
-                self._judge_kill(container, app, [event.reason for event in told if event.reason])
+                self._judge_kill(container, app, [event.reason for event in told if event.reason], forsaken=False)
         report.faults, report.fault_log = dict(self.faults.counts), self.faults.log
         report.ended_by_themselves = self.faults.ended_by_themselves
         report.grown, report.replaced = self.loads.grown, self.loads.replaced
@@ -215,8 +221,22 @@ class Soak:
         report.pauses, report.longest_pause_s = rules.pauses, rules.longest_pause_s
         report.samples, report.batches = rules.samples, rules.batches
 
-    def _judge_kill(self, container: str, app: str, reasons: list[str]) -> None:
-        if app == AMPLE.name or not reasons:
+    def _forsaken(self, rules: Rules, container: str, killed_s: float) -> bool:
+        """Whether it waited until the deadline, the reserve empty, and nobody could have answered all that time."""
+        gave_up = any(
+            event.container == container
+            and event.kind is OomKind.RELEASE
+            and event.paused_us >= DEADLINE_S * 1e6
+            and not event.reserve_bytes
+            and abs(time_s - killed_s) < EXPLAINED_S
+            for time_s, event in rules.events
+        )
+        return gave_up and not self.faults.somebody_could_answer(killed_s - DEADLINE_S, killed_s)
+
+    def _judge_kill(self, container: str, app: str, reasons: list[str], *, forsaken: bool) -> None:
+        if app == AMPLE.name and reasons and forsaken:
+            self.report.killed_at_deadline.append(f"{container}: {reasons[-1]}")
+        elif app == AMPLE.name or not reasons:
             self.report.wrongly_killed.append(f"{container} of {app}: {reasons}")
         else:
             self.report.killed_with_reason.append(f"{container}: {reasons[0]}")
