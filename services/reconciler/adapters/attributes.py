@@ -167,7 +167,10 @@ def address_bytes(address: str) -> bytes:
     Raises:
         ValueError: it is none.
     """
-    return ipaddress.ip_address(address).packed
+    try:
+        return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    except OSError as error:
+        raise ValueError(f"{address!r} is no IP address") from error
 
 
 _ORDER: Final = "little" if struct.pack("=H", 1)[0] else "big"

@@ -1,0 +1,209 @@
+"""Routes, rules and nexthop objects, to and from messages of rtnetlink(7).
+
+What is decoded can be encoded again: same destination, table, hops, source, metric, scope. Encapsulations (MPLS, SRv6)
+and metrics (MTU...) are not kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from services.reconciler.adapters.attributes import (
+    MalformedError,
+    address_bytes,
+    address_text,
+    attribute,
+    attributes,
+    number,
+    u32,
+)
+from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, REPLACE, Request
+from services.reconciler.adapters.rtnetlink import (
+    AF_INET,
+    AF_INET6,
+    RT_TABLE_MAIN,
+    RTM_F_CLONED,
+    RTN_UNICAST,
+    RTNH_F_DEAD,
+    RTNH_F_LINKDOWN,
+    RTNH_F_ONLINK,
+    Rtm,
+)
+
+_RTMSG: Final = struct.Struct("=8BI")
+_RTNEXTHOP: Final = struct.Struct("=HBBi")
+_DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _MULTIPATH, _TABLE, _VIA, _NH_ID = 1, 4, 5, 6, 7, 9, 15, 18, 30
+_SCOPE_ANY: Final = 255
+"""RT_SCOPE_NOWHERE: a deletion matches any scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One next hop as the kernel holds it."""
+
+    ifindex: int
+    gateway: str | None = None
+    """Of the route's family or, for IPv4 through IPv6 (RFC 8950), of the other: RTA_VIA."""
+    onlink: bool = False
+    """The gateway is on the link, whatever the addresses there say: FRR's 169.254.0.1 of unnumbered sessions."""
+    weight: int = 1
+    """1-256; kept only where a route has several hops."""
+    dead: bool = False
+    linkdown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRoute:
+    """One route with all that is needed to write it again."""
+
+    destination: str
+    """Prefix."""
+    hops: tuple[Hop, ...] = ()
+    table: int = RT_TABLE_MAIN
+    protocol: int = 0
+    metric: int = 0
+    source: str | None = None
+    """Preferred source address."""
+    nexthop_id: int = 0
+    """Nexthop object; written instead of `hops` where not 0."""
+    kind: int = RTN_UNICAST
+    """RTN_*."""
+    scope: int = 0
+    tos: int = 0
+
+    @property
+    def family(self) -> int:
+        """AF_INET or AF_INET6."""
+        return AF_INET6 if ":" in self.destination else AF_INET
+
+
+def decode_route(payload: bytes) -> KernelRoute | None:
+    """From RTM_NEWROUTE or RTM_DELROUTE; None where it is no entry of a table (cached, or neither IPv4 nor IPv6).
+
+    Raises:
+        MalformedError: nonsense.
+    """
+    if len(payload) < _RTMSG.size:
+        raise MalformedError(f"a route of {len(payload)} bytes")
+    family, prefix, _, tos, table, protocol, scope, kind, flags = _RTMSG.unpack_from(payload)
+    if family not in {AF_INET, AF_INET6} or flags & RTM_F_CLONED:
+        return None
+    found = attributes(payload, _RTMSG.size)
+    width = 4 if family == AF_INET else 16
+    destination = found.get(_DST, bytes(width))
+    if len(destination) != width or prefix > width * 8:
+        raise MalformedError(f"a destination of {len(destination)} bytes with prefix length {prefix}")
+    if _MULTIPATH in found:
+        hops = tuple(_hops(found[_MULTIPATH]))
+    elif _OIF in found:
+        hops = (_hop(number(found[_OIF]), flags, 1, found),)
+    else:
+        hops = ()
+    return KernelRoute(
+        destination=f"{address_text(destination)}/{prefix}",
+        hops=hops,
+        table=number(found[_TABLE]) if _TABLE in found else table,
+        protocol=protocol,
+        metric=number(found[_PRIORITY]) if _PRIORITY in found else 0,
+        source=address_text(found[_PREFSRC]) if _PREFSRC in found else None,
+        nexthop_id=number(found[_NH_ID]) if _NH_ID in found else 0,
+        kind=kind,
+        scope=scope,
+        tos=tos,
+    )
+
+
+def add_route(route: KernelRoute, *, replace: bool = False) -> Request:
+    """Write a route; without `replace` EEXIST where there is one to the same destination with the same metric.
+
+    Raises:
+        ValueError: an address is none.
+    """
+    return Request(Rtm.NEWROUTE, CREATE | (REPLACE if replace else EXCLUSIVE), _encode(route, route.scope))
+
+
+def delete_route(route: KernelRoute) -> Request:
+    """Remove the route to that destination in that table, with that protocol and metric where they are not 0."""
+    bare = KernelRoute(route.destination, table=route.table, protocol=route.protocol, metric=route.metric, kind=0)
+    return Request(Rtm.DELROUTE, 0, _encode(bare, _SCOPE_ANY))
+
+
+def dump_routes(family: int, *, table: int = 0, protocol: int = 0) -> Request:
+    """Ask for the routes of a family; the kernel leaves out other tables and protocols where they are not 0.
+
+    The kernel answers ENOENT where there is no such table.
+    """
+    header = _RTMSG.pack(family, 0, 0, 0, table if table < 256 else 0, protocol, 0, 0, 0)
+    return Request(Rtm.GETROUTE, 0, header + (u32(_TABLE, table) if table else b""))
+
+
+def _encode(route: KernelRoute, scope: int) -> bytes:
+    address, _, prefix = route.destination.partition("/")
+    destination = address_bytes(address)
+    length = int(prefix) if prefix else len(destination) * 8
+    if not 0 <= length <= len(destination) * 8:
+        raise ValueError(f"{route.destination!r} is no prefix")
+    flags = 0
+    body = attribute(_DST, destination) + u32(_TABLE, route.table)
+    if route.source is not None:
+        body += attribute(_PREFSRC, address_bytes(route.source))
+    if route.metric:
+        body += u32(_PRIORITY, route.metric)
+    if route.nexthop_id:
+        body += u32(_NH_ID, route.nexthop_id)
+    elif len(route.hops) == 1:
+        [hop] = route.hops
+        flags = RTNH_F_ONLINK if hop.onlink else 0
+        body += u32(_OIF, hop.ifindex) + _gateway(hop, route.family)
+    elif route.hops:
+        body += attribute(_MULTIPATH, b"".join(_encode_hop(hop, route.family) for hop in route.hops))
+    table = route.table if route.table < 256 else 0
+    numbers = (route.family, length, 0, route.tos, table, route.protocol, scope, route.kind, flags)
+    return _RTMSG.pack(*numbers) + body
+
+
+def _encode_hop(hop: Hop, family: int) -> bytes:
+    gateway = _gateway(hop, family)
+    flags = RTNH_F_ONLINK if hop.onlink else 0
+    return _RTNEXTHOP.pack(_RTNEXTHOP.size + len(gateway), flags, hop.weight - 1, hop.ifindex) + gateway
+
+
+def _gateway(hop: Hop, family: int) -> bytes:
+    if hop.gateway is None:
+        return b""
+    address = address_bytes(hop.gateway)
+    own = AF_INET if len(address) == 4 else AF_INET6
+    if own == family:
+        return attribute(_GATEWAY, address)
+    return attribute(_VIA, struct.pack("=H", own) + address)
+
+
+def _hops(payload: bytes) -> Iterator[Hop]:
+    start, size = 0, len(payload)
+    while size - start >= _RTNEXTHOP.size:
+        length, flags, weight, ifindex = _RTNEXTHOP.unpack_from(payload, start)
+        if length < _RTNEXTHOP.size or length > size - start:
+            raise MalformedError(f"a next hop says {length} bytes, {size - start} are left")
+        yield _hop(ifindex, flags, weight + 1, attributes(payload, start + _RTNEXTHOP.size, start + length))
+        start += (length + 3) & ~3
+    if start < size:
+        raise MalformedError(f"{size - start} bytes after the last next hop")
+
+
+def _hop(ifindex: int, flags: int, weight: int, found: dict[int, bytes]) -> Hop:
+    gateway = None
+    if _GATEWAY in found:
+        gateway = address_text(found[_GATEWAY])
+    elif _VIA in found:
+        gateway = address_text(found[_VIA][2:])
+    return Hop(
+        ifindex,
+        gateway,
+        onlink=bool(flags & RTNH_F_ONLINK),
+        weight=weight,
+        dead=bool(flags & RTNH_F_DEAD),
+        linkdown=bool(flags & RTNH_F_LINKDOWN),
+    )
