@@ -13,6 +13,12 @@ from typing import Final
 COOKIE_MAGIC: Final = b"THRN"
 """First bytes of the cookie on every action of ours; at most 16 bytes in all (TCA_ACT_COOKIE)."""
 
+ACTION_SKIP_HW: Final = 1 << 1
+"""TCA_ACT_FLAGS_SKIP_HW (linux/pkt_cls.h): never in hardware. Fixed when the action is made."""
+ACTION_SKIP_SW: Final = 1 << 2
+"""TCA_ACT_FLAGS_SKIP_SW: only in hardware."""
+ETH_P_ALL: Final = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Vxlan:
@@ -67,6 +73,10 @@ class FdbEntry:
     """NTF_EXT_LEARNED: entered by a control plane, here zebra."""
     nexthop_id: int = 0
     """NDA_NH_ID: destination is a nexthop group (EVPN multihoming), which has no single VTEP."""
+    vni: int = 0
+    """NDA_VNI of a VXLAN device's own row: instead of the device's; 0: the device's."""
+    port: int = 0
+    """NDA_PORT of such a row: UDP destination port instead of the device's; 0: the device's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +141,16 @@ class Action:
     cookie: bytes = b""
     """Ours begins with `COOKIE_MAGIC`; without: somebody else's."""
     tunnel: Tunnel | None = None
-    """TUNNEL_KEY."""
+    """TUNNEL_KEY that sets exactly this and goes on (pipe); None where it does anything else, or more (TOS, options)."""
     redirect_to: int = 0
-    """MIRRED, egress redirect: the ifindex; 0 once that device is gone (a silent black hole)."""
+    """MIRRED, egress redirect and no more: the ifindex; 0 where it does anything else, and once that device is gone (a
+    silent black hole)."""
     bound: int = 0
-    """How many filters refer to it."""
+    """How many filters refer to it (bindcnt)."""
     flags: int = 0
+    """TCA_ACT_FLAGS, of them `ACTION_SKIP_HW` and `ACTION_SKIP_SW`."""
+    standalone: bool = True
+    """Made by RTM_NEWACTION (refcnt above bindcnt): it stays when its last filter goes."""
 
     @property
     def ours(self) -> bool:
@@ -160,17 +174,26 @@ class Filter:
     foreign_actions: bool = False
     """Holds an action whose kind is not in `ActionKind`."""
     chain: int = 0
-    protocol: int = 3
-    """ETH_P_ALL."""
+    protocol: int = ETH_P_ALL
     skip_hw: bool = False
+    """As `skip_sw`: such a filter binds no standalone action without the same flag ("Mismatch between action and filter
+    offload flags"), and a NIC refuses standalone ones with it. So it has to be written with its actions in full, index
+    and cookie included: the first filter makes the action, the others bind it."""
     skip_sw: bool = False
     in_hw: bool | None = None
     """As the kernel reports: in hardware, not in hardware, unknown."""
 
     @property
     def ours(self) -> bool:
-        """Whether it carries our mark: flower has no cookie of its own, so its actions tell."""
+        """Whether it carries our mark: flower has no cookie of its own, so its actions tell. See also `ownership`."""
         return self.kind == "flower" and any(action.ours for action in self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Clsact:
+    """A clsact qdisc, where filters can hang."""
+
+    ifindex: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +206,8 @@ class Snapshot:
     neighbours: tuple[Neighbour, ...] = ()
     clsact: frozenset[int] = frozenset()
     """Ifindexes with a clsact qdisc."""
+    ingress: frozenset[int] = frozenset()
+    """Ifindexes with an ingress qdisc, which takes clsact's place."""
     filters: tuple[Filter, ...] = ()
     """On clsact ingress of every managed port."""
     actions: tuple[Action, ...] = ()
