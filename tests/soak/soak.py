@@ -207,7 +207,8 @@ class Soak:
         report.violations += rules.finish()
         for kill in rules.kills:
             reasons = rules.reasons_of(kill) or ["exhausted"] * kill.exhausted
-            self._judge_kill(kill.container, kill.app, reasons, self._forsaken(rules, kill.container, kill.time_s))
+            forsaken = self._forsaken(rules, kill.container, kill.time_s)
+            self._judge_kill(kill.container, kill.app, reasons, forsaken=forsaken)
         counted = {kill.container for kill in rules.kills}
         for container, app in self.loads.killed:
             if container not in counted:  # its group was gone before the observer could read it
