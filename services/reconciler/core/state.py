@@ -121,7 +121,7 @@ class ActionKind(StrEnum):
     MIRRED = "mirred"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Tunnel:
     """What a tunnel_key action sets as metadata: thesis 3.4.1, tc action 1."""
 
@@ -141,10 +141,10 @@ class Action:
     cookie: bytes = b""
     """Ours begins with `COOKIE_MAGIC`; without: somebody else's."""
     tunnel: Tunnel | None = None
-    """TUNNEL_KEY that sets exactly this and goes on (pipe); None where it does anything else, or more (TOS, options)."""
+    """TUNNEL_KEY that sets exactly this and goes on (pipe); None where it does anything else or more (TOS, options)."""
     redirect_to: int = 0
-    """MIRRED, egress redirect and no more: the ifindex; 0 where it does anything else, and once that device is gone (a
-    silent black hole)."""
+    """MIRRED, egress redirect: the ifindex; 0 where it does anything else, and where that device is gone (a silent
+    black hole)."""
     bound: int = 0
     """How many filters refer to it (bindcnt)."""
     flags: int = 0
