@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm lint types contracts unit docs snapshots bench-loop bench-memory fuzz soak format clean anew
+.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory fuzz soak format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and ev
 
 test-vm: $(STAMP_DEV)  ## Kernel tests and the demo on control groups of version 2, in an emulated machine
 	$(BIN)/python -m pytest -m vm $(ARGS)
+
+vm-shell: $(STAMP_DEV)  ## A shell as root in such a machine; leave it with exit, or Ctrl-A X if it hangs
+	@$(BIN)/python -m tests.lab.vm.shell
 
 lint: $(STAMP_DEV)  ## Style: ruff check and ruff format
 	$(BIN)/ruff check .

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import xml.etree.ElementTree as ET
-from pathlib import Path
-
 import pytest
 
-from tests.lab.vm.machine import CHECKOUT, build
+from tests.lab.vm.guest import Guest
+from tests.lab.vm.guest_pytest import run_pytest
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(600)]
 
-WITHIN_S = 540.0
-OPTIONS = [
-    *("-p", "no:cacheprovider", "-o", "timeout=180", "--basetemp=/run/pytest", "--durations=5"),
-    "--junit-xml=/run/exchange/report.xml",
-    # Measures how many cores a worker gets per second of wall clock: no matter of versions, and emulation distorts it.
-    "--ignore=tests/kernel/test_load_in_a_group.py",
-]
+# Measures how many cores a worker gets per second of wall clock: no matter of versions, and emulation distorts it.
+WITHOUT = ["--ignore=tests/kernel/test_load_in_a_group.py"]
 GUARD = ["tests/kernel/test_memory_guard.py", "tests/kernel/test_watchdog.py"]
-"""In a machine of their own: starting an agent takes ten seconds there."""
 NO_MATTER_OF_VERSIONS = "bye or nothing_is_guarded or signals"
 VERSION_1_ONLY = {"test_under_a_limited_parent_quota_and_period_find_their_order"}
 VERSION_1_GUARD_ONLY = {
@@ -31,35 +22,9 @@ VERSION_1_GUARD_ONLY = {
 }
 
 
-def python() -> str:
-    """This checkout's interpreter, as seen from inside: the same path."""
-    return str(CHECKOUT / ".venv/bin/python") if (CHECKOUT / ".venv").exists() else sys.executable
-
-
-def outcomes(report: Path) -> dict[str, set[str]]:
-    """Names of the tests by outcome."""
-    found: dict[str, set[str]] = {"passed": set(), "skipped": set(), "failure": set(), "error": set()}
-    for case in ET.parse(report).getroot().iter("testcase"):
-        kinds = {child.tag for child in case} & found.keys()
-        for kind in kinds or {"passed"}:
-            found[kind].add(case.attrib["name"])
-    return found
-
-
-def run(work: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, set[str]]:
-    """Run pytest in a new machine; names of the tests by outcome."""
-    machine = build(work)
-    command = [python(), "-m", "pytest", *arguments, *OPTIONS]
-    ended = machine.run(command, environment={"CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}, within_s=WITHIN_S)
-    with capsys.disabled():
-        print(f"\n  {machine.release}, {ended.seconds:.0f} s: {ended.output.strip().splitlines()[-1]}")  # noqa: T201
-    assert ended.exit_code == 0, ended.output[-8000:]
-    return outcomes(machine.exchange / "report.xml")
-
-
-def test_kernel_tests_and_the_loop_pass_on_cgroup_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    without = [f"--ignore={file}" for file in GUARD]
-    found = run(tmp_path, capsys, "tests/kernel", "tests/lab/vm/guest_escra.py", "-m", "not docker", *without)
+def test_kernel_tests_and_the_loop_pass_on_cgroup_v2(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    without = WITHOUT + [f"--ignore={file}" for file in GUARD]
+    found = run_pytest(guest, capsys, "tests/kernel", "tests/lab/vm/guest_escra.py", "-m", "not docker", *without)
     assert found["skipped"] == VERSION_1_ONLY
     assert found["passed"] >= {
         "test_a_quota_really_limits_and_a_written_one_too",
@@ -68,8 +33,8 @@ def test_kernel_tests_and_the_loop_pass_on_cgroup_v2(tmp_path: Path, capsys: pyt
     }
 
 
-def test_memory_is_guarded_and_watched_over_on_cgroup_v2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(tmp_path, capsys, *GUARD, "-k", f"not ({NO_MATTER_OF_VERSIONS})")
+def test_memory_is_guarded_and_watched_over_on_cgroup_v2(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_pytest(guest, capsys, *GUARD, *WITHOUT, "-k", f"not ({NO_MATTER_OF_VERSIONS})")
     assert found["skipped"] == VERSION_1_GUARD_ONLY
     assert found["passed"] >= {
         "test_who_grows_is_given_more_and_never_killed",

@@ -1,0 +1,116 @@
+"""A silent fault of the loaded uplink in mid-run of an unmodified ib_send_lat; runs in the machine with the switches.
+
+Prints one JSON object. Imports nothing of the project: every import takes long here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HOST, VTEP, ADDRESS = "h1", "10.255.0.2", "172.16.0.2"
+SIZE_BYTES, MESSAGES = 223, 600
+"""The message size of thesis figure 3.8."""
+QP_TIMEOUT = 19
+"""4.096 us * 2^19 = 2.1 s until a message is sent again, 7 times: beyond detection by BFD, 3 s."""
+FAULT_AFTER_PACKETS = 300
+
+
+def tell(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def rule_packets() -> int:
+    """Packets that our rule for the other application has redirected."""
+    shown = json.loads(tell("tc", "-n", HOST, "-s", "-j", "filter", "show", "dev", "rep0", "ingress"))
+    actions = [rule["options"]["actions"] for rule in shown if rule.get("options", {}).get("actions")]
+    return sum(found[-1]["stats"]["packets"] for found in actions)
+
+
+def sent(device: str) -> int:
+    path = f"/sys/class/net/{device}/statistics/tx_packets"
+    return int(tell("ip", "netns", "exec", HOST, "cat", path))
+
+
+def uplinks() -> list[str]:
+    """Those that the kernel uses for the other VTEP."""
+    routes = json.loads(tell("ip", "-n", HOST, "-j", "route", "show", VTEP))
+    found = [hop["dev"] for route in routes for hop in route.get("nexthops", [route])]
+    return sorted(found)
+
+
+def fault(switch: str, *, begins: bool) -> None:
+    """Both directions of the switch's port to the host, carrier stays: a cBPF program that keeps nothing."""
+    if not begins:
+        tell("tc", "-n", switch, "qdisc", "del", "dev", "d1", "clsact")
+        return
+    tell("tc", "-n", switch, "qdisc", "add", "dev", "d1", "clsact")
+    for way in ("ingress", "egress"):
+        tell("tc", "-n", switch, *f"filter add dev d1 {way} bpf da bytecode".split(), "1,6 0 0 2")
+
+
+def loaded(before: dict[str, int]) -> str:
+    return max(before, key=lambda device: sent(device) - before[device])
+
+
+def latencies_us(output: str) -> list[float]:
+    """Of every message, as `ib_send_lat -U` prints them: number, microseconds."""
+    found = []
+    for line in output.splitlines():
+        fields = line.replace(",", " ").split()
+        if len(fields) == 2 and fields[0].isdigit():
+            found.append(float(fields[1]))
+    return found
+
+
+def main() -> None:
+    """Client, fault, cure, outcome."""
+    port = sys.argv[1]
+    found: dict[str, object] = {"uplinks_before": uplinks()}
+    packets = rule_packets()
+    before = {device: sent(device) for device in ("p1", "p2")}
+    tunnel = sent("vx100")
+    # fmt: off
+    command = ["ib_send_lat", "-d", "rxe0", "-x", "1", "-s", str(SIZE_BYTES), "-n", str(MESSAGES),
+               "-u", str(QP_TIMEOUT), "-U", "-p", port, ADDRESS]
+    # fmt: on
+    with Path("/run/client").open("w+") as said:
+        client = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        while rule_packets() - packets < FAULT_AFTER_PACKETS and client.poll() is None:
+            time.sleep(0.1)
+        device = loaded(before)
+        switch = f"s{device[1]}"
+        started_s = time.monotonic()
+        fault(switch, begins=True)
+        found |= {"faulty": device, "client_ran_at_fault": client.poll() is None}
+        while device in uplinks() and time.monotonic() < started_s + 20:
+            time.sleep(0.2)
+        found |= {"left_after_s": round(time.monotonic() - started_s, 1), "uplinks_during": uplinks()}
+        # Until the end: what came through after the fault came through beside it.
+        found["exit_code"] = client.wait(90)
+        fault(switch, begins=False)
+    samples = latencies_us(Path("/run/client").read_text(encoding="utf-8", errors="replace"))
+    found |= {
+        "messages": len(samples),
+        "rule_packets": rule_packets() - packets,
+        "tunnel_packets": sent("vx100") - tunnel,
+        "client": "" if samples else Path("/run/client").read_text(encoding="utf-8", errors="replace")[-2000:],
+    }
+    if samples:
+        ordered = sorted(samples)
+        found |= {
+            "p50_ms": ordered[len(ordered) // 2] / 1e3,
+            "p99_ms": ordered[int(len(ordered) * 0.99)] / 1e3,
+            "longest_ms": ordered[-1] / 1e3,
+        }
+    while uplinks() != found["uplinks_before"] and time.monotonic() < started_s + 60:
+        time.sleep(0.5)
+    found["uplinks_after"] = uplinks()
+    print(json.dumps(found))  # noqa: T201 - its result
+
+
+if __name__ == "__main__":
+    main()

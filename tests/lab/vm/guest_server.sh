@@ -1,0 +1,36 @@
+#!/bin/sh
+# The guest's first process once its root is there: takes jobs until the host hangs up, then switches off.
+# A job is a directory below /run/exchange that holds a script `job`; a virtio-serial port carries its name in, and back
+# when it has ended and `output` and `exit-code` lie beside it. Jobs run side by side.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8
+
+serve() {
+    exec 3<>"$(echo /dev/vport*p1)"
+    echo ready >&3
+    while read -r name <&3; do
+        (
+            sh "/run/exchange/$name/job" >"/run/exchange/$name/output" 2>&1 </dev/null 3>&-
+            echo $? >"/run/exchange/$name/exit-code"
+            echo "$name" >&3
+        ) &
+    done
+}
+
+interactive() { # checkout, home, TERM, rows, columns
+    cd "$1" || return
+    export HOME="$2" TERM="$3" PATH="$1/.venv/bin:$PATH"
+    stty -F /dev/ttyS1 rows "$4" cols "$5"
+    # A controlling terminal, for Ctrl-C and job control.
+    exec setsid --ctty bash -i </dev/ttyS1 >/dev/ttyS1 2>&1
+}
+
+# `wait` also buries whoever was orphaned: a test may look whether a process is gone.
+if [ "$1" = interactive ]; then
+    shift
+    interactive "$@" &
+else
+    serve &
+fi
+wait
+echo o >/proc/sysrq-trigger
+sleep 60
