@@ -131,12 +131,12 @@ def delete_route(route: KernelRoute) -> Request:
     return Request(Rtm.DELROUTE, 0, _encode(bare, _SCOPE_ANY))
 
 
-def dump_routes(family: int, *, table: int = 0, protocol: int = 0) -> Request:
-    """Ask for the routes of a family; the kernel leaves out other tables and protocols where they are not 0.
+def dump_routes(family: int, *, table: int = 0, protocol: int = 0, kind: int = 0) -> Request:
+    """Ask for the routes of a family; the kernel leaves out other tables, protocols and kinds where they are not 0.
 
     The kernel answers ENOENT where there is no such table.
     """
-    header = _RTMSG.pack(family, 0, 0, 0, table if table < 256 else 0, protocol, 0, 0, 0)
+    header = _RTMSG.pack(family, 0, 0, 0, table if table < 256 else 0, protocol, 0, kind, 0)
     return Request(Rtm.GETROUTE, 0, header + (u32(_TABLE, table) if table else b""))
 
 

@@ -1,0 +1,262 @@
+"""The kernel of one network namespace: a look at it, writes to it, its events. Blocks for as long as the kernel takes.
+
+No pyroute2 here: measured 23 ms for each rule where one batched socket takes 0.6 ms, and it knows neither flower nor
+tunnel_key nor actions on their own.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from services.reconciler.adapters import link_codec, nexthop_codec, route_codec, tc_codec
+from services.reconciler.adapters.attributes import NetlinkError
+from services.reconciler.adapters.netlink import Ack, Namespace, NetlinkSocket, Request, Subscription
+from services.reconciler.adapters.nexthop_codec import NexthopObject
+from services.reconciler.adapters.route_codec import Hop, KernelRoute
+from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTN_UNICAST, WATCHED
+from services.reconciler.adapters.subscription import RECEIVE_BYTES
+from services.reconciler.adapters.tc_decode import FilterReader, decode_actions, decode_qdisc
+from services.reconciler.core.operation import Operation, OperationKind
+from services.reconciler.core.state import (
+    Action,
+    ActionKind,
+    Clsact,
+    FdbEntry,
+    Filter,
+    Link,
+    Neighbour,
+    NextHop,
+    Route,
+    Snapshot,
+)
+
+_Value = TypeVar("_Value")
+_NO_TABLE: Final = {errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP}
+"""A dump's answer where the kernel has no such table, or no such feature: there is nothing then."""
+
+
+class NamespaceGoneError(NetlinkError):
+    """The namespace's name is gone, or stands for another one: what our sockets still see is of no use to anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is cheap to read; equal probes: the same links, hooks and actions, bound by as many filters.
+
+    A filter that somebody deletes, adds or leads elsewhere by index changes the bindings of an action. What it does not
+    show: a filter whose MAC was changed by hand, and forwarding entries; of those an event tells.
+    """
+
+    links: frozenset[Link]
+    clsact: frozenset[int]
+    ingress: frozenset[int]
+    actions: frozenset[Action]
+
+
+class Kernel:
+    """Sockets in a namespace; of one thread at a time."""
+
+    def __init__(self, netns: str | None = None) -> None:
+        """Open them.
+
+        Raises:
+            OSError: no such namespace, or no right to enter it.
+        """
+        self._netns = netns
+        self._namespace = Namespace(netns)
+        self._socket = NetlinkSocket(netns)
+        self._reader = FilterReader()
+
+    @property
+    def port_id(self) -> int:
+        """`Message.port_id` of events that our own writes cause."""
+        return self._socket.port_id
+
+    def close(self) -> None:
+        """Let go; twice does no harm."""
+        self._socket.close()
+
+    def subscribe(self, groups: Sequence[int] = WATCHED, *, receive_bytes: int = RECEIVE_BYTES) -> Subscription:
+        """A socket with the events of these groups.
+
+        Raises:
+            OSError: no such namespace any more.
+        """
+        return Subscription(groups, self._netns, receive_bytes=receive_bytes)
+
+    def snapshot(self, ports: Collection[int] | None = None) -> Snapshot:
+        """One look at everything; filters of these ports, or of all that have clsact.
+
+        Dumps are consistent each for itself (taken again where the kernel says that they are not), but not with each
+        other, and dumps of tc rules not even that: look again after writing.
+
+        Raises:
+            NamespaceGoneError: there is no such namespace any more.
+            DumpInterruptedError: something changed during a dump, five times.
+            NetlinkError: the kernel's answers make no sense, or do not come.
+            OSError: the kernel refuses.
+        """
+        self._check()
+        links = self.links()
+        clsact, ingress = self.hooks()
+        fdb = self.fdb()
+        managed = clsact if ports is None else clsact.intersection(ports)
+        return Snapshot(
+            links=links,
+            fdb=fdb,
+            routes=self.routes(),
+            neighbours=self.neighbours(),
+            clsact=clsact,
+            ingress=ingress,
+            filters=self.filters(managed),
+            actions=self.actions(),
+        )
+
+    def probe(self) -> Probe:
+        """The cheap part of a look.
+
+        Raises:
+            NetlinkError, OSError: as `snapshot`.
+        """
+        self._check()
+        clsact, ingress = self.hooks()
+        return Probe(frozenset(self.links()), clsact, ingress, frozenset(self.actions()))
+
+    def links(self) -> tuple[Link, ...]:
+        """Every device."""
+        return _present(link_codec.decode_link(payload) for payload in self._dump(link_codec.dump_links()))
+
+    def fdb(self, *, bridge: int = 0, port: int = 0) -> tuple[FdbEntry, ...]:
+        """Forwarding databases: all, those of one bridge's ports, or those of one port."""
+        request = link_codec.dump_fdb(bridge=bridge, port=port)
+        return _present(link_codec.decode_fdb(payload) for payload in self._dump(request))
+
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """Neighbour tables of IPv4 and IPv6."""
+        request = link_codec.dump_neighbours()
+        return _present(link_codec.decode_neighbour(payload) for payload in self._dump(request))
+
+    def kernel_routes(self, *, table: int = 0, protocol: int = 0) -> tuple[KernelRoute, ...]:
+        """Unicast routes of both families with all that is needed to write them again."""
+        requests = (
+            route_codec.dump_routes(family, table=table, protocol=protocol, kind=RTN_UNICAST)
+            for family in (AF_INET, AF_INET6)
+        )
+        return _present(route_codec.decode_route(payload) for request in requests for payload in self._dump(request))
+
+    def nexthops(self) -> tuple[NexthopObject, ...]:
+        """Nexthop objects; none in kernels before 5.3."""
+        return tuple(nexthop_codec.decode_nexthop(payload) for payload in self._dump(nexthop_codec.dump_nexthops()))
+
+    def routes(self) -> tuple[Route, ...]:
+        """Unicast routes of both families and all tables; next hops of nexthop objects filled in."""
+        routes = self.kernel_routes()
+        objects: dict[int, NexthopObject] = {}
+        if any(route.nexthop_id and not route.hops for route in routes):
+            objects = {nexthop.id: nexthop for nexthop in self.nexthops()}
+        return tuple(_route(route, objects) for route in routes)
+
+    def hooks(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Ifindexes with a clsact qdisc, and with an ingress qdisc."""
+        qdiscs = [decode_qdisc(payload) for payload in self._dump(tc_codec.dump_qdiscs())]
+        clsact, ingress = (frozenset(i for i, kind in qdiscs if kind == name) for name in ("clsact", "ingress"))
+        return clsact, ingress
+
+    def actions(self) -> tuple[Action, ...]:
+        """Actions of the kinds that we know, of the whole namespace."""
+        payloads = (p for kind in ActionKind for p in self._dump(tc_codec.dump_actions(kind)))
+        return tuple(action for payload in payloads for action in decode_actions(payload))
+
+    def filters(self, ports: Collection[int]) -> tuple[Filter, ...]:
+        """Filters on the ingress hooks of these ports."""
+        self._reader.forget_others(ports)
+        return tuple(rule for ifindex in sorted(ports) for rule in self._filters(ifindex))
+
+    def apply(self, operations: Sequence[Operation]) -> list[int]:
+        """Write in order, each whatever became of those before; errno of each, 0 where done.
+
+        Raises:
+            NamespaceGoneError: there is no such namespace any more.
+            NetlinkError, OSError: the socket failed; what was written of it, only a new look can tell.
+        """
+        return [ack.errno for ack in self.apply_told(operations)]
+
+    def apply_told(self, operations: Sequence[Operation]) -> list[Ack]:
+        """As `apply`, with the kernel's own words where it has some."""
+        self._check()
+        refused: dict[int, Ack] = {}
+        requests: list[Request] = []
+        for index, operation in enumerate(operations):
+            try:
+                requests.append(encode(operation))
+            except (ValueError, OverflowError) as error:
+                refused[index] = Ack(errno.EINVAL, str(error))
+        answers = iter(self._socket.write(requests))
+        return [refused[index] if index in refused else next(answers) for index in range(len(operations))]
+
+    def _filters(self, ifindex: int) -> tuple[Filter, ...]:
+        return self._reader.read(ifindex, self._socket.dump_datagrams(tc_codec.dump_filters(ifindex)))
+
+    def _dump(self, request: Request) -> list[bytes]:
+        try:
+            return [message.payload for message in self._socket.dump(request)]
+        except OSError as error:
+            if error.errno in _NO_TABLE:
+                return []
+            raise
+
+    def _check(self) -> None:
+        if not self._namespace.present():
+            self.close()
+            raise NamespaceGoneError(f"network namespace {self._netns} is gone or was made anew")
+
+
+def encode(operation: Operation) -> Request:
+    """The message that carries out an operation.
+
+    Raises:
+        ValueError: a value that the kernel has no form for.
+    """
+    target, replace = operation.target, operation.kind is OperationKind.REPLACE
+    delete = operation.kind is OperationKind.DELETE
+    match target:
+        case Clsact():
+            request = tc_codec.delete_clsact(target.ifindex) if delete else tc_codec.add_clsact(target.ifindex)
+        case Action():
+            gone = tc_codec.delete_action(target.kind, target.index) if delete else None
+            request = gone or tc_codec.add_action(target, replace=replace)
+        case Filter():
+            request = tc_codec.delete_filter(target) if delete else tc_codec.add_filter(target, replace=replace)
+        case FdbEntry():
+            request = link_codec.delete_fdb(target) if delete else link_codec.add_fdb(target, replace=replace)
+    return request
+
+
+def _route(route: KernelRoute, objects: dict[int, NexthopObject]) -> Route:
+    hops = route.hops or tuple(_object_hops(route.nexthop_id, objects))
+    return Route(
+        route.destination,
+        route.table,
+        route.protocol,
+        tuple(NextHop(hop.ifindex, hop.gateway, hop.dead or hop.linkdown) for hop in hops),
+        route.nexthop_id,
+        route.metric,
+    )
+
+
+def _object_hops(nexthop_id: int, objects: dict[int, NexthopObject]) -> Iterable[Hop]:
+    nexthop = objects.get(nexthop_id)
+    if nexthop is None:
+        return
+    if nexthop.hop is not None:
+        yield nexthop.hop
+    for member, _ in nexthop.group:  # groups do not hold groups
+        if member in objects and (hop := objects[member].hop) is not None:
+            yield hop
+
+
+def _present(values: Iterable[_Value | None]) -> tuple[_Value, ...]:
+    return tuple(value for value in values if value is not None)
