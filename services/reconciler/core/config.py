@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +14,9 @@ DEFAULT_PREF: Final = 21_000
 """Preference of our filters; lower ones come first. Between what people write by hand (1 and up) and what the kernel
 gives by itself (49152 and down)."""
 _PREF_MAX: Final = 0xFFFF
+_UNICAST: Final = frozenset("02468ace")
+"""Second digit: the group bit is the lowest of the first octet."""
+_CANONICAL: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 class OffloadPolicy(StrEnum):
@@ -68,15 +72,10 @@ class ForwardingConfig:
             if len(set(macs)) != len(macs):
                 raise ValueError(f"port {port}: a MAC address is listed twice")
             for mac in macs:
-                if not is_unicast(mac):
+                if not _CANONICAL.fullmatch(mac) or not is_unicast(mac):
                     raise ValueError(f"port {port}: {mac!r} is no unicast MAC address such as 02:00:00:00:00:01")
 
 
 def is_unicast(mac: str) -> bool:
-    """Whether a MAC address in canonical form (lower case, colons) can be one machine's: not a group's, not zero."""
-    octets = mac.split(":")
-    if len(octets) != 6 or mac == "00:00:00:00:00:00":
-        return False
-    if any(len(octet) != 2 or not set(octet) <= set("0123456789abcdef") for octet in octets):
-        return False
-    return not int(octets[0], 16) & 1
+    """Whether a MAC address in canonical form can be one machine's: not a group's, not zero."""
+    return mac[1] in _UNICAST and mac != "00:00:00:00:00:00"
