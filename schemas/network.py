@@ -25,6 +25,8 @@ class RouteKind(StrEnum):
     """The fast path took dead next hops out, ahead of FRR."""
     RELEASE = "release"
     """The fast path handed a destination back to FRR."""
+    FRR = "frr"
+    """FRR's daemons went away, or came back: meanwhile nobody can say whether paths agree."""
     FAST_PATH = "fast_path"
     """The fast path itself: started, blind, damped, not converging; `reason` says which."""
 
@@ -44,6 +46,8 @@ class RouteEvent(Message):
     time_ns: Count
     destination: str = ""
     """Prefix or VTEP (ROUTE, DISAGREEMENT, OVERRIDE...), or MAC (FDB)."""
+    also: tuple[str, ...] = ()
+    """Further destinations to which the very same happened at the same time; at most 500."""
     interface: str = ""
     """LINK: the link. OVERRIDE: the uplink that is dead."""
     before: tuple[str, ...] = ()
@@ -108,6 +112,8 @@ class TcOperation(Message):
     in_hw: bool | None = None
     reason: str = ""
     """Why it was due."""
+    pass_id: Count = 0
+    """In an event that tells of several passes: of which one."""
 
 
 class TcEvent(Message):
@@ -118,6 +124,9 @@ class TcEvent(Message):
     node: str
     incarnation: Count
     pass_id: Count
+    """Counts from 1 in an incarnation, without gaps: passes that found nothing to do have none."""
+    first_pass_id: Count = 0
+    """Below `pass_id` where passes had to wait for the bus and were put together; else equal to it."""
     part: Count = 1
     parts: Count = 1
     time_ns: Count
@@ -141,6 +150,8 @@ class TcEvent(Message):
     operations: tuple[TcOperation, ...] = ()
     problem: str = ""
     """What still differs, and why; empty: nothing."""
+    lost_operations: Count = 0
+    """Not told, because more waited for the bus than memory is given for."""
 
 
 class RulesRequest(Message):

@@ -41,7 +41,8 @@ _ATTRIBUTES: Final = (
     AttributeSpec("service", "name of the service, such as agent"),
     AttributeSpec("version", "version of the service"),
     AttributeSpec("reason", "why a message was dropped: disconnected or slow"),
-    AttributeSpec("kind", "what was wrong with a message: malformed, invalid, unknown_type, wrong_type, oversized"),
+    AttributeSpec("kind", "what was wrong with a message (malformed, invalid, ...), or what a problem is about"),
+    AttributeSpec("set", "which rules: desired, right, own or foreign"),
     AttributeSpec("messaging.system", "nats"),
     AttributeSpec("messaging.destination.name", "subject of a command, or template of a query"),
 )
@@ -95,6 +96,24 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_allocator_overtaken_batches_total", "counter", "batches older than what was known"),
     MetricSpec("turnbuckle_allocator_misplaced_messages_total", "counter", "batches expected, another type came"),
     MetricSpec("turnbuckle_allocator_absurd_rows_total", "counter", "rows with values that no kernel reports"),
+    MetricSpec(
+        "turnbuckle_reconciler_rules", "gauge", "filters that should be there, are there, are others'", ("set",)
+    ),
+    MetricSpec("turnbuckle_reconciler_offloaded_rules", "gauge", "right filters that the NIC holds"),
+    MetricSpec("turnbuckle_reconciler_passes_total", "counter", "looks at everything, with what followed"),
+    MetricSpec("turnbuckle_reconciler_glances_total", "counter", "looks at links and routes only"),
+    MetricSpec("turnbuckle_reconciler_failed_passes_total", "counter", "looks that brought nothing: the kernel failed"),
+    MetricSpec("turnbuckle_reconciler_writes_total", "counter", "writes that the kernel took"),
+    MetricSpec("turnbuckle_reconciler_refused_writes_total", "counter", "writes that the kernel refused"),
+    MetricSpec("turnbuckle_reconciler_overruns_total", "counter", "times that kernel events were lost (ENOBUFS)"),
+    MetricSpec("turnbuckle_reconciler_last_pass_seconds", "gauge", "duration of the last look at everything"),
+    MetricSpec("turnbuckle_reconciler_last_lag_seconds", "gauge", "from the first event to rules that are verified"),
+    MetricSpec("turnbuckle_reconciler_problems", "gauge", "what keeps rules from being right, by kind", ("kind",)),
+    MetricSpec("turnbuckle_reconciler_waiting_operations", "gauge", "audited writes that wait for the bus"),
+    MetricSpec("turnbuckle_reconciler_paths", "gauge", "destinations whose next hops are compared"),
+    MetricSpec("turnbuckle_reconciler_path_disagreements", "gauge", "of these, where kernel, FRR and BFD disagree"),
+    MetricSpec("turnbuckle_reconciler_path_alarms_total", "counter", "disagreements that lasted"),
+    MetricSpec("turnbuckle_reconciler_frr_answers_info", "gauge", "1 while FRR answers, else 0"),
 )
 _SPANS: Final = (
     SpanSpec("bus.request", "a command sent, until its reply", ("messaging.system", "messaging.destination.name")),

@@ -1,0 +1,112 @@
+"""Settings of the reconciler. Every field is a variable ``TURNBUCKLE_RECONCILER__<FIELD>``."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from schemas.subjects import token
+from services._runtime.frr import DIRECTORY
+from services._runtime.settings import CommonSettings
+from services.reconciler.core.config import DEFAULT_PREF, ForwardingConfig, OffloadPolicy
+
+
+def _check_node(name: str) -> str:
+    token(name)
+    return name
+
+
+def _check_port(text: str) -> str:
+    name, _, mac = text.partition("=")
+    if not name or "/" in name or len(name) > 15:
+        raise ValueError(f"{text!r} is no port: write such as rep0=02:00:00:00:00:07")
+    return f"{name}={mac.lower()}" if mac else name
+
+
+class ReconcilerSettings(CommonSettings):
+    """What a reconciler needs to know."""
+
+    service: ClassVar[str] = "reconciler"
+
+    node: Annotated[
+        str, AfterValidator(_check_node), Field(min_length=1, description="name of this host, unique on the bus")
+    ] = Field(default_factory=socket.gethostname)
+    netns: Annotated[
+        str | None, Field(description="network namespace to look after, by name or path; unset: the reconciler's own")
+    ] = None
+    ports: Annotated[
+        tuple[Annotated[str, AfterValidator(_check_port)], ...],
+        Field(
+            description="bridge ports of applications, each as name=MAC of the application (rep0=02:00:00:00:00:07); "
+            "a port with several MACs is listed with each; without =MAC no static entry is kept"
+        ),
+    ] = ()
+    encapsulation_device: Annotated[
+        str, Field(min_length=1, max_length=15, description="external vxlan device that rules redirect to")
+    ] = "vxenc0"
+    pref: Annotated[int, Field(ge=1, le=65_535, description="preference of our tc filters; lower ones come first")] = (
+        DEFAULT_PREF
+    )
+    offload: Annotated[
+        Literal["none", "prefer", "require"],
+        Field(
+            description="none: rules in software; prefer: in the NIC where it can; require: in the NIC (skip_sw), "
+            "what it refuses goes by the bridge"
+        ),
+    ] = "prefer"
+    checksum: Annotated[bool, Field(description="UDP checksum of encapsulated packets over IPv4")] = True
+    timer_s: Annotated[
+        float,
+        Field(ge=0.05, le=3600, description="seconds between looks without an event, as far as idle_share allows"),
+    ] = 1.0
+    idle_share: Annotated[
+        float,
+        Field(gt=0, le=1, description="share of a core that looks without an event may take; else they are rarer"),
+    ] = 0.005
+    on_shutdown: Annotated[
+        Literal["keep", "flush"], Field(description="keep: rules stay and forward; flush: they are removed at the end")
+    ] = "keep"
+    state_directory: Annotated[Path, Field(description="locks against a second reconciler; best on a tmpfs")] = Path(
+        "/run/turnbuckle"
+    )
+    frr_pathspace: Annotated[
+        str | None, Field(description="FRR's `-N` name of the daemons to ask; unset: the host's own")
+    ] = None
+    frr_directory: Annotated[Path, Field(description="where FRR's sockets are, without the pathspace")] = DIRECTORY
+    path_audit: Annotated[
+        Literal["on", "off"], Field(description="compare the kernel's next hops with FRR's and BFD's")
+    ] = "on"
+    path_audit_s: Annotated[float, Field(ge=0.1, le=60, description="seconds between questions to FRR")] = 0.5
+    fast_path_table: Annotated[
+        int, Field(ge=1, le=4_294_967_295, description="routing table of the fast path, shown beside FRR's routes")
+    ] = 100
+    event_buffer_bytes: Annotated[
+        int,
+        Field(ge=4_096, le=1 << 30, description="receive buffer of kernel events; when it overflows all is read anew"),
+    ] = 32 << 20
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        self.forwarding()
+        return self
+
+    def forwarding(self) -> ForwardingConfig:
+        """How to forward.
+
+        Raises:
+            ValueError: a MAC address is no unicast address, or listed twice.
+        """
+        macs: dict[str, tuple[str, ...]] = {}
+        for port in self.ports:
+            name, _, mac = port.partition("=")
+            macs[name] = (*macs.get(name, ()), *((mac,) if mac else ()))
+        return ForwardingConfig(
+            encapsulation_device=self.encapsulation_device,
+            application_macs=macs,
+            pref=self.pref,
+            offload=OffloadPolicy(self.offload),
+            checksum=self.checksum,
+        )
