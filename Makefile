@@ -19,10 +19,10 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory fuzz soak format clean anew
+.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn-job fuzz soak format clean anew
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live view
 	@$(BIN)/turnbuckle up --demo $(ARGS)
@@ -65,6 +65,9 @@ bench-loop: $(STAMP_DEV)  ## Cost and latency of the Escra loop on this machine
 
 bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)
 	$(BIN)/python -m tests.bench.memory $(ARGS)
+
+bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, and restarted instead (about 25 minutes; --quick: 6)
+	$(BIN)/python -m tests.bench.thorn_job $(ARGS)
 
 fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; ARGS="--seed 7 --count 20000")
 	$(BIN)/python -m tests.fuzz.message_fuzzer $(ARGS)
