@@ -113,8 +113,9 @@ class ModelKernel:
         self.clsact.add(rule.ifindex)
         for action in rule.actions:
             self.actions.setdefault((action.kind, action.index), replace(action, standalone=False))
-        self._remove(_filter_key(rule))
+        old = self.filters.get(_filter_key(rule))
         self.filters[_filter_key(rule)] = rule
+        self._release(old)
 
     def remove_filter(self, rule: Filter) -> None:
         """`tc filter del`."""

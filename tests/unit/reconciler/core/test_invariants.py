@@ -1,0 +1,329 @@
+"""I1-I11 of the reconciler, with a kernel that changes at any moment, hands that meddle, and writes that fail."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from random import Random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from services.reconciler.core.config import OffloadPolicy
+from services.reconciler.core.operation import Operation, Phase
+from services.reconciler.core.outcome import remedies
+from services.reconciler.core.ownership import RANGE_START, owns
+from services.reconciler.core.plan import plan, tally
+from services.reconciler.core.state import Action, ActionKind, FdbEntry, Filter, NextHop, Route, Vxlan
+from tests.support.edge_host import ENCAPSULATION, EdgeHost, another, failing, remote_mac, tunnel_to, vtep
+from tests.support.model_kernel import Hardware
+
+MACS = st.sampled_from([remote_mac(number) for number in range(5)])
+VTEPS = st.sampled_from([vtep(number) for number in (2, 3, 4)])
+VTEP_DEVICES = st.sampled_from(["vx100", "vx100", "vx200"])
+PORTS = st.sampled_from(["rep0", "rep1", "rep2"])
+DEVICES = st.sampled_from(["rep0", "rep1", "vx100", "vx200", "br0", ENCAPSULATION, ENCAPSULATION])
+ERRNOS = st.sampled_from(
+    [errno.EEXIST, errno.ENOENT, errno.ENODEV, errno.EINVAL, errno.ENOMEM, errno.EBUSY, errno.ENOSPC, errno.EOPNOTSUPP]
+)
+SEEDS = st.integers(0, 1 << 16)
+FOREIGN_COOKIES = st.sampled_from([b"", b"OVS-" + bytes(12)])
+
+
+class Edge(RuleBasedStateMachine):
+    """Everything that can happen to a host, in any order; after every few steps the rules must be right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host = EdgeHost()
+        self.kernel = self.host.kernel
+        self.foreign: dict[tuple[int, int, int, int], Filter] = {}
+        self.foreign_actions: dict[tuple[ActionKind, int], Action] = {}
+
+    @initialize(offload=st.sampled_from(OffloadPolicy), hardware=st.booleans())
+    def begin(self, offload: OffloadPolicy, hardware: bool) -> None:
+        self.kernel.hardware = Hardware() if hardware or offload is OffloadPolicy.REQUIRE else None
+        self.host.config = another(self.host.config, offload=offload)
+
+    # What zebra and the bridge do.
+
+    @rule(mac=MACS, destination=VTEPS, device=VTEP_DEVICES)
+    def announce(self, mac: str, destination: str, device: str) -> None:
+        self.host.announce(mac, destination, device)
+
+    @rule(mac=MACS, device=VTEP_DEVICES)
+    def withdraw(self, mac: str, device: str) -> None:
+        self.host.withdraw(mac, device)
+
+    @rule(mac=MACS, destination=VTEPS)
+    def announce_twice(self, mac: str, destination: str) -> None:
+        if self.host.index("vx100"):
+            self.kernel.put_row(FdbEntry(self.host.index("vx100"), mac, own=True, destination=destination, static=True))
+
+    @rule(mac=MACS)
+    def announce_by_group(self, mac: str) -> None:
+        if self.host.index("vx100"):
+            self.kernel.put_row(FdbEntry(self.host.index("vx100"), mac, own=True, nexthop_id=9, extern_learn=True))
+
+    @rule(mac=MACS, port=PORTS)
+    def learn(self, mac: str, port: str) -> None:
+        self.host.learn(mac, port)
+
+    @rule()
+    def restart_frr(self) -> None:
+        for key, row in list(self.kernel.fdb.items()):
+            if row.extern_learn:
+                del self.kernel.fdb[key]
+
+    # What happens to devices.
+
+    @rule(name=DEVICES)
+    def recreate(self, name: str) -> None:
+        if self.host.index(name):
+            self.host.recreate(name)
+            self._forget_vanished()
+
+    @rule(up=st.booleans())
+    def switch_encapsulation(self, up: bool) -> None:
+        if self.host.index(ENCAPSULATION):
+            self.kernel.set_link(self.host.index(ENCAPSULATION), up=up)
+
+    @rule(name=st.sampled_from(["rep1", ENCAPSULATION]))
+    def delete(self, name: str) -> None:
+        if self.host.index(name):
+            self.kernel.delete_link(self.host.index(name))
+            self._forget_vanished()
+
+    @rule()
+    def create_what_is_missing(self) -> None:
+        if not self.host.index("rep1"):
+            self.host.make("rep1", "veth", "br0" if self.host.index("br0") else None)
+        if not self.host.index(ENCAPSULATION):
+            self.host.make(ENCAPSULATION, "vxlan", None, Vxlan(0, "10.255.0.1", 4790, external=True))
+
+    @rule(local=st.sampled_from(["10.255.0.1", "10.255.0.9"]), vni=st.sampled_from([100, 101]))
+    def change_vtep(self, local: str, vni: int) -> None:
+        if self.host.index("vx100"):
+            self.kernel.set_link(self.host.index("vx100"), vxlan=Vxlan(vni, local, 4789, external=False))
+
+    # What people do by hand, to our rules and beside them.
+
+    @rule(seed=SEEDS)
+    def delete_a_rule(self, seed: int) -> None:
+        found = self._ours(seed)
+        if found is not None:
+            self.kernel.remove_filter(found)
+
+    @rule(seed=SEEDS, destination=VTEPS)
+    def edit_a_rule(self, seed: int, destination: str) -> None:
+        found = self._ours(seed)
+        if found is not None:
+            keyed = Action(ActionKind.TUNNEL_KEY, 77, tunnel=tunnel_to(destination), flags=self._flags)
+            redirect = Action(ActionKind.MIRRED, 77, redirect_to=self.host.index(ENCAPSULATION), flags=self._flags)
+            self.kernel.put_filter(replace(found, actions=(keyed, redirect)))
+
+    @rule(seed=SEEDS)
+    def edit_a_rule_to_drop(self, seed: int) -> None:
+        found = self._ours(seed)
+        if found is not None:
+            self.kernel.put_filter(replace(found, actions=(), foreign_actions=True))
+
+    @rule(seed=SEEDS, mac=st.none() | MACS)
+    def edit_what_a_rule_matches(self, seed: int, mac: str | None) -> None:
+        found = self._ours(seed)
+        if found is not None and not self._held(found.ifindex, found.pref, mac):
+            self.kernel.put_filter(replace(found, mac=mac))
+
+    @rule(seed=SEEDS, destination=VTEPS, redirect=PORTS, keep=st.booleans())
+    def edit_an_action(self, seed: int, destination: str, redirect: str, keep: bool) -> None:
+        ours = sorted(key for key, action in self.kernel.actions.items() if action.ours)
+        if ours:
+            key = ours[seed % len(ours)]
+            action = self.kernel.actions[key]
+            if key[0] is ActionKind.TUNNEL_KEY:
+                action = replace(action, tunnel=tunnel_to(destination))
+            else:
+                action = replace(action, redirect_to=self.host.index(redirect))
+            self.kernel.actions[key] = action if keep else replace(action, cookie=b"")
+            if not keep:
+                self.foreign_actions[key] = self.kernel.actions[key]
+
+    @rule(name=PORTS)
+    def delete_clsact(self, name: str) -> None:
+        if self.host.index(name):
+            self.kernel.delete_clsact(self.host.index(name))
+            self._forget_vanished()
+
+    @rule(name=PORTS, mac=MACS, destination=VTEPS, pref=st.sampled_from([0, 7]), handle=st.integers(0, 5))
+    def add_garbage_of_ours(self, name: str, mac: str, destination: str, pref: int, handle: int) -> None:
+        """What a crashed or older run left: our marks, any content, in our preference or an earlier one."""
+        index, pref = self.host.index(name), self.host.config.pref - pref
+        place = (index, 0, pref, RANGE_START + handle)
+        if index and not self._held(index, pref, mac) and place not in self.kernel.filters:
+            keyed = Action(
+                ActionKind.TUNNEL_KEY, 500 + handle, b"THRN-any", tunnel=tunnel_to(destination), flags=self._flags
+            )
+            self.kernel.put_filter(Filter(index, pref, place[3], "flower", mac, (keyed,)))
+
+    @rule(name=PORTS, mac=MACS, pref=st.sampled_from([1, 21_000, 40_000]), kind=st.sampled_from(["flower", "u32"]))
+    def add_foreign(self, name: str, mac: str, pref: int, kind: str) -> None:
+        index = self.host.index(name)
+        peers = [f for key, f in self.kernel.filters.items() if key[:3] == (index, 0, pref)]
+        fits = all(peer.kind == kind for peer in peers) and not self._held(index, pref, mac)
+        handle = max((key[3] for key in self.foreign), default=0) + 1
+        if index and fits:
+            other = Filter(index, pref, handle, kind, mac if kind == "flower" else None, foreign_actions=True)
+            self.kernel.put_filter(other)
+            self.foreign[index, 0, pref, handle] = other
+
+    @rule(index=st.integers(RANGE_START, RANGE_START + 3), cookie=FOREIGN_COOKIES)
+    def add_foreign_action(self, index: int, cookie: bytes) -> None:
+        for kind in ActionKind:
+            if (kind, index) not in self.kernel.actions:
+                self.kernel.actions[kind, index] = Action(kind, index, cookie)
+                self.foreign_actions[kind, index] = self.kernel.actions[kind, index]
+
+    @rule()
+    def remove_foreign(self) -> None:
+        for found in self.foreign.values():
+            self.kernel.remove_filter(found)
+        self.foreign.clear()
+
+    # What the reconciler does, and what goes wrong with it.
+
+    @rule(seed=SEEDS)
+    def run(self, seed: int) -> None:
+        """A whole pass in which nothing interferes: no write may fail but for the hardware's."""
+        snapshot, wanted = self.host.look(Random(seed))
+        assert self.host.due() == self._planned(seed), "the order of rows in a dump must not matter (I8)"
+        self._apply(self._planned(seed), quiet=True)
+        del snapshot, wanted
+
+    @rule(seed=SEEDS, share=st.floats(0, 1))
+    def crash_in_a_pass(self, seed: int, share: float) -> None:
+        """Kill -9 after any prefix of the writes; the next pass is another process that knows only the dump (I10)."""
+        operations = self._planned(seed)
+        self._apply(operations[: int(share * len(operations))], quiet=True)
+
+    @rule(seed=SEEDS, code=ERRNOS, times=st.integers(1, 4), phase=st.sampled_from(Phase))
+    def run_with_failing_writes(self, seed: int, code: int, times: int, phase: Phase) -> None:
+        self.kernel.fault = failing(code, times, lambda operation: operation.phase is phase)
+        self._apply(self._planned(seed), quiet=False)
+        self.kernel.fault = None
+
+    @rule(seed=SEEDS, mac=MACS, destination=VTEPS, name=DEVICES)
+    def run_on_an_old_dump(self, seed: int, mac: str, destination: str, name: str) -> None:
+        """The kernel changes between the dump and the writes."""
+        operations = self._planned(seed)
+        self.host.announce(mac, destination)
+        if self.host.index(name):
+            self.host.recreate(name)
+            self._forget_vanished()
+        self.kernel.apply(operations)
+
+    @rule(offload=st.sampled_from(OffloadPolicy), pref=st.sampled_from([21_000, 20_993]))
+    def restart_with_other_settings(self, offload: OffloadPolicy, pref: int) -> None:
+        if offload is OffloadPolicy.REQUIRE and self.kernel.hardware is None:
+            offload = OffloadPolicy.PREFER
+        self.host.config = another(self.host.config, offload=offload, pref=pref)
+
+    @rule(seed=SEEDS)
+    def settle(self, seed: int) -> None:
+        """Nothing happens any more: the rules are what they should be, and stay so with no write."""
+        del seed
+        self.host.settle(passes=5)
+        self._check_quiet()
+
+    @rule()
+    def change_routes(self) -> None:
+        """An edge fault changes next hops, and no rule (I11)."""
+        before = self.host.due()
+        hops = (NextHop(1, "fe80::1", dead=True),)
+        self.kernel.routes = [Route("10.255.0.2/32", 254, 186, hops * (1 + len(self.kernel.routes) % 2))]
+        assert self.host.due() == before
+
+    def teardown(self) -> None:
+        self.host.settle(passes=5)
+        self._check_quiet()
+
+    @invariant()
+    def nothing_of_others_is_written(self) -> None:
+        """I3, but for rules that vanished with their device or qdisc, and actions that went with their rule."""
+        for key, other in self.foreign.items():
+            assert self.kernel.filters[key] == other
+        for action_key, action in list(self.foreign_actions.items()):
+            found = self.kernel.actions.get(action_key)
+            if found is None and not action.standalone:
+                del self.foreign_actions[action_key]
+            else:
+                assert found is not None
+                assert replace(found, redirect_to=0) == replace(action, redirect_to=0)
+
+    def _check_quiet(self) -> None:
+        host, pref = self.host, self.host.config.pref
+        expected = host.expected()
+        for key, tunnel in list(expected.items()):
+            index = host.index(key[0])
+            peers = [f for k, f in self.foreign.items() if k[:3] == (index, 0, pref)]
+            if any(peer.kind != "flower" or peer.mac == key[1] for peer in peers):
+                del expected[key]
+                assert any(p.place == key[0] for p in host.look()[1].problems), tunnel
+        own = {
+            key: lead
+            for key, lead in host.installed().items()
+            if any(
+                owns(f, pref)
+                for k, f in self.kernel.filters.items()
+                if k[:3] == (host.index(key[0]), 0, pref) and f.mac == key[1]
+            )
+        }
+        assert own == expected  # I1
+        snapshot, wanted = host.look()
+        assert not host.due()  # I2
+        count = tally(snapshot, wanted)
+        assert (count.right, count.own) == (count.desired, count.desired)
+        ours = [action for action in self.kernel.actions.values() if action.ours]
+        assert sum(a.kind is ActionKind.MIRRED for a in ours) == bool(expected)  # I9
+        assert sum(a.kind is ActionKind.TUNNEL_KEY for a in ours) == len(set(expected.values()))
+
+    def _planned(self, seed: int) -> tuple[Operation, ...]:
+        return plan(*self.host.look(Random(seed)))
+
+    def _apply(self, operations: tuple[Operation, ...], *, quiet: bool) -> None:
+        """Write one by one, and look at every step where each MAC leads (I4, I5)."""
+        kernel, pref = self.kernel, self.host.config.pref
+        wanted = {(r.ifindex, r.mac): r.tunnel for r in self.host.look()[1].rules}
+        places = {(key[0], f.mac) for key, f in kernel.filters.items() if f.mac is not None} | set(wanted)
+        allowed = {
+            place: {None, kernel.leads(*place, pref), *kernel.keys_set(*place, pref), wanted.get(place)}
+            for place in places
+        }
+        errnos = []
+        for operation in operations:
+            errnos.append(kernel.write(operation))
+            assert not quiet or not errnos[-1], (operation, errnos[-1])
+            for place, leads in allowed.items():
+                now = kernel.leads(*place, pref)
+                assert now in leads, (operation, place, now)
+        if not quiet:
+            kernel.fault = None
+            kernel.apply(remedies(operations, errnos))
+
+    def _ours(self, seed: int) -> Filter | None:
+        ours = [f for key, f in sorted(self.kernel.filters.items()) if owns(f, self.host.config.pref)]
+        return ours[seed % len(ours)] if ours else None
+
+    def _held(self, index: int, pref: int, mac: str | None) -> bool:
+        return any(f.mac == mac for key, f in self.kernel.filters.items() if key[:3] == (index, 0, pref))
+
+    def _forget_vanished(self) -> None:
+        self.foreign = {key: f for key, f in self.foreign.items() if key in self.kernel.filters}
+
+    @property
+    def _flags(self) -> int:
+        return self.host.config.offload.action_flags
+
+
+Edge.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestEdge = Edge.TestCase
