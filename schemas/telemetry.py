@@ -114,6 +114,16 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_reconciler_path_disagreements", "gauge", "of these, where kernel, FRR and BFD disagree"),
     MetricSpec("turnbuckle_reconciler_path_alarms_total", "counter", "disagreements that lasted"),
     MetricSpec("turnbuckle_reconciler_frr_answers_info", "gauge", "1 while FRR answers, else 0"),
+    MetricSpec("turnbuckle_fast_path_overrides_total", "counter", "routes written ahead of FRR"),
+    MetricSpec("turnbuckle_fast_path_releases_total", "counter", "routes handed back to FRR"),
+    MetricSpec("turnbuckle_fast_path_faults_total", "counter", "faults of uplinks that were answered"),
+    MetricSpec("turnbuckle_fast_path_refused_writes_total", "counter", "overrides that the kernel refused"),
+    MetricSpec("turnbuckle_fast_path_stalls_total", "counter", "times that the hot loop stood still for long"),
+    MetricSpec("turnbuckle_fast_path_held_overrides", "gauge", "destinations that are overridden"),
+    MetricSpec("turnbuckle_fast_path_routes", "gauge", "destinations that are looked after"),
+    MetricSpec("turnbuckle_fast_path_blind_info", "gauge", "1 while an input is lost, else 0"),
+    MetricSpec("turnbuckle_fast_path_damped_info", "gauge", "1 while faults are left to FRR alone, else 0"),
+    MetricSpec("turnbuckle_fast_path_peer_messages_total", "counter", "datagrams between hosts", ("kind",)),
 )
 _SPANS: Final = (
     SpanSpec("bus.request", "a command sent, until its reply", ("messaging.system", "messaging.destination.name")),

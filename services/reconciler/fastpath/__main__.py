@@ -1,0 +1,7 @@
+"""``python -m services.reconciler.fastpath``."""
+
+from services._runtime.app import main
+from services.reconciler.fastpath.service import FastPath
+
+if __name__ == "__main__":
+    main(FastPath)

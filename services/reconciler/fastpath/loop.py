@@ -1,0 +1,399 @@
+"""The hot loop: events of bfdd, the kernel and other hosts in, routes of our table out. One thread, no waiting.
+
+After an event come, in this order: one batch of routes to the kernel, datagrams to the other hosts, and only then
+anything else (rule 4). Whatever goes wrong with the kernel ends the process: the watchdog empties the table, and a new
+process begins with a look at everything.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from services.reconciler.adapters.netlink import Message, NetlinkSocket, Subscription
+from services.reconciler.adapters.rtnetlink import Group, Rtm
+from services.reconciler.fastpath.audit import Audit, Trigger
+from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed
+from services.reconciler.fastpath.config import Config
+from services.reconciler.fastpath.control import ControlLink, Order
+from services.reconciler.fastpath.core import BFDD, FastPathCore
+from services.reconciler.fastpath.flush import flush
+from services.reconciler.fastpath.mirror import RouteMirror, Row
+from services.reconciler.fastpath.peers import Announcement, PeerLink
+from services.reconciler.fastpath.routes import (
+    FAMILIES,
+    OwnRow,
+    add_rules,
+    all_links,
+    dump_routes,
+    override_request,
+    read_link,
+    read_route,
+    read_rule,
+)
+from services.reconciler.fastpath.uplinks import UP
+from services.reconciler.fastpath.values import FrrRoute, Outcome, Release, Tell
+from services.reconciler.fastpath.watchdog import BYE
+
+BEAT_S: Final = 0.1
+STATE_S: Final = 1.0
+RECONNECT_S: Final = 0.25
+RESYNC_S: Final = 0.05
+"""After a link has gone down, the kernel drops routes without a word: a new look, once it is quiet."""
+EVENTS_AT_ONCE: Final = 256
+_NETLINK: Final = "netlink"
+
+
+class _Watched(Protocol):
+    def fileno(self) -> int:
+        """For epoll."""
+        ...
+
+
+class FastPathLoop:
+    """Everything of the hot process."""
+
+    def __init__(self, config: Config, control: ControlLink, beats: int) -> None:
+        self._config = config
+        self._control = control
+        self._beats = beats
+        self._own = config.ownership
+        self._core = FastPathCore(config.uplinks, config.limits)
+        self._sessions = Sessions(frozenset(config.uplinks))
+        self._mirror = RouteMirror(config.wanted)
+        self._names: dict[int, str] = {}
+        self._audit = Audit(lambda index: self._names.get(index, f"link {index}"))
+        self._netlink = NetlinkSocket(config.netns, within_s=1.0)
+        self._events = Subscription(
+            (Group.LINK, Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.IPV4_RULE, Group.IPV6_RULE), config.netns
+        )
+        self._peers: PeerLink | None = None
+        if config.key:
+            boot = int.from_bytes(os.urandom(8), "big")
+            self._peers = PeerLink(config.netns, config.vtep, config.port, key=config.key, boot=boot)
+        self._bfd: BfdClient | None = None
+        self._stopping = ""
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._beat_s = self._state_s = self._reconnect_s = 0.0
+        self._resync_s = float("inf")
+        self._counts = dict.fromkeys(("overrides", "releases", "triggers", "stalls", "resyncs", "refused"), 0)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until told to stop; nothing of ours is left in the kernel then."""
+        self._prepare()
+        while not self._stopping:
+            for descriptor, _ in self._epoll.poll(self._pause_s()):
+                handler = self._handlers.get(descriptor)
+                if handler is not None:
+                    handler()
+            self._follow_up()
+        self._end()
+
+    def _prepare(self) -> None:
+        wake_read, wake_write = socket.socketpair()
+        for end in (wake_read, wake_write):
+            end.settimeout(0.0)
+        signal.set_wakeup_fd(wake_write.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: self._stop("SIGTERM"))
+        self._wakes = (wake_read, wake_write)
+        self._watch(wake_read, lambda: self._drain(wake_read))
+        self._watch(self._control, self._on_control)
+        self._watch(self._events, self._on_netlink)
+        if self._peers is not None:
+            self._watch(self._peers, self._on_peers)
+        self._core.lose(BFDD, "not connected yet", time.monotonic())
+        self._start_clean("started")
+        self._connect_bfd()
+
+    def _stop(self, why: str) -> None:
+        self._stopping = why
+
+    @staticmethod
+    def _drain(end: socket.socket) -> None:
+        with suppress(BlockingIOError):
+            end.recv(4096)
+
+    def _watch(self, watched: _Watched, handler: Callable[[], None]) -> None:
+        self._handlers[watched.fileno()] = handler
+        self._epoll.register(watched.fileno(), select.EPOLLIN)
+
+    def _unwatch(self, watched: _Watched) -> None:
+        self._handlers.pop(watched.fileno(), None)
+        self._epoll.unregister(watched.fileno())
+
+    def _start_clean(self, why: str) -> None:
+        """Leave no override, look at everything, let packets look into our table."""
+        flush(self._netlink, self._own)
+        self._look_at_everything()
+        add_rules(self._netlink, self._own)
+        self._say(why, f"{len(self._core.routes)} host routes of FRR, uplinks {','.join(self._config.uplinks)}")
+
+    def _end(self) -> None:
+        now_s = time.monotonic()
+        outcome = self._core.gone(list(self._core.overrides), Release.SHUTDOWN, now_s)
+        flush(self._netlink, self._own)
+        self._note(outcome, self._trigger("shutdown", now_s), None)
+        self._audit.release_held()
+        self._say("stopped", self._stopping)
+        self._control.send(self._audit.ready, within_s=0.2)
+        with suppress(OSError):
+            os.write(self._beats, BYE)
+
+    def _pause_s(self) -> float:
+        now_s = time.monotonic()
+        due_s = min(self._beat_s + BEAT_S, self._core.due_s, self._resync_s)
+        if self._peers is not None:
+            due_s = min(due_s, self._peers.due_s)
+        return max(due_s - now_s, 0.0)
+
+    def _follow_up(self) -> None:
+        """What is due by time, after events."""
+        now_s = time.monotonic()
+        if now_s - self._beat_s > self._config.stalled_s and self._beat_s:
+            self._stood_still(now_s - self._beat_s)
+        if self._peers is not None and now_s >= self._peers.due_s:
+            for ended in self._peers.send_due(now_s):
+                self._audit.told(ended)
+        if now_s >= self._core.due_s:
+            self._carry_out(self._core.tick(now_s), self._trigger("timeout", now_s))
+        if now_s >= self._resync_s:
+            self._look_at_everything()
+        if self._audit.ready and now_s < self._soonest_peer_s():
+            self._control.send(self._audit.ready)
+        if now_s >= self._beat_s + BEAT_S:
+            self._beat(now_s)
+
+    def _soonest_peer_s(self) -> float:
+        """Records are written when no datagram is due."""
+        return self._peers.due_s if self._peers is not None else float("inf")
+
+    def _beat(self, now_s: float) -> None:
+        self._beat_s = now_s
+        with suppress(BlockingIOError, BrokenPipeError):  # a new watchdog is on its way
+            os.write(self._beats, b".")
+        if self._bfd is None and now_s >= self._reconnect_s:
+            self._connect_bfd()
+        if now_s >= self._state_s:
+            self._state_s = now_s + STATE_S
+            self._control.send_state(self._state())
+
+    def _state(self) -> dict[str, object]:
+        core = self._core
+        return {
+            "routes": len(core.routes),
+            "held": len(core.overrides),
+            "blind": dict(core.blind),
+            "damped": core.damped,
+            "uplinks": {u.name: [u.ifindex, u.carrier, u.bfd, u.tor] for u in core.uplinks.values()},
+            "sessions": self._sessions.peers(),
+            "counts": self._counts,
+            "peers": dict(self._peers.counts) if self._peers is not None else {},
+            "dropped": self._audit.dropped,
+        }
+
+    def _stood_still(self, silent_s: float) -> None:
+        """We may have been stopped: the watchdog has emptied the table, and what we know is old."""
+        self._counts["stalls"] += 1
+        now_s = time.monotonic()
+        outcome = self._core.gone(list(self._core.overrides), Release.LOST, now_s)
+        self._note(outcome, self._trigger("lost", now_s), None)
+        self._start_clean("stood_still")
+        self._say("stood_still", f"no turn of the loop for {silent_s * 1e3:.0f} ms", alarm=True)
+        self._beat(time.monotonic())
+
+    # -- inputs ------------------------------------------------------------------------------------------------
+
+    def _connect_bfd(self) -> None:
+        try:
+            self._bfd = BfdClient(self._config.bfd_socket)
+        except OSError as error:
+            self._reconnect_s = time.monotonic() + RECONNECT_S
+            outcome = self._core.lose(BFDD, f"{self._config.bfd_socket}: {error.strerror or error}", time.monotonic())
+            self._carry_out(outcome, self._trigger("blind", time.monotonic()))
+        else:
+            self._watch(self._bfd, self._on_bfd)
+
+    def _on_bfd(self) -> None:
+        if self._bfd is None:
+            return
+        try:
+            said = self._bfd.read()
+        except (BfdError, OSError) as error:
+            self._unwatch(self._bfd)
+            self._bfd.close()
+            self._bfd = None
+            self._sessions.clear()
+            self._reconnect_s = time.monotonic() + RECONNECT_S
+            now_s = time.monotonic()
+            self._carry_out(self._core.lose(BFDD, str(error), now_s), self._trigger("blind", now_s))
+            return
+        now_s = time.monotonic()
+        for each in said:
+            if isinstance(each, Subscribed):
+                self._carry_out(self._core.regain(BFDD, now_s), self._trigger("seeing", now_s))
+                continue
+            changed = self._sessions.update(each)
+            if changed is not None:
+                before = self._core.uplinks[changed[0]].bfd
+                outcome = self._core.bfd(*changed, now_s)
+                self._carry_out(outcome, self._trigger("bfd", now_s, changed[0]))
+                if changed[1] == UP and before != UP:
+                    self._control.ask_for_tors = True
+
+    def _on_netlink(self) -> None:
+        received = self._events.read(EVENTS_AT_ONCE)
+        now_s = time.monotonic()
+        if received.overrun:
+            self._carry_out(self._core.lose(_NETLINK, "events were lost", now_s), self._trigger("blind", now_s))
+            self._look_at_everything()
+            self._carry_out(self._core.regain(_NETLINK, now_s), self._trigger("seeing", now_s))
+            return
+        changed: dict[str, None] = {}
+        for message in received.messages:
+            if message.kind in {Rtm.NEWROUTE, Rtm.DELROUTE}:
+                destination = self._on_route(message, now_s)
+                if destination:
+                    changed[destination] = None
+            elif message.kind in {Rtm.NEWLINK, Rtm.DELLINK}:
+                self._routes_changed(changed, now_s)
+                self._on_link(message, now_s)
+            elif message.kind == Rtm.DELRULE and message.port_id != self._netlink.port_id:
+                rule = read_rule(message)
+                if rule.table == self._own.table and rule.priority == self._own.priority:
+                    add_rules(self._netlink, self._own)
+                    self._say("rule_restored", "somebody had deleted the rule", alarm=True)
+        self._routes_changed(changed, now_s)
+
+    def _on_route(self, message: Message, now_s: float) -> str:
+        """The destination whose row has changed, or nothing."""
+        row = read_route(message, self._own.table)
+        if isinstance(row, Row):
+            apply = self._mirror.add if message.kind == Rtm.NEWROUTE else self._mirror.remove
+            return row.destination if apply(row) else ""
+        ours = message.port_id == self._netlink.port_id
+        if isinstance(row, OwnRow) and message.kind == Rtm.DELROUTE and not ours:
+            outcome = self._core.gone([row.destination], Release.LOST, now_s)
+            self._note(outcome, self._trigger("lost", now_s), None)
+        return ""
+
+    def _routes_changed(self, changed: dict[str, None], now_s: float) -> None:
+        if changed:
+            routes: dict[str, FrrRoute | None] = {name: self._mirror.of(name) for name in changed}
+            changed.clear()
+            self._carry_out(self._core.some_routes(routes, now_s), self._trigger("frr_changed", now_s))
+
+    def _on_link(self, message: Message, now_s: float) -> None:
+        link = read_link(message)
+        if link is None:
+            return
+        there = message.kind == Rtm.NEWLINK
+        if there:
+            self._names[link.ifindex] = link.name
+        uplink = self._core.uplinks.get(link.name)
+        if uplink is not None and (there or link.ifindex == uplink.ifindex):
+            carrier = there and link.carrier
+            outcome = self._core.link(link.name, link.ifindex if there else 0, carrier=carrier, now_s=now_s)
+            self._carry_out(outcome, self._trigger("carrier", now_s, link.name))
+        if not (there and link.carrier) and self._mirror.uses(link.ifindex):
+            self._resync_s = now_s + RESYNC_S
+
+    def _look_at_everything(self) -> None:
+        """Links and FRR's routes as they are now."""
+        self._resync_s = float("inf")
+        self._counts["resyncs"] += 1
+        now_s = time.monotonic()
+        seen: set[str] = set()
+        for message in self._netlink.dump(all_links()):
+            link = read_link(message)
+            if link is not None:
+                self._names[link.ifindex] = link.name
+                seen.add(link.name)
+                if link.name in self._core.uplinks:
+                    outcome = self._core.link(link.name, link.ifindex, carrier=link.carrier, now_s=now_s)
+                    self._carry_out(outcome, self._trigger("carrier", now_s, link.name))
+        for name in self._core.uplinks.keys() - seen:
+            outcome = self._core.link(name, 0, carrier=False, now_s=now_s)
+            self._carry_out(outcome, self._trigger("carrier", now_s, name))
+        self._mirror.clear()
+        for family in FAMILIES:
+            for message in dump_routes(self._netlink, family, 254):
+                row = read_route(message, self._own.table)
+                if isinstance(row, Row):
+                    self._mirror.add(row)
+        self._carry_out(self._core.all_routes(self._mirror.all(), now_s), self._trigger("frr_changed", now_s))
+
+    def _on_peers(self) -> None:
+        if self._peers is None:
+            return
+        noticed_s = time.monotonic()
+        for fault in self._peers.receive(noticed_s):
+            verdict, outcome = self._core.peer(fault.sender, fault.tor, noticed_s)
+            self._peers.counts[verdict] += 1
+            self._carry_out(outcome, self._trigger("peer", noticed_s, self._uplink_to(fault.tor), fault.sender))
+        self._peers.acknowledge()
+
+    def _uplink_to(self, tor: str) -> str:
+        return ",".join(uplink.name for uplink in self._core.uplinks.values() if uplink.tor == tor)
+
+    def _on_control(self) -> None:
+        for order in self._control.receive():
+            if order.kind is Order.STOP:
+                self._stop(order.reason)
+            elif order.kind is Order.TORS:
+                self._core.tors(order.tors)
+            elif order.kind is Order.WATCHDOG:
+                os.close(self._beats)
+                self._beats = order.descriptor
+
+    # -- outputs -----------------------------------------------------------------------------------------------
+
+    def _trigger(self, cause: str, now_s: float, uplink: str = "", peer: str = "") -> Trigger:
+        if not peer and uplink in self._core.uplinks:
+            peer = self._core.uplinks[uplink].tor
+        return Trigger(cause, uplink, peer, time.time_ns(), now_s, now_s)
+
+    def _carry_out(self, outcome: Outcome, trigger: Trigger) -> None:
+        """Routes to the kernel, then datagrams, then the record."""
+        failed: list[tuple[str, int, str]] = []
+        if outcome.writes:
+            acks = self._netlink.write([override_request(write, self._own.table) for write in outcome.writes])
+            trigger = trigger._replace(acked_s=time.monotonic())
+            for write, ack in zip(outcome.writes, acks, strict=True):
+                if ack.errno and not (write.route is None and ack.errno == errno.ESRCH):
+                    failed.append((write.destination, ack.errno, ack.reason))
+        announcement = self._tell(outcome.tell, trigger.noticed_s) if outcome.tell is not None else None
+        self._note(outcome, trigger, announcement)
+        for destination, number, reason in failed:
+            self._counts["refused"] += 1
+            words = f"{os.strerror(number)} {reason}".rstrip()
+            self._carry_out(self._core.refused(destination, words, time.monotonic()), trigger)
+
+    def _tell(self, tell: Tell, noticed_s: float) -> Announcement | None:
+        self._counts["triggers"] += 1
+        if self._peers is None or not tell.tor:
+            return None
+        tors = {uplink.tor for uplink in self._core.uplinks.values()}
+        vteps = [name for name in self._core.routes if name not in tors]
+        return self._peers.tell(tell.tor, vteps, noticed_s=noticed_s, now_s=time.monotonic())
+
+    def _note(self, outcome: Outcome, trigger: Trigger, announcement: Announcement | None) -> None:
+        self._counts["overrides"] += len(outcome.overridden)
+        self._counts["releases"] += len(outcome.released)
+        self._audit.add(outcome, trigger, announcement)
+
+    def warn(self, cause: str, reason: str) -> None:
+        """Have something told that somebody should look at."""
+        self._say(cause, reason, alarm=True)
+
+    def _say(self, cause: str, reason: str, *, alarm: bool = False) -> None:
+        self._audit.say(cause, reason, time.time_ns(), alarm=alarm)

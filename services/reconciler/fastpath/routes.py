@@ -1,0 +1,254 @@
+"""Routes, rules and links of rtnetlink(7), as far as the fast path reads and writes them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from typing import Final, NamedTuple
+
+from services.reconciler.adapters.attributes import MalformedError, attribute, attributes, number, u32
+from services.reconciler.adapters.netlink import CREATE, EXCLUSIVE, REPLACE, Message, NetlinkSocket, Request
+from services.reconciler.adapters.rtnetlink import IFF_LOWER_UP, IFF_UP, RTM_F_CLONED, RTN_UNICAST, RTNH_F_ONLINK, Rtm
+from services.reconciler.fastpath.mirror import Row
+from services.reconciler.fastpath.values import FrrRoute, Hop, Write
+
+PROTOCOL: Final = 200
+"""Of every route and rule of ours: nobody else's is ever deleted."""
+_ROUTE: Final = struct.Struct("=BBBBBBBBI")
+"""rtmsg: family, destination and source length, TOS, table, protocol, scope, type, flags."""
+_HOP: Final = struct.Struct("=HBBi")
+"""rtnexthop: length, flags, hops, ifindex."""
+_LINK: Final = struct.Struct("=BxHiII")
+_RULE: Final = struct.Struct("=BBBBBBBBI")
+"""fib_rule_hdr: family, destination and source length, TOS, table, two reserved, action, flags."""
+_DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _MULTIPATH, _TABLE, _VIA, _ENCAP_TYPE = 1, 4, 5, 6, 7, 9, 15, 18, 21
+_IFLA_IFNAME = 3
+_FRA_PRIORITY, _FRA_TABLE, _FRA_PROTOCOL = 6, 15, 21
+_FR_ACT_TO_TBL: Final = 1
+_BITS: Final = {socket.AF_INET: 32, socket.AF_INET6: 128}
+FAMILIES: Final = tuple(_BITS)
+
+
+STANDBY_TABLES: Final = 8
+"""At most so many uplinks have a table of their own, see `services.reconciler.fastpath.standby`."""
+
+
+class Ownership(NamedTuple):
+    """What is ours in a network namespace: a rule and a table for overrides; a table per uplink kept ready."""
+
+    table: int = 100
+    priority: int = 90
+    """Of the rule; before that of the main table, 32766. Rules of tables kept ready have the next one."""
+
+    @property
+    def tables(self) -> range:
+        """That of overrides first."""
+        return range(self.table, self.table + 1 + STANDBY_TABLES)
+
+
+class LinkRow(NamedTuple):
+    """A link."""
+
+    name: str
+    ifindex: int
+    carrier: bool
+    """IFF_UP and IFF_LOWER_UP."""
+
+
+class RuleRow(NamedTuple):
+    """A rule."""
+
+    family: int
+    table: int
+    priority: int
+    protocol: int
+
+
+class OwnRow(NamedTuple):
+    """A route of our table."""
+
+    destination: str
+
+
+def read_link(message: Message) -> LinkRow | None:
+    """A link; None: a message of AF_BRIDGE, which says nothing of carrier.
+
+    Raises:
+        MalformedError: cut short.
+    """
+    if len(message.payload) < _LINK.size:
+        raise MalformedError(f"a link of {len(message.payload)} bytes")
+    family, _, ifindex, flags, _ = _LINK.unpack_from(message.payload)
+    if family != socket.AF_UNSPEC:
+        return None
+    name = attributes(message.payload, _LINK.size).get(_IFLA_IFNAME, b"").rstrip(b"\0").decode(errors="replace")
+    return LinkRow(name, ifindex, bool(flags & IFF_UP and flags & IFF_LOWER_UP))
+
+
+def read_route(message: Message, own_table: int, main_table: int = 254) -> Row | OwnRow | None:
+    """A unicast route to a single host, of the main table or of ours; None: another one.
+
+    Raises:
+        MalformedError: cut short.
+    """
+    payload = message.payload
+    if len(payload) < _ROUTE.size:
+        raise MalformedError(f"a route of {len(payload)} bytes")
+    family, bits, _, tos, table, protocol, _, kind, flags = _ROUTE.unpack_from(payload)
+    if bits != _BITS.get(family) or flags & RTM_F_CLONED:
+        return None
+    found = attributes(payload, _ROUTE.size)
+    if _TABLE in found:
+        table = number(found[_TABLE])
+    if _DST not in found:
+        return None
+    if table == own_table and protocol == PROTOCOL:
+        return OwnRow(socket.inet_ntop(family, found[_DST]))
+    if table != main_table:
+        return None
+    metric = number(found[_PRIORITY]) if _PRIORITY in found else 0
+    hops = _read_hops(found, flags) if kind == RTN_UNICAST else None
+    route = FrrRoute(hops, found.get(_PREFSRC, b"")) if hops else None
+    return Row(socket.inet_ntop(family, found[_DST]), protocol, metric, tos, route)
+
+
+def _read_hops(found: dict[int, bytes], flags: int) -> tuple[Hop, ...] | None:
+    """None: it has a hop that we could not write."""
+    if _MULTIPATH not in found:
+        if _OIF not in found or _ENCAP_TYPE in found:
+            return None
+        return (Hop(number(found[_OIF]), _via(found), flags & RTNH_F_ONLINK),)
+    data, start = found[_MULTIPATH], 0
+    hops: list[Hop] = []
+    while len(data) - start >= _HOP.size:
+        length, hop_flags, weight, ifindex = _HOP.unpack_from(data, start)
+        if length < _HOP.size or length > len(data) - start:
+            raise MalformedError(f"a next hop says {length} bytes, {len(data) - start} are left")
+        inner = attributes(data, start + _HOP.size, start + length)
+        if _ENCAP_TYPE in inner:
+            return None
+        hops.append(Hop(ifindex, _via(inner), hop_flags & RTNH_F_ONLINK, weight))
+        start += (length + 3) & ~3
+    return tuple(hops)
+
+
+def _via(found: dict[int, bytes]) -> bytes:
+    return b"".join(attribute(kind, found[kind]) for kind in (_GATEWAY, _VIA) if kind in found)
+
+
+def gateway_text(hop: Hop) -> str:
+    """The gateway's address, or nothing."""
+    try:
+        found = attributes(hop.via)
+        if _GATEWAY in found:
+            value = found[_GATEWAY]
+        elif _VIA in found:
+            value = found[_VIA][2:]
+        else:
+            return ""
+        return socket.inet_ntop(socket.AF_INET if len(value) == 4 else socket.AF_INET6, value)
+    except (MalformedError, ValueError):
+        return hop.via.hex()
+
+
+def override_request(write: Write, table: int) -> Request:
+    """The message that installs or deletes a route of ours."""
+    family = socket.AF_INET6 if ":" in write.destination else socket.AF_INET
+    body = attribute(_DST, socket.inet_pton(family, write.destination)) + u32(_TABLE, table)
+    in_header = table if table < 256 else 0
+    if write.route is None:
+        head = _ROUTE.pack(family, _BITS[family], 0, 0, in_header, PROTOCOL, 255, 0, 0)  # RT_SCOPE_NOWHERE: any
+        return Request(Rtm.DELROUTE, 0, head + body)
+    hops, flags = write.route.hops, 0
+    if write.route.source:
+        body += attribute(_PREFSRC, write.route.source)
+    if len(hops) == 1:
+        flags = hops[0].flags
+        body += u32(_OIF, hops[0].ifindex) + hops[0].via
+    else:
+        ways = (_HOP.pack(_HOP.size + len(h.via), h.flags, h.weight, h.ifindex) + h.via for h in hops)
+        body += attribute(_MULTIPATH, b"".join(ways))
+    head = _ROUTE.pack(family, _BITS[family], 0, 0, in_header, PROTOCOL, 0, RTN_UNICAST, flags)
+    return Request(Rtm.NEWROUTE, CREATE | REPLACE, head + body)
+
+
+def all_links() -> Request:
+    """Dump every link."""
+    return Request(Rtm.GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
+
+
+def all_routes(family: int, table: int) -> Request:
+    """Dump a table; the kernel answers ENOENT where it was never used."""
+    head = _ROUTE.pack(family, 0, 0, 0, table if table < 256 else 0, 0, 0, 0, 0)
+    return Request(Rtm.GETROUTE, 0, head + u32(_TABLE, table))
+
+
+def rule_request(family: int, table: int, priority: int, *, add: bool) -> Request:
+    """The message that adds or deletes a rule of ours."""
+    head = _RULE.pack(family, 0, 0, 0, table if table < 256 else 0, 0, 0, _FR_ACT_TO_TBL, 0)
+    body = u32(_FRA_PRIORITY, priority) + u32(_FRA_TABLE, table)
+    body += attribute(_FRA_PROTOCOL, PROTOCOL.to_bytes(1, "big"))
+    return Request(Rtm.NEWRULE if add else Rtm.DELRULE, CREATE | EXCLUSIVE if add else 0, head + body)
+
+
+def read_rule(message: Message) -> RuleRow:
+    """A rule.
+
+    Raises:
+        MalformedError: cut short.
+    """
+    if len(message.payload) < _RULE.size:
+        raise MalformedError(f"a rule of {len(message.payload)} bytes")
+    head = _RULE.unpack_from(message.payload)
+    found = attributes(message.payload, _RULE.size)
+    table = number(found[_FRA_TABLE]) if _FRA_TABLE in found else head[4]
+    values = [number(found.get(kind, b"\0")) for kind in (_FRA_PRIORITY, _FRA_PROTOCOL)]
+    return RuleRow(head[0], table, *values)
+
+
+def all_rules(family: int) -> Request:
+    """Dump the rules of a family."""
+    return Request(Rtm.GETRULE, 0, _RULE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
+
+
+def add_rules(netlink: NetlinkSocket, own: Ownership) -> None:
+    """Let packets look into our table first. A rule that is there already is fine.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    for family in FAMILIES:
+        ack = netlink.write_one(rule_request(family, own.table, own.priority, add=True))
+        if ack.errno in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP} and family == socket.AF_INET6:
+            continue  # a kernel without IPv6
+        if ack.errno not in {0, errno.EEXIST}:
+            raise OSError(ack.errno, f"cannot add the rule: {os.strerror(ack.errno)} {ack.reason}".rstrip())
+
+
+def dump_routes(netlink: NetlinkSocket, family: int, table: int) -> list[Message]:
+    """All routes of a table; none where there is no such table or family.
+
+    Raises:
+        OSError, NetlinkError: as `NetlinkSocket.dump`.
+    """
+    return _dump(netlink, all_routes(family, table))
+
+
+def dump_rules(netlink: NetlinkSocket, family: int) -> list[RuleRow]:
+    """All rules of a family.
+
+    Raises:
+        OSError, NetlinkError: as `NetlinkSocket.dump`.
+    """
+    return [read_rule(message) for message in _dump(netlink, all_rules(family))]
+
+
+def _dump(netlink: NetlinkSocket, request: Request) -> list[Message]:
+    try:
+        return netlink.dump(request)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
+            return []
+        raise

@@ -1,0 +1,168 @@
+"""The fast path's service: starts the hot process, tells it which switch is where, and puts its records on the bus."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+from schemas.network import RouteEvent
+from schemas.subjects import ROUTE_EVENTS
+from services._runtime.app import Runtime, UnusableSettingsError
+from services._runtime.frr import Frr, FrrError
+from services._runtime.settings import CommonSettings
+from services.reconciler.adapters.netlink import NetlinkError, NetlinkSocket
+from services.reconciler.fastpath.flush import flush
+from services.reconciler.fastpath.settings import FastPathSettings
+from services.reconciler.fastpath.supervisor import Supervisor, take_lock
+from services.reconciler.fastpath.tors import router_ids
+
+TORS_S: float = 30.0
+TORS_SOON_S: float = 1.0
+"""While the router id of an uplink's switch is not known."""
+
+
+class FastPath:
+    """Takes dead next hops out of use ahead of FRR, and says on the bus what it did."""
+
+    name: ClassVar[str] = "fast_path"
+    version: ClassVar[str] = version("turnbuckle")
+    settings_class: ClassVar[type[CommonSettings]] = FastPathSettings
+    bus_patience_s: ClassVar[float] = 0.0
+    """Faults are answered also where no server can be reached."""
+
+    def __init__(self, runtime: Runtime[FastPathSettings]) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._log = runtime.log
+        self._bus = runtime.bus
+        self._incarnation = runtime.clock.time_ns()
+        self._seq = 0
+        self._state: dict[str, Any] = {}
+        self._ask_for_tors = asyncio.Event()
+        self._tors: dict[str, str] = {}
+        self.supervisor: Supervisor | None = None
+
+    async def start(self) -> None:
+        """Clear up what another one left, start the hot process."""
+        settings = self._settings
+        lock = await take_lock(settings.state_directory, settings.netns, settings.node)
+        config = settings.config()
+        try:
+            with NetlinkSocket(settings.netns) as netlink:
+                left = flush(netlink, config.ownership)
+        except (OSError, NetlinkError) as error:
+            raise UnusableSettingsError(f"routes cannot be written ({error}): run as root") from error
+        if left:
+            self._log.warning("leftovers_flushed", routes=left)
+        if settings.fabric_key is None:
+            remedy = "set TURNBUCKLE_FAST_PATH__FABRIC_KEY_FILE, the same on all hosts"
+            self._log.warning("hosts_do_not_tell_each_other", remedy=remedy)
+        self.supervisor = Supervisor(config, lock, self._said)
+        self._register_metrics()
+        self._runtime.spawn(self.supervisor.run(), name="supervisor")
+        self._runtime.spawn(self._keep_tors(self.supervisor), name="router ids")
+
+    async def stop(self) -> None:
+        """Hand everything back to FRR."""
+        await self._runtime.cancel_tasks()
+        if self.supervisor is not None:
+            await self.supervisor.stop("the service stops")
+
+    def not_ready(self) -> str | None:
+        """Why faults would not be answered now, or None."""
+        if not self._state:
+            return "the hot process has not reported yet"
+        if self._state["blind"]:
+            return "blind: " + "; ".join(f"{what}: {why}" for what, why in self._state["blind"].items())
+        if self._state["damped"]:
+            return "damped: too many faults, FRR alone is in charge"
+        return None
+
+    # -- the hot process -----------------------------------------------------------------------------------------
+
+    def _said(self, said: dict[str, Any]) -> None:
+        if "event" in said:
+            self._publish(said["event"])
+        elif "state" in said:
+            self._state = said["state"]
+            if self._state["ask_for_tors"]:
+                self._ask_for_tors.set()
+        elif "ended" in said:
+            self._state = {}
+            code = said["ended"]
+            self._log.error("hot_process_ended", code=code)
+            reason = f"the hot process has ended ({code}); the watchdog has emptied its table; it is started again"
+            now_ns = self._runtime.clock.time_ns()
+            self._publish(
+                {"kind": "fast_path", "cause": "restarted", "time_ns": now_ns, "alarm": True, "reason": reason}
+            )
+
+    def _publish(self, fields: dict[str, Any]) -> None:
+        self._seq += 1
+        settings = self._settings
+        event = RouteEvent.model_validate(
+            {
+                **fields,
+                "node": settings.node,
+                "incarnation": self._incarnation,
+                "seq": self._seq,
+                "source": self.name,
+                "time_ns": fields["time_ns"],
+            }
+        )
+        subject = ROUTE_EVENTS.subject(self._bus.root, node=settings.node)
+        self._bus.publish_fact(
+            subject, event, message_id=f"{self.name}-{settings.node}-{self._incarnation}-{self._seq}"
+        )
+        log = self._log.warning if event.alarm else self._log.info
+        log(
+            str(event.kind),
+            cause=event.cause,
+            destination=event.destination,
+            interface=event.interface,
+            latency_us=event.latency_us,
+            reason=event.reason,
+        )
+
+    async def _keep_tors(self, supervisor: Supervisor) -> None:
+        """Ask bgpd which switch is at the other end of each uplink: at the start, when one came up, now and then."""
+        frr = Frr(self._settings.frr_pathspace, directory=self._settings.frr_directory)
+        while True:
+            try:
+                neighbours = await frr.show_json("bgpd", "show bgp neighbors json")
+            except FrrError as error:
+                self._log.debug("bgpd_not_asked", error=str(error))
+            else:
+                found = router_ids(neighbours, self._settings.uplinks, self._state.get("sessions", {}))
+                if found != self._tors:
+                    self._tors = self._tors | found
+                    self._log.info("switches", **self._tors)
+                    supervisor.tell_tors(self._tors)
+            pause_s = TORS_S if set(self._settings.uplinks) <= self._tors.keys() else TORS_SOON_S
+            self._ask_for_tors.clear()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._ask_for_tors.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(TORS_SOON_S)  # the session of BGP follows that of BFD
+
+    def _register_metrics(self) -> None:
+        observe = self._runtime.telemetry.observe
+
+        def count(name: str) -> float:
+            return float(self._state.get("counts", {}).get(name, 0))
+
+        observe("turnbuckle_fast_path_overrides_total", lambda: count("overrides"))
+        observe("turnbuckle_fast_path_releases_total", lambda: count("releases"))
+        observe("turnbuckle_fast_path_faults_total", lambda: count("triggers"))
+        observe("turnbuckle_fast_path_refused_writes_total", lambda: count("refused"))
+        observe("turnbuckle_fast_path_stalls_total", lambda: count("stalls"))
+        observe("turnbuckle_fast_path_held_overrides", lambda: float(self._state.get("held", 0)))
+        observe("turnbuckle_fast_path_routes", lambda: float(self._state.get("routes", 0)))
+        observe("turnbuckle_fast_path_blind_info", lambda: float(bool(self._state.get("blind", True))))
+        observe("turnbuckle_fast_path_damped_info", lambda: float(bool(self._state.get("damped", False))))
+        self._runtime.telemetry.observe_by_label(
+            "turnbuckle_fast_path_peer_messages_total", "kind", lambda: self._state.get("peers", {})
+        )

@@ -1,0 +1,141 @@
+"""Settings of the fast path. Every field is a variable ``TURNBUCKLE_FAST_PATH__<FIELD>``."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from schemas.subjects import token
+from services._runtime.frr import DIRECTORY
+from services._runtime.settings import CommonSettings
+from services.reconciler.fastpath.config import Config
+from services.reconciler.fastpath.protocol import PORT
+from services.reconciler.fastpath.routes import STANDBY_TABLES, Ownership
+from services.reconciler.fastpath.values import Limits
+
+SHORTEST_KEY: int = 16
+_KERNEL_TABLES = range(253, 256)
+"""default, main, local."""
+
+
+def _check_node(name: str) -> str:
+    token(name)
+    return name
+
+
+def _check_address(text: str) -> str:
+    return str(ipaddress.ip_address(text))
+
+
+def _check_prefix(text: str) -> str:
+    return str(ipaddress.ip_network(text))
+
+
+class FastPathSettings(CommonSettings):
+    """What a fast path needs to know."""
+
+    service: ClassVar[str] = "fast_path"
+
+    node: Annotated[
+        str, AfterValidator(_check_node), Field(min_length=1, description="name of this host, unique on the bus")
+    ] = Field(default_factory=socket.gethostname)
+    netns: Annotated[
+        str | None, Field(description="network namespace to look after, by name or path; unset: the process' own")
+    ] = None
+    uplinks: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=15)], ...],
+        Field(min_length=1, max_length=STANDBY_TABLES, description="links to the switches, such as p1,p2"),
+    ]
+    vtep: Annotated[
+        str, AfterValidator(_check_address), Field(description="this host's tunnel address, as the other hosts see it")
+    ]
+    vtep_prefixes: Annotated[
+        tuple[Annotated[str, AfterValidator(_check_prefix)], ...],
+        Field(description="prefixes that the other hosts' tunnel addresses are in; unset: every host route of BGP"),
+    ] = ()
+    fabric_key: Annotated[
+        SecretStr | None,
+        Field(description="key of 16 characters or more, the same on all hosts; unset: hosts do not tell each other"),
+    ] = None
+    peer_port: Annotated[int, Field(ge=1, le=65_535, description="UDP port on which hosts tell each other")] = PORT
+    table: Annotated[
+        int,
+        Field(ge=1, le=4_294_967_000, description="routing table of overrides; the eight after it are ours as well"),
+    ] = Ownership().table
+    rule_priority: Annotated[
+        int, Field(ge=1, le=32_764, description="priority of the rule that looks into that table; the next one is ours")
+    ] = Ownership().priority
+    standby_above: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="with more destinations than this on an uplink, their routes without it are kept ready in a "
+            "table of their own, so that one write overrides all",
+        ),
+    ] = 500
+    hold_s: Annotated[
+        float, Field(ge=0.1, le=60, description="seconds that an override lives without a fault that is seen here")
+    ] = Limits().t_max_s
+    damper_faults: Annotated[
+        int,
+        Field(ge=1, le=1000, description="more faults than this of one uplink within damper_window_s: no overrides"),
+    ] = Limits().damper_triggers
+    damper_window_s: Annotated[float, Field(ge=0.1, le=3600, description="seconds in which faults are counted")] = (
+        Limits().damper_window_s
+    )
+    damper_hold_s: Annotated[
+        float, Field(ge=0.1, le=3600, description="seconds without overrides after too many faults")
+    ] = Limits().damper_hold_s
+    watchdog_silence_s: Annotated[
+        float, Field(ge=0.2, le=60, description="seconds without a sign of life after which overrides are removed")
+    ] = 0.5
+    realtime_priority: Annotated[
+        int,
+        Field(ge=0, le=98, description="SCHED_RR priority; below that of bfdd, above bgpd's; 0: default scheduling"),
+    ] = 25
+    frr_pathspace: Annotated[
+        str | None, Field(description="FRR's `-N` name of the daemons to hear; unset: the host's own")
+    ] = None
+    frr_directory: Annotated[Path, Field(description="where FRR's sockets are, without the pathspace")] = DIRECTORY
+    state_directory: Annotated[Path, Field(description="lock against a second fast path; best on a tmpfs")] = Path(
+        "/run/turnbuckle"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        key = self.fabric_key
+        if key is not None and len(key.get_secret_value().encode()) < SHORTEST_KEY:
+            raise ValueError(
+                f"fabric_key is shorter than {SHORTEST_KEY} characters: make one with `openssl rand -hex 32`"
+            )
+        if set(Ownership(self.table, self.rule_priority).tables) & set(_KERNEL_TABLES):
+            raise ValueError(f"table {self.table} and the {STANDBY_TABLES} after it meet the kernel's 253, 254, 255")
+        if len(set(self.uplinks)) < len(self.uplinks):
+            raise ValueError("an uplink is listed twice")
+        return self
+
+    @property
+    def frr_sockets(self) -> Path:
+        """The directory of the daemons' sockets."""
+        return self.frr_directory / self.frr_pathspace if self.frr_pathspace else self.frr_directory
+
+    def config(self) -> Config:
+        """What the hot process is told."""
+        return Config(
+            netns=self.netns,
+            uplinks=self.uplinks,
+            vtep=self.vtep,
+            vtep_prefixes=self.vtep_prefixes,
+            bfd_socket=str(self.frr_sockets / "bfdd.sock"),
+            port=self.peer_port,
+            key=self.fabric_key.get_secret_value().encode() if self.fabric_key is not None else b"",
+            ownership=Ownership(self.table, self.rule_priority),
+            limits=Limits(self.hold_s, self.damper_faults, self.damper_window_s, self.damper_hold_s),
+            standby_above=self.standby_above,
+            silence_s=self.watchdog_silence_s,
+            realtime_priority=self.realtime_priority,
+        )

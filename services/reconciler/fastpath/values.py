@@ -1,0 +1,132 @@
+"""What the fast path's core takes in and gives out. Pure; times are seconds of the monotonic clock."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Cause(StrEnum):
+    """Why a next hop is held for dead."""
+
+    BFD = "bfd"
+    """Its session left the state up (RFC 5880)."""
+    CARRIER = "carrier"
+    """The link lost IFF_LOWER_UP."""
+    PEER = "peer"
+    """The host at the other end says that it lost its link to that ToR."""
+
+
+class Release(StrEnum):
+    """Why an override ended."""
+
+    FRR_CONVERGED = "frr_converged"
+    """FRR's route names none of the dead hops any more."""
+    FRR_WITHDREW = "frr_withdrew"
+    """FRR has no route there any more."""
+    TIMEOUT = "timeout"
+    """T_max is over, and nothing local speaks against the hop."""
+    NO_LIVE_HOP = "no_live_hop"
+    """The last live hop died as well, or FRR kept only dead ones: its route stands."""
+    DAMPED = "damped"
+    """Too many faults: FRR alone is in charge."""
+    REFUSED = "refused"
+    """The kernel did not take it."""
+    SHUTDOWN = "shutdown"
+    """The fast path ends."""
+    LOST = "lost"
+    """We stood still, and the watchdog or a restart has flushed the table."""
+
+
+class Hop(NamedTuple):
+    """One way to a destination."""
+
+    ifindex: int
+    via: bytes = b""
+    """The gateway attributes as they came (RTA_GATEWAY or RTA_VIA, with headers): ours carry the same."""
+    flags: int = 0
+    """Only RTNH_F_ONLINK."""
+    weight: int = 0
+    """rtnh_hops: weight - 1."""
+
+
+class FrrRoute(NamedTuple):
+    """What FRR has installed in the main table for one destination."""
+
+    hops: tuple[Hop, ...]
+    source: bytes = b""
+    """RTA_PREFSRC, the address; empty: none."""
+
+
+class Write(NamedTuple):
+    """One route of our own table."""
+
+    destination: str
+    """An address; routes are to single hosts."""
+    route: FrrRoute | None
+    """None: delete it."""
+
+
+class Overridden(NamedTuple):
+    """One destination's override was installed or changed."""
+
+    destination: str
+    before: tuple[Hop, ...]
+    """FRR's."""
+    after: tuple[Hop, ...]
+
+
+class Released(NamedTuple):
+    """One destination was handed back."""
+
+    destination: str
+    uplinks: tuple[str, ...]
+    cause: str
+    """Why it was overridden."""
+    reason: Release
+    held_s: float
+    before: tuple[Hop, ...]
+    """What the override had."""
+    after: tuple[Hop, ...]
+    """FRR's, which counts now."""
+
+
+class Status(NamedTuple):
+    """Something about the fast path as a whole."""
+
+    kind: str
+    """blind, seeing, damped, undamped, suppressed, not_converging, peer_damped, refused..."""
+    reason: str
+    alarm: bool = False
+    uplink: str = ""
+    peer: str = ""
+
+
+class Tell(NamedTuple):
+    """Tell the other hosts that we cannot be reached through a ToR."""
+
+    uplink: str
+    tor: str
+    """Its router id; empty: not known, nobody can be told."""
+
+
+class Outcome(NamedTuple):
+    """What an input led to, in the order in which it is due: writes first."""
+
+    writes: list[Write]
+    tell: Tell | None
+    overridden: list[Overridden]
+    released: list[Released]
+    statuses: list[Status]
+
+
+class Limits(NamedTuple):
+    """Rules 8 and 11."""
+
+    t_max_s: float = 1.0
+    """How long an override lives whose cause is another host's word, or over."""
+    damper_triggers: int = 3
+    """More faults than this of one uplink (of one peer) within the window..."""
+    damper_window_s: float = 10.0
+    damper_hold_s: float = 30.0
+    """...and there are no overrides (none for that peer) for so long."""
