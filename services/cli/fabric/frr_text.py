@@ -7,7 +7,7 @@ Lines are explicit where FRR's profiles differ, so that the same text means the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Final
 
@@ -30,7 +30,7 @@ class FrrConfiguration:
     @property
     def integrated(self) -> str:
         """All in one, as ``vtysh -f`` and frr.conf take it."""
-        return "!\n".join((self.zebra, self.bfdd, self.bgpd))
+        return f"{self.zebra}!\n{self.bfdd}!\n{self.bgpd}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class TorSwitch:
     loopback: str
     ports: tuple[str, ...]
     """Devices with a session: to hosts, and the inter-switch link."""
-    bfd: Bfd | None = Bfd()
-    bgp: Bgp = Bgp()
+    bfd: Bfd | None = field(default_factory=Bfd)
+    bgp: Bgp = field(default_factory=Bgp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,12 @@ def _bgpd(speaker: _Speaker) -> list[str]:
     lines = ["route-map LOOPBACK permit 10", " match interface lo", "exit"]
     if not speaker.transit:
         # A host announces what is its own: no switch may take it for a way to another host.
-        lines.append("bgp as-path access-list OWN seq 5 permit ^$")
+        lines += [
+            "bgp as-path access-list OWN seq 5 permit ^$",
+            "route-map OWN permit 10",
+            " match as-path OWN",
+            "exit",
+        ]
     lines += [
         f"router bgp {speaker.asn}",
         f" bgp router-id {speaker.router_id}",
@@ -137,7 +142,7 @@ def _neighbour(uplink: Uplink) -> list[str]:
 
 
 def _families(speaker: _Speaker) -> list[str]:
-    own = [] if speaker.transit else [f"  neighbor {PEER_GROUP} filter-list OWN out"]
+    own = [] if speaker.transit else [f"  neighbor {PEER_GROUP} route-map OWN out"]
     return [
         " address-family ipv4 unicast",
         "  redistribute connected route-map LOOPBACK",

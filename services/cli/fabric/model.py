@@ -33,7 +33,7 @@ _MAC_PATTERN: Final = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN)]
 """A network device's name: at most 15 characters (IFNAMSIZ)."""
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-NamespaceName = Annotated[str, Field(pattern=r"^(/[^\0]+|[A-Za-z0-9][A-Za-z0-9_.-]{0,62})$")]
+NamespaceName = Annotated[str, Field(pattern=r"^(/[!-~]+|[A-Za-z0-9][A-Za-z0-9_.-]{0,62})$")]
 """As `ip netns` shows it, or a path such as /proc/4711/ns/net."""
 Asn = Annotated[int, Field(ge=1, le=4_294_967_294)]
 UdpPort = Annotated[int, Field(ge=1, le=65_535)]

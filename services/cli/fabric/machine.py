@@ -1,0 +1,266 @@
+"""The host itself: reads, makes and removes resources. The one place where `fabric` touches the kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from functools import singledispatchmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from services._runtime.netns import inside, netns_path
+from services.cli.fabric import daemons
+from services.cli.fabric.links import Links
+from services.cli.fabric.resources import (
+    PRESENT,
+    Address,
+    Daemon,
+    Device,
+    Directory,
+    LinkAttribute,
+    Namespace,
+    PortFlag,
+    Resource,
+    StaticEntry,
+    Sysctl,
+    TextFile,
+)
+
+SYSCTL_ROOT: Final = Path("/proc/sys")
+
+
+class Machine:
+    """Sockets are opened when first needed, one per network namespace. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._links: dict[str | None, Links] = {}
+
+    def __enter__(self) -> Self:
+        """Nothing to do."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close every socket."""
+        for links in self._links.values():
+            links.close()
+        self._links.clear()
+
+    def links(self, netns: str | None) -> Links:
+        """The devices of a namespace.
+
+        Raises:
+            OSError: there is no such namespace, or no right to enter it.
+        """
+        if netns not in self._links:
+            self._links[netns] = Links(netns)
+        return self._links[netns]
+
+    def _links_if_there(self, netns: str | None) -> Links | None:
+        if netns is not None and not netns_path(netns).exists():
+            self._forget(netns)
+            return None
+        return self.links(netns)
+
+    def _forget(self, netns: str) -> None:
+        if links := self._links.pop(netns, None):
+            links.close()
+
+    def restore(self, resource: Resource, before: str | None) -> None:
+        """Undo: remove what was absent, give the earlier value to what was there.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        if before is None:
+            self.remove(resource)
+        else:
+            self.write(replace(resource, value=before))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def read(self, resource: Resource) -> str | None:
+        """A resource's value; None if it is absent.
+
+        Raises:
+            OSError: no right to look.
+        """
+        raise TypeError(f"cannot read {resource!r}")
+
+    @read.register
+    def _read_namespace(self, resource: Namespace) -> str | None:
+        return PRESENT if netns_path(resource.name).exists() else None
+
+    @read.register
+    def _read_device(self, resource: Device) -> str | None:
+        links = self._links_if_there(resource.netns)
+        inner_gone = resource.peer_netns and not netns_path(resource.peer_netns).exists()
+        if links is None or (inner_gone and links.find(resource.name) is None):
+            return None
+        return "veth whose peer is gone" if inner_gone else links.describe(resource)
+
+    @read.register
+    def _read_attribute(self, resource: LinkAttribute) -> str | None:
+        links = self._links_if_there(resource.netns)
+        return links.attribute(resource.device, resource.attribute) if links else None
+
+    @read.register
+    def _read_flag(self, resource: PortFlag) -> str | None:
+        links = self._links_if_there(resource.netns)
+        return links.port_flag(resource.device, resource.flag) if links else None
+
+    @read.register
+    def _read_address(self, resource: Address) -> str | None:
+        links = self._links_if_there(resource.netns)
+        return PRESENT if links and links.has_address(resource.device, resource.address) else None
+
+    @read.register
+    def _read_entry(self, resource: StaticEntry) -> str | None:
+        links = self._links_if_there(resource.netns)
+        return PRESENT if links and links.has_static_entry(resource.device, resource.mac) else None
+
+    @read.register
+    def _read_sysctl(self, resource: Sysctl) -> str | None:
+        try:
+            with inside(resource.netns):
+                return (SYSCTL_ROOT / resource.name).read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return None
+
+    @read.register
+    def _read_directory(self, resource: Directory) -> str | None:
+        return PRESENT if Path(resource.path).is_dir() else None
+
+    @read.register
+    def _read_file(self, resource: TextFile) -> str | None:
+        try:
+            return Path(resource.path).read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @read.register
+    def _read_daemon(self, resource: Daemon) -> str | None:
+        return daemons.digest_of(resource)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def write(self, resource: Resource) -> None:
+        """Give a resource its value.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        raise TypeError(f"cannot write {resource!r}")
+
+    @write.register
+    def _write_namespace(self, resource: Namespace) -> None:
+        _run("ip", "netns", "add", resource.name)
+
+    @write.register
+    def _write_device(self, resource: Device) -> None:
+        self.links(resource.netns).add(resource)
+
+    @write.register
+    def _write_attribute(self, resource: LinkAttribute) -> None:
+        self.links(resource.netns).set_attribute(resource.device, resource.attribute, resource.value)
+
+    @write.register
+    def _write_flag(self, resource: PortFlag) -> None:
+        self.links(resource.netns).set_port_flag(resource.device, resource.flag, resource.value)
+
+    @write.register
+    def _write_address(self, resource: Address) -> None:
+        self.links(resource.netns).add_address(resource.device, resource.address)
+
+    @write.register
+    def _write_entry(self, resource: StaticEntry) -> None:
+        self.links(resource.netns).add_static_entry(resource.device, resource.mac, resource.bridge)
+
+    @write.register
+    def _write_sysctl(self, resource: Sysctl) -> None:
+        with inside(resource.netns):
+            (SYSCTL_ROOT / resource.name).write_text(resource.value, encoding="ascii")
+
+    @write.register
+    def _write_directory(self, resource: Directory) -> None:
+        Path(resource.path).mkdir(mode=resource.mode)
+        Path(resource.path).chmod(resource.mode)
+        shutil.chown(resource.path, resource.owner, resource.owner)
+
+    @write.register
+    def _write_file(self, resource: TextFile) -> None:
+        path = Path(resource.path)
+        fresh = path.with_name(f".{path.name}.new")
+        try:
+            fresh.write_text(resource.value, encoding="utf-8")
+            fresh.chmod(resource.mode)
+            shutil.chown(fresh, resource.owner, resource.owner)
+            fresh.replace(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    @write.register
+    def _write_daemon(self, resource: Daemon) -> None:
+        daemons.start(resource)
+
+    # -- removing ------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def remove(self, resource: Resource) -> None:
+        """Make a resource absent; it may be so already. What has no absence (an attribute) is left.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+
+    @remove.register
+    def _remove_namespace(self, resource: Namespace) -> None:
+        self._forget(resource.name)
+        if netns_path(resource.name).exists():
+            _run("ip", "netns", "del", resource.name)
+
+    @remove.register
+    def _remove_device(self, resource: Device) -> None:
+        self._if_there(resource.netns, lambda links: links.delete(resource.name))
+
+    @remove.register
+    def _remove_address(self, resource: Address) -> None:
+        self._if_there(resource.netns, lambda links: links.delete_address(resource.device, resource.address))
+
+    @remove.register
+    def _remove_entry(self, resource: StaticEntry) -> None:
+        mac, bridge = resource.mac, resource.bridge
+        self._if_there(resource.netns, lambda links: links.delete_static_entry(resource.device, mac, bridge))
+
+    @remove.register
+    def _remove_directory(self, resource: Directory) -> None:
+        path = Path(resource.path)
+        if resource.volatile and path.is_dir():
+            shutil.rmtree(path)
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+    @remove.register
+    def _remove_file(self, resource: TextFile) -> None:
+        Path(resource.path).unlink(missing_ok=True)
+
+    @remove.register
+    def _remove_daemon(self, resource: Daemon) -> None:
+        daemons.stop(resource)
+
+    def _if_there(self, netns: str | None, action: Callable[[Links], None]) -> None:
+        if links := self._links_if_there(netns):
+            action(links)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)  # noqa: S603 - fixed words and a checked name
+    if done.returncode:
+        raise OSError(os.EX_OSERR, done.stderr.strip() or f"{' '.join(command)} ended with {done.returncode}")

@@ -1,0 +1,112 @@
+"""What the machine must have: rights, kernel parts, FRR. Looked at without changing anything."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import pwd
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from services.cli.fabric.layout import DAEMON_PRIORITIES
+from services.cli.fabric.links import refusals
+from services.cli.fabric.model import HostFile
+from services.cli.fabric.places import FrrPaths
+from services.cli.fabric.problem import Problem
+
+_CLONE_NEWNET: Final = 0x40000000
+_CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""linux/capability.h: devices and routes; network namespaces."""
+_INSTALL_FRR: Final = "apt-get install frr"
+
+
+def rights(status: str | None = None) -> list[Problem]:
+    """Whether we may change devices and enter network namespaces."""
+    text = Path("/proc/self/status").read_text(encoding="ascii") if status is None else status
+    line = next((line for line in text.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
+    held = int(line.split()[1], 16)
+    lacking = [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
+    if not lacking:
+        return []
+    return [Problem(f"no right to change this host's network ({' and '.join(lacking)})", "sudo turnbuckle fabric ...")]
+
+
+def kernel(host: HostFile) -> Iterator[Problem]:
+    """Whether the kernel can make what the file asks for: tried in a namespace that nobody sees."""
+    wanted: dict[str, dict[str, Any]] = {
+        "bridge": {"kind": "bridge"},
+        "vxlan": {"kind": "vxlan", "vxlan_id": host.vni, "vxlan_port": host.vxlan.port},
+    }
+    if any(port.type == "veth" for port in host.ports):
+        wanted["veth"] = {"kind": "veth", "peer": "probe1"}
+    for kind, number in _try_in_scratch_namespace(wanted).items():
+        if number == errno.EOPNOTSUPP:
+            remedy = f"modprobe {kind}, or a kernel with CONFIG_{kind.upper()}"
+            yield Problem(f"this kernel has no {kind} devices", remedy)
+        elif number:
+            yield Problem(f"a {kind} device cannot be made ({os.strerror(number)})", "see `dmesg`")
+    if any(uplink.peer is None for uplink in host.uplinks) and not Path("/proc/sys/net/ipv6").exists():
+        yield Problem(
+            "this kernel has no IPv6, which unnumbered uplinks need",
+            "boot without ipv6.disable=1, or give 'address' and 'peer'",
+        )
+    if any("/" not in port.netns for port in host.ports) and shutil.which("ip") is None:
+        yield Problem("there is no `ip` command", "apt-get install iproute2")
+
+
+def _try_in_scratch_namespace(wanted: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Error number per kind of device, 0 where it could be made. The namespace ends with the thread."""
+    outcome = dict.fromkeys(wanted, 0)
+
+    def attempt() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWNET):
+            outcome.update(dict.fromkeys(wanted, ctypes.get_errno()))
+            return
+        outcome.update(refusals(wanted))
+
+    thread = threading.Thread(target=attempt, name="kernel-probe")
+    thread.start()
+    thread.join()
+    return outcome
+
+
+def frr(host: HostFile, paths: FrrPaths) -> Iterator[Problem]:
+    """Whether FRR is there, and nobody else's zebra where ours is to run."""
+    if not Path(paths.configuration).is_dir():
+        yield Problem(f"FRR is not installed (no {paths.configuration})", _INSTALL_FRR)
+        return
+    if shutil.which("vtysh") is None:
+        yield Problem("FRR's vtysh is not installed", _INSTALL_FRR)
+    try:
+        pwd.getpwnam("frr")
+    except KeyError:
+        yield Problem("there is no user frr, which FRR runs as", _INSTALL_FRR)
+    if not host.frr.start:
+        return
+    for name in DAEMON_PRIORITIES:
+        if not os.access(f"{paths.binaries}/{name}", os.X_OK):
+            yield Problem(f"FRR's {name} is not in {paths.binaries}", _INSTALL_FRR)
+    if host.frr.realtime and (number := _try_realtime()):
+        remedy = "grant CAP_SYS_NICE (and cpu.rt_runtime_us of the control group), or 'frr: {realtime: false}'"
+        yield Problem(f"FRR cannot be given SCHED_RR ({os.strerror(number)})", remedy)
+
+
+def _try_realtime() -> int:
+    """Error number of taking SCHED_RR, 0 where it is permitted; tried in a thread of its own."""
+    outcome = [0]
+
+    def attempt() -> None:
+        try:
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(max(DAEMON_PRIORITIES.values())))
+        except OSError as error:
+            outcome[0] = error.errno or errno.EPERM
+
+    thread = threading.Thread(target=attempt, name="realtime-probe")
+    thread.start()
+    thread.join()
+    return outcome[0]

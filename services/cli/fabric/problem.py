@@ -1,0 +1,28 @@
+"""Why nothing was done, each reason with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.cli.failure import CommandError, ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason."""
+
+    what: str
+    remedy: str
+    in_file: bool = False
+    """The file is wrong, not the host."""
+
+
+class PreflightError(CommandError):
+    """The file does not suit the host. Nothing has been changed."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{problem.what}: {problem.remedy}" for problem in self.problems))
+        in_file = all(problem.in_file for problem in self.problems)
+        self.exit_code = ExitCode.BAD_CONFIG if in_file else ExitCode.UNAVAILABLE

@@ -1,0 +1,350 @@
+"""What a host can have: each resource has a key, a value that it should have, and the command that gives it. Pure.
+
+A resource whose value is None on the host is absent. Undoing one that was absent removes it, another gets its earlier
+value back. A resource with a ``parent`` disappears with it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final
+
+PRESENT: Final = "present"
+
+
+def _where(netns: str | None) -> str:
+    return f"{netns}: " if netns else ""
+
+
+def _ip(netns: str | None, tool: str = "ip") -> str:
+    if netns is None:
+        return tool
+    return f"nsenter --net={netns} {tool}" if "/" in netns else f"{tool} -n {netns}"
+
+
+def _within(netns: str | None) -> str:
+    if netns is None:
+        return ""
+    return f"nsenter --net={netns} " if "/" in netns else f"ip netns exec {netns} "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """The base of all."""
+
+    value: str = PRESENT
+    """What it should be."""
+    parent: str | None = None
+    """Key of the resource with which it disappears."""
+
+    exclusive: ClassVar[bool] = False
+    """Cannot be changed in place: one that differs is made anew if we made it, and is a conflict if not."""
+
+    @property
+    def key(self) -> str:
+        """Names it among a host's resources."""
+        raise NotImplementedError
+
+    def commands(self) -> tuple[str, ...]:
+        """Shell commands that have the same effect."""
+        raise NotImplementedError
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:
+        """Shell commands that undo it, given the value that it had."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespace(Resource):
+    """A named network namespace."""
+
+    name: str
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"network namespace {self.name}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"ip netns add {self.name}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+        """As in the base."""
+        return (f"ip netns del {self.name}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device(Resource):
+    """A virtual network device; its value is its kind and parameters as `ip link add` takes them."""
+
+    exclusive: ClassVar[bool] = True
+
+    netns: str | None
+    name: str
+    kind: str
+    vni: int = 0
+    local: str = ""
+    port: int = 0
+    external: bool = False
+    peer: str = ""
+    peer_netns: str = ""
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"{_where(self.netns)}device {self.name}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_ip(self.netns)} link add {self.name} type {self.value}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+        """As in the base."""
+        return (f"{_ip(self.netns)} link del {self.name}",)
+
+
+def bridge_text() -> str:
+    """A bridge's value."""
+    return "bridge"
+
+
+def vxlan_text(vni: int, local: str | None, port: int, *, external: bool, learning: bool) -> str:
+    """A VXLAN device's value."""
+    first = "external" if external else f"id {vni}"
+    source = f" local {local}" if local else ""
+    return f"vxlan {first}{source} dstport {port} {'learning' if learning else 'nolearning'}"
+
+
+def veth_text(peer: str, netns: str | None) -> str:
+    """A veth device's value."""
+    return f"veth peer name {peer}" + (f" netns {netns}" if netns else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkAttribute(Resource):
+    """One changeable property of a device: ``up``, ``mtu``, ``address``, ``addrgenmode`` or ``master``."""
+
+    netns: str | None
+    device: str
+    attribute: str
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"{_where(self.netns)}{self.attribute} of {self.device}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (self._command(self.value),)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:
+        """As in the base."""
+        return (self._command(before or ""),)
+
+    def _command(self, value: str) -> str:
+        if self.attribute == "state":
+            words = value
+        elif self.attribute == "master":
+            words = f"master {value}" if value else "nomaster"
+        else:
+            words = f"{self.attribute} {value}"
+        return f"{_ip(self.netns)} link set {self.device} {words}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortFlag(Resource):
+    """A switch of a bridge's port: ``learning``, ``neigh_suppress``; on or off."""
+
+    netns: str | None
+    device: str
+    flag: str
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"{_where(self.netns)}{self.flag} on port {self.device}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_ip(self.netns, 'bridge')} link set dev {self.device} {self.flag} {self.value}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_ip(self.netns, 'bridge')} link set dev {self.device} {self.flag} {before}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address(Resource):
+    """An address of a device."""
+
+    netns: str | None
+    device: str
+    address: str
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"{_where(self.netns)}address {self.address} on {self.device}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_ip(self.netns)} address add {self.address} dev {self.device}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+        """As in the base."""
+        return (f"{_ip(self.netns)} address del {self.address} dev {self.device}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticEntry(Resource):
+    """A MAC that a bridge need not learn on a port, and does not forget.
+
+    Rules bypass the bridge, so it would see no packet of the application, age its MAC out after 300 s, and EVPN would
+    withdraw it from every host (measured).
+    """
+
+    netns: str | None
+    device: str
+    mac: str
+    bridge: str = ""
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"{_where(self.netns)}entry {self.mac} on {self.device}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_ip(self.netns, 'bridge')} fdb replace {self.mac} dev {self.device} master static",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - a learned one comes back by itself
+        """As in the base."""
+        return (f"{_ip(self.netns, 'bridge')} fdb del {self.mac} dev {self.device} master",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sysctl(Resource):
+    """A kernel setting of the network namespace; ``name`` with slashes, as device names may hold dots."""
+
+    netns: str | None
+    name: str
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"{_where(self.netns)}{self.name}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_within(self.netns)}sysctl -w {self.name}={self.value}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_within(self.netns)}sysctl -w {self.name}={before}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directory(Resource):
+    """A directory of FRR's; undone with all that daemons have put into it if ``volatile``, else only when empty."""
+
+    path: str
+    mode: int = 0o750
+    owner: str = "frr"
+    volatile: bool = False
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"directory {self.path}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"install -d -m {self.mode:o} -o {self.owner} -g {self.owner} {self.path}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+        """As in the base."""
+        return (f"rm -r {self.path}" if self.volatile else f"rmdir {self.path}",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFile(Resource):
+    """A file; its value is its text."""
+
+    path: str
+    mode: int = 0o640
+    owner: str = "frr"
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"file {self.path}"
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        text = self.value.rstrip("\n")
+        made = f"cat > {self.path} <<'EOF'\n{text}\nEOF" if text else f": > {self.path}"
+        return (made, f"chown {self.owner}:{self.owner} {self.path} && chmod {self.mode:o} {self.path}")
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"rm {self.path}",) if before is None else (f"# {self.path}: its earlier text again",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon(Resource):
+    """A running FRR daemon; its value is a digest of command line and configuration, which its environment carries."""
+
+    exclusive: ClassVar[bool] = True
+
+    netns: str | None
+    name: str
+    pathspace: str
+    command: tuple[str, ...]
+    """Without the words that put it into the namespace and give it its scheduling class."""
+    priority: int = 0
+    """SCHED_RR; 0: as everybody."""
+    pid_file: str
+
+    @property
+    def key(self) -> str:
+        """As in the base."""
+        return f"{_where(self.netns)}daemon {self.name}"
+
+    @property
+    def launch(self) -> tuple[str, ...]:
+        """The whole command line, but for the namespace."""
+        scheduled = ("chrt", "--rr", str(self.priority)) if self.priority else ()
+        return (*scheduled, *self.command)
+
+    def commands(self) -> tuple[str, ...]:
+        """As in the base."""
+        return (f"{_within(self.netns)}{shlex.join(self.launch)}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was not running
+        """As in the base."""
+        return (f"kill $(cat {self.pid_file})",)
+
+
+_KINDS: Final[dict[str, type[Resource]]] = {
+    kind.__name__: kind
+    for kind in (Namespace, Device, LinkAttribute, PortFlag, Address, StaticEntry, Sysctl, Directory, TextFile, Daemon)
+}
+
+
+def to_plain(resource: Resource) -> dict[str, Any]:
+    """A resource as plain JSON types."""
+    values: dict[str, Any] = {field.name: getattr(resource, field.name) for field in fields(resource)}
+    return {"resource": type(resource).__name__, **values}
+
+
+def from_plain(plain: dict[str, Any]) -> Resource:
+    """The resource that `to_plain` wrote.
+
+    Raises:
+        KeyError: of an unknown kind.
+        TypeError: fields are missing or unknown.
+    """
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return _KINDS[given.pop("resource")](**given)
