@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from services._runtime.netns import NETNS_DIRECTORY
 from services.cli.fabric.places import Places
 from services.cli.failure import CommandError, UnavailableError
-from services.cli.lab import frr_daemons, hosts, network, record
+from services.cli.lab import companions, frr_daemons, hosts, network, record
 from services.cli.lab.frr_daemons import FrrNode
-from services.cli.lab.record import LabRecord, StartedProcess
+from services.cli.lab.record import LabRecord
 from services.cli.lab.topology import DualTor, LabSettings
 
 Progress = Callable[[str], None]
-_END_WITHIN_S: Final = 5.0
 
 
 def begin(settings: LabSettings, progress: Progress) -> LabRecord:
@@ -60,17 +55,14 @@ def build(topology: DualTor, held: LabRecord, progress: Progress) -> None:
     network.prepare_switches(topology)
     network.lay_cables(topology.cables)
     progress(f"{len(topology.namespaces)} namespaces, {len(topology.cables)} cables")
+    steps = hosts.build(topology, places_of(held), realtime=held.realtime)
+    progress(f"hosts run, after {steps} steps of `turnbuckle fabric`")
+    # Right after the hosts' FRR: who starts later misses the first router advertisements, and the next come after 10 s.
     nodes = [_switch_node(topology, held, switch.netns) for switch in topology.switches]
     for node in nodes:
         frr_daemons.write_configs(node)
     frr_daemons.start(nodes)
     progress("switches run")
-    steps = hosts.build(topology, places_of(held), realtime=held.realtime)
-    progress(f"hosts run, after {steps} steps of `turnbuckle fabric`")
-
-
-def start_companions(topology: DualTor, held: LabRecord, progress: Progress) -> None:
-    """Fast path and reconciler of every host, where they were asked for."""
 
 
 def start_router(topology: DualTor, held: LabRecord, netns: str) -> None:
@@ -98,7 +90,7 @@ def remove(held: LabRecord, progress: Progress) -> list[str]:
     """
     topology = DualTor.of(held.settings)
     left: list[str] = []
-    _end(held.processes)
+    companions.stop(held.processes)
     frr_daemons.stop(topology.routers)
     progress("processes ended")
     for netns, inode in held.namespaces.items():
@@ -121,20 +113,6 @@ def _switch_node(topology: DualTor, held: LabRecord, netns: str) -> FrrNode:
     switch = next(switch for switch in topology.switches if switch.netns == netns)
     logs = record.directory_of(held.settings.prefix) / "log" / switch.name
     return FrrNode(netns, hosts.switch_configs(held.settings, switch), logs, held.realtime)
-
-
-def _end(processes: list[StartedProcess]) -> None:
-    alive = [process for process in processes if record.start_ticks(process.pid) == process.start_ticks]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in alive:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, number)
-        deadline = time.monotonic() + _END_WITHIN_S
-        while alive and time.monotonic() < deadline:
-            alive = [process for process in alive if record.start_ticks(process.pid) == process.start_ticks]
-            time.sleep(0.02)
-    if alive:
-        raise CommandError(f"does not end: {', '.join(process.name for process in alive)}")
 
 
 def _inhabitants(netns: str) -> list[tuple[int, str]]:

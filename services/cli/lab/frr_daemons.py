@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -81,26 +82,22 @@ def write_configs(node: FrrNode) -> None:
 
 
 def start(nodes: Iterable[FrrNode]) -> None:
-    """Start every node's daemons, all at once, and wait until each has read its configuration.
+    """Start every node's daemons and wait until each has read its configuration.
+
+    zebra is first: a daemon that does not find its socket at once tries again after 10 s (zclient.c).
 
     Raises:
         CommandError: one did not start; holds what it said.
     """
-    started = [(node, daemon, _spawn(node, daemon)) for node in nodes for daemon in node.configs]
-    problems = []
-    for node, daemon, process in started:
-        try:
-            code = process.wait(_START_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            problems.append(f"{daemon} of {node.netns} did not detach within {_START_WITHIN_S:g} s")
-            continue
-        if code:
-            said = _output_of(node, daemon).read_text(encoding="utf-8", errors="replace")
-            problems.append(f"{daemon} of {node.netns} ended with {code}: {said.strip() or 'it said nothing'}")
-    if problems:
-        raise UnavailableError("; ".join(problems))
+    given = tuple(nodes)
+    _start([(node, daemon) for node in given for daemon in node.configs if daemon == "zebra"])
+    deadline = time.monotonic() + _START_WITHIN_S
+    sockets = [node.runtime / "zserv.api" for node in given if "zebra" in node.configs]
+    while not all(_listens(path) for path in sockets):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"zebra does not listen at {', '.join(map(str, sockets))}")
+        time.sleep(_POLL_S)
+    _start([(node, daemon) for node in given for daemon in node.configs if daemon != "zebra"])
 
 
 def running(netns: str) -> dict[str, int]:
@@ -133,6 +130,33 @@ def remove_directories(netns: str) -> None:
     """Remove a node's configuration, sockets and pid files."""
     for directory in (CONFIGURATION / netns, RUNTIME / netns):
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start(wanted: list[tuple[FrrNode, str]]) -> None:
+    """All at once."""
+    started = [(node, daemon, _spawn(node, daemon)) for node, daemon in wanted]
+    problems = []
+    for node, daemon, process in started:
+        try:
+            code = process.wait(_START_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            problems.append(f"{daemon} of {node.netns} did not detach within {_START_WITHIN_S:g} s")
+            continue
+        if code:
+            said = _output_of(node, daemon).read_text(encoding="utf-8", errors="replace")
+            problems.append(f"{daemon} of {node.netns} ended with {code}: {said.strip() or 'it said nothing'}")
+    if problems:
+        raise UnavailableError("; ".join(problems))
+
+
+def _listens(path: Path) -> bool:
+    """Not only left over from one that was killed."""
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
 
 
 def _spawn(node: FrrNode, daemon: str) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from services.cli.failure import CommandError, UnavailableError
-from services.cli.lab import build, frr_daemons, reach, record
+from services.cli.lab import build, companions, frr_daemons, reach, record
 from services.cli.lab.faults import Fault, changed_ports, check, dead_switches
 from services.cli.lab.netlink import LabNetlink
 from services.cli.lab.record import LabRecord
@@ -51,7 +51,7 @@ class Lab:
                 started_s = time.monotonic()
                 build.build(lab.topology, held, progress)
                 lab.wait_ready(READY_WITHIN_S, progress)
-                build.start_companions(lab.topology, held, progress)
+                companions.start(lab.topology, held, progress)
                 held.ready, held.ready_after_s = True, round(time.monotonic() - started_s, 2)
                 record.save(held)
             except BaseException:

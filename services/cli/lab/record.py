@@ -80,8 +80,6 @@ def save(record: LabRecord) -> None:
 def forget(prefix: str) -> None:
     """Remove record and logs."""
     shutil.rmtree(directory_of(prefix), ignore_errors=True)
-    with suppress(OSError):
-        DIRECTORY.rmdir()
 
 
 def prefixes() -> list[str]:
@@ -99,15 +97,28 @@ def hold(prefix: str) -> Iterator[None]:
     if os.geteuid() != 0:
         raise CommandError("the lab makes network namespaces: sudo turnbuckle lab ...")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(DIRECTORY / f"{prefix}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = DIRECTORY / f"{prefix}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CommandError(f"another `turnbuckle lab` is at work on {prefix}; wait for it") from error
+        _lock(descriptor, path, prefix)
         yield
+        if load(prefix) is None:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                DIRECTORY.rmdir()
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, prefix: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who held it may have removed it with its lab: then this lock holds nobody off.
+        same = path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino
+    except OSError:
+        same = False
+    if not same:
+        raise CommandError(f"another `turnbuckle lab` is at work on {prefix}; wait for it")
 
 
 def inode_of(netns: str) -> int | None:

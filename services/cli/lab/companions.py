@@ -1,0 +1,142 @@
+"""Services of ours beside the lab's FRR: a fast path and a reconciler for every host, as processes that outlive `up`.
+
+They look after a host's namespace from outside, so that NATS on this machine's loopback stays in reach; without NATS
+they work as well, and their audit waits. The server's address and all other settings come from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.cli.failure import CommandError, UnavailableError
+from services.cli.lab import record
+from services.cli.lab.record import LabRecord, StartedProcess
+from services.cli.lab.topology import DualTor, HostNode
+
+_LIVES_FOR_S: Final = 1.0
+"""A service that has not ended by then has accepted its settings."""
+_END_WITHIN_S: Final = 5.0
+_POLL_S: Final = 0.02
+_KEY_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Companion:
+    name: str
+    module: str
+    environment: Mapping[str, str]
+    log: Path
+
+
+def start(topology: DualTor, held: LabRecord, tell: Callable[[str], None]) -> None:
+    """Start what the lab's settings ask for.
+
+    Raises:
+        UnavailableError: one has ended at once; holds the end of its log.
+    """
+    logs = record.directory_of(held.settings.prefix) / "log"
+    wanted: list[_Companion] = []
+    if held.settings.fast_path:
+        key = _make_key(held)
+        wanted += [_fast_path(host, key, logs) for host in topology.hosts]
+    if held.settings.reconciler:
+        wanted += [_reconciler(host, logs) for host in topology.hosts]
+    if not wanted:
+        return
+    for companion in wanted:
+        pid = _spawn(companion)
+        held.processes.append(StartedProcess(name=companion.name, pid=pid, start_ticks=record.start_ticks(pid) or 0))
+        record.save(held)
+    deadline = time.monotonic() + _LIVES_FOR_S
+    while time.monotonic() < deadline:
+        for companion, process in zip(wanted, held.processes, strict=True):
+            if not _lives(process):
+                end = companion.log.read_text(encoding="utf-8", errors="replace")[-2_000:]
+                raise UnavailableError(f"{companion.name} does not start:\n{end}")
+        time.sleep(_POLL_S)
+    tell(f"{', '.join(companion.name for companion in wanted)} run")
+
+
+def stop(processes: list[StartedProcess]) -> None:
+    """End them, and wait for it.
+
+    Raises:
+        CommandError: one does not end.
+    """
+    alive = [process for process in processes if _lives(process)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in alive:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+        deadline = time.monotonic() + _END_WITHIN_S
+        while alive and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            alive = [process for process in alive if _lives(process)]
+    if alive:
+        raise CommandError(f"does not end: {', '.join(process.name for process in alive)}")
+
+
+def _lives(process: StartedProcess) -> bool:
+    with suppress(ChildProcessError):  # not our child: `up` was another process
+        os.waitpid(process.pid, os.WNOHANG)
+    return record.start_ticks(process.pid) == process.start_ticks
+
+
+def _make_key(held: LabRecord) -> Path:
+    """A key that this lab's fast paths share, readable for root only."""
+    path = record.directory_of(held.settings.prefix) / "fast-path.key"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(_KEY_BYTES) + "\n", encoding="ascii")
+    return path
+
+
+def _fast_path(host: HostNode, key: Path, logs: Path) -> _Companion:
+    name = f"fast path of {host.name}"
+    prefix = "TURNBUCKLE_FASTPATH__"
+    environment = {
+        f"{prefix}NODE": host.netns,
+        f"{prefix}NETNS": host.netns,
+        f"{prefix}UPLINKS": ",".join(host.uplinks),
+        f"{prefix}VTEP": host.vtep,
+        f"{prefix}FRR_PATHSPACE": host.netns,
+        f"{prefix}KEY_FILE": str(key),
+    }
+    return _Companion(name, "services.reconciler.fastpath", environment, logs / f"fast-path-{host.name}.log")
+
+
+def _reconciler(host: HostNode, logs: Path) -> _Companion:
+    name = f"reconciler of {host.name}"
+    prefix = "TURNBUCKLE_RECONCILER__"
+    environment = {
+        f"{prefix}NODE": host.netns,
+        f"{prefix}NETNS": host.netns,
+        f"{prefix}PORTS": f'["rep0={host.application_mac}"]',
+        f"{prefix}FRR_PATHSPACE": host.netns,
+    }
+    return _Companion(name, "services.reconciler", environment, logs / f"reconciler-{host.name}.log")
+
+
+def _spawn(companion: _Companion) -> int:
+    """Start it; returns its pid. No Popen object: the process outlives us, and that is no mistake."""
+    companion.log.parent.mkdir(parents=True, exist_ok=True)
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", companion.module],
+        # 0: the health server takes a free port.
+        {**os.environ, "TURNBUCKLE_HEALTH_PORT": "0", **companion.environment},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(companion.log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
