@@ -172,7 +172,7 @@ class LabContainer:
             text=True,
         )
         self.wait_said("ready")
-        assert group.add_process(self._load.pid)
+        assert group.add_process(self._load.pid), f"{group.directory} has vanished, or exit code {self._load.poll()}"
 
     def tell(self, command: str) -> None:
         """See `obedient_load`."""
