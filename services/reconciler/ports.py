@@ -26,6 +26,9 @@ class Network(Protocol):
     def probe(self) -> Hashable:
         """What is cheap to read; equal probes: the same links, hooks and actions, bound by as many filters."""
 
+    def probe_of(self, snapshot: Snapshot) -> Hashable:
+        """What `probe` would have shown at a look. Does not block."""
+
     def paths(self) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
         """Links and routes only: all that changes at an edge fault."""
 
@@ -47,7 +50,7 @@ class Happened:
     """What a look at the subscription brought."""
 
     causes: dict[str, int]
-    """Events by kind: ``link``, ``fdb``, ``route``, ``neighbour``, ``tc``, ``nexthop``; those of own writes left out."""
+    """Events by kind (``link``, ``fdb``, ``route``, ``neighbour``, ``tc``, ``nexthop``), those of own writes left out."""
     overrun: bool = False
     """Events were lost (ENOBUFS): only a full look helps."""
 

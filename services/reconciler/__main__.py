@@ -1,0 +1,7 @@
+"""``python -m services.reconciler``."""
+
+from services._runtime.app import main
+from services.reconciler.service import Reconciler
+
+if __name__ == "__main__":
+    main(Reconciler)

@@ -1,0 +1,174 @@
+"""Do kernel, FRR and BFD agree on the next hops of a destination? Pure.
+
+FRR 8.4 leaves a kernel nexthop group shrunk after a carrier flap while it shows both next hops as installed (thorn.md):
+the second fault is a total loss then, and nothing else tells. A next hop whose BFD session is down is a black hole. The
+reverse, an uplink with BFD up that is no next hop, is ordinary: the far end may have lost its link to that switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from services._runtime.frr import FrrError
+from services.reconciler.core.state import NextHop, Snapshot
+from services.reconciler.watcher import hops_text
+
+MAIN_TABLE: Final = 254
+UNNUMBERED_GATEWAY: Final = "169.254.0.1"
+"""What FRR writes to the kernel for an IPv6 next hop of an IPv4 route (RFC 5549)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """BFD sessions of one hop; those over several hops watch no uplink."""
+
+    up: frozenset[str] = frozenset()
+    """Interfaces, and addresses of peers."""
+    down: frozenset[str] = frozenset()
+
+    @property
+    def uplinks(self) -> tuple[str, ...]:
+        """For people."""
+        return tuple(sorted(self.up))
+
+
+@dataclass(frozen=True, slots=True)
+class FrrView:
+    """What FRR said. None: it did not answer."""
+
+    routes: Mapping[str, tuple[str, ...]] | None = None
+    """Installed next hops by prefix, as ``interface`` or ``gateway@interface``."""
+    sessions: Sessions | None = None
+    trouble: str = ""
+    """Who did not answer, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One destination in three eyes."""
+
+    destination: str
+    kernel: tuple[str, ...]
+    frr: tuple[str, ...] | None
+    bfd_up: tuple[str, ...] | None
+    reason: str = ""
+    """How they differ; empty: they agree, as far as they can be asked."""
+    override: tuple[str, ...] = ()
+
+
+def destinations_of(snapshot: Snapshot) -> tuple[str, ...]:
+    """VTEPs that packets are sent to."""
+    return tuple(sorted({row.destination for row in snapshot.fdb if row.own and row.destination is not None}))
+
+
+def read_routes(answer: Any) -> dict[str, tuple[str, ...]]:
+    """``show ip route json`` of zebra: the selected, installed route of each prefix.
+
+    Raises:
+        FrrError: it is no such answer.
+    """
+    if not isinstance(answer, dict):
+        raise FrrError("zebra's routes are no map")
+    found: dict[str, tuple[str, ...]] = {}
+    for prefix, routes in answer.items():
+        for route in routes if isinstance(routes, list) else ():
+            if isinstance(route, dict) and route.get("selected"):
+                found[str(prefix)] = tuple(sorted(_frr_hops(route.get("nexthops"))))
+    return found
+
+
+def _frr_hops(nexthops: Any) -> Iterable[str]:
+    for hop in nexthops if isinstance(nexthops, list) else ():
+        # `fib`: it was given to the kernel; a recursive one was given as those that it resolves to.
+        if isinstance(hop, dict) and hop.get("fib") and not hop.get("recursive"):
+            name, gateway = str(hop.get("interfaceName", "?")), hop.get("ip")
+            yield f"{gateway}@{name}" if gateway and hop.get("afi") == "ipv4" else name
+
+
+def read_sessions(answer: Any) -> Sessions:
+    """``show bfd peers json`` of bfdd.
+
+    Raises:
+        FrrError: it is no such answer.
+    """
+    if not isinstance(answer, list):
+        raise FrrError("bfdd's peers are no list")
+    up: set[str] = set()
+    down: set[str] = set()
+    for peer in answer:
+        if isinstance(peer, dict) and not peer.get("multihop") and peer.get("status") != "shutdown":
+            where = str(peer.get("interface") or peer.get("peer"))
+            (up if peer.get("status") == "up" else down).add(where)
+    return Sessions(frozenset(up - down), frozenset(down))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything that paths are judged by."""
+
+    snapshot: Snapshot
+    view: FrrView
+    override_table: int = 0
+    _names: dict[int, str] = field(default_factory=dict)
+
+    def paths(self) -> list[Path]:
+        """All destinations, in order."""
+        self._names.update({link.ifindex: link.name for link in self.snapshot.links})
+        wanted = {f"{vtep}/{128 if ':' in vtep else 32}": vtep for vtep in destinations_of(self.snapshot)}
+        kernel = self._routes(MAIN_TABLE, wanted)
+        override = self._routes(self.override_table, wanted) if self.override_table else {}
+        return [
+            self._path(vtep, prefix, kernel.get(prefix, ()), override.get(prefix, ()))
+            for prefix, vtep in sorted(wanted.items())
+        ]
+
+    def _routes(self, table: int, wanted: Mapping[str, str]) -> dict[str, tuple[NextHop, ...]]:
+        best: dict[str, tuple[int, tuple[NextHop, ...]]] = {}
+        for route in self.snapshot.routes:
+            if route.table == table and route.destination in wanted:
+                known = best.get(route.destination)
+                if known is None or route.metric < known[0]:
+                    best[route.destination] = (route.metric, route.next_hops)
+        return {prefix: hops for prefix, (_, hops) in best.items()}
+
+    def _path(self, vtep: str, prefix: str, hops: tuple[NextHop, ...], override: tuple[NextHop, ...]) -> Path:
+        kernel = hops_text(hops, self._names)
+        frr = None if self.view.routes is None else self.view.routes.get(prefix, ())
+        sessions = self.view.sessions
+        return Path(
+            vtep,
+            kernel,
+            frr,
+            None if sessions is None else sessions.uplinks,
+            self._difference(kernel, frr, sessions),
+            hops_text(override, self._names),
+        )
+
+    def _difference(self, kernel: tuple[str, ...], frr: tuple[str, ...] | None, sessions: Sessions | None) -> str:
+        if frr is not None and not _same(kernel, frr):
+            return f"the kernel forwards over {_listed(kernel)}, FRR says {_listed(frr)}"
+        dead = [hop for hop in kernel if sessions is not None and _is_down(hop, sessions)]
+        return f"the kernel forwards over {_listed(dead)}, where BFD is down" if dead else ""
+
+
+def _same(kernel: tuple[str, ...], frr: tuple[str, ...]) -> bool:
+    if kernel == frr:
+        return True
+    return sorted(map(_normal, kernel)) == sorted(map(_normal, frr))
+
+
+def _normal(hop: str) -> str:
+    """Without the gateways of unnumbered links, that kernel and FRR write differently."""
+    gateway, _, interface = hop.rpartition("@")
+    return interface if not gateway or gateway == UNNUMBERED_GATEWAY or ":" in gateway else hop
+
+
+def _is_down(hop: str, sessions: Sessions) -> bool:
+    gateway, _, interface = hop.rpartition("@")
+    return bool({gateway, interface} & sessions.down) and not {gateway, interface} & sessions.up
+
+
+def _listed(hops: Iterable[str]) -> str:
+    return " and ".join(hops) or "nothing"
