@@ -168,7 +168,8 @@ class RunningMachine:
             "JOB_DIRECTORY": f"{EXCHANGE}/{job.name}",
         }
         assignments = [f"{name}={value}" for name, value in (variables | dict(environment or {})).items()]
-        line = shlex.join(["env", "-i", *assignments, *command])
+        # The shell that starts jobs lets them ignore SIGINT and SIGQUIT.
+        line = shlex.join(["env", "-i", "--default-signal", *assignments, *command])
         (job.directory / "job").write_text(f"cd {shlex.quote(str(CHECKOUT))} && exec {line}\n", encoding="utf-8")
         with suppress(OSError), self._lock:  # gone: waiting for the job says so
             self._channel.sendall(f"{job.name}\n".encode())

@@ -7,14 +7,18 @@ asks for addresses, so that counters can be compared exactly, and a packet that 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from services._runtime.netns import socket_in
+
 VNI: Final = 100
 PORT: Final = 4789
 MODULES: Final = ("veth", "bridge", "vxlan", "cls_flower", "act_tunnel_key", "act_mirred", "sch_ingress")
+ANSWER_WITHIN_S: Final = 1.0
 QUIET: Final = ("net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
 FORWARD: Final = ("net.ipv4.ip_forward=1", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0")
 
@@ -32,8 +36,7 @@ def run(*command: str, given: str | None = None) -> str:
 
 def batch(netns: str, *lines: str, program: str = "ip") -> None:
     """Lines of `ip -batch`, or of `bridge` or `tc`, in a namespace."""
-    enter = ["ip", "netns", "exec", netns]
-    run(*enter, program, "-batch", "-", given="\n".join(lines) + "\n")
+    run(program, "-n", netns, "-batch", "-", given="\n".join(lines) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +66,18 @@ class Host:
     def address(self) -> str:
         return f"172.16.0.{self.number}"
 
-    def run(self, *command: str) -> str:
-        """On the host."""
-        return run("ip", "netns", "exec", self.netns, *command)
+    def run(self, program: str, *arguments: str) -> str:
+        """`ip`, `bridge` or `tc` on the host: what it printed."""
+        return run(program, "-n", self.netns, *arguments)
 
     def tc(self, *arguments: str) -> Any:
         """What `tc -s -j` shows."""
         return json.loads(self.run("tc", "-s", "-j", *arguments) or "[]")
 
-    def sent(self, device: str) -> int:
-        """Packets that a device has sent."""
-        return self.statistic(device, "tx_packets")
-
-    def statistic(self, device: str, name: str) -> int:
-        """A counter of a device."""
-        return int(self.run("cat", f"/sys/class/net/{device}/statistics/{name}"))
+    def counters(self, *devices: str, received: bool = False) -> tuple[int, ...]:
+        """Packets that devices have sent, or received."""
+        links = {link["ifname"]: link["stats64"] for link in json.loads(self.run("ip", "-s", "-j", "link", "show"))}
+        return tuple(int(links[device]["rx" if received else "tx"]["packets"]) for device in devices)
 
     def matched(self, mac: str) -> int:
         """Packets that rules for a MAC address have redirected."""
@@ -85,25 +85,45 @@ class Host:
         found = [rule["options"] for rule in rules if rule["options"].get("keys", {}).get("dst_mac") == mac]
         return sum(rule["actions"][-1]["stats"]["packets"] for rule in found)
 
-    def learn(self, other: Host, vtep: str | None = None) -> None:
-        """Enter, or change, where an application's MAC address is, as zebra does: two entries."""
-        self.run("bridge", "fdb", "replace", other.mac, "dev", "vx100", "master", "extern_learn")
-        destination = vtep or other.vtep
-        self.run("bridge", "fdb", "replace", other.mac, "dev", "vx100", "dst", destination, "self", "extern_learn")
+    def learn(self, *others: Host, vtep: str | None = None) -> None:
+        """Enter, or change, where applications' MAC addresses are, as zebra does: two entries each."""
+        lines = []
+        for other in others:
+            lines.append(f"fdb replace {other.mac} dev vx100 master extern_learn")
+            lines.append(f"fdb replace {other.mac} dev vx100 dst {vtep or other.vtep} self extern_learn")
+        batch(self.netns, *lines, program="bridge")
 
     def forget(self, other: Host) -> None:
         """Delete both."""
-        self.run("bridge", "fdb", "del", other.mac, "dev", "vx100", "master")
-        self.run("bridge", "fdb", "del", other.mac, "dev", "vx100", "self")
+        batch(
+            self.netns,
+            f"fdb del {other.mac} dev vx100 master",
+            f"fdb del {other.mac} dev vx100 self",
+            program="bridge",
+        )
 
     def reaches(self, other: Host, packets: int = 20) -> int:
-        """How many of `packets` echo requests from one application to another are answered."""
-        # 0.02 s apart; 2 s of patience with the last: emulated time runs unevenly.
-        command = ["ping", "-q", "-n", "-c", str(packets), "-i", "0.02", "-W", "2", other.address]
-        enter = ["ip", "netns", "exec", self.application]
-        done = subprocess.run([*enter, *command], capture_output=True, text=True, check=False)
-        assert "packets transmitted" in done.stdout, done.stdout + done.stderr
-        return int(done.stdout.split(" received")[0].split()[-1])
+        """How many of `packets` datagrams from one application to another come back, one after the other."""
+        with (
+            socket_in(self.application, socket.AF_INET, socket.SOCK_DGRAM) as here,
+            socket_in(other.application, socket.AF_INET, socket.SOCK_DGRAM) as there,
+        ):
+            here.bind((self.address, 0))
+            there.bind((other.address, 0))
+            for end in (here, there):
+                end.settimeout(ANSWER_WITHIN_S)
+            return sum(_answered(here, there, number) for number in range(packets))
+
+
+def _answered(here: socket.socket, there: socket.socket, number: int) -> bool:
+    message = number.to_bytes(8, "big") * 16
+    here.sendto(message, there.getsockname())
+    try:
+        received, sender = there.recvfrom(1 << 16)
+        there.sendto(received, sender)
+        return here.recv(1 << 16) == message
+    except TimeoutError:
+        return False
 
 
 class PathLab:
@@ -125,21 +145,22 @@ class PathLab:
             self._underlay(host)
             self._overlay(host)
             self._application(host)
-        for host in self.hosts:
-            for other in self.hosts:
-                if other is not host:
-                    host.learn(other)
+            host.learn(*self.others(host))
 
     def down(self) -> None:
         """Nothing of it stays."""
         for netns in self._namespaces():
             subprocess.run(["ip", "netns", "del", netns], capture_output=True, check=False)
 
+    def others(self, host: Host) -> list[Host]:
+        """All but one."""
+        return [other for other in self.hosts if other is not host]
+
     def _namespaces(self) -> Sequence[str]:
         return [self.fabric, *(name for host in self.hosts for name in (host.netns, host.application))]
 
     def _underlay(self, host: Host) -> None:
-        others = [other for other in self.hosts if other is not host]
+        others = self.others(host)
         batch(
             host.netns,
             "link set lo up",
@@ -162,10 +183,10 @@ class PathLab:
             f"link add vxenc0 type vxlan external local {host.vtep} dstport 4790 nolearning",
             "link set vxenc0 up",
         )
-        host.run("bridge", "link", "set", "dev", "vx100", "learning", "off", "flood", "off")
+        batch(host.netns, "link set dev vx100 learning off flood off", program="bridge")
 
     def _application(self, host: Host) -> None:
-        others = [other for other in self.hosts if other is not host]
+        others = self.others(host)
         batch(
             host.netns, f"link add rep0 type veth peer name app netns {host.application}", "link set rep0 master br0 up"
         )

@@ -10,15 +10,16 @@ import sys
 from collections.abc import Sequence
 
 from services.reconciler.adapters.kernel import Kernel
-
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import desired
 from services.reconciler.core.operation import Operation
+from services.reconciler.core.outcome import Verdict, verdict
 from services.reconciler.core.plan import plan
 from services.reconciler.core.state import Snapshot
 
 EVERY_S = 1.0
 SETTLE_S = 0.05
+PASSES_MAX = 10
 
 
 class Passes:
@@ -39,16 +40,24 @@ class Passes:
         snapshot = self.look()
         return plan(snapshot, desired(snapshot, self.config))
 
-    def once(self) -> Sequence[Operation]:
-        """Write it; what was written.
+    def settle(self) -> Sequence[Operation]:
+        """Passes until there is nothing to write; everything that was written.
+
+        The kernel lets go of a deleted filter's actions some time later, so deleting those is refused at first.
 
         Raises:
-            AssertionError: the kernel refused something.
+            AssertionError: the kernel refused something for good.
         """
-        operations = self.plan()
-        errnos = self.kernel.apply(operations)
-        assert not any(errnos), [(o, code) for o, code in zip(operations, errnos, strict=True) if code]
-        return operations
+        done: list[Operation] = []
+        for _ in range(PASSES_MAX):
+            operations = self.plan()
+            if not operations:
+                return done
+            errnos = self.kernel.apply(operations)
+            for operation, code in zip(operations, errnos, strict=True):
+                assert verdict(operation, code) in {Verdict.DONE, Verdict.DRIFT}, (operation, code)
+            done += [operation for operation, code in zip(operations, errnos, strict=True) if not code]
+        raise AssertionError(f"still something to write after {PASSES_MAX} passes: {operations}")
 
 
 def main() -> None:

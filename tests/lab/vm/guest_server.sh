@@ -19,9 +19,8 @@ serve() {
 interactive() { # checkout, home, TERM, rows, columns
     cd "$1" || return
     export HOME="$2" TERM="$3" PATH="$1/.venv/bin:$PATH"
-    stty -F /dev/ttyS1 rows "$4" cols "$5"
-    # A controlling terminal, for Ctrl-C and job control.
-    exec setsid --ctty bash -i </dev/ttyS1 >/dev/ttyS1 2>&1
+    # A controlling terminal for Ctrl-C and job control; this shell started us with that signal ignored.
+    exec setsid --ctty env --default-signal bash -c "stty rows $4 cols $5; exec bash -i" </dev/ttyS1 >/dev/ttyS1 2>&1
 }
 
 # `wait` also buries whoever was orphaned: a test may look whether a process is gone.
