@@ -87,9 +87,10 @@ class FastPathCore:
         uplink = self.uplinks[name]
         was_dead, had_carrier = uplink.dead, uplink.carrier
         uplink.carrier = carrier
+        self._refresh_dead(now_s)
         if not carrier and had_carrier and not was_dead:
-            self._refresh_dead(now_s)
             self._fault(uplink, Cause.CARRIER, now_s)
+        self._leave_the_dead(uplink, now_s)
         if ifindex != uplink.ifindex:
             self._by_index.pop(uplink.ifindex, None)
             uplink.ifindex = ifindex
@@ -106,6 +107,7 @@ class FastPathCore:
         self._refresh_dead(now_s)
         if before == UP and state in DOWN and not was_dead:
             self._fault(uplink, Cause.BFD, now_s)
+        self._leave_the_dead(uplink, now_s)
         return self._take(now_s)
 
     def some_routes(self, routes: Mapping[str, FrrRoute | None], now_s: float) -> Outcome:
@@ -204,6 +206,14 @@ class FastPathCore:
                 if any(hop.ifindex == uplink.ifindex for hop in route.hops):
                     self._mark(destination, route, {uplink.ifindex: Mark(now_s, cause)}, now_s)
             self._out = self._out._replace(tell=Tell(uplink.name, uplink.tor))
+
+    def _leave_the_dead(self, uplink: Uplink, now_s: float) -> None:
+        """Whatever a death counts as, blind or not: no override goes on through what is dead."""
+        if not uplink.dead or not uplink.ifindex:
+            return
+        for destination, override in list(self.overrides.items()):
+            if any(hop.ifindex == uplink.ifindex for hop in override.route.hops):
+                self._reconsider(destination, self.routes[destination], override.marks, now_s)
 
     def _suppress(self, uplink: Uplink, cause: Cause, why: str) -> None:
         reason = f"{uplink.name} is dead ({cause}), left to FRR: {why}"

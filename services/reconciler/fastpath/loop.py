@@ -72,7 +72,9 @@ class FastPathLoop:
         self._audit = Audit(lambda index: self._names.get(index, f"link {index}"))
         self._netlink = NetlinkSocket(config.netns, within_s=1.0)
         self._events = Subscription(
-            (Group.LINK, Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.IPV4_RULE, Group.IPV6_RULE), config.netns
+            (Group.LINK, Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.IPV4_RULE, Group.IPV6_RULE),
+            config.netns,
+            receive_bytes=config.event_buffer_bytes,
         )
         self._peers: PeerLink | None = None
         if config.key:
@@ -92,7 +94,9 @@ class FastPathLoop:
         """Until told to stop; nothing of ours is left in the kernel then."""
         self._prepare()
         while not self._stopping:
-            for descriptor, _ in self._epoll.poll(self._pause_s()):
+            ready = self._epoll.poll(self._pause_s())
+            self._notice_standstill()
+            for descriptor, _ in ready:
                 handler = self._handlers.get(descriptor)
                 if handler is not None:
                     handler()
@@ -131,12 +135,14 @@ class FastPathLoop:
         self._handlers.pop(watched.fileno(), None)
         self._epoll.unregister(watched.fileno())
 
-    def _start_clean(self, why: str) -> None:
+    def _start_clean(self, why: str, details: str = "") -> None:
         """Leave no override, look at everything, let packets look into our table."""
         flush(self._netlink, self._own)
         self._look_at_everything()
         add_rules(self._netlink, self._own)
-        self._say(why, f"{len(self._core.routes)} host routes of FRR, uplinks {','.join(self._config.uplinks)}")
+        uplinks = ",".join(self._config.uplinks)
+        reason = f"{details}{len(self._core.routes)} host routes of FRR, uplinks {uplinks}"
+        self._say(why, reason, alarm=bool(details))
 
     def _end(self) -> None:
         now_s = time.monotonic()
@@ -159,8 +165,6 @@ class FastPathLoop:
     def _follow_up(self) -> None:
         """What is due by time, after events."""
         now_s = time.monotonic()
-        if now_s - self._beat_s > self._config.stalled_s and self._beat_s:
-            self._stood_still(now_s - self._beat_s)
         if self._peers is not None and now_s >= self._peers.due_s:
             for ended in self._peers.send_due(now_s):
                 self._audit.told(ended)
@@ -201,14 +205,18 @@ class FastPathLoop:
             "dropped": self._audit.dropped,
         }
 
-    def _stood_still(self, silent_s: float) -> None:
-        """We may have been stopped: the watchdog has emptied the table, and what we know is old."""
-        self._counts["stalls"] += 1
+    def _notice_standstill(self) -> None:
+        """We may have been stopped: then the watchdog has emptied the table, and what we know is old."""
         now_s = time.monotonic()
+        silent_s = now_s - self._beat_s
+        if not self._beat_s or silent_s <= self._config.stalled_s:
+            return
+        self._counts["stalls"] += 1
         outcome = self._core.gone(list(self._core.overrides), Release.LOST, now_s)
         self._note(outcome, self._trigger("lost", now_s), None)
-        self._start_clean("stood_still")
-        self._say("stood_still", f"no turn of the loop for {silent_s * 1e3:.0f} ms", alarm=True)
+        while self._events.read().more:
+            continue
+        self._start_clean("stood_still", f"no turn of the loop for {silent_s * 1e3:.0f} ms; ")
         self._beat(time.monotonic())
 
     # -- inputs ------------------------------------------------------------------------------------------------
@@ -241,6 +249,7 @@ class FastPathLoop:
         for each in said:
             if isinstance(each, Subscribed):
                 self._carry_out(self._core.regain(BFDD, now_s), self._trigger("seeing", now_s))
+                self._state_s = 0.0  # the service wants to know at once
                 continue
             changed = self._sessions.update(each)
             if changed is not None:

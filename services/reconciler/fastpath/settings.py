@@ -97,6 +97,10 @@ class FastPathSettings(CommonSettings):
         int,
         Field(ge=0, le=98, description="SCHED_RR priority; below that of bfdd, above bgpd's; 0: default scheduling"),
     ] = 25
+    event_buffer_bytes: Annotated[
+        int,
+        Field(ge=4_096, le=1 << 30, description="receive buffer of kernel events; when it overflows all is read anew"),
+    ] = 32 << 20
     frr_pathspace: Annotated[
         str | None, Field(description="FRR's `-N` name of the daemons to hear; unset: the host's own")
     ] = None
@@ -136,6 +140,7 @@ class FastPathSettings(CommonSettings):
             ownership=Ownership(self.table, self.rule_priority),
             limits=Limits(self.hold_s, self.damper_faults, self.damper_window_s, self.damper_hold_s),
             standby_above=self.standby_above,
+            event_buffer_bytes=self.event_buffer_bytes,
             silence_s=self.watchdog_silence_s,
             realtime_priority=self.realtime_priority,
         )

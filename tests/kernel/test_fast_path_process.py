@@ -1,0 +1,336 @@
+"""The fast path's processes against the kernel's own routes; bfdd and bgpd are played, FRR's routes are put by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from schemas.network import RouteKind
+from schemas.streams import ROUTE_STREAM
+from services._runtime.app import UnusableSettingsError, run_in_process
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services._runtime.netns import socket_in
+from services.reconciler.adapters.netlink import NetlinkSocket
+from services.reconciler.fastpath.flush import main as flush_by_hand
+from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode
+from services.reconciler.fastpath.routes import Write, override_request
+from services.reconciler.fastpath.service import FastPath
+from services.reconciler.fastpath.settings import FastPathSettings
+from services.reconciler.fastpath.values import FrrRoute, Hop
+from tests.support.deadline import until
+from tests.support.fast_path_lab import HostNamespace
+
+pytestmark = pytest.mark.netns
+KEY = "0123456789abcdef0123456789abcdef"
+H1, H2, H3 = "10.255.0.1", "10.255.0.2", "10.255.0.3"
+
+
+class Running:
+    """A fast path, its host and what it has told."""
+
+    def __init__(self, host, service, events):
+        self.host, self.service, self.events = host, service, events
+
+    @property
+    def daemon(self):
+        return self.service.supervisor.pids[0]
+
+    @property
+    def watchdog(self):
+        return self.service.supervisor.pids[1]
+
+    def of(self, kind, cause=None):
+        return [event for event in self.events if event.kind is kind and cause in {None, event.cause}]
+
+    async def overrides(self, expected, within_s=3.0):
+        await until(lambda: self.host.overrides() == expected, within_s=within_s, what=f"overrides {expected}")
+
+    async def told(self, kind, cause, count=1):
+        await until(lambda: len(self.of(kind, cause)) >= count, what=f"{count} {kind} for {cause}")
+        return self.of(kind, cause)[-1]
+
+
+@asynccontextmanager
+async def running(host, tmp_path, **changes):
+    """A fast path that sees, and knows its switches."""
+    broker = MemoryBroker()
+    events = []
+
+    async def take(delivery):
+        events.append(delivery.message)
+
+    await MemoryBus(broker).consume(ROUTE_STREAM, "test", take)
+    values = {"node": f"n{host.number}", "netns": host.name, "uplinks": tuple(host.uplinks), "vtep": host.vtep}
+    values |= {"fabric_key": KEY, "frr_directory": host.directory, "state_directory": tmp_path / "state"}
+    values |= {"realtime_priority": 0, "watchdog_silence_s": 0.5}
+    settings = FastPathSettings.load({}, **(values | changes))
+    async with run_in_process(FastPath, settings, MemoryBus(broker)) as service:
+        made = Running(host, service, events)
+        await until(lambda: service.not_ready() is None, what="a fast path that sees")
+        if settings.fabric_key:
+            await until(
+                lambda: all(row[3] for row in service._state.get("uplinks", {"": [0] * 4}).values()), what="switches"
+            )
+        yield made
+
+
+@pytest.fixture
+def host():
+    made = HostNamespace(1)
+    made.start()
+    for destination in (H2, H3):
+        made.frr_route(destination, "p1", "p2")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def pair():
+    """Two hosts, connected over two switches that are wires."""
+    first, second = HostNamespace(1), HostNamespace(2)
+    first.start(connect=False)
+    second.start(first)
+    first.frr_route(H2, "p1", "p2")
+    second.frr_route(H1, "p1", "p2")
+    yield first, second
+    first.stop()
+    second.stop()
+
+
+async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        override = await fast.told(RouteKind.OVERRIDE, "bfd", 2)
+        assert (override.interface, override.peer, override.node) == ("p1", "10.255.0.101", "n1")
+        assert override.before == ("169.254.0.1@p1", "169.254.0.1@p2")
+        assert override.after == ("169.254.0.1@p2",)
+        assert override.latency_us > 0
+
+        host.frr_route(H2, "p2")
+        await fast.overrides({H3: ["p2"]})
+        release = await fast.told(RouteKind.RELEASE, "frr_converged")
+        assert (release.destination, release.interface) == (H2, "p1")
+        assert (await fast.told(RouteKind.FAST_PATH, "not_converging")).alarm
+        host.bfdd.change("p1", "up")
+        await fast.overrides({})
+        assert host.rules(), "the rule stays while we run"
+    assert not host.rules()
+
+
+async def test_lost_carrier_is_overridden_and_a_link_that_goes_down_leaves_nothing(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        host.ip("link", "set", "q1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        await fast.told(RouteKind.OVERRIDE, "carrier", 2)
+        host.ip("link", "set", "q1", "up")
+        await fast.overrides({})
+        await fast.told(RouteKind.RELEASE, "timeout", 2)
+
+        # Administratively down: the kernel drops routes through it without a word, ours and FRR's.
+        host.ip("link", "set", "p2", "down")
+        await fast.overrides({H2: ["p1"], H3: ["p1"]})
+        host.ip("link", "set", "p1", "down")
+        await fast.overrides({})
+        await fast.told(RouteKind.FAST_PATH, "damped")
+        await until(lambda: fast.service._state["routes"] == 0, what="no route left in FRR's mirror")
+
+
+async def test_the_daemon_is_killed_during_an_override(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        first = fast.daemon
+        os.kill(first, signal.SIGKILL)
+        began_s = time.monotonic()
+        await fast.overrides({}, within_s=1.5)
+        await until(lambda: fast.daemon not in {0, first} and host.rules(), within_s=1.5, what="a new daemon")
+        assert time.monotonic() - began_s < 1.5
+        await fast.told(RouteKind.FAST_PATH, "restarted")
+
+        # FRR has agreed meanwhile; the other uplink's fault is answered again.
+        for destination in (H2, H3):
+            host.frr_route(destination, "p1", "p2")
+        await until(lambda: host.bfdd.subscribers >= 2, what="a subscription of the new daemon")
+        host.bfdd.change("p1", "up")
+        host.bfdd.change("p2", "down")
+        await fast.overrides({H2: ["p1"], H3: ["p1"]})
+
+
+async def test_a_frozen_daemon_loses_its_overrides_and_begins_anew(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        os.kill(fast.daemon, signal.SIGSTOP)
+        try:
+            await fast.overrides({}, within_s=1.5)
+            assert not host.rules()
+        finally:
+            os.kill(fast.daemon, signal.SIGCONT)
+        await until(host.rules, what="the rule again")
+        await fast.told(RouteKind.FAST_PATH, "stood_still")
+        await fast.told(RouteKind.RELEASE, "lost", 2)
+        assert host.overrides() == {}
+        assert not fast.of(RouteKind.FAST_PATH, "restarted")
+
+
+async def test_a_watchdog_that_dies_is_replaced_and_the_new_one_works(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        first, daemon = fast.watchdog, fast.daemon
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: fast.watchdog not in {0, first}, what="another watchdog")
+        assert fast.daemon == daemon
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        os.kill(daemon, signal.SIGKILL)
+        await fast.overrides({}, within_s=1.5)
+
+
+async def test_bfdd_restarts(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        host.bfdd.stop()
+        await until(lambda: (fast.service.not_ready() or "").startswith("blind"), what="blind")
+        host.ip("link", "set", "q1", "down")
+        await fast.told(RouteKind.FAST_PATH, "suppressed")
+        assert host.overrides() == {}
+        host.ip("link", "set", "q1", "up")
+
+        host.bfdd.states = {"p1": "down", "p2": "down"}
+        host.bfdd.start()
+        await until(lambda: fast.service.not_ready() is None, what="sight")
+        assert host.overrides() == {}, "sessions that begin down are no fault"
+        host.bfdd.change("p1", "up")
+        host.bfdd.change("p2", "up")
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+
+
+async def test_other_hands_in_our_table_and_rules(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        host.ip("route", "flush", "table", "100")
+        await fast.told(RouteKind.RELEASE, "lost", 2)
+        host.ip("rule", "del", "pref", "90")
+        await until(host.rules, what="the rule again")
+        # A foreign route in our table survives our end, and so does FRR's.
+        host.ip("route", "add", "192.0.2.1", "dev", "lo", "table", "100", "proto", "static")
+    assert host.overrides() == {"192.0.2.1": ["lo"]}
+    assert H2 in host.ip("route", "show", "proto", "bgp")
+
+
+async def test_what_a_killed_service_left_is_gone_before_the_next_begins(host, tmp_path) -> None:
+    with NetlinkSocket(host.name) as netlink:
+        index = int(host.ip("-o", "link", "show", "p1").split(":")[0])
+        netlink.write_one(override_request(Write(H2, FrrRoute((Hop(index),))), 100))
+    assert host.overrides() == {H2: ["p1"]}
+
+    async with running(host, tmp_path):
+        assert host.overrides() == {}
+
+
+async def test_a_second_fast_path_is_refused(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        with pytest.raises(UnusableSettingsError, match=f"another fast path.*{os.getpid()}"):
+            async with running(host, tmp_path):
+                pass
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+
+
+async def test_by_hand_everything_is_flushed(host, capsys) -> None:
+    with NetlinkSocket(host.name) as netlink:
+        index = int(host.ip("-o", "link", "show", "p1").split(":")[0])
+        netlink.write_one(override_request(Write(H2, FrrRoute((Hop(index),))), 100))
+    host.ip("rule", "add", "pref", "90", "lookup", "100", "protocol", "200")
+
+    assert flush_by_hand([host.name]) == 0
+    assert capsys.readouterr().out == "1 overrides deleted\n"
+    assert (host.overrides(), host.rules()) == ({}, [])
+
+
+async def test_the_other_host_is_told_and_answers(pair, tmp_path) -> None:
+    first, second = pair
+    async with running(first, tmp_path) as one, running(second, tmp_path) as two:
+        first.bfdd.change("p1", "down")
+        await two.overrides({H1: ["p2"]})
+        await one.overrides({H2: ["p2"]})
+        sent = await one.told(RouteKind.OVERRIDE, "bfd")
+        assert sent.reason.endswith("1 of 1 hosts have acknowledged")
+        assert sent.peer_ack_us > 0
+        heard = await two.told(RouteKind.OVERRIDE, "peer")
+        assert (heard.destination, heard.interface, heard.peer) == (H1, "p1", H1)
+
+        # FRR does nothing at the second host: what it was told ends by itself, while the first one goes on.
+        await two.overrides({})
+        await two.told(RouteKind.RELEASE, "timeout")
+        assert first.overrides() == {H2: ["p2"]}
+
+
+async def test_forged_spoofed_and_replayed_words_do_nothing(pair, tmp_path) -> None:
+    first, second = pair
+    async with running(second, tmp_path) as two:
+        fault = PeerMessage(Kind.FAULT, 77, 1, H1, "10.255.0.101")
+        good, forged = encode(fault, KEY.encode()), encode(fault, b"another key, as long as ours ...")
+        spoofed = encode(fault._replace(sender=H3), KEY.encode())
+        with socket_in(first.name, socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.bind((H1, 0))
+            for data in (forged, spoofed, good[:-1], b"", bytes(len(good))):
+                sender.sendto(data, (H2, PORT))
+            sender.sendto(encode(fault._replace(tor="9.9.9.9"), KEY.encode()), (H2, PORT))
+            await until(lambda: two.service._state["peers"].get("unknown_tor") == 1, what="all six", within_s=3)
+            assert second.overrides() == {}
+            good = encode(fault._replace(number=2), KEY.encode())
+            sender.sendto(good, (H2, PORT))
+            await two.overrides({H1: ["p2"]})
+            await two.overrides({})
+            sender.sendto(good, (H2, PORT))
+            await until(lambda: two.service._state["peers"].get("repeated") == 1, what="the replay", within_s=3)
+            assert second.overrides() == {}
+        counts = two.service._state["peers"]
+        assert (counts["forged"], counts["spoofed"], counts["malformed"]) == (1, 1, 3)
+
+
+async def test_ipv6_tunnel_addresses(tmp_path) -> None:
+    host = HostNamespace(1)
+    host.start()
+    try:
+        for uplink in host.uplinks:
+            host.ip("addr", "add", f"fd00:{uplink[-1]}::1/64", "dev", uplink, "nodad")
+        hops = [word for n in "12" for word in ("nexthop", "via", f"fd00:{n}::2", "dev", f"p{n}")]
+        host.ip("route", "add", "fd00:ffff::2", "proto", "bgp", "metric", "20", *hops)
+        async with running(host, tmp_path, vtep="fd00:ffff::1") as fast:
+            host.bfdd.change("p1", "down")
+            await until(lambda: "p2" in host.ip("-6", "route", "show", "table", "100"), what="an override")
+            host.ip("route", "replace", "fd00:ffff::2", "proto", "bgp", "metric", "20", "via", "fd00:2::2", "dev", "p2")
+            await until(lambda: not host.ip("-6", "route", "show", "table", "100"), what="hand-back")
+            await fast.told(RouteKind.RELEASE, "frr_converged")
+    finally:
+        host.stop()
+
+
+async def test_events_that_were_lost_are_made_up_for(host, tmp_path) -> None:
+    """The daemon is stopped while more happens than its socket holds: it looks at everything again."""
+    async with running(host, tmp_path, watchdog_silence_s=30, event_buffer_bytes=4096) as fast:
+        os.kill(fast.daemon, signal.SIGSTOP)
+        try:
+            for _ in range(40):
+                host.frr_route(H3, "p1")
+                host.frr_route(H3, "p2")
+            host.frr_route(H3)
+            host.frr_route(H2, "p2")
+        finally:
+            os.kill(fast.daemon, signal.SIGCONT)
+        await until(lambda: fast.service._state["routes"] == 1, what="one route", within_s=3)
+        await fast.told(RouteKind.FAST_PATH, "blind")
+        await fast.told(RouteKind.FAST_PATH, "seeing", 2)
+        host.bfdd.change("p1", "down")
+        host.frr_route(H3, "p1", "p2")
+        await until(lambda: fast.service._state["routes"] == 2, what="two routes", within_s=3)
+        assert host.overrides() == {}

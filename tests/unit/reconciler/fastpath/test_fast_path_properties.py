@@ -1,0 +1,181 @@
+"""Whatever happens in whatever order, the table never holds what it must not (rules 2, 5, 6, 8, 11)."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from services.reconciler.fastpath.core import BFDD, FastPathCore
+from services.reconciler.fastpath.values import Cause, FrrRoute, Hop, Limits, Release
+
+UPLINKS = {"p1": 11, "p2": 12, "p3": 13}
+TORS = {"p1": "1.1.1.1", "p2": "2.2.2.2", "p3": "2.2.2.2"}
+HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+LIMITS = Limits()
+indexes = st.sampled_from([*UPLINKS.values(), 99])
+routes = st.lists(indexes, min_size=1, max_size=4, unique=True).map(
+    lambda found: FrrRoute(tuple(Hop(index, b"gw%d" % index) for index in found))
+)
+uplinks = st.sampled_from(list(UPLINKS))
+hosts = st.sampled_from(HOSTS)
+
+
+class FastPathMachine(RuleBasedStateMachine):
+    """Applies every write to a table, as the kernel would, and compares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = FastPathCore(UPLINKS, LIMITS)
+        self.now_s = 100.0
+        self.frr: dict[str, FrrRoute] = {}
+        self.table: dict[str, FrrRoute] = {}
+        self.born_s: dict[str, float] = {}
+        self.carrier = dict.fromkeys(UPLINKS, True)
+        self.bfd: dict[str, str | None] = dict.fromkeys(UPLINKS)
+        self.seeing = True
+
+    def apply(self, outcome):
+        for destination, route in outcome.writes:
+            if route is None:
+                assert destination in self.table, "a route that is not there is not deleted"
+                del self.table[destination], self.born_s[destination]
+            else:
+                assert self.table.get(destination) != route, "no write of what is there already"
+                self.table[destination] = route
+                self.born_s.setdefault(destination, self.now_s)
+        for released in outcome.released:
+            assert released.destination not in self.table
+        return outcome
+
+    @initialize(found=st.dictionaries(hosts, routes), up=st.booleans())
+    def begin(self, found, up):
+        for name, index in UPLINKS.items():
+            self.apply(self.core.link(name, index, carrier=True, now_s=self.now_s))
+            if up:
+                self.bfd[name] = "up"
+                self.apply(self.core.bfd(name, "up", self.now_s))
+        self.core.tors(TORS)
+        self.frr = dict(found)
+        self.apply(self.core.all_routes(found, self.now_s))
+
+    @rule(destination=hosts, route=st.none() | routes)
+    def frr_changes(self, destination, route):
+        before = set(self.table)
+        if route is None:
+            self.frr.pop(destination, None)
+        else:
+            self.frr[destination] = route
+        self.apply(self.core.some_routes({destination: route}, self.now_s))
+        assert set(self.table) <= before, "a route of FRR never makes an override"
+
+    @rule(name=uplinks, state=st.sampled_from(["up", "down", "init", "adm-down", None]))
+    def session_changes(self, name, state):
+        if not self.seeing:
+            return
+        self.bfd[name] = state
+        before, old = dict(self.table), dict(self.born_s)
+        outcome = self.apply(self.core.bfd(name, state, self.now_s))
+        if state == "up":
+            self.only_expired_releases(outcome, before, old)
+
+    @rule(name=uplinks, up=st.booleans())
+    def carrier_changes(self, name, up):
+        before, old = dict(self.table), dict(self.born_s)
+        self.carrier[name] = up
+        outcome = self.apply(self.core.link(name, UPLINKS[name], carrier=up, now_s=self.now_s))
+        if up:
+            self.only_expired_releases(outcome, before, old)
+        if not self.seeing:
+            assert set(self.table) <= set(before), "blind: nothing new"
+
+    def only_expired_releases(self, outcome, before, born_s):
+        for destination, _ in outcome.writes:
+            assert destination in before, "recovery never makes an override"
+            assert self.now_s >= born_s[destination] + LIMITS.t_max_s, "recovery releases nothing before T_max"
+
+    @rule(origin=hosts, tor=st.sampled_from(["1.1.1.1", "2.2.2.2", "3.3.3.3", ""]))
+    def peer_tells(self, origin, tor):
+        before = dict(self.table)
+        _, outcome = self.core.peer(origin, tor, self.now_s)
+        self.apply(outcome)
+        for destination in HOSTS:
+            if destination != origin and self.table.get(destination) != before.get(destination):
+                assert destination not in self.table, "another's word is for its own route only"
+
+    @rule(seconds=st.sampled_from([0.001, 0.3, 0.7, 1.0, 4.0, 11.0, 31.0]))
+    def time_passes(self, seconds):
+        """The loop wakes when it said it would."""
+        ends_s = self.now_s + seconds
+        for _ in range(100):
+            if self.core.due_s > ends_s:
+                break
+            self.now_s = max(self.now_s, self.core.due_s)
+            self.apply(self.core.tick(self.now_s))
+        else:
+            raise AssertionError("time stands still")
+        self.now_s = ends_s
+
+    @rule()
+    def bfdd_is_lost(self):
+        self.seeing = False
+        self.bfd = dict.fromkeys(UPLINKS)
+        before = dict(self.table)
+        self.apply(self.core.lose(BFDD, "closed", self.now_s))
+        assert set(self.table) <= set(before)
+
+    @rule()
+    def bfdd_is_back(self):
+        self.seeing = True
+        self.apply(self.core.regain(BFDD, self.now_s))
+
+    @rule(destination=hosts)
+    def the_kernel_refuses(self, destination):
+        self.apply(self.core.refused(destination, "no", self.now_s))
+        assert destination not in self.table
+
+    @rule()
+    def the_watchdog_flushes(self):
+        outcome = self.core.gone(list(self.core.overrides), Release.LOST, self.now_s)
+        assert not outcome.writes
+        self.table.clear()
+        self.born_s.clear()
+
+    def dead(self, index):
+        return any(
+            not self.carrier[name] or self.bfd[name] in {"down", "init"}
+            for name, own in UPLINKS.items()
+            if own == index
+        )
+
+    @invariant()
+    def the_table_is_what_the_core_believes(self):
+        assert self.table == {name: override.route for name, override in self.core.overrides.items()}
+
+    @invariant()
+    def overrides_are_frrs_routes_without_dead_hops(self):
+        for destination, route in self.table.items():
+            frr = self.frr[destination].hops
+            assert route.hops, "never no hop"
+            assert set(route.hops) < set(frr), "only hops of FRR, and not all of them"
+            assert not any(self.dead(hop.ifindex) for hop in route.hops), "never through what is dead"
+
+    @invariant()
+    def nothing_outlives_its_cause(self):
+        for destination, override in self.core.overrides.items():
+            named = {hop.ifindex for hop in self.frr[destination].hops}
+            assert override.marks
+            assert override.marks.keys() <= named, "FRR agrees: it is over"
+            for index, mark in override.marks.items():
+                if self.now_s > mark.since_s + LIMITS.t_max_s:
+                    assert mark.cause is not Cause.PEER, "another's word dies at T_max"
+                    assert self.dead(index), "held beyond T_max only for what is dead here"
+
+    @invariant()
+    def the_damper_holds(self):
+        if self.now_s < self.core.damped_until_s:
+            assert not self.table
+
+
+FastPathMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFastPath = FastPathMachine.TestCase
