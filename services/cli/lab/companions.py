@@ -101,14 +101,14 @@ def _make_key(held: LabRecord) -> Path:
 
 def _fast_path(host: HostNode, key: Path, logs: Path) -> _Companion:
     name = f"fast path of {host.name}"
-    prefix = "TURNBUCKLE_FASTPATH__"
+    prefix = "TURNBUCKLE_FAST_PATH__"
     environment = {
         f"{prefix}NODE": host.netns,
         f"{prefix}NETNS": host.netns,
         f"{prefix}UPLINKS": ",".join(host.uplinks),
         f"{prefix}VTEP": host.vtep,
         f"{prefix}FRR_PATHSPACE": host.netns,
-        f"{prefix}KEY_FILE": str(key),
+        f"{prefix}FABRIC_KEY_FILE": str(key),
     }
     return _Companion(name, "services.reconciler.fastpath", environment, logs / f"fast-path-{host.name}.log")
 
@@ -119,7 +119,7 @@ def _reconciler(host: HostNode, logs: Path) -> _Companion:
     environment = {
         f"{prefix}NODE": host.netns,
         f"{prefix}NETNS": host.netns,
-        f"{prefix}PORTS": f'["rep0={host.application_mac}"]',
+        f"{prefix}PORTS": f"rep0={host.application_mac}",
         f"{prefix}FRR_PATHSPACE": host.netns,
     }
     return _Companion(name, "services.reconciler", environment, logs / f"reconciler-{host.name}.log")
