@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from services.cli import apply, apps, delete, doctor, exec, explain, tap, top, up  # noqa: A004 - the command's name
+from services.cli import apply, apps, delete, doctor, exec, explain, fabric_command, tap, top, up  # noqa: A004 - the command's name
 from services.cli.failure import CommandError
 from services.cli.lab.command import lab_app
 from services.cli.output import discard_stdout, print_error, stdout_console
@@ -70,6 +70,7 @@ app.command("apps", epilog=apps.EXAMPLES)(apps.apps_command)
 app.command("top", epilog=top.EXAMPLES)(top.top_command)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain_command)
 app.command("tap", epilog=tap.EXAMPLES)(tap.tap_command)
+app.add_typer(fabric_command.app, name="fabric")
 app.add_typer(lab_app, name="lab")
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 

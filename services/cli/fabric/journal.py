@@ -12,15 +12,36 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.fabric.resources import Directory, Resource, TextFile, from_plain, to_plain
+from services.cli.fabric.resources import (
+    Address,
+    Daemon,
+    Device,
+    Directory,
+    LinkAttribute,
+    Namespace,
+    PortFlag,
+    Resource,
+    StaticEntry,
+    Sysctl,
+    TextFile,
+)
+from services.cli.fabric.sriov import Feature, MovedFunction, Representor, SwitchMode, VirtualFunctions
 from services.cli.failure import CommandError
 
 VERSION: Final = 1
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+_KINDS: Final[dict[str, type[Resource]]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Namespace, Device, LinkAttribute, PortFlag, Address, StaticEntry, Sysctl, Directory, TextFile, Daemon),
+        *(SwitchMode, VirtualFunctions, Representor, Feature, MovedFunction),
+    )
+}
 
 
 class JournalError(CommandError):
@@ -105,6 +126,24 @@ class Journal:
             fresh.replace(self._file)
         except OSError as error:
             raise JournalError(f"{self._file} cannot be written: {error.strerror}") from error
+
+
+def to_plain(resource: Resource) -> dict[str, Any]:
+    """A resource as plain JSON types."""
+    return {"resource": type(resource).__name__} | {
+        field.name: getattr(resource, field.name) for field in fields(resource)
+    }
+
+
+def from_plain(plain: dict[str, Any]) -> Resource:
+    """The resource that `to_plain` wrote.
+
+    Raises:
+        KeyError: of an unknown kind.
+        TypeError: fields are missing or unknown.
+    """
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
+    return _KINDS[given.pop("resource")](**given)
 
 
 def _entries(plain: dict[str, Any]) -> dict[str, Entry]:

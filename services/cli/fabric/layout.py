@@ -6,7 +6,7 @@ import hashlib
 from typing import Final
 
 from services.cli.fabric.frr_text import FrrConfiguration, host_configuration
-from services.cli.fabric.model import HostFile, Port, Uplink
+from services.cli.fabric.model import HostFile, Port, Uplink, VirtualFunction
 from services.cli.fabric.places import FrrPaths
 from services.cli.fabric.resources import (
     Address,
@@ -24,7 +24,9 @@ from services.cli.fabric.resources import (
     veth_text,
     vxlan_text,
 )
+from services.cli.fabric.sriov import Feature, MovedFunction, Representor, SwitchMode, VirtualFunctions
 
+TC_OFFLOAD: Final = "hw-tc-offload"
 DAEMON_PRIORITIES: Final = {"zebra": 15, "bgpd": 15, "bfdd": 30}
 """SCHED_RR. BFD above what can keep the processor for long, or a busy bgpd makes BFD report faults (measured)."""
 ZEBRA_BUFFER_BYTES: Final = 90_000_000
@@ -35,6 +37,8 @@ def layout(host: HostFile, mtu: int, paths: FrrPaths) -> tuple[Resource, ...]:
     """Everything, in order; ``mtu`` is the applications'."""
     every: tuple[Resource, ...] = (
         *_namespaces(host),
+        # First, as a change of mode may make the uplinks' devices anew.
+        *_nics(host),
         *_sysctls(host),
         *_uplinks(host),
         *_loopback(host),
@@ -137,28 +141,55 @@ def _encapsulation(host: HostFile, mtu: int) -> list[Resource]:
     return [device, *_attributes(device, addrgenmode="none", mtu=str(mtu), state="up")]
 
 
-def _port(host: HostFile, port: Port, mtu: int) -> list[Resource]:
-    pair = Device(
-        netns=host.netns,
-        name=port.name,
-        kind="veth",
-        value=veth_text(port.device, port.netns),
-        peer=port.device,
-        peer_netns=port.netns,
-    )
-    inner = Device(netns=port.netns, name=port.device, kind="veth", value="")
-    entry = StaticEntry(netns=host.netns, device=port.name, mac=port.mac, bridge=host.bridge, parent=pair.key)
+def _nics(host: HostFile) -> list[Resource]:
+    counts: dict[str, int] = {}
+    for port in host.ports:
+        if port.vf:
+            counts[port.vf.nic] = max(counts.get(port.vf.nic, 0), port.vf.number + 1)
     return [
-        pair,
-        *_attributes(pair, addrgenmode="none", mtu=str(mtu), master=host.bridge, state="up"),
-        entry,
-        *_application(port, inner, pair.key, mtu),
+        resource
+        for nic, count in counts.items()
+        for resource in (
+            SwitchMode(nic=nic),
+            Feature(device=nic, feature=TC_OFFLOAD, value="on"),
+            VirtualFunctions(nic=nic, value=str(count)),
+        )
     ]
 
 
-def _application(port: Port, inner: Device, parent: str, mtu: int) -> list[Resource]:
+def _port(host: HostFile, port: Port, mtu: int) -> list[Resource]:
+    """This host's end as a port of the bridge, and the application's end in its namespace."""
+    ends = _function(port, port.vf) if port.vf else _pair(host, port)
+    parent = ends[0].key if port.vf is None else VirtualFunctions(nic=port.vf.nic).key
+    wanted = {"addrgenmode": "none", "mtu": str(mtu), "master": host.bridge, "state": "up"}
+    return [
+        *ends,
+        *(
+            LinkAttribute(netns=host.netns, device=port.name, attribute=attribute, value=value, parent=parent)
+            for attribute, value in wanted.items()
+        ),
+        StaticEntry(netns=host.netns, device=port.name, mac=port.mac, bridge=host.bridge, parent=parent),
+        *_application(port, parent, mtu),
+    ]
+
+
+def _pair(host: HostFile, port: Port) -> list[Resource]:
+    value, inner, place = veth_text(port.device, port.netns), port.device, port.netns
+    return [Device(netns=host.netns, name=port.name, kind="veth", value=value, peer=inner, peer_netns=place)]
+
+
+def _function(port: Port, vf: VirtualFunction) -> list[Resource]:
+    parent = VirtualFunctions(nic=vf.nic).key
+    return [
+        Representor(nic=vf.nic, number=vf.number, value=port.name, parent=parent),
+        Feature(device=port.name, feature=TC_OFFLOAD, value="on", parent=parent),
+        MovedFunction(nic=vf.nic, number=vf.number, netns=port.netns, device=port.device, parent=parent),
+    ]
+
+
+def _application(port: Port, parent: str, mtu: int) -> list[Resource]:
     def attribute(name: str, value: str) -> Resource:
-        return LinkAttribute(netns=inner.netns, device=inner.name, attribute=name, value=value, parent=parent)
+        return LinkAttribute(netns=port.netns, device=port.device, attribute=name, value=value, parent=parent)
 
     namespace = Namespace(name=port.netns).key
     loopback = LinkAttribute(netns=port.netns, device="lo", attribute="state", value="up", parent=namespace)
@@ -185,10 +216,11 @@ def written_file(host: HostFile, paths: FrrPaths) -> str:
     return f"{directory}/turnbuckle-{host.name}.conf"
 
 
-def load_command(host: HostFile, paths: FrrPaths) -> str:
-    """What puts the written file into force."""
+def load_command(host: HostFile, paths: FrrPaths, daemon: str) -> str:
+    """What puts a daemon's configuration into force once more, in a running FRR."""
     pathspace = f" -N {host.pathspace}" if host.pathspace else ""
-    return f"vtysh{pathspace} -f {written_file(host, paths)}"
+    started = f"{paths.configuration}/{host.pathspace}/{daemon}.conf"
+    return f"vtysh{pathspace} -f {started if host.frr.start else written_file(host, paths)}"
 
 
 def started_frr(host: HostFile, configuration: FrrConfiguration, paths: FrrPaths) -> list[Resource]:

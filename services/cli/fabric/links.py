@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -157,6 +158,28 @@ class Links:
         """Remove a device, if it is there."""
         if link := self.find(name):
             self._route.link("del", index=link["index"])
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Rename a device; it is down afterwards, as the kernel wants it for that.
+
+        Raises:
+            OSError: the kernel refuses, or there is no such device.
+        """
+        index = self._index(name)
+        self._route.link("set", index=index, state="down")
+        self._route.link("set", index=index, ifname=new_name)
+
+    def move(self, name: str, netns: Path, new_name: str) -> None:
+        """Move a device to another namespace, under the name that it is to have there.
+
+        Raises:
+            OSError: the kernel refuses, or there is no such device or namespace.
+        """
+        place = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._route.link("set", index=self._index(name), net_ns_fd=place, ifname=new_name)
+        finally:
+            os.close(place)
 
     def attribute(self, name: str, attribute: str) -> str | None:
         """One of a device's changeable properties; the master's name is empty where there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Final, Self
 from services._runtime.netns import inside, netns_path
 from services.cli.fabric import daemons
 from services.cli.fabric.links import Links
+from services.cli.fabric.nic import Nics
 from services.cli.fabric.resources import (
     PRESENT,
     Address,
@@ -29,6 +31,7 @@ from services.cli.fabric.resources import (
     Sysctl,
     TextFile,
 )
+from services.cli.fabric.sriov import Feature, MovedFunction, Representor, SwitchMode, VirtualFunctions
 
 SYSCTL_ROOT: Final = Path("/proc/sys")
 
@@ -36,7 +39,8 @@ SYSCTL_ROOT: Final = Path("/proc/sys")
 class Machine:
     """Sockets are opened when first needed, one per network namespace. Use it as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, nics: Nics | None = None) -> None:
+        self.nics = nics or Nics()
         self._links: dict[str | None, Links] = {}
 
     def __enter__(self) -> Self:
@@ -148,6 +152,28 @@ class Machine:
     def _read_daemon(self, resource: Daemon) -> str | None:
         return daemons.digest_of(resource)
 
+    @read.register
+    def _read_mode(self, resource: SwitchMode) -> str | None:
+        return self.nics.switch_mode(resource.nic)
+
+    @read.register
+    def _read_functions(self, resource: VirtualFunctions) -> str | None:
+        count = self.nics.function_count(resource.nic)
+        return resource.value if count >= int(resource.value) else (str(count) if count else None)
+
+    @read.register
+    def _read_representor(self, resource: Representor) -> str | None:
+        return self.nics.representor(resource.nic, resource.number)
+
+    @read.register
+    def _read_feature(self, resource: Feature) -> str | None:
+        return self.nics.feature(resource.device, resource.feature)
+
+    @read.register
+    def _read_function(self, resource: MovedFunction) -> str | None:
+        links = self._links_if_there(resource.netns)
+        return PRESENT if links and links.find(resource.device) else None
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
@@ -210,6 +236,33 @@ class Machine:
     def _write_daemon(self, resource: Daemon) -> None:
         daemons.start(resource)
 
+    @write.register
+    def _write_mode(self, resource: SwitchMode) -> None:
+        self.nics.set_switch_mode(resource.nic, resource.value)
+
+    @write.register
+    def _write_functions(self, resource: VirtualFunctions) -> None:
+        self.nics.set_function_count(resource.nic, int(resource.value))
+
+    @write.register
+    def _write_representor(self, resource: Representor) -> None:
+        if name := self.nics.representor(resource.nic, resource.number):
+            self.links(None).rename(name, resource.value)
+            return
+        raise OSError(errno.ENODEV, f"{resource.nic} shows no representor of virtual function {resource.number}")
+
+    @write.register
+    def _write_feature(self, resource: Feature) -> None:
+        self.nics.set_feature(resource.device, resource.feature, resource.value)
+
+    @write.register
+    def _write_function(self, resource: MovedFunction) -> None:
+        name = self.nics.function_device(resource.nic, resource.number)
+        if name is None:
+            what = f"virtual function {resource.number} of {resource.nic} has no device here: is its driver loaded?"
+            raise OSError(errno.ENODEV, what)
+        self.links(None).move(name, netns_path(resource.netns), resource.device)
+
     # -- removing ------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
@@ -254,6 +307,16 @@ class Machine:
     @remove.register
     def _remove_daemon(self, resource: Daemon) -> None:
         daemons.stop(resource)
+
+    @remove.register
+    def _remove_functions(self, resource: VirtualFunctions) -> None:
+        if self.nics.function_count(resource.nic):
+            self.nics.set_function_count(resource.nic, 0)
+
+    @remove.register
+    def _remove_function(self, resource: MovedFunction) -> None:
+        home, name = Path("/proc/self/ns/net"), resource.home_name
+        self._if_there(resource.netns, lambda links: links.move(resource.device, home, name))
 
     def _if_there(self, netns: str | None, action: Callable[[Links], None]) -> None:
         if links := self._links_if_there(netns):

@@ -18,25 +18,25 @@ Every other field has a default. Mistakes within the file are found here, mistak
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 VXLAN_OVERHEAD_BYTES: Final = {4: 50, 6: 70}
 """IP header 20 or 40, UDP 8, VXLAN 8, inner Ethernet 14 (RFC 7348 section 5)."""
 SMALLEST_MTU_BYTES: Final = 576
-INTERFACE_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,14}$"
+LARGEST_MTU_BYTES: Final = 65_465
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+_INTERFACE_PATTERN: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
 _MAC_PATTERN: Final = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 
-InterfaceName = Annotated[str, Field(pattern=INTERFACE_PATTERN)]
-"""A network device's name: at most 15 characters (IFNAMSIZ)."""
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 NamespaceName = Annotated[str, Field(pattern=r"^(/[!-~]+|[A-Za-z0-9][A-Za-z0-9_.-]{0,62})$")]
 """As `ip netns` shows it, or a path such as /proc/4711/ns/net."""
-Asn = Annotated[int, Field(ge=1, le=4_294_967_294)]
-UdpPort = Annotated[int, Field(ge=1, le=65_535)]
+Asn = Annotated[int, Field(strict=True, ge=1, le=4_294_967_294)]
+UdpPort = Annotated[int, Field(strict=True, ge=1, le=65_535)]
 
 
 def _check_mac(text: str) -> str:
@@ -48,7 +48,15 @@ def _check_mac(text: str) -> str:
     return mac
 
 
+def _check_interface(name: str) -> str:
+    if not _INTERFACE_PATTERN.match(name):
+        raise ValueError(f"{name!r} should be a device's name: at most 15 letters, digits, '_', '.' and '-'")
+    return name
+
+
 Mac = Annotated[str, AfterValidator(_check_mac)]
+InterfaceName = Annotated[str, AfterValidator(_check_interface)]
+"""A network device's name (IFNAMSIZ)."""
 
 
 class _Part(BaseModel):
@@ -95,7 +103,7 @@ class VirtualFunction(_Part):
     """Which SR-IOV virtual function becomes the application's device."""
 
     nic: Annotated[InterfaceName, Field(description="the physical function's network device")]
-    number: Annotated[int, Field(ge=0, le=4095, description="which virtual function, from 0")]
+    number: Annotated[int, Field(strict=True, ge=0, le=4095, description="which virtual function, from 0")]
 
 
 class Port(_Part):
@@ -133,15 +141,15 @@ class Encapsulation(_Part):
 class Bfd(_Part):
     """Failure detection on each uplink (RFC 5880): silence of interval times multiplier is a fault."""
 
-    interval_ms: Annotated[int, Field(ge=10, le=60_000)] = 50
-    multiplier: Annotated[int, Field(ge=2, le=255)] = 3
+    interval_ms: Annotated[int, Field(strict=True, ge=10, le=60_000)] = 50
+    multiplier: Annotated[int, Field(strict=True, ge=2, le=255)] = 3
 
 
 class Bgp(_Part):
     """BGP's own timers: what detects a fault where BFD is off."""
 
-    keepalive_s: Annotated[int, Field(ge=1, le=21_845)] = 3
-    hold_s: Annotated[int, Field(ge=3, le=65_535)] = 9
+    keepalive_s: Annotated[int, Field(strict=True, ge=1, le=21_845)] = 3
+    hold_s: Annotated[int, Field(strict=True, ge=3, le=65_535)] = 9
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -170,13 +178,13 @@ class HostFile(_Part):
     router_id: Annotated[IPv4Address | None, Field(description="BGP's router id; unset: the VTEP")] = None
     uplinks: Annotated[tuple[Annotated[Uplink, BeforeValidator(_to_uplink)], ...], Field(min_length=1)]
     bridge: InterfaceName = "br0"
-    vni: Annotated[int, Field(ge=1, le=16_777_215)]
+    vni: Annotated[int, Field(strict=True, ge=1, le=16_777_215)]
     vxlan: Tunnel = Tunnel()
     encapsulation: Annotated[Encapsulation | None, Field(description="null: no rules, all through the bridge")] = (
         Encapsulation()
     )
     ports: tuple[Port, ...] = ()
-    mtu: Annotated[int | None, Field(description="the applications'; unset: the uplinks' less 50")] = None
+    mtu: Annotated[int | None, Field(strict=True, description="the applications'; unset: the uplinks' less 50")] = None
     bfd: Annotated[Bfd | None, Field(description="null: only BGP's timers")] = Bfd()
     bgp: Bgp = Bgp()
     transit: Annotated[bool, Field(description="carry other hosts' packets from uplink to uplink")] = False
@@ -200,70 +208,100 @@ class HostFile(_Part):
 
     @model_validator(mode="after")
     def _check_all(self) -> Self:
-        mistakes = [*_same_names(self), *_same_macs(self), *_overlaps(self), *_wrong_sizes(self)]
-        if mistakes:
-            raise ValueError("; ".join(mistakes))
+        if mistakes := [*_names(self), *_kinds(self), *_macs(self), *_overlaps(self), *_sizes(self)]:
+            raise HostFileError(mistakes)
         return self
 
 
-def _same_names(host: HostFile) -> list[str]:
-    names = [*(uplink.name for uplink in host.uplinks), host.bridge, host.vxlan_name]
-    names += [host.encapsulation.name] if host.encapsulation else []
-    names += [port.name for port in host.ports]
-    mistakes = [f"two devices of the host are named {name!r}: names must differ" for name in _twice(names)]
-    inner = [f"{port.device} in {port.netns}" for port in host.ports]
-    mistakes += [f"two applications' devices are named {name}: names must differ" for name in _twice(inner)]
-    if any(host.netns == port.netns for port in host.ports):
-        mistakes.append(f"a port's netns is the host's own ({host.netns}): an application needs one of its own")
-    functions = [f"{port.vf.nic} number {port.vf.number}" for port in host.ports if port.vf]
-    mistakes += [f"two ports use the virtual function {name}: each needs its own" for name in _twice(functions)]
-    if functions and host.netns is not None:
-        mistakes.append("type vf works only without 'netns': a NIC's switch belongs to the machine")
-    if host.encapsulation and host.encapsulation.port == host.vxlan.port:
-        mistakes.append(
-            f"encapsulation.port and vxlan.port are both {host.vxlan.port}: the kernel refuses the second with "
-            "EADDRINUSE, choose another such as 4790"
-        )
-    return mistakes
+class Mistake(NamedTuple):
+    """What does not fit together in a file."""
+
+    path: tuple[str | int, ...]
+    """The field to change, such as ``("ports", 1, "mac")``."""
+    what: str
 
 
-def _same_macs(host: HostFile) -> list[str]:
-    return [f"two ports have the MAC {mac}: MACs must differ" for mac in _twice([port.mac for port in host.ports])]
+class HostFileError(ValueError):
+    """Fields that are right one by one do not fit together."""
+
+    def __init__(self, mistakes: list[Mistake]) -> None:
+        super().__init__("; ".join(mistake.what for mistake in mistakes))
+        self.mistakes = mistakes
 
 
-def _overlaps(host: HostFile) -> list[str]:
-    mistakes = [f"the address {address} stands twice: addresses must differ" for address in _twice(_addresses(host))]
-    outside: list[tuple[str, IPv4Network]] = [("vtep", IPv4Network(host.vtep))]
-    outside += [(f"uplink {up.name}", up.address.network) for up in host.uplinks if up.address]
-    for port in host.ports:
-        mistakes += [
-            f"port {port.name}'s network {port.address.network} overlaps {what} {network}: the application's "
-            "addresses and the fabric's must be apart"
-            for what, network in outside
-            if port.address.network.overlaps(network)
-        ]
-    links = outside[1:]
-    mistakes += [
-        f"the networks of {one} and {other} overlap ({network}): each link needs its own"
-        for position, (one, network) in enumerate(links)
-        for other, second in links[position + 1 :]
-        if network.overlaps(second)
+def _names(host: HostFile) -> Iterator[Mistake]:
+    named: list[tuple[tuple[str | int, ...], str]] = [
+        (("uplinks", position), uplink.name) for position, uplink in enumerate(host.uplinks)
     ]
-    return mistakes
+    named += [(("bridge",), host.bridge), (("vxlan", "name"), host.vxlan_name)]
+    named += [(("encapsulation", "name"), host.encapsulation.name)] if host.encapsulation else []
+    named += [(("ports", position, "name"), port.name) for position, port in enumerate(host.ports)]
+    for path, name in _again(named):
+        yield Mistake(path, f"a second device of the host is named {name}: names must differ")
+    inner = [(("ports", position, "device"), (port.netns, port.device)) for position, port in enumerate(host.ports)]
+    for path, (netns, device) in _again(inner):
+        yield Mistake(path, f"a second device in {netns} is named {device}: names must differ")
 
 
-def _addresses(host: HostFile) -> list[str]:
-    found = [str(host.vtep)]
-    for uplink in host.uplinks:
-        found += [str(uplink.address.ip), str(uplink.peer)] if uplink.address else []
-    return found + [str(port.address.ip) for port in host.ports]
+def _kinds(host: HostFile) -> Iterator[Mistake]:
+    functions = []
+    for position, port in enumerate(host.ports):
+        if port.netns == host.netns:
+            yield Mistake(("ports", position, "netns"), f"{port.netns} is the host's: an application needs its own")
+        if port.vf is not None:
+            functions.append((("ports", position, "vf"), (port.vf.nic, port.vf.number)))
+            if host.netns is not None:
+                yield Mistake(
+                    ("ports", position, "type"), "vf goes only without 'netns': a NIC's switch is the machine's"
+                )
+    for path, (nic, number) in _again(functions):
+        yield Mistake(path, f"virtual function {number} of {nic} is a second port's: each needs its own")
+    if host.encapsulation and host.encapsulation.port == host.vxlan.port:
+        what = f"UDP port {host.vxlan.port} is the tunnel's, the kernel refuses the second (EADDRINUSE): such as 4790"
+        yield Mistake(("encapsulation", "port"), what)
 
 
-def _wrong_sizes(host: HostFile) -> list[str]:
-    if host.mtu is None or host.mtu >= SMALLEST_MTU_BYTES:
-        return []
-    return [f"mtu {host.mtu} is below {SMALLEST_MTU_BYTES}, the least that IPv4 hosts must take (RFC 791)"]
+def _macs(host: HostFile) -> Iterator[Mistake]:
+    for path, mac in _again([(("ports", position, "mac"), port.mac) for position, port in enumerate(host.ports)]):
+        yield Mistake(path, f"a second port has the MAC {mac}: MACs must differ")
 
 
-def _twice(items: list[str]) -> list[str]:
-    return sorted({item for item in items if items.count(item) > 1})
+def _overlaps(host: HostFile) -> Iterator[Mistake]:
+    named: list[tuple[tuple[str | int, ...], IPv4Address]] = [(("vtep",), host.vtep)]
+    networks: list[tuple[str, tuple[str | int, ...], IPv4Network]] = [("the VTEP", ("vtep",), IPv4Network(host.vtep))]
+    for position, uplink in enumerate(host.uplinks):
+        if uplink.address is not None and uplink.peer is not None:
+            path: tuple[str | int, ...] = ("uplinks", position, "address")
+            named += [(path, uplink.address.ip), (("uplinks", position, "peer"), uplink.peer)]
+            networks.append((f"uplink {uplink.name}", path, uplink.address.network))
+    for position, port in enumerate(host.ports):
+        path = ("ports", position, "address")
+        named.append((path, port.address.ip))
+        for what, _, network in networks:
+            if port.address.network.overlaps(network):
+                said = f"{port.address.network} overlaps {network} of {what}: applications and fabric must be apart"
+                yield Mistake(path, said)
+    for path, address in _again(named):
+        yield Mistake(path, f"{address} stands here a second time: addresses must differ")
+    for number, (what, _, network) in enumerate(networks):
+        for other, path, second in networks[number + 1 :]:
+            if network.overlaps(second):
+                yield Mistake(path, f"{second} of {other} overlaps {network} of {what}: each needs its own")
+
+
+def _sizes(host: HostFile) -> Iterator[Mistake]:
+    if host.mtu is not None and not SMALLEST_MTU_BYTES <= host.mtu <= LARGEST_MTU_BYTES:
+        least = f"at least {SMALLEST_MTU_BYTES}, which IPv4 hosts must take (RFC 791)"
+        yield Mistake(("mtu",), f"{host.mtu} should be {least}, and at most {LARGEST_MTU_BYTES}")
+
+
+_Found = TypeVar("_Found", bound=Hashable)
+
+
+def _again(items: Iterable[tuple[tuple[str | int, ...], _Found]]) -> Iterator[tuple[tuple[str | int, ...], _Found]]:
+    """Every item whose value stood before."""
+    seen = set()
+    for path, value in items:
+        if value in seen:
+            yield path, value
+        seen.add(value)

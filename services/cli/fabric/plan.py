@@ -13,7 +13,7 @@ from services.cli.fabric.model import HostFile
 from services.cli.fabric.places import Places
 from services.cli.fabric.preflight import examine
 from services.cli.fabric.problem import PreflightError, Problem
-from services.cli.fabric.resources import Resource
+from services.cli.fabric.resources import PRESENT, Resource
 
 
 class Action(StrEnum):
@@ -101,7 +101,7 @@ def removal(entry: Entry) -> Step:
     """The step that undoes an entry."""
     resource, before = entry.resource, entry.before
     action = Action.REMOVE if before is None else Action.RESTORE
-    reason = "was made by `fabric up`" if before is None else f"was {_short(before)} before `fabric up`"
+    reason = "was made by `fabric up`" if before is None else f"was {resource.show(before)} before `fabric up`"
     return Step(action, resource, reason, resource.undo_commands(before))
 
 
@@ -110,8 +110,8 @@ def step_for(resource: Resource, current: str | None, *, ours: bool) -> Step:
     if current == resource.value:
         return Step(Action.KEEP, resource, "is as it should be", ())
     if current is None:
-        return Step(Action.MAKE, resource, _short(resource.value), resource.commands())
-    reason = f"{_short(current)} becomes {_short(resource.value)}"
+        return Step(Action.MAKE, resource, _news(resource), resource.commands())
+    reason = f"{resource.show(current)} becomes {resource.show(resource.value)}"
     if not resource.exclusive:
         return Step(Action.CHANGE, resource, reason, resource.commands())
     if ours:
@@ -123,12 +123,9 @@ class ConflictError(Exception):
     """Somebody else's device or daemon stands where ours should be."""
 
     def __init__(self, resource: Resource, current: str) -> None:
-        super().__init__(f"{resource.key} is there already, made by somebody else ({_short(current)})")
+        super().__init__(f"{resource.key} is there already, made by somebody else ({resource.show(current)})")
         self.remedy = f"{resource.undo_commands(None)[0]}, or choose another name in the file"
 
 
-def _short(value: str) -> str:
-    """A value in a line: a file's text as its size."""
-    if "\n" in value:
-        return f"{len(value.splitlines())} lines"
-    return value or "none"
+def _news(resource: Resource) -> str:
+    return "is not there" if resource.value == PRESENT else resource.show(resource.value)

@@ -14,6 +14,7 @@ from services.cli.fabric.machine import Machine
 from services.cli.fabric.model import SMALLEST_MTU_BYTES, HostFile, Port
 from services.cli.fabric.places import Places
 from services.cli.fabric.problem import PreflightError, Problem
+from services.cli.fabric.resources import ip_command
 
 
 def examine(host: HostFile, machine: Machine, places: Places) -> int:
@@ -22,17 +23,31 @@ def examine(host: HostFile, machine: Machine, places: Places) -> int:
     Raises:
         PreflightError: names everything that is wrong.
     """
-    # Without rights or the namespace nothing else can be looked at.
-    for first in (prerequisites.rights(), _missing_namespace(host)):
-        if first:
-            raise PreflightError(first)
-    problems = [*prerequisites.kernel(host), *prerequisites.frr(host, places.frr), *_devices(host, machine)]
-    mtu, too_small = _mtu(host, machine)
-    problems += too_small
-    problems += [*_addresses(host, machine), *_macs(host, machine), *_tunnels(host, machine)]
+    require_ground(host)
+    mtu, problems = look(host, machine, places)
     if problems:
         raise PreflightError(problems)
     return mtu
+
+
+def require_ground(host: HostFile) -> None:
+    """See that the host can be looked at.
+
+    Raises:
+        PreflightError: no rights, or no such network namespace.
+    """
+    for first in (prerequisites.rights(), _missing_namespace(host)):
+        if first:
+            raise PreflightError(first)
+
+
+def look(host: HostFile, machine: Machine, places: Places) -> tuple[int, list[Problem]]:
+    """The applications' MTU in bytes, and everything that is wrong."""
+    problems = [*prerequisites.kernel(host), *prerequisites.frr(host, places.frr)]
+    problems += [*prerequisites.nics(host, machine.nics), *_devices(host, machine)]
+    mtu, too_small = _mtu(host, machine)
+    problems += [*too_small, *_addresses(host, machine), *_macs(host, machine), *_tunnels(host, machine)]
+    return mtu, problems
 
 
 def _missing_namespace(host: HostFile) -> list[Problem]:
@@ -60,7 +75,7 @@ def _devices(host: HostFile, machine: Machine) -> Iterator[Problem]:
             hint = f"did you mean {near[0]}?" if near else f"devices here are {known}"
             yield Problem(f"there is no uplink {uplink.name}", hint, in_file=True)
         elif master := link.get_attr("IFLA_MASTER"):
-            command = f"ip link set {uplink.name} nomaster"
+            command = f"{ip_command(host.netns)} link set {uplink.name} nomaster"
             yield Problem(f"uplink {uplink.name} is a port of {names.get(master, master)}, so it cannot route", command)
 
 
@@ -72,11 +87,11 @@ def _mtu(host: HostFile, machine: Machine) -> tuple[int, list[Problem]]:
         return host.mtu or SMALLEST_MTU_BYTES, []  # no uplink is there, and that was said
     least = min(sizes.values()) - host.overhead_bytes
     mtu = host.mtu or least
-    needed = mtu + host.overhead_bytes
+    needed, ip = mtu + host.overhead_bytes, ip_command(host.netns)
     problems = [
         Problem(
             f"uplink {name} has MTU {size}, too small for the applications' {mtu} and VXLAN's {host.overhead_bytes}",
-            f"ip link set {name} mtu {needed}, and the switch's port; or 'mtu: {size - host.overhead_bytes}' in the file",
+            f"{ip} link set {name} mtu {needed}, also on the switch; or 'mtu: {size - host.overhead_bytes}' in the file",
         )
         for name, size in sizes.items()
         if size < needed
@@ -87,7 +102,7 @@ def _mtu(host: HostFile, machine: Machine) -> tuple[int, list[Problem]]:
         problems.append(
             Problem(
                 f"uplink {small} has an MTU of {sizes[small]}: less {host.overhead_bytes} for VXLAN, {least} is left",
-                f"ip link set {small} mtu {max(needed, 1500 + host.overhead_bytes)}",
+                f"{ip} link set {small} mtu {max(needed, 1500 + host.overhead_bytes)}",
             )
         )
     return mtu, problems
@@ -98,25 +113,21 @@ def _addresses(host: HostFile, machine: Machine) -> Iterator[Problem]:
     wanted = [("lo", f"{host.vtep}/32")]
     wanted += [(uplink.name, str(uplink.address)) for uplink in host.uplinks if uplink.address]
     for device, address in wanted:
-        yield from _elsewhere(device, address, here, _of(host.netns))
+        yield from _elsewhere(device, address, here, host.netns)
     for port in host.ports:
         if netns_path(port.netns).exists():
             inner = machine.links(port.netns).addresses()
-            yield from _elsewhere(port.device, str(port.address), inner, _of(port.netns))
+            yield from _elsewhere(port.device, str(port.address), inner, port.netns)
             yield from _same_network(port, inner)
 
 
-def _of(netns: str | None) -> str:
-    return f" in {netns}" if netns else ""
-
-
-def _elsewhere(device: str, address: str, addresses: list[tuple[str, str]], place: str) -> Iterator[Problem]:
-    text = address.partition("/")[0]
+def _elsewhere(device: str, address: str, addresses: list[tuple[str, str]], netns: str | None) -> Iterator[Problem]:
+    text, place = address.partition("/")[0], f" in {netns}" if netns else ""
     for other, held in addresses:
         if held.partition("/")[0] == text and (other, held) != (device, address):
             yield Problem(
                 f"the address {address} for {device}{place} is there already, as {held} on {other}",
-                f"ip address del {held} dev {other}, or choose another",
+                f"{ip_command(netns)} address del {held} dev {other}, or choose another",
             )
 
 
@@ -128,7 +139,7 @@ def _same_network(port: Port, addresses: list[tuple[str, str]]) -> Iterator[Prob
         if interface.network.overlaps(port.address.network):
             yield Problem(
                 f"{other} in {port.netns} has {held}, which overlaps port {port.name}'s {port.address.network}",
-                f"ip -n {port.netns} address del {held} dev {other}, or choose another network for the port",
+                f"{ip_command(port.netns)} address del {held} dev {other}, or choose another network for the port",
             )
 
 
@@ -161,7 +172,7 @@ def _tunnels(host: HostFile, machine: Machine) -> Iterator[Problem]:
                     f"{name} uses UDP port {port}"
                     + ("" if external != wanted_external else f" and VNI {vni}")
                     + f" already, so that the kernel refuses {device}",
-                    f"ip link del {name}, or choose another port or VNI in the file",
+                    f"{ip_command(host.netns)} link del {name}, or choose another port or VNI in the file",
                 )
 
 

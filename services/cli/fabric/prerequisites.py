@@ -12,11 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.fabric.layout import DAEMON_PRIORITIES
+from services._runtime.netns import netns_path
+from services.cli.fabric.daemons import find_process
+from services.cli.fabric.layout import DAEMON_PRIORITIES, frr_resources
 from services.cli.fabric.links import refusals
 from services.cli.fabric.model import HostFile
+from services.cli.fabric.nic import Nics
 from services.cli.fabric.places import FrrPaths
 from services.cli.fabric.problem import Problem
+from services.cli.fabric.resources import Daemon
+from services.cli.fabric.sriov import SWITCHDEV
 
 _CLONE_NEWNET: Final = 0x40000000
 _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
@@ -91,9 +96,66 @@ def frr(host: HostFile, paths: FrrPaths) -> Iterator[Problem]:
     for name in DAEMON_PRIORITIES:
         if not os.access(f"{paths.binaries}/{name}", os.X_OK):
             yield Problem(f"FRR's {name} is not in {paths.binaries}", _INSTALL_FRR)
+    yield from _other_zebra(host, paths)
     if host.frr.realtime and (number := _try_realtime()):
         remedy = "grant CAP_SYS_NICE (and cpu.rt_runtime_us of the control group), or 'frr: {realtime: false}'"
         yield Problem(f"FRR cannot be given SCHED_RR ({os.strerror(number)})", remedy)
+
+
+def _other_zebra(host: HostFile, paths: FrrPaths) -> Iterator[Problem]:
+    """Two zebras in one namespace remove each other's routes."""
+    ours = {resource.pid_file: resource for resource in frr_resources(host, paths) if isinstance(resource, Daemon)}
+    pids = {find_process(daemon) for daemon in ours.values()}
+    place = netns_path(host.netns) if host.netns else Path("/proc/self/ns/net")
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in pids:
+            continue
+        try:
+            if (entry / "comm").read_text().strip() != "zebra" or not (entry / "ns/net").samefile(place):
+                continue
+        except OSError:
+            continue  # it has ended meanwhile
+        remedy = f"'frr: {{start: false}}' to use that one, or end it: kill {entry.name}"
+        yield Problem(f"another zebra (process {entry.name}) runs in this network namespace", remedy)
+
+
+def nics(host: HostFile, found: Nics) -> Iterator[Problem]:
+    """Whether NICs have the virtual functions that the file asks for, or can be given them without harm to others."""
+    wanted: dict[str, int] = {}
+    for port in host.ports:
+        if port.vf:
+            wanted[port.vf.nic] = max(wanted.get(port.vf.nic, 0), port.vf.number + 1)
+    for command, package in (("devlink", "iproute2"), ("ethtool", "ethtool")):
+        if wanted and shutil.which(command) is None:
+            yield Problem(f"there is no `{command}` command, which SR-IOV needs", f"apt-get install {package}")
+            return
+    for nic, count in wanted.items():
+        yield from _nic(nic, count, found)
+
+
+def _nic(nic: str, count: int, found: Nics) -> Iterator[Problem]:
+    if found.pci_address(nic) is None:
+        yield Problem(f"there is no NIC {nic} on the PCI bus", "name its device, or 'type: veth'", in_file=True)
+        return
+    limit, there = found.function_limit(nic), found.function_count(nic)
+    if count > limit:
+        most = f"numbers up to {limit - 1}" if limit else "none, see its firmware's SR-IOV setting (mstconfig SRIOV_EN)"
+        yield Problem(f"{nic} can have {limit} virtual functions, number {count - 1} is asked for", f"it has {most}")
+        return
+    anew = f"end their users, then echo 0 > /sys/class/net/{nic}/device/sriov_numvfs"
+    if 0 < there < count:
+        yield Problem(
+            f"{nic} has {there} virtual functions, {count} are needed, and the kernel goes only through 0", anew
+        )
+    try:
+        mode = found.switch_mode(nic)
+    except OSError as error:
+        yield Problem(f"the switch of {nic} cannot be asked ({error.strerror})", "see `devlink dev eswitch show`")
+        return
+    if mode is None:
+        yield Problem(f"{nic} has no switch that devlink can set to switchdev", "'type: veth' for its ports")
+    elif mode != SWITCHDEV and there:
+        yield Problem(f"{nic} has virtual functions in {mode} mode, which a change would take from their users", anew)
 
 
 def _try_realtime() -> int:

@@ -7,8 +7,8 @@ value back. A resource with a ``parent`` disappears with it.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 PRESENT: Final = "present"
 
@@ -17,7 +17,8 @@ def _where(netns: str | None) -> str:
     return f"{netns}: " if netns else ""
 
 
-def _ip(netns: str | None, tool: str = "ip") -> str:
+def ip_command(netns: str | None, tool: str = "ip") -> str:
+    """How `ip`, or another tool of iproute2, is called for a namespace."""
     if netns is None:
         return tool
     return f"nsenter --net={netns} {tool}" if "/" in netns else f"{tool} -n {netns}"
@@ -45,6 +46,10 @@ class Resource:
     def key(self) -> str:
         """Names it among a host's resources."""
         raise NotImplementedError
+
+    def show(self, value: str | None) -> str:
+        """A value in a few words."""
+        return "absent" if value is None else value or "none"
 
     def commands(self) -> tuple[str, ...]:
         """Shell commands that have the same effect."""
@@ -98,11 +103,11 @@ class Device(Resource):
 
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
-        return (f"{_ip(self.netns)} link add {self.name} type {self.value}",)
+        return (f"{ip_command(self.netns)} link add {self.name} type {self.value}",)
 
     def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
         """As in the base."""
-        return (f"{_ip(self.netns)} link del {self.name}",)
+        return (f"{ip_command(self.netns)} link del {self.name}",)
 
 
 def bridge_text() -> str:
@@ -150,7 +155,7 @@ class LinkAttribute(Resource):
             words = f"master {value}" if value else "nomaster"
         else:
             words = f"{self.attribute} {value}"
-        return f"{_ip(self.netns)} link set {self.device} {words}"
+        return f"{ip_command(self.netns)} link set {self.device} {words}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,11 +173,11 @@ class PortFlag(Resource):
 
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
-        return (f"{_ip(self.netns, 'bridge')} link set dev {self.device} {self.flag} {self.value}",)
+        return (f"{ip_command(self.netns, 'bridge')} link set dev {self.device} {self.flag} {self.value}",)
 
     def undo_commands(self, before: str | None) -> tuple[str, ...]:
         """As in the base."""
-        return (f"{_ip(self.netns, 'bridge')} link set dev {self.device} {self.flag} {before}",)
+        return (f"{ip_command(self.netns, 'bridge')} link set dev {self.device} {self.flag} {before}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,11 +195,11 @@ class Address(Resource):
 
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
-        return (f"{_ip(self.netns)} address add {self.address} dev {self.device}",)
+        return (f"{ip_command(self.netns)} address add {self.address} dev {self.device}",)
 
     def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
         """As in the base."""
-        return (f"{_ip(self.netns)} address del {self.address} dev {self.device}",)
+        return (f"{ip_command(self.netns)} address del {self.address} dev {self.device}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +222,11 @@ class StaticEntry(Resource):
 
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
-        return (f"{_ip(self.netns, 'bridge')} fdb replace {self.mac} dev {self.device} master static",)
+        return (f"{ip_command(self.netns, 'bridge')} fdb replace {self.mac} dev {self.device} master static",)
 
     def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - a learned one comes back by itself
         """As in the base."""
-        return (f"{_ip(self.netns, 'bridge')} fdb del {self.mac} dev {self.device} master",)
+        return (f"{ip_command(self.netns, 'bridge')} fdb del {self.mac} dev {self.device} master",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +286,10 @@ class TextFile(Resource):
         """As in the base."""
         return f"file {self.path}"
 
+    def show(self, value: str | None) -> str:
+        """As in the base."""
+        return "absent" if value is None else f"{len(value.splitlines())} lines"
+
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
         text = self.value.rstrip("\n")
@@ -312,6 +321,12 @@ class Daemon(Resource):
         """As in the base."""
         return f"{_where(self.netns)}daemon {self.name}"
 
+    def show(self, value: str | None) -> str:
+        """As in the base."""
+        if value is None:
+            return "not running"
+        return "running" if value == self.value else "running with another configuration"
+
     @property
     def launch(self) -> tuple[str, ...]:
         """The whole command line, but for the namespace."""
@@ -325,26 +340,3 @@ class Daemon(Resource):
     def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was not running
         """As in the base."""
         return (f"kill $(cat {self.pid_file})",)
-
-
-_KINDS: Final[dict[str, type[Resource]]] = {
-    kind.__name__: kind
-    for kind in (Namespace, Device, LinkAttribute, PortFlag, Address, StaticEntry, Sysctl, Directory, TextFile, Daemon)
-}
-
-
-def to_plain(resource: Resource) -> dict[str, Any]:
-    """A resource as plain JSON types."""
-    values: dict[str, Any] = {field.name: getattr(resource, field.name) for field in fields(resource)}
-    return {"resource": type(resource).__name__, **values}
-
-
-def from_plain(plain: dict[str, Any]) -> Resource:
-    """The resource that `to_plain` wrote.
-
-    Raises:
-        KeyError: of an unknown kind.
-        TypeError: fields are missing or unknown.
-    """
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
-    return _KINDS[given.pop("resource")](**given)
