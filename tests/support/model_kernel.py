@@ -238,9 +238,9 @@ class ModelKernel:
             return errno.EEXIST
         if action.kind is ActionKind.MIRRED and action.redirect_to not in self.links:
             return errno.ENODEV
+        if (action if found is None else found).flags & ACTION_SKIP_SW:
+            return errno.EINVAL  # no NIC offloads these actions but in a filter
         if found is None:
-            if action.flags & ACTION_SKIP_SW:
-                return errno.EINVAL
             self.actions[key] = replace(action, standalone=True, bound=0)
         else:
             cookie = action.cookie or found.cookie
