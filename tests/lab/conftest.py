@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tests.lab.vm.fixtures import guest
+from tests.support.dual_tor import dual_tor, whole
 
-__all__ = ["guest"]
+__all__ = ["dual_tor", "guest", "whole"]

@@ -86,7 +86,7 @@ class OutageMeter:
         Raises:
             ValueError: the lab has no such host.
         """
-        self._lab = lab
+        self.lab = lab
         self._here, there = (lab.topology.host(number) for number in pair)
         self._out, self._in = f"{self._here.name}->{there.name}", f"{there.name}->{self._here.name}"
         cpu = max(os.sched_getaffinity(0))
@@ -152,19 +152,19 @@ class OutageMeter:
         Raises:
             CommandError: the lab does not become whole again.
         """
-        self._lab.wait_wide()
+        self.lab.wait_wide()
         loaded = self.loaded_uplinks()
         switch = loaded[self._out if aim is Aim.OUT else self._in]
         fault = fault_at(switch)
         lost = {self._out: fault.stops_sending, self._in: fault.stops_receiving}
         self.reset()
         time.sleep(_LEAD_S)
-        with self._lab.fault(fault) as injected_ns:
+        with self.lab.fault(fault) as injected_ns:
             time.sleep(down_s)
             reports = self.report(injected_ns)
             self.reset()
             restored_ns = time.monotonic_ns()
-        rejoin_s = self._lab.wait_wide()
+        rejoin_s = self.lab.wait_wide()
         time.sleep(settle_s)
         restored = self.report()
         return Measurement(

@@ -1,0 +1,107 @@
+"""What the meter makes of send times, and series of faults."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from services.cli.failure import CommandError
+from services.cli.lab.faults import Fault, repeated
+from services.cli.lab.schedule import FaultSchedule, Rhythm
+from services.cli.lab.streams import StreamPlan, StreamsPlan, _Stream
+
+MS = 1_000_000
+PLAN = StreamPlan("h1->h2", "a", "172.16.0.1", "b", "172.16.0.2")
+
+
+def stream(arrived: list[list[int]], *, sent: int, reset_ns: int = 0) -> _Stream:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unused:
+        return _Stream(PLAN, unused, [], arrived, sent=sent, reset_ns=reset_ns)
+
+
+def test_the_gap_is_that_of_the_worst_flow_after_the_fault() -> None:
+    first = [0, 2 * MS, 9 * MS, 11 * MS, 61 * MS, 63 * MS]
+    second = [1 * MS, 3 * MS, 10 * MS, 12 * MS, 92 * MS, 94 * MS]
+
+    report = stream([first, second], sent=20).report(since_ns=10 * MS, now_ns=100 * MS)
+
+    # Flow 2 stood still from 12 to 92 ms; 20 sent, 12 arrived; before the fault flow 1 had 7 ms between 2 and 9.
+    assert (report.gap_ns, report.gap_from_ns, report.gap_to_ns) == (80 * MS, 12 * MS, 92 * MS)
+    assert (report.sent, report.received, report.floor_ns, report.over) == (20, 12, 7 * MS, True)
+
+
+def test_packets_that_overtook_each_other_make_no_gap() -> None:
+    report = stream([[0, 4 * MS, 2 * MS, 6 * MS]], sent=4).report(0, 7 * MS)
+
+    assert report.gap_ns == 2 * MS
+
+
+def test_a_flow_that_is_still_silent_is_not_over() -> None:
+    report = stream([[10 * MS, 12 * MS]], sent=400).report(since_ns=11 * MS, now_ns=712 * MS)
+
+    assert not report.over
+    assert (report.gap_ns, report.gap_from_ns) == (700 * MS, 12 * MS)
+
+
+def test_a_flow_without_any_packet_counts_from_the_reset() -> None:
+    report = stream([[]], sent=400, reset_ns=100 * MS).report(since_ns=0, now_ns=800 * MS)
+
+    assert not report.over
+    assert report.gap_ns == 700 * MS
+
+
+def test_a_plan_survives_the_command_line() -> None:
+    plan = StreamsPlan((PLAN,), flows=3, rate_hz=100, cpu=1)
+
+    assert StreamsPlan.read(plan.write()) == plan
+
+
+class FakeLab:
+    def __init__(self, *, broken: bool = False) -> None:
+        self.acts: list[str] = []
+        self._broken = broken
+
+    @contextmanager
+    def fault(self, fault: Fault):
+        if self._broken:
+            raise CommandError("no such port")
+        self.acts.append(f"inject {fault}")
+        try:
+            yield 1
+        finally:
+            self.acts.append(f"restore {fault}")
+
+
+def test_a_series_restores_each_fault_before_the_next() -> None:
+    lab = FakeLab()
+    schedule = FaultSchedule(lab, [Fault.link_down(1, 1), Fault.link_down(1, 2)], Rhythm(0.001, 0.001))
+
+    schedule.run()
+
+    assert lab.acts == [
+        *("inject link-down h1-s1", "restore link-down h1-s1"),
+        *("inject link-down h1-s2", "restore link-down h1-s2"),
+    ]
+    assert [occurrence.injected_ns for occurrence in schedule.occurrences] == [1, 1]
+
+
+def test_a_series_that_is_stopped_restores_what_is_broken() -> None:
+    lab = FakeLab()
+    broken = threading.Event()
+    rhythm = Rhythm(60.0, 60.0, lead_s=0.0)
+    with FaultSchedule(lab, repeated(Fault.switch_dead(1)), rhythm, lambda _: broken.set()) as schedule:
+        assert broken.wait(5)
+
+    assert lab.acts == ["inject switch-dead s1", "restore switch-dead s1"]
+    assert len(schedule.occurrences) == 1
+
+
+def test_a_series_that_fails_in_its_thread_says_so_at_the_end() -> None:
+    with (
+        pytest.raises(CommandError, match="no such port"),
+        FaultSchedule(FakeLab(broken=True), repeated(Fault.link_down(1, 1)), Rhythm(0.001, 0.0)) as schedule,
+    ):
+        schedule._thread.join(5)
