@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from services.reconciler.fastpath.peers import Announcement
 from services.reconciler.fastpath.routes import gateway_text
-from services.reconciler.fastpath.values import Hop, Outcome, Overridden, Released, Status
+from services.reconciler.fastpath.values import GroupChange, Hop, Outcome, Overridden, Released, Status
 
 SEPARATE: Final = 16
 """Up to so many destinations at once have a record each."""
@@ -51,12 +51,12 @@ class Audit:
 
     def add(self, outcome: Outcome, trigger: Trigger, announcement: Announcement | None) -> None:
         """What an input led to. Overrides that others are told of wait for their acknowledgements."""
-        records = self._overrides(outcome.overridden, trigger)
+        records = self._overrides([*outcome.overridden, *_overridden(outcome.groups)], trigger)
         if announcement is not None and announcement.waiting and records:
             self._held[announcement.number] = records
         else:
             self._put(records)
-        self._put(self._releases(outcome.released, trigger))
+        self._put(self._releases([*outcome.released, *_released(outcome.groups)], trigger))
         self._put([_status(status, trigger) for status in outcome.statuses])
 
     def say(self, what: str, reason: str, wall_ns: int, *, alarm: bool = False) -> None:
@@ -136,6 +136,33 @@ class Audit:
             for held_s in [max(row.held_s for row in members)]
             for names in _parts([row.destination for row in members])
         ]
+
+
+def _overridden(groups: Sequence[GroupChange]) -> list[Overridden]:
+    return [
+        Overridden(name, group.routes[name].hops, row.hops)
+        for group in groups
+        if group.reason is None
+        for name, row in group.rows.items()
+        if name in group.routes
+    ]
+
+
+def _released(groups: Sequence[GroupChange]) -> list[Released]:
+    return [
+        Released(
+            name,
+            (group.uplink,),
+            str(group.cause),
+            group.reason,
+            group.held_s,
+            row.hops,
+            group.routes[name].hops if name in group.routes else (),
+        )
+        for group in groups
+        if group.reason is not None
+        for name, row in group.rows.items()
+    ]
 
 
 def _parts(names: list[str]) -> list[list[str]]:

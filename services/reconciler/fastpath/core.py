@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from services.reconciler.fastpath.uplinks import DOWN, UP, FaultCount, Uplink
 from services.reconciler.fastpath.values import (
@@ -28,6 +28,7 @@ from services.reconciler.fastpath.values import (
     FrrRoute,
     Hop,
     Limits,
+    Mark,
     Outcome,
     Overridden,
     Release,
@@ -40,13 +41,6 @@ from services.reconciler.fastpath.values import (
 BFDD: Final = "bfdd"
 """The input that sessions come from."""
 _NEVER: Final = float("inf")
-
-
-class Mark(NamedTuple):
-    """Why one hop of one destination is held for dead."""
-
-    since_s: float
-    cause: Cause
 
 
 @dataclass(slots=True)
@@ -169,6 +163,13 @@ class FastPathCore:
         outcome.writes.clear()
         return outcome
 
+    def all_gone(self, reason: Release, now_s: float) -> Outcome:
+        """Nothing of ours is in the kernel any more, whoever deleted it; no write is due."""
+        self._release_all(reason, now_s)
+        outcome = self._take(now_s)
+        outcome.writes.clear()
+        return outcome
+
     def tick(self, now_s: float) -> Outcome:
         """Time has passed."""
         return self._take(now_s)
@@ -202,10 +203,14 @@ class FastPathCore:
         elif self.blind:
             self._suppress(uplink, cause, f"blind: without {', '.join(self.blind)}")
         else:
-            for destination, route in self.routes.items():
-                if any(hop.ifindex == uplink.ifindex for hop in route.hops):
-                    self._mark(destination, route, {uplink.ifindex: Mark(now_s, cause)}, now_s)
+            self._answer(uplink, Mark(now_s, cause), now_s)
             self._out = self._out._replace(tell=Tell(uplink.name, uplink.tor))
+
+    def _answer(self, uplink: Uplink, mark: Mark, now_s: float) -> None:
+        """Override wherever FRR uses the uplink."""
+        for destination, route in self.routes.items():
+            if any(hop.ifindex == uplink.ifindex for hop in route.hops):
+                self._mark(destination, route, {uplink.ifindex: mark}, now_s)
 
     def _leave_the_dead(self, uplink: Uplink, now_s: float) -> None:
         """Whatever a death counts as, blind or not: no override goes on through what is dead."""
@@ -225,8 +230,7 @@ class FastPathCore:
         self._out.statuses.append(Status("damped", reason, alarm=True, uplink=uplink))
         self.damped_until_s = until_s
         self._due_s = min(self._due_s, until_s)
-        for destination in list(self.overrides):
-            self._release(destination, Release.DAMPED, now_s)
+        self._release_all(Release.DAMPED, now_s)
 
     def _peer(self, destination: str, tor: str, now_s: float) -> str:
         marks = {u.ifindex: Mark(now_s, Cause.PEER) for u in self.uplinks.values() if u.ifindex and u.tor == tor}
@@ -245,10 +249,13 @@ class FastPathCore:
             self._out.statuses.append(Status("peer_damped", reason, alarm=True, peer=destination))
             return "damped"
         named = {hop.ifindex for hop in route.hops}
-        known = self.overrides[destination].marks if destination in self.overrides else {}
+        known = self._marks_of(destination)
         # Said twice is not said longer: an earlier mark keeps its time, and so its end.
         marks = {index: mark for index, mark in marks.items() if index in named and index not in known}
         return "applied" if marks and self._mark(destination, route, marks, now_s) else "nothing_to_do"
+
+    def _marks_of(self, destination: str) -> Mapping[int, Mark]:
+        return self.overrides[destination].marks if destination in self.overrides else {}
 
     # -- overrides ---------------------------------------------------------------------------------------------
 
@@ -330,6 +337,10 @@ class FastPathCore:
             )
         )
 
+    def _release_all(self, reason: Release, now_s: float) -> None:
+        for destination in list(self.overrides):
+            self._release(destination, reason, now_s)
+
     # -- time --------------------------------------------------------------------------------------------------
 
     def _take(self, now_s: float) -> Outcome:
@@ -360,9 +371,13 @@ class FastPathCore:
                 stuck.append(destination)
         self._due_s = due_s
         if stuck:
-            some = ", ".join(stuck[:3]) + (f" and {len(stuck) - 3} more" if len(stuck) > 3 else "")
-            reason = f"FRR still uses a dead hop after {self._limits.t_max_s:g} s: {some}"
-            self._out.statuses.append(Status("not_converging", reason, alarm=True))
+            self._out.statuses.append(self._stuck(stuck))
+
+    def _stuck(self, destinations: list[str]) -> Status:
+        some = ", ".join(destinations[:3]) + (f" and {len(destinations) - 3} more" if len(destinations) > 3 else "")
+        return Status(
+            "not_converging", f"FRR still uses a dead hop after {self._limits.t_max_s:g} s: {some}", alarm=True
+        )
 
     def _over(self, index: int, mark: Mark, now_s: float) -> bool:
         if now_s < mark.since_s + self._limits.t_max_s:
@@ -371,4 +386,4 @@ class FastPathCore:
 
 
 def _empty() -> Outcome:
-    return Outcome([], None, [], [], [])
+    return Outcome([], None, [], [], [], [])

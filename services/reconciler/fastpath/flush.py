@@ -33,10 +33,10 @@ def flush(netlink: NetlinkSocket, own: Ownership) -> int:
         for rule in dump_rules(netlink, family):
             if rule.protocol == PROTOCOL and rule.table in own.tables:
                 netlink.write_one(rule_request(family, rule.table, rule.priority, add=False))
-    return sum(flush_table(netlink, table) for table in own.tables)
+    return sum(flush_table(netlink, own, table) for table in own.tables)
 
 
-def flush_table(netlink: NetlinkSocket, table: int) -> int:
+def flush_table(netlink: NetlinkSocket, own: Ownership, table: int) -> int:
     """Delete every route of our protocol in a table; returns how many there were.
 
     Raises:
@@ -44,7 +44,7 @@ def flush_table(netlink: NetlinkSocket, table: int) -> int:
     """
     found = 0
     for family in FAMILIES:
-        rows = [read_route(message, table, -1) for message in dump_routes(netlink, family, table)]
+        rows = [read_route(message, own) for message in dump_routes(netlink, family, table)]
         writes = [override_request(Write(row.destination, None), table) for row in rows if isinstance(row, OwnRow)]
         netlink.write(writes)
         found += len(writes)

@@ -7,39 +7,26 @@ process begins with a look at everything.
 
 from __future__ import annotations
 
-import errno
 import os
-import select
-import signal
-import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
-from services.reconciler.adapters.netlink import Message, NetlinkSocket, Subscription
+from services.reconciler.adapters.netlink import Message, Subscription
 from services.reconciler.adapters.rtnetlink import Group, Rtm
 from services.reconciler.fastpath.audit import Audit, Trigger
 from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.control import ControlLink, Order
-from services.reconciler.fastpath.core import BFDD, FastPathCore
-from services.reconciler.fastpath.flush import flush
+from services.reconciler.fastpath.core import BFDD
+from services.reconciler.fastpath.group import GroupedCore
+from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.mirror import RouteMirror, Row
 from services.reconciler.fastpath.peers import Announcement, PeerLink
-from services.reconciler.fastpath.routes import (
-    FAMILIES,
-    OwnRow,
-    add_rules,
-    all_links,
-    dump_routes,
-    override_request,
-    read_link,
-    read_route,
-    read_rule,
-)
+from services.reconciler.fastpath.poller import Poller
+from services.reconciler.fastpath.routes import LinkRow, OwnRow, read_link, read_route, read_rule
 from services.reconciler.fastpath.uplinks import UP
-from services.reconciler.fastpath.values import FrrRoute, Outcome, Release, Tell
+from services.reconciler.fastpath.values import FrrRoute, Outcome, Release, Tell, Write
 from services.reconciler.fastpath.watchdog import BYE
 
 BEAT_S: Final = 0.1
@@ -48,13 +35,9 @@ RECONNECT_S: Final = 0.25
 RESYNC_S: Final = 0.05
 """After a link has gone down, the kernel drops routes without a word: a new look, once it is quiet."""
 EVENTS_AT_ONCE: Final = 256
+PREPARE_ROWS: Final = 64
+PREPARE_EVERY_S: Final = 0.005
 _NETLINK: Final = "netlink"
-
-
-class _Watched(Protocol):
-    def fileno(self) -> int:
-        """For epoll."""
-        ...
 
 
 class FastPathLoop:
@@ -64,13 +47,12 @@ class FastPathLoop:
         self._config = config
         self._control = control
         self._beats = beats
-        self._own = config.ownership
-        self._core = FastPathCore(config.uplinks, config.limits)
+        self._core = GroupedCore(config.uplinks, config.limits, config.standby_above)
         self._sessions = Sessions(frozenset(config.uplinks))
         self._mirror = RouteMirror(config.wanted)
         self._names: dict[int, str] = {}
         self._audit = Audit(lambda index: self._names.get(index, f"link {index}"))
-        self._netlink = NetlinkSocket(config.netns, within_s=1.0)
+        self._kernel = FastPathKernel(config.netns, config.ownership)
         self._events = Subscription(
             (Group.LINK, Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.IPV4_RULE, Group.IPV6_RULE),
             config.netns,
@@ -82,10 +64,10 @@ class FastPathLoop:
             self._peers = PeerLink(config.netns, config.vtep, config.port, key=config.key, boot=boot)
         self._bfd: BfdClient | None = None
         self._stopping = ""
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._poller = Poller()
         self._beat_s = self._state_s = self._reconnect_s = 0.0
         self._resync_s = float("inf")
+        self._prepare_s = 0.0
         self._counts = dict.fromkeys(("overrides", "releases", "triggers", "stalls", "resyncs", "refused"), 0)
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -94,27 +76,18 @@ class FastPathLoop:
         """Until told to stop; nothing of ours is left in the kernel then."""
         self._prepare()
         while not self._stopping:
-            ready = self._epoll.poll(self._pause_s())
+            ready = self._poller.wait(self._pause_s())
             self._notice_standstill()
-            for descriptor, _ in ready:
-                handler = self._handlers.get(descriptor)
-                if handler is not None:
-                    handler()
+            self._poller.handle(ready)
             self._follow_up()
         self._end()
 
     def _prepare(self) -> None:
-        wake_read, wake_write = socket.socketpair()
-        for end in (wake_read, wake_write):
-            end.settimeout(0.0)
-        signal.set_wakeup_fd(wake_write.fileno())
-        signal.signal(signal.SIGTERM, lambda *_: self._stop("SIGTERM"))
-        self._wakes = (wake_read, wake_write)
-        self._watch(wake_read, lambda: self._drain(wake_read))
-        self._watch(self._control, self._on_control)
-        self._watch(self._events, self._on_netlink)
+        self._poller.on_terminate(lambda: self._stop("SIGTERM"))
+        self._poller.watch(self._control, self._on_control)
+        self._poller.watch(self._events, self._on_netlink)
         if self._peers is not None:
-            self._watch(self._peers, self._on_peers)
+            self._poller.watch(self._peers, self._on_peers)
         self._core.lose(BFDD, "not connected yet", time.monotonic())
         self._start_clean("started")
         self._connect_bfd()
@@ -122,32 +95,19 @@ class FastPathLoop:
     def _stop(self, why: str) -> None:
         self._stopping = why
 
-    @staticmethod
-    def _drain(end: socket.socket) -> None:
-        with suppress(BlockingIOError):
-            end.recv(4096)
-
-    def _watch(self, watched: _Watched, handler: Callable[[], None]) -> None:
-        self._handlers[watched.fileno()] = handler
-        self._epoll.register(watched.fileno(), select.EPOLLIN)
-
-    def _unwatch(self, watched: _Watched) -> None:
-        self._handlers.pop(watched.fileno(), None)
-        self._epoll.unregister(watched.fileno())
-
     def _start_clean(self, why: str, details: str = "") -> None:
         """Leave no override, look at everything, let packets look into our table."""
-        flush(self._netlink, self._own)
+        self._kernel.clear()
         self._look_at_everything()
-        add_rules(self._netlink, self._own)
+        self._kernel.add_rules()
         uplinks = ",".join(self._config.uplinks)
         reason = f"{details}{len(self._core.routes)} host routes of FRR, uplinks {uplinks}"
         self._say(why, reason, alarm=bool(details))
 
     def _end(self) -> None:
         now_s = time.monotonic()
-        outcome = self._core.gone(list(self._core.overrides), Release.SHUTDOWN, now_s)
-        flush(self._netlink, self._own)
+        outcome = self._core.all_gone(Release.SHUTDOWN, now_s)
+        self._kernel.clear()
         self._note(outcome, self._trigger("shutdown", now_s), None)
         self._audit.release_held()
         self._say("stopped", self._stopping)
@@ -160,6 +120,8 @@ class FastPathLoop:
         due_s = min(self._beat_s + BEAT_S, self._core.due_s, self._resync_s)
         if self._peers is not None:
             due_s = min(due_s, self._peers.due_s)
+        if self._core.unprepared:
+            due_s = min(due_s, self._prepare_s)
         return max(due_s - now_s, 0.0)
 
     def _follow_up(self) -> None:
@@ -172,10 +134,19 @@ class FastPathLoop:
             self._carry_out(self._core.tick(now_s), self._trigger("timeout", now_s))
         if now_s >= self._resync_s:
             self._look_at_everything()
+        if self._core.unprepared and now_s >= self._prepare_s:
+            self._keep_ready(now_s)
         if self._audit.ready and now_s < self._soonest_peer_s():
             self._control.send(self._audit.ready)
         if now_s >= self._beat_s + BEAT_S:
             self._beat(now_s)
+
+    def _keep_ready(self, now_s: float) -> None:
+        """The next rows of the tables that are kept ready; at leisure, as everything else comes first."""
+        self._prepare_s = now_s + PREPARE_EVERY_S
+        for failure in self._kernel.write(self._core.prepare(PREPARE_ROWS)):
+            if isinstance(failure.write, Write):
+                self._core.unready(failure.write)
 
     def _soonest_peer_s(self) -> float:
         """Records are written when no datagram is due."""
@@ -195,7 +166,7 @@ class FastPathLoop:
         core = self._core
         return {
             "routes": len(core.routes),
-            "held": len(core.overrides),
+            "held": core.held,
             "blind": dict(core.blind),
             "damped": core.damped,
             "uplinks": {u.name: [u.ifindex, u.carrier, u.bfd, u.tor] for u in core.uplinks.values()},
@@ -212,7 +183,7 @@ class FastPathLoop:
         if not self._beat_s or silent_s <= self._config.stalled_s:
             return
         self._counts["stalls"] += 1
-        outcome = self._core.gone(list(self._core.overrides), Release.LOST, now_s)
+        outcome = self._core.all_gone(Release.LOST, now_s)
         self._note(outcome, self._trigger("lost", now_s), None)
         while self._events.read().more:
             continue
@@ -229,7 +200,7 @@ class FastPathLoop:
             outcome = self._core.lose(BFDD, f"{self._config.bfd_socket}: {error.strerror or error}", time.monotonic())
             self._carry_out(outcome, self._trigger("blind", time.monotonic()))
         else:
-            self._watch(self._bfd, self._on_bfd)
+            self._poller.watch(self._bfd, self._on_bfd)
 
     def _on_bfd(self) -> None:
         if self._bfd is None:
@@ -237,7 +208,7 @@ class FastPathLoop:
         try:
             said = self._bfd.read()
         except (BfdError, OSError) as error:
-            self._unwatch(self._bfd)
+            self._poller.unwatch(self._bfd)
             self._bfd.close()
             self._bfd = None
             self._sessions.clear()
@@ -276,21 +247,32 @@ class FastPathLoop:
             elif message.kind in {Rtm.NEWLINK, Rtm.DELLINK}:
                 self._routes_changed(changed, now_s)
                 self._on_link(message, now_s)
-            elif message.kind == Rtm.DELRULE and message.port_id != self._netlink.port_id:
-                rule = read_rule(message)
-                if rule.table == self._own.table and rule.priority == self._own.priority:
-                    add_rules(self._netlink, self._own)
-                    self._say("rule_restored", "somebody had deleted the rule", alarm=True)
+            elif message.kind == Rtm.DELRULE and message.port_id != self._kernel.port_id:
+                self._on_deleted_rule(message, now_s)
         self._routes_changed(changed, now_s)
+
+    def _on_deleted_rule(self, message: Message, now_s: float) -> None:
+        rule, own = read_rule(message), self._config.ownership
+        if (rule.table, rule.priority) == (own.table, own.priority):
+            self._kernel.add_rules()
+            self._say("rule_restored", "somebody had deleted the rule", alarm=True)
+        elif rule.table in own.tables and rule.priority == own.priority + 1:
+            outcome = self._core.switch_refused(rule.table - own.table, "somebody has deleted it", now_s)
+            self._carry_out(outcome, self._trigger("lost", now_s))
 
     def _on_route(self, message: Message, now_s: float) -> str:
         """The destination whose row has changed, or nothing."""
-        row = read_route(message, self._own.table)
+        row = read_route(message, self._config.ownership)
         if isinstance(row, Row):
             apply = self._mirror.add if message.kind == Rtm.NEWROUTE else self._mirror.remove
             return row.destination if apply(row) else ""
-        ours = message.port_id == self._netlink.port_id
-        if isinstance(row, OwnRow) and message.kind == Rtm.DELROUTE and not ours:
+        ours = message.port_id == self._kernel.port_id
+        if not isinstance(row, OwnRow) or message.kind != Rtm.DELROUTE or ours:
+            return ""
+        standby = row.table - self._config.ownership.table
+        if standby:
+            self._core.lost_row(standby, row.destination)
+        else:
             outcome = self._core.gone([row.destination], Release.LOST, now_s)
             self._note(outcome, self._trigger("lost", now_s), None)
         return ""
@@ -305,40 +287,33 @@ class FastPathLoop:
         link = read_link(message)
         if link is None:
             return
-        there = message.kind == Rtm.NEWLINK
-        if there:
-            self._names[link.ifindex] = link.name
         uplink = self._core.uplinks.get(link.name)
-        if uplink is not None and (there or link.ifindex == uplink.ifindex):
-            carrier = there and link.carrier
-            outcome = self._core.link(link.name, link.ifindex if there else 0, carrier=carrier, now_s=now_s)
-            self._carry_out(outcome, self._trigger("carrier", now_s, link.name))
-        if not (there and link.carrier) and self._mirror.uses(link.ifindex):
+        if message.kind == Rtm.NEWLINK:
+            self._link_is(link, now_s)
+        elif uplink is not None and link.ifindex == uplink.ifindex:
+            self._link_is(link._replace(ifindex=0, carrier=False), now_s)
+        if not (message.kind == Rtm.NEWLINK and link.carrier) and self._mirror.uses(link.ifindex):
             self._resync_s = now_s + RESYNC_S
+
+    def _link_is(self, link: LinkRow, now_s: float) -> None:
+        if link.ifindex:
+            self._names[link.ifindex] = link.name
+        if link.name in self._core.uplinks:
+            outcome = self._core.link(link.name, link.ifindex, carrier=link.carrier, now_s=now_s)
+            self._carry_out(outcome, self._trigger("carrier", now_s, link.name))
 
     def _look_at_everything(self) -> None:
         """Links and FRR's routes as they are now."""
         self._resync_s = float("inf")
         self._counts["resyncs"] += 1
         now_s = time.monotonic()
-        seen: set[str] = set()
-        for message in self._netlink.dump(all_links()):
-            link = read_link(message)
-            if link is not None:
-                self._names[link.ifindex] = link.name
-                seen.add(link.name)
-                if link.name in self._core.uplinks:
-                    outcome = self._core.link(link.name, link.ifindex, carrier=link.carrier, now_s=now_s)
-                    self._carry_out(outcome, self._trigger("carrier", now_s, link.name))
-        for name in self._core.uplinks.keys() - seen:
-            outcome = self._core.link(name, 0, carrier=False, now_s=now_s)
-            self._carry_out(outcome, self._trigger("carrier", now_s, name))
+        links = self._kernel.links()
+        absent = self._core.uplinks.keys() - {link.name for link in links}
+        for link in [*links, *(LinkRow(name, 0, carrier=False) for name in absent)]:
+            self._link_is(link, now_s)
         self._mirror.clear()
-        for family in FAMILIES:
-            for message in dump_routes(self._netlink, family, 254):
-                row = read_route(message, self._own.table)
-                if isinstance(row, Row):
-                    self._mirror.add(row)
+        for row in self._kernel.routes():
+            self._mirror.add(row)
         self._carry_out(self._core.all_routes(self._mirror.all(), now_s), self._trigger("frr_changed", now_s))
 
     def _on_peers(self) -> None:
@@ -373,19 +348,20 @@ class FastPathLoop:
 
     def _carry_out(self, outcome: Outcome, trigger: Trigger) -> None:
         """Routes to the kernel, then datagrams, then the record."""
-        failed: list[tuple[str, int, str]] = []
+        failures = self._kernel.write(outcome.writes) if outcome.writes else []
         if outcome.writes:
-            acks = self._netlink.write([override_request(write, self._own.table) for write in outcome.writes])
             trigger = trigger._replace(acked_s=time.monotonic())
-            for write, ack in zip(outcome.writes, acks, strict=True):
-                if ack.errno and not (write.route is None and ack.errno == errno.ESRCH):
-                    failed.append((write.destination, ack.errno, ack.reason))
         announcement = self._tell(outcome.tell, trigger.noticed_s) if outcome.tell is not None else None
         self._note(outcome, trigger, announcement)
-        for destination, number, reason in failed:
+        for write, reason in failures:
             self._counts["refused"] += 1
-            words = f"{os.strerror(number)} {reason}".rstrip()
-            self._carry_out(self._core.refused(destination, words, time.monotonic()), trigger)
+            now_s = time.monotonic()
+            if not isinstance(write, Write):
+                self._carry_out(self._core.switch_refused(write.table, reason, now_s), trigger)
+            elif write.table:
+                self._core.unready(write)
+            else:
+                self._carry_out(self._core.refused(write.destination, reason, now_s), trigger)
 
     def _tell(self, tell: Tell, noticed_s: float) -> Announcement | None:
         self._counts["triggers"] += 1
@@ -396,6 +372,8 @@ class FastPathLoop:
         return self._peers.tell(tell.tor, vteps, noticed_s=noticed_s, now_s=time.monotonic())
 
     def _note(self, outcome: Outcome, trigger: Trigger, announcement: Announcement | None) -> None:
+        for group in outcome.groups:
+            self._counts["overrides" if group.reason is None else "releases"] += len(group.rows)
         self._counts["overrides"] += len(outcome.overridden)
         self._counts["releases"] += len(outcome.released)
         self._audit.add(outcome, trigger, announcement)

@@ -27,6 +27,7 @@ _DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _MULTIPATH, _TABLE, _VIA, _ENCAP_TYPE
 _IFLA_IFNAME = 3
 _FRA_PRIORITY, _FRA_TABLE, _FRA_PROTOCOL = 6, 15, 21
 _FR_ACT_TO_TBL: Final = 1
+_MAIN_TABLE: Final = 254
 _BITS: Final = {socket.AF_INET: 32, socket.AF_INET6: 128}
 FAMILIES: Final = tuple(_BITS)
 
@@ -70,6 +71,7 @@ class OwnRow(NamedTuple):
     """A route of our table."""
 
     destination: str
+    table: int
 
 
 def read_link(message: Message) -> LinkRow | None:
@@ -87,7 +89,7 @@ def read_link(message: Message) -> LinkRow | None:
     return LinkRow(name, ifindex, bool(flags & IFF_UP and flags & IFF_LOWER_UP))
 
 
-def read_route(message: Message, own_table: int, main_table: int = 254) -> Row | OwnRow | None:
+def read_route(message: Message, own: Ownership) -> Row | OwnRow | None:
     """A unicast route to a single host, of the main table or of ours; None: another one.
 
     Raises:
@@ -104,9 +106,9 @@ def read_route(message: Message, own_table: int, main_table: int = 254) -> Row |
         table = number(found[_TABLE])
     if _DST not in found:
         return None
-    if table == own_table and protocol == PROTOCOL:
-        return OwnRow(socket.inet_ntop(family, found[_DST]))
-    if table != main_table:
+    if protocol == PROTOCOL and table in own.tables:
+        return OwnRow(socket.inet_ntop(family, found[_DST]), table)
+    if table != _MAIN_TABLE:
         return None
     metric = number(found[_PRIORITY]) if _PRIORITY in found else 0
     hops = _read_hops(found, flags) if kind == RTN_UNICAST else None

@@ -59,12 +59,28 @@ class FrrRoute(NamedTuple):
 
 
 class Write(NamedTuple):
-    """One route of our own table."""
+    """One route of our own tables."""
 
     destination: str
     """An address; routes are to single hosts."""
     route: FrrRoute | None
     """None: delete it."""
+    table: int = 0
+    """0: that of overrides; n: that kept ready for the n-th uplink."""
+
+
+class Switch(NamedTuple):
+    """Let packets look into a table that is kept ready, or no more."""
+
+    table: int
+    on: bool
+
+
+class Mark(NamedTuple):
+    """Why one hop of one destination is held for dead."""
+
+    since_s: float
+    cause: Cause
 
 
 class Overridden(NamedTuple):
@@ -110,13 +126,28 @@ class Tell(NamedTuple):
     """Its router id; empty: not known, nobody can be told."""
 
 
+class GroupChange(NamedTuple):
+    """All destinations of a table that is kept ready were overridden at once, or handed back."""
+
+    uplink: str
+    cause: Cause
+    reason: Release | None
+    """None: overridden."""
+    held_s: float
+    rows: dict[str, FrrRoute]
+    """Overrides by destination."""
+    routes: dict[str, FrrRoute]
+    """FRR's."""
+
+
 class Outcome(NamedTuple):
     """What an input led to, in the order in which it is due: writes first."""
 
-    writes: list[Write]
+    writes: list[Write | Switch]
     tell: Tell | None
     overridden: list[Overridden]
     released: list[Released]
+    groups: list[GroupChange]
     statuses: list[Status]
 
 

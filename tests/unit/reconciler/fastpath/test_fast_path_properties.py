@@ -6,8 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.reconciler.fastpath.core import BFDD, FastPathCore
-from services.reconciler.fastpath.values import Cause, FrrRoute, Hop, Limits, Release
+from services.reconciler.fastpath.core import BFDD
+from services.reconciler.fastpath.group import GroupedCore
+from services.reconciler.fastpath.values import Cause, FrrRoute, Hop, Limits, Release, Switch
 
 UPLINKS = {"p1": 11, "p2": 12, "p3": 13}
 TORS = {"p1": "1.1.1.1", "p2": "2.2.2.2", "p3": "2.2.2.2"}
@@ -24,29 +25,48 @@ hosts = st.sampled_from(HOSTS)
 class FastPathMachine(RuleBasedStateMachine):
     """Applies every write to a table, as the kernel would, and compares."""
 
+    standby_above = 1_000
+
     def __init__(self) -> None:
         super().__init__()
-        self.core = FastPathCore(UPLINKS, LIMITS)
+        self.core = GroupedCore(UPLINKS, LIMITS, self.standby_above)
         self.now_s = 100.0
         self.frr: dict[str, FrrRoute] = {}
+        self.tables: dict[int, dict[str, FrrRoute]] = {number: {} for number in range(4)}
+        self.switched: set[int] = set()
         self.table: dict[str, FrrRoute] = {}
+        """What packets find before FRR's routes: of two tables that of overrides comes first."""
         self.born_s: dict[str, float] = {}
         self.carrier = dict.fromkeys(UPLINKS, True)
         self.bfd: dict[str, str | None] = dict.fromkeys(UPLINKS)
         self.seeing = True
 
     def apply(self, outcome):
-        for destination, route in outcome.writes:
-            if route is None:
-                assert destination in self.table, "a route that is not there is not deleted"
-                del self.table[destination], self.born_s[destination]
-            else:
-                assert self.table.get(destination) != route, "no write of what is there already"
-                self.table[destination] = route
-                self.born_s.setdefault(destination, self.now_s)
+        self.write(outcome.writes)
         for released in outcome.released:
-            assert released.destination not in self.table
+            assert released.destination not in self.tables[0]
         return outcome
+
+    def write(self, writes):
+        for write in writes:
+            if isinstance(write, Switch):
+                (self.switched.add if write.on else self.switched.remove)(write.table)
+            elif write.route is None:
+                known = self.tables[write.table].pop(write.destination, None)
+                assert known is not None or write.table, "an override that is not there is not deleted"
+            else:
+                self.tables[write.table][write.destination] = write.route
+        self.look()
+
+    def look(self):
+        assert len(self.switched) <= 1
+        self.table = {}
+        for number in (*self.switched, 0):
+            self.table |= self.tables[number]
+        for destination in self.born_s.keys() - self.table.keys():
+            del self.born_s[destination]
+        for destination in self.table:
+            self.born_s.setdefault(destination, self.now_s)
 
     @initialize(found=st.dictionaries(hosts, routes), up=st.booleans())
     def begin(self, found, up):
@@ -75,24 +95,31 @@ class FastPathMachine(RuleBasedStateMachine):
             return
         self.bfd[name] = state
         before, old = dict(self.table), dict(self.born_s)
-        outcome = self.apply(self.core.bfd(name, state, self.now_s))
+        self.apply(self.core.bfd(name, state, self.now_s))
         if state == "up":
-            self.only_expired_releases(outcome, before, old)
+            self.only_expired_releases(before, old)
 
     @rule(name=uplinks, up=st.booleans())
     def carrier_changes(self, name, up):
         before, old = dict(self.table), dict(self.born_s)
         self.carrier[name] = up
-        outcome = self.apply(self.core.link(name, UPLINKS[name], carrier=up, now_s=self.now_s))
+        self.apply(self.core.link(name, UPLINKS[name], carrier=up, now_s=self.now_s))
+        if not up:  # as where it was switched off: what went that way is gone, and nobody says so
+            for number in {1, 2, 3} - self.switched:
+                rows = self.tables[number]
+                self.tables[number] = {
+                    n: r for n, r in rows.items() if UPLINKS[name] not in {h.ifindex for h in r.hops}
+                }
         if up:
-            self.only_expired_releases(outcome, before, old)
+            self.only_expired_releases(before, old)
         if not self.seeing:
             assert set(self.table) <= set(before), "blind: nothing new"
 
-    def only_expired_releases(self, outcome, before, born_s):
-        for destination, _ in outcome.writes:
-            assert destination in before, "recovery never makes an override"
-            assert self.now_s >= born_s[destination] + LIMITS.t_max_s, "recovery releases nothing before T_max"
+    def only_expired_releases(self, before, born_s):
+        for destination in self.table.keys() | before.keys():
+            if self.table.get(destination) != before.get(destination):
+                assert destination in before, "recovery never makes an override"
+                assert self.now_s >= born_s[destination] + LIMITS.t_max_s, "recovery releases nothing before T_max"
 
     @rule(origin=hosts, tor=st.sampled_from(["1.1.1.1", "2.2.2.2", "3.3.3.3", ""]))
     def peer_tells(self, origin, tor):
@@ -132,14 +159,38 @@ class FastPathMachine(RuleBasedStateMachine):
     @rule(destination=hosts)
     def the_kernel_refuses(self, destination):
         self.apply(self.core.refused(destination, "no", self.now_s))
-        assert destination not in self.table
+        assert destination not in self.tables[0]
+
+    @rule(most=st.integers(1, 5))
+    def rows_are_kept_ready(self, most):
+        before = dict(self.table)
+        self.write(self.core.prepare(most))
+        assert self.table == before, "what is kept ready means nothing yet"
+
+    @rule(number=st.integers(0, 3), destination=hosts)
+    def other_hands_delete_a_row(self, number, destination):
+        if self.tables[number].pop(destination, None) is None:
+            return
+        self.look()
+        if number:
+            self.core.lost_row(number, destination)
+        else:
+            self.apply(self.core.gone([destination], Release.LOST, self.now_s))
+
+    @rule()
+    def other_hands_delete_the_rule(self):
+        for number in list(self.switched):
+            self.apply(self.core.switch_refused(number, "gone", self.now_s))
 
     @rule()
     def the_watchdog_flushes(self):
-        outcome = self.core.gone(list(self.core.overrides), Release.LOST, self.now_s)
+        for rows in self.tables.values():
+            rows.clear()
+        self.switched.clear()
+        outcome = self.core.all_gone(Release.LOST, self.now_s)
         assert not outcome.writes
-        self.table.clear()
-        self.born_s.clear()
+        self.look()
+        assert not self.core.held
 
     def dead(self, index):
         return any(
@@ -150,7 +201,13 @@ class FastPathMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_table_is_what_the_core_believes(self):
-        assert self.table == {name: override.route for name, override in self.core.overrides.items()}
+        assert self.tables[0] == {name: override.route for name, override in self.core.overrides.items()}
+        if self.switched:
+            standby = self.core.standbys[self.core.switched.name]
+            assert self.switched == {standby.number}
+            assert self.tables[standby.number] == standby.rows
+        else:
+            assert self.core.switched is None
 
     @invariant()
     def overrides_are_frrs_routes_without_dead_hops(self):
@@ -172,10 +229,29 @@ class FastPathMachine(RuleBasedStateMachine):
                     assert self.dead(index), "held beyond T_max only for what is dead here"
 
     @invariant()
+    def nor_does_the_group(self):
+        if self.core.switched is not None:
+            mark = self.core._group_mark
+            rows = self.core.standbys[self.core.switched.name].rows
+            for destination in rows:
+                assert self.core.switched.ifindex in {hop.ifindex for hop in self.frr[destination].hops}
+            if self.now_s > mark.since_s + LIMITS.t_max_s:
+                assert self.dead(self.core.switched.ifindex)
+
+    @invariant()
     def the_damper_holds(self):
         if self.now_s < self.core.damped_until_s:
             assert not self.table
 
 
-FastPathMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+class GroupedMachine(FastPathMachine):
+    """With a table per uplink that is kept ready, from the first destination on."""
+
+    standby_above = 0
+
+
+FastPathMachine.TestCase.settings = GroupedMachine.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
+)
 TestFastPath = FastPathMachine.TestCase
+TestManyDestinations = GroupedMachine.TestCase
