@@ -7,6 +7,7 @@ tunnel_key nor actions on their own.
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -192,7 +193,7 @@ class Kernel:
         for index, operation in enumerate(operations):
             try:
                 requests.append(encode(operation))
-            except (ValueError, OverflowError) as error:
+            except (ValueError, OverflowError, struct.error) as error:
                 refused[index] = Ack(errno.EINVAL, str(error))
         answers = iter(self._socket.write(requests))
         return [refused[index] if index in refused else next(answers) for index in range(len(operations))]
