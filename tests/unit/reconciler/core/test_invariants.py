@@ -46,7 +46,20 @@ class Edge(RuleBasedStateMachine):
         self.kernel.hardware = Hardware() if hardware or offload is OffloadPolicy.REQUIRE else None
         self.host.config = another(self.host.config, offload=offload)
 
+        self.announce_all(["10.255.0.2", "10.255.0.3", "10.255.0.2"])
+        self.run(0)
+
     # What zebra and the bridge do.
+
+    @rule(destinations=st.lists(VTEPS, min_size=1, max_size=3))
+    def announce_all(self, destinations: list[str]) -> None:
+        for number in range(5):
+            self.host.announce(remote_mac(number), destinations[number % len(destinations)])
+
+    @rule(mac=MACS, destination=VTEPS, seed=SEEDS)
+    def move(self, mac: str, destination: str, seed: int) -> None:
+        self.host.announce(mac, destination)
+        self.run(seed)
 
     @rule(mac=MACS, destination=VTEPS, device=VTEP_DEVICES)
     def announce(self, mac: str, destination: str, device: str) -> None:
@@ -108,6 +121,18 @@ class Edge(RuleBasedStateMachine):
             self.kernel.set_link(self.host.index("vx100"), vxlan=Vxlan(vni, local, 4789, external=False))
 
     # What people do by hand, to our rules and beside them.
+
+    @rule(name=PORTS, seed=SEEDS, mac=MACS)
+    def bind_our_action(self, name: str, seed: int, mac: str) -> None:
+        """Somebody's rule in a preference of his refers to an action of ours."""
+        ours = sorted(key for key, action in self.kernel.actions.items() if action.ours)
+        index = self.host.index(name)
+        place = (index, 0, 9, 1)
+        if ours and index and place not in self.kernel.filters:
+            self.kernel.put_filter(
+                Filter(*place[:1], 9, 1, "flower", mac, (self.kernel.actions[ours[seed % len(ours)]],))
+            )
+            self.foreign[place] = self.kernel.filters[place]
 
     @rule(seed=SEEDS)
     def delete_a_rule(self, seed: int) -> None:
@@ -195,10 +220,8 @@ class Edge(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def run(self, seed: int) -> None:
         """A whole pass in which nothing interferes: no write may fail but for the hardware's."""
-        snapshot, wanted = self.host.look(Random(seed))
         assert self.host.due() == self._planned(seed), "the order of rows in a dump must not matter (I8)"
         self._apply(self._planned(seed), quiet=True)
-        del snapshot, wanted
 
     @rule(seed=SEEDS, share=st.floats(0, 1))
     def crash_in_a_pass(self, seed: int, share: float) -> None:
@@ -228,10 +251,9 @@ class Edge(RuleBasedStateMachine):
             offload = OffloadPolicy.PREFER
         self.host.config = another(self.host.config, offload=offload, pref=pref)
 
-    @rule(seed=SEEDS)
-    def settle(self, seed: int) -> None:
+    @rule()
+    def settle(self) -> None:
         """Nothing happens any more: the rules are what they should be, and stay so with no write."""
-        del seed
         self.host.settle(passes=5)
         self._check_quiet()
 
@@ -283,9 +305,10 @@ class Edge(RuleBasedStateMachine):
         assert not host.due()  # I2
         count = tally(snapshot, wanted)
         assert (count.right, count.own) == (count.desired, count.desired)
-        ours = [action for action in self.kernel.actions.values() if action.ours]
-        assert sum(a.kind is ActionKind.MIRRED for a in ours) == bool(expected)  # I9
-        assert sum(a.kind is ActionKind.TUNNEL_KEY for a in ours) == len(set(expected.values()))
+        bound = {(a.kind, a.index) for f in snapshot.filters if owns(f, pref) for a in f.actions}
+        assert sum(kind is ActionKind.MIRRED for kind, _ in bound) == bool(expected)  # I9
+        assert sum(kind is ActionKind.TUNNEL_KEY for kind, _ in bound) == len(set(expected.values()))
+        assert all(a.bound for a in snapshot.actions if a.ours)  # what only others bind stays, the rest is gone
 
     def _planned(self, seed: int) -> tuple[Operation, ...]:
         return plan(*self.host.look(Random(seed)))

@@ -227,6 +227,28 @@ def test_a_rule_edited_to_drop_is_still_ours_by_its_handle():
     assert host.installed() == host.expected()
 
 
+@pytest.mark.parametrize("edit", [{"skip_hw": True}, {"skip_sw": True}, {"foreign_actions": True}])
+def test_a_rule_with_other_flags_or_a_further_action_is_replaced(edit):
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.settle()
+    (rule,) = host.kernel.filters.values()
+    host.kernel.put_filter(replace(rule, **edit))
+    assert shape(host.due()) == [("replace", "filter")]
+
+
+def test_of_two_rules_of_ours_for_a_mac_the_first_is_kept():
+    """Flower allows none but in a dump in whose middle a rule moved."""
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.settle()
+    snapshot, wanted = host.look()
+    (rule,) = snapshot.filters
+    (operation,) = plan(replace(snapshot, filters=(replace(rule, handle=rule.handle + 1), rule)), wanted)
+    assert isinstance(operation.target, Filter)
+    assert (operation.kind, operation.target.handle) == (OperationKind.DELETE, rule.handle + 1)
+
+
 def test_rules_of_an_earlier_preference_go_after_the_new_ones_are_there():
     host = one_port()
     host.announce(A, vtep(2))
