@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from services.cli.fabric.journal import Journal, locked
-from services.cli.fabric.layout import layout
 from services.cli.fabric.machine import Machine
 from services.cli.fabric.model import HostFile
+from services.cli.fabric.nic import Nics
 from services.cli.fabric.places import Places
-from services.cli.fabric.plan import Progress, Step, obsolete, survey
-from services.cli.fabric.preflight import examine
+from services.cli.fabric.plan import Progress, Step, survey
 from services.cli.fabric.resources import Resource
 from services.cli.fabric.run import REFUSALS, Run, describe
 from services.cli.failure import CommandError
@@ -34,18 +33,12 @@ def up(host: HostFile, progress: Progress = silent, places: Places | None = None
         JournalError: what is done could not be noted, or another `up` is at work.
     """
     places = places or Places()
-    with locked(places.state, host.name), Machine() as machine:
+    with locked(places.state, host.name), Machine(Nics(places.sysfs)) as machine:
         journal = Journal.load(places.state, host.name)
-        survey(host, machine, journal, places)
-        wanted = layout(host, examine(host, machine, places), places.frr)
+        _, wanted = survey(host, machine, journal, places)
         run = Run(machine, journal, progress)
-        unwanted = obsolete(journal.entries, wanted)
-        run.doomed = {entry.resource.key for entry in unwanted}
         try:
-            for entry in unwanted:
-                run.undo(entry)
-            for resource in wanted:
-                run.ensure(resource)
+            run.bring_up(wanted)
         except BaseException as error:
             left = run.roll_back()
             raise _failure(error, run.current, left) from error
@@ -61,9 +54,9 @@ def down(host: HostFile | str, progress: Progress = silent, places: Places | Non
     """
     places = places or Places()
     name = host if isinstance(host, str) else host.name
-    with locked(places.state, name), Machine() as machine:
+    with locked(places.state, name), Machine(Nics(places.sysfs)) as machine:
         run = Run(machine, Journal.load(places.state, name), progress)
-        left = run.undo_all(reversed(list(run.journal.entries.values())))
+        left = run.take_down()
         if left:
             raise ApplyError("\n".join([f"{name} is not all undone:", *left, "mend that, then run it again"]))
         return run.steps

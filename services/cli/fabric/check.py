@@ -13,6 +13,7 @@ from services.cli.fabric.journal import Journal
 from services.cli.fabric.layout import DAEMON_PRIORITIES, layout, load_command
 from services.cli.fabric.machine import Machine
 from services.cli.fabric.model import HostFile, Uplink
+from services.cli.fabric.nic import Nics
 from services.cli.fabric.places import Places
 from services.cli.fabric.plan import ConflictError, step_for
 from services.cli.fabric.preflight import look, require_ground
@@ -43,7 +44,7 @@ def check(host: HostFile, places: Places | None = None) -> list[Difference]:
         JournalError: the journal cannot be read.
     """
     places = places or Places()
-    with Machine() as machine:
+    with Machine(Nics(places.sysfs)) as machine:
         require_ground(host)
         mtu, problems = look(host, machine, places)
         journal = Journal.load(places.state, host.name)
@@ -81,7 +82,8 @@ def _addresses(host: HostFile, machine: Machine) -> Iterator[Difference]:
     held = {name for name, address in links.addresses() if address.startswith("fe80:")}
     for uplink in host.uplinks:
         if uplink.peer is None and uplink.name not in held and links.attribute(uplink.name, "state") == "up":
-            remedy = f"{ip_command(host.netns)} link set {uplink.name} addrgenmode eui64, then down and up; does it have carrier?"
+            command = f"{ip_command(host.netns)} link set {uplink.name} addrgenmode eui64"
+            remedy = f"see that it has carrier; if so {command}, then down and up"
             yield Difference(f"link-local address of {uplink.name}", "absent", "present", remedy)
 
 

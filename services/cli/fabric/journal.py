@@ -54,6 +54,8 @@ class Entry:
 
     resource: Resource
     before: str | None
+    former: str | None = None
+    """What an earlier `up` had written: it stands until the act that this entry announces has happened."""
 
 
 class Journal:
@@ -89,7 +91,8 @@ class Journal:
             JournalError: it cannot be written; the act must not happen.
         """
         earlier = self.entries.get(resource.key)
-        self.entries[resource.key] = Entry(resource, earlier.before if earlier else before)
+        entry = Entry(resource, earlier.before, earlier.resource.value) if earlier else Entry(resource, before)
+        self.entries[resource.key] = entry
         self._save()
 
     def forget(self, key: str) -> None:
@@ -120,9 +123,12 @@ class Journal:
             if not self.entries:
                 self._file.unlink(missing_ok=True)
                 return
-            rows = [{**to_plain(entry.resource), "before": entry.before} for entry in self.entries.values()]
+            rows = [
+                {**to_plain(entry.resource), "before": entry.before, "former": entry.former}
+                for entry in self.entries.values()
+            ]
             fresh = self._file.with_suffix(".new")
-            fresh.write_text(json.dumps({"version": VERSION, "boot_id": _boot_id(), "entries": rows}, indent=1))
+            fresh.write_text(json.dumps({"version": VERSION, "boot_id": _boot_id(), "entries": rows}))
             fresh.replace(self._file)
         except OSError as error:
             raise JournalError(f"{self._file} cannot be written: {error.strerror}") from error
@@ -152,10 +158,10 @@ def _entries(plain: dict[str, Any]) -> dict[str, Entry]:
     same_boot = plain["boot_id"] == _boot_id()
     found = {}
     for row in plain["entries"]:
-        before = row.pop("before")
+        before, former = row.pop("before"), row.pop("former")
         resource = from_plain(row)
         if same_boot or isinstance(resource, TextFile | Directory):
-            found[resource.key] = Entry(resource, before)
+            found[resource.key] = Entry(resource, before, former)
     return found
 
 

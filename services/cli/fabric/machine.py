@@ -39,8 +39,8 @@ SYSCTL_ROOT: Final = Path("/proc/sys")
 class Machine:
     """Sockets are opened when first needed, one per network namespace. Use it as a context manager."""
 
-    def __init__(self, nics: Nics | None = None) -> None:
-        self.nics = nics or Nics()
+    def __init__(self, nics: Nics) -> None:
+        self.nics = nics
         self._links: dict[str | None, Links] = {}
 
     def __enter__(self) -> Self:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-SYSFS: Final = Path("/sys")
 _COMMAND_WITHIN_S: Final = 60.0
 """A change of mode loads a NIC's firmware tables anew, which takes seconds."""
 _REPRESENTOR: Final = re.compile(r"^(?:c\d+)?pf(?P<pf>\d+)vf(?P<vf>\d+)$")
@@ -41,7 +40,7 @@ def run_command(command: Sequence[str]) -> str:
 class Nics:
     """Every NIC of the machine, by the name of its physical function's device."""
 
-    def __init__(self, sysfs: Path = SYSFS, run: RunCommand = run_command) -> None:
+    def __init__(self, sysfs: Path, run: RunCommand = run_command) -> None:
         self._net = sysfs / "class" / "net"
         self._run = run
 

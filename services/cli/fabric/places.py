@@ -20,8 +20,10 @@ class FrrPaths:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Directories that `fabric` writes to."""
+    """Directories that `fabric` reads and writes."""
 
     state: Path = STATE_DIRECTORY
     """The journal of what was done."""
+    sysfs: Path = Path("/sys")
+    """NICs, their functions and representors."""
     frr: FrrPaths = field(default_factory=FrrPaths)

@@ -10,6 +10,7 @@ from services.cli.fabric.journal import Entry, Journal
 from services.cli.fabric.layout import layout
 from services.cli.fabric.machine import Machine
 from services.cli.fabric.model import HostFile
+from services.cli.fabric.nic import Nics
 from services.cli.fabric.places import Places
 from services.cli.fabric.preflight import examine
 from services.cli.fabric.problem import PreflightError, Problem
@@ -64,13 +65,15 @@ def plan(host: HostFile, places: Places | None = None) -> list[Step]:
         PreflightError: the file does not suit the host; each mistake with its remedy.
     """
     places = places or Places()
-    with Machine() as machine:
+    with Machine(Nics(places.sysfs)) as machine:
         journal = Journal.load(places.state, host.name)
-        return survey(host, machine, journal, places)
+        return survey(host, machine, journal, places)[0]
 
 
-def survey(host: HostFile, machine: Machine, journal: Journal, places: Places) -> list[Step]:
-    """As `plan`, on an open machine."""
+def survey(
+    host: HostFile, machine: Machine, journal: Journal, places: Places
+) -> tuple[list[Step], tuple[Resource, ...]]:
+    """As `plan`, on an open machine; and everything that the file asks for."""
     mtu = examine(host, machine, places)
     wanted = layout(host, mtu, places.frr)
     steps = [removal(entry) for entry in obsolete(journal.entries, wanted)]
@@ -88,7 +91,7 @@ def survey(host: HostFile, machine: Machine, journal: Journal, places: Places) -
         steps.append(step)
     if conflicts:
         raise PreflightError(conflicts)
-    return steps
+    return steps, wanted
 
 
 def obsolete(entries: Mapping[str, Entry], wanted: Iterable[Resource]) -> list[Entry]:

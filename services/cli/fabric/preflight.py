@@ -91,7 +91,7 @@ def _mtu(host: HostFile, machine: Machine) -> tuple[int, list[Problem]]:
     problems = [
         Problem(
             f"uplink {name} has MTU {size}, too small for the applications' {mtu} and VXLAN's {host.overhead_bytes}",
-            f"{ip} link set {name} mtu {needed}, also on the switch; or 'mtu: {size - host.overhead_bytes}' in the file",
+            f"{ip} link set {name} mtu {needed}, also the switch's; or 'mtu: {size - host.overhead_bytes}' in the file",
         )
         for name, size in sizes.items()
         if size < needed

@@ -47,6 +47,10 @@ class Resource:
         """Names it among a host's resources."""
         raise NotImplementedError
 
+    def is_ours(self, current: str) -> bool:
+        """Whether this value is what we gave it, so that it may be undone."""
+        return current == self.value
+
     def show(self, value: str | None) -> str:
         """A value in a few words."""
         return "absent" if value is None else value or "none"
@@ -100,6 +104,10 @@ class Device(Resource):
     def key(self) -> str:
         """As in the base."""
         return f"{_where(self.netns)}device {self.name}"
+
+    def is_ours(self, current: str) -> bool:
+        """As in the base; the application may have renamed its end of a pair, or moved it."""
+        return current == self.value or (self.kind == "veth" and current.startswith("veth"))
 
     def commands(self) -> tuple[str, ...]:
         """As in the base."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 from services.cli.fabric.daemons import DaemonError
 from services.cli.fabric.journal import Entry, Journal
-from services.cli.fabric.plan import Action, Progress, Step, removal, step_for
+from services.cli.fabric.plan import Action, Progress, Step, obsolete, removal, step_for
 from services.cli.fabric.resources import Resource
 
 REFUSALS: Final = (OSError, DaemonError)
@@ -60,6 +61,32 @@ class Run:
         self._earlier = dict(journal.entries)
         self._done: list[_Done] = []
 
+    def bring_up(self, wanted: Sequence[Resource]) -> None:
+        """Undo what is no longer wanted, and give everything else its value.
+
+        Raises:
+            OSError: or DaemonError: the host refuses; what was done so far stands, see `roll_back`.
+            JournalError: an act could not be noted, so it was not done.
+        """
+        unwanted = obsolete(self.journal.entries, wanted)
+        self.doomed = {entry.resource.key for entry in unwanted}
+        for entry in unwanted:
+            self.undo(entry)
+        for resource in wanted:
+            self.ensure(resource)
+
+    def take_down(self) -> list[str]:
+        """Undo everything, last act first. Returns a line for each that could not be undone."""
+        entries = list(reversed(self.journal.entries.values()))
+        self.doomed = {entry.resource.key for entry in entries}
+        left = []
+        for entry in entries:
+            try:
+                self.undo(entry)
+            except REFUSALS as error:
+                left.append(f"{entry.resource.key}: {describe(error)}")
+        return left
+
     def ensure(self, resource: Resource) -> None:
         """Give a resource its value, if it has another."""
         self.current = resource
@@ -85,23 +112,11 @@ class Run:
             self._tell(step)
         self.journal.forget(resource.key)
 
-    def undo_all(self, entries: Iterable[Entry]) -> list[str]:
-        """Take back all that can be. Returns a line for each that could not."""
-        left = []
-        entries = list(entries)
-        self.doomed = {entry.resource.key for entry in entries}
-        for entry in entries:
-            try:
-                self.undo(entry)
-            except REFUSALS as error:
-                left.append(f"{entry.resource.key}: {describe(error)}")
-        return left
-
     def _undoing(self, entry: Entry) -> Step:
         current = self.machine.read(entry.resource)
         if current == entry.before or current is None:
             return Step(Action.KEEP, entry.resource, "is undone already", ())
-        if current != entry.resource.value:
+        if current != entry.former and not entry.resource.is_ours(current):
             return Step(Action.LEAVE, entry.resource, "somebody has changed it since", ())
         return removal(entry)
 
@@ -109,19 +124,31 @@ class Run:
         """Take back this run, last act first, then put back what an earlier one had done. A line for each failure."""
         left = []
         for done in reversed(self._done):
-            try:
-                self.machine.restore(done.resource, done.before if not done.resource.exclusive else None)
-            except REFUSALS as error:
-                left.append(f"{done.resource.key}: {describe(error)}")
+            left += self._attempt(done.resource, partial(self._take_back, done))
         for entry in self._earlier.values():
-            try:
-                if self.machine.read(entry.resource) != entry.resource.value:
-                    self.machine.write(entry.resource)
-            except REFUSALS as error:
-                left.append(f"{entry.resource.key}: {describe(error)}")
+            left += self._attempt(entry.resource, partial(self._put_back, entry))
         if not left:
             self.journal.replace(self._earlier)
         return left
+
+    @staticmethod
+    def _attempt(resource: Resource, act: Callable[[], None]) -> list[str]:
+        try:
+            act()
+        except REFUSALS as error:
+            return [f"{resource.key}: {describe(error)}"]
+        return []
+
+    def _take_back(self, done: _Done) -> None:
+        earlier = self._earlier.get(done.resource.key)
+        if earlier is None:
+            self.machine.restore(done.resource, done.before)
+        elif done.resource.exclusive and self.machine.read(done.resource) not in {None, earlier.resource.value}:
+            self.machine.remove(done.resource)  # makes room for the earlier one
+
+    def _put_back(self, entry: Entry) -> None:
+        if self.machine.read(entry.resource) != entry.resource.value:
+            self.machine.write(entry.resource)
 
     def _tell(self, step: Step) -> None:
         self.steps.append(step)
