@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import signal
 import sys
 import tempfile
 import time
@@ -33,17 +33,20 @@ from tests.bench.thorn_job_supervisor import CHECKOUT, JobError, JobOptions, Job
 
 RunName = Literal["none", "thorn", "fast", "restart-once", "restart"]
 OUTPUT: Final = CHECKOUT / "bench-results"
+LAB_PREFIX: Final = "tbjob"
+"""Always the same: what a killed run has left is named by the next, with the command that removes it."""
 EXIT_UNAVAILABLE: Final = 69
 EXIT_FAILED: Final = 70
 EXIT_INTERRUPTED: Final = 130
 _TELL_EVERY_S: Final = 5.0
 _LEAD_S: Final = 5.0
 _SCALE: Final[dict[str, tuple[float, float]]] = {
-    "iterations": (1200, 240),
+    "iterations": (1500, 300),
     "timeout_s": (5.0, 2.0),
     "down_s": (20.0, 5.0),
-    "up_s": (20.0, 5.0),
-    "limit_s": (900.0, 200.0),
+    "up_s": (20.0, 10.0),
+    "checkpoint_every": (50, 15),
+    "limit_s": (900.0, 120.0),
 }
 """What depends on --quick: whole, quick."""
 
@@ -55,15 +58,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--runs", default=",".join(get_args(RunName)), help="in order; the first is the reference")
+    parser.add_argument(
+        "--runs", default=",".join(get_args(RunName)), help="in order, also repeatedly; the first is the reference"
+    )
     parser.add_argument("--quick", action="store_true", help="about 40 s a run, with shorter faults")
     parser.add_argument("--hosts", type=int, default=3, choices=(3, 4))
-    parser.add_argument("--iterations", type=int, help="default 1200; quick: 240")
-    parser.add_argument("--checkpoint-every", type=int, default=50, help="iterations (default %(default)s)")
+    parser.add_argument("--iterations", type=int, help="default 1500; quick: 300")
+    parser.add_argument("--checkpoint-every", type=int, help="iterations; default 50; quick: 15")
     parser.add_argument("--timeout-s", type=float, help="a collective that takes longer fails; default 5; quick: 2")
     parser.add_argument("--down-s", type=float, help="default 20; quick: 5")
-    parser.add_argument("--up-s", type=float, help="default 20; quick: 5")
-    parser.add_argument("--limit-s", type=float, help="give a run up after this; default 900; quick: 200")
+    parser.add_argument("--up-s", type=float, help="default 20; quick: 10")
+    parser.add_argument("--limit-s", type=float, help="give a run up after this; default 900; quick: 120")
     parser.add_argument("--fault", choices=get_args(FaultName), default="blackhole", help="default %(default)s")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -81,8 +86,7 @@ def ground_of(name: RunName, plan: argparse.Namespace) -> AbstractContextManager
     """The network that a run takes place on, made anew for each."""
     if name in ("restart", "restart-once"):
         return single_homed(plan.hosts, plan.fault)
-    # A prefix has ten characters at most, and a lab of somebody else may stand beside ours.
-    settings = LabSettings(prefix=f"j{os.getpid()}", hosts=plan.hosts, fast_path=name == "fast")
+    settings = LabSettings(prefix=LAB_PREFIX, hosts=plan.hosts, fast_path=name == "fast")
     return dual_tor(settings, plan.fault, say)
 
 
@@ -97,7 +101,7 @@ def measure(name: RunName, plan: argparse.Namespace, directory: Path) -> JobResu
     """One run, from an empty directory to its result."""
     options = JobOptions(
         iterations=int(plan.iterations),
-        checkpoint_every=plan.checkpoint_every,
+        checkpoint_every=int(plan.checkpoint_every),
         timeout_s=plan.timeout_s,
         rendezvous_s=max(60.0, 2 * plan.down_s),
         seed=plan.seed,
@@ -160,9 +164,9 @@ def measure_all(plan: argparse.Namespace) -> tuple[list[JobResult], int]:
     results: list[JobResult] = []
     code = 0
     with tempfile.TemporaryDirectory(prefix="thorn-job-") as directory:
-        for name in plan.runs:
+        for number, name in enumerate(plan.runs):
             try:
-                results.append(measure(name, plan, Path(directory) / name))
+                results.append(measure(name, plan, Path(directory) / f"{number}-{name}"))
             except KeyboardInterrupt:
                 say(f"{name}: interrupted; its processes have ended and its network is gone")
                 return results, EXIT_INTERRUPTED
@@ -180,6 +184,8 @@ def main() -> int:
     if reason := why_not():
         print(f"bench-thorn-job: {reason}", file=sys.stderr)
         return EXIT_UNAVAILABLE
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background SIGINT would be ignored
+        signal.signal(number, signal.default_int_handler)
     machine = this_machine()
     results, code = measure_all(plan)
     if results:

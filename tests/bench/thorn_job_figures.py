@@ -45,6 +45,7 @@ def _draw_accuracy(axes: Any, results: Sequence[JobResult]) -> None:
         for _, since, until in result.faults:
             axes.plot([since, until], [row, row], color=f"C{number}", linewidth=3, solid_capstyle="butt")
     axes.set(xlabel="s since the job was started (bars: a port is down)", ylabel="accuracy on held-out images")
+    axes.set(ylim=(-0.02 * (len(results) + 2), 1.0), yticks=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     axes.legend(fontsize=8)
 
 

@@ -48,7 +48,7 @@ def why_not() -> str | None:
     """Why the training job cannot run here, or None."""
     if os.geteuid() != 0:
         return "needs root to make network namespaces"
-    for command in ("ip", "tc", "nsenter", "vtysh"):
+    for command in ("ip", "tc", "nsenter", "setpriv", "vtysh"):
         if shutil.which(command) is None:
             return f"needs the command {command}: apt-get install iproute2 util-linux frr"
     if importlib.util.find_spec("torch") is None:

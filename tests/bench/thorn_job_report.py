@@ -12,6 +12,8 @@ from tests.bench.figures import Spread
 from tests.bench.thorn_job_supervisor import JobRun
 
 _PERCENTILES: Final = (50, 90, 95, 99)
+_AFTERMATH_S: Final = 2.0
+"""How long after a fault its effect is looked for: retransmission timers of TCP included."""
 _AVERAGED: Final = 10
 """Thesis figure 3.6 averages each point over ten iterations."""
 
@@ -74,6 +76,27 @@ def noticed_after_s(run: JobRun) -> tuple[float, ...]:
     return tuple(found)
 
 
+def stalls_ms(run: JobRun) -> tuple[float, ...]:
+    """For each fault that the job lived through: by how much it delayed the iterations of the next two seconds.
+
+    That is, their time beyond the run's median; what the machine's mood adds to all iterations is left out by that.
+    """
+    iterations = run.of_kind("iteration")
+    if not iterations:
+        return ()
+    usual = float(np.median([line["ms"] for line in iterations]))
+    lost_at = [attempt.ended for attempt in run.attempts if attempt.lost]
+    found = []
+    for fault in run.faults:
+        until = fault.since + _AFTERMATH_S
+        touched = [
+            line["ms"] for line in iterations if line["t"] > fault.since and line["t"] - line["ms"] / 1e3 < until
+        ]
+        if touched and not any(fault.since <= at <= (fault.until or until) for at in lost_at):
+            found.append(sum(touched) - usual * len(touched))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class JobResult:
     """One run as figures: seconds, milliseconds, shares. Curves are pairs of (seconds since the start, value)."""
@@ -83,6 +106,8 @@ class JobResult:
     total_s: float
     spent: TimeSpent
     noticed_after_s: tuple[float, ...]
+    stalls_ms: tuple[float, ...]
+    errors: tuple[str, ...]
     restarts: int
     faults: tuple[tuple[str, float, float], ...]
     accuracy: tuple[tuple[float, float], ...]
@@ -103,6 +128,8 @@ class JobResult:
             end - begin,
             time_spent(run),
             noticed_after_s(run),
+            stalls_ms(run),
+            tuple(line["error"] for line in run.of_kind("lost")),
             len(run.attempts) - 1,
             tuple((fault.port, fault.since - begin, (fault.until or end) - begin) for fault in run.faults),
             tuple((line["t"] - begin, line["accuracy"]) for line in evaluations),
@@ -160,7 +187,12 @@ def table(results: Sequence[JobResult]) -> str:
             f"{len(result.faults):>8}{result.restarts:>10}{times:>44}{result.final_loss:>10.4f}"
             f"{result.final_accuracy:>10.1%}{'' if result.finished else '  given up'}"
         )
-    return "\n".join([*lines, "", *_losses(results)])
+    stalled = [
+        f"{result.name}: a fault delays the job by {Spread.of(result.stalls_ms).text(0)} ms ({len(result.stalls_ms)})"
+        for result in results
+        if result.stalls_ms
+    ]
+    return "\n".join([*lines, "", *stalled, *_losses(results)])
 
 
 def _losses(results: Sequence[JobResult]) -> list[str]:

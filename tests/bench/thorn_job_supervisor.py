@@ -34,14 +34,16 @@ class JobError(Exception):
 class JobOptions:
     """Options of `tests.bench.training_job` that are the same for every rank and attempt."""
 
-    iterations: int = 1200
+    iterations: int = 1500
     evaluate_every: int = 25
     checkpoint_every: int = 50
     timeout_s: float = 5.0
     rendezvous_s: float = 60.0
-    batch: int = 32
-    width: int = 16
+    batch: int = 64
+    width: int = 40
     seed: int = 1
+    rate: float = 0.01
+    noise: float = 6.0
     pause_ms: float = 0.0
 
     def arguments(self) -> list[str]:
@@ -169,9 +171,11 @@ class Supervisor:
         command += ["--port", str(_FIRST_PORT + attempt), "--log", str(self.directory / "log.jsonl")]
         command += ["--checkpoint", str(self.directory / "checkpoint.pt")]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "app", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        # A rank must not outlive a runner that is killed.
+        command = ["setpriv", "--pdeathsig", "KILL", "--", *command_in(namespace, command)]
         with self._output_path(rank, attempt).open("wb") as output:
             return subprocess.Popen(
-                command_in(namespace, command),
+                command,
                 cwd=CHECKOUT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

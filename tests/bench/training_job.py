@@ -8,10 +8,8 @@ As usual a lost peer ends the job (`EXIT_PEER_LOST`), and who started it starts 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -28,7 +26,6 @@ from tests.bench.training_images import ImageRule, SmallResNet
 
 EXIT_PEER_LOST: Final = 75
 """EX_TEMPFAIL: a collective or the rendezvous failed; every other failure is a bug of the job."""
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -44,10 +41,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--evaluate-every", type=int, default=25, help="iterations")
     parser.add_argument("--checkpoint-every", type=int, default=50, help="iterations")
-    parser.add_argument("--batch", type=int, default=32, help="images per rank and iteration")
+    parser.add_argument("--batch", type=int, default=64, help="images per rank and iteration")
     parser.add_argument("--held-out", type=int, default=192, help="images per rank that accuracy is measured on")
-    parser.add_argument("--width", type=int, default=16, help="channels of the first stage")
-    parser.add_argument("--rate", type=float, default=0.02, help="learning rate")
+    parser.add_argument("--width", type=int, default=40, help="channels of the first stage")
+    parser.add_argument("--rate", type=float, default=0.01, help="learning rate")
+    parser.add_argument("--noise", type=float, default=6.0, help="over the patterns: the higher, the slower it learns")
     parser.add_argument("--pause-ms", type=float, default=0.0, help="before each iteration: an input that is slow")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", type=Path, required=True, help="JSON lines of rank 0 are added to this file")
@@ -85,7 +83,7 @@ class Training:
         torch.manual_seed(plan.seed)
         network = SmallResNet(plan.width)
         optimizer = torch.optim.SGD(network.parameters(), lr=plan.rate, momentum=0.9, weight_decay=1e-4)
-        return cls(plan, ImageRule(plan.seed), network, DistributedDataParallel(network), optimizer)
+        return cls(plan, ImageRule(plan.seed, noise=plan.noise), network, DistributedDataParallel(network), optimizer)
 
     def iterate(self, iteration: int) -> float:
         """Forward, backward with the all-reduce of DDP, update; returns this rank's loss."""
@@ -178,15 +176,9 @@ def train(plan: argparse.Namespace, log: Log) -> None:
     distributed.barrier()  # nobody closes its connections while another still listens
 
 
-def die_with_parent() -> None:
-    """A rank must not outlive a runner that was killed."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main() -> int:
     """Train; 75 where a peer was lost."""
     plan = parse(sys.argv[1:])
-    die_with_parent()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     log = Log(plan.log, plan.attempt, speaks=plan.rank == 0)
