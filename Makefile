@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn-job fuzz soak format clean anew
+.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-job fuzz soak format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -65,6 +65,9 @@ bench-loop: $(STAMP_DEV)  ## Cost and latency of the Escra loop on this machine
 
 bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)
 	$(BIN)/python -m tests.bench.memory $(ARGS)
+
+bench-thorn: $(STAMP_DEV)  ## Outages of the dual-ToR lab, with and without BFD and fast path (about 75 minutes; --quick: 3)
+	$(BIN)/python -m tests.bench.thorn $(ARGS)
 
 bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, and restarted instead (about 25 minutes; --quick: 6)
 	$(BIN)/python -m tests.bench.thorn_job $(ARGS)

@@ -27,9 +27,11 @@ from services.cli.lab.topology import SWITCHES, HostNode
 
 DOWN_S: Final = 2.0
 SETTLE_S: Final = 1.5
+PAUSE_MS: Final = 10.0
 _LEAD_S: Final = 0.3
 """Measured before each fault, for the floor."""
 _LOOK_S: Final = 0.3
+_LOOKS: Final = 10
 _ANSWER_WITHIN_S: Final = 10.0
 _NS_PER_MS: Final = 1e6
 
@@ -55,6 +57,13 @@ class Outage:
     last_before_ns: int
     first_after_ns: int
     floor_ms: float
+    paused_ms: float
+    """Longest pause of the sender itself meanwhile."""
+
+    @property
+    def disturbed(self) -> bool:
+        """The sender stood still itself: the machine was busy, and nothing can be said."""
+        return self.paused_ms > PAUSE_MS and self.paused_ms > self.outage_ms / 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +141,18 @@ class OutageMeter:
         Raises:
             UnavailableError: a direction has no traffic.
         """
-        before = self._counters()
-        time.sleep(_LOOK_S)
-        after = self._counters()
-        found = {}
-        for direction, column in ((self._out, 1), (self._in, 0)):
-            packets = {switch: after[f"p{switch}"][column] - before[f"p{switch}"][column] for switch in SWITCHES}
-            loaded = max(packets, key=packets.__getitem__)
-            if packets[loaded] < _LOOK_S * self._plan.rate_hz * self._plan.flows / 4:
-                raise UnavailableError(f"{direction} carries nothing: {packets} packets in {_LOOK_S:g} s")
-            found[direction] = loaded
-        return found
+        least = _LOOK_S * self._plan.rate_hz * self._plan.flows / 4
+        for _ in range(_LOOKS):
+            before = self._counters()
+            time.sleep(_LOOK_S)
+            after = self._counters()
+            packets = {
+                direction: {switch: after[f"p{switch}"][column] - before[f"p{switch}"][column] for switch in SWITCHES}
+                for direction, column in ((self._out, 1), (self._in, 0))
+            }
+            if all(max(counted.values()) >= least for counted in packets.values()):
+                return {direction: max(counted, key=counted.__getitem__) for direction, counted in packets.items()}
+        raise UnavailableError(f"no traffic to break: packets by direction and uplink in {_LOOK_S:g} s: {packets}")
 
     def measure(
         self, fault_at: Callable[[int], Fault], aim: Aim, *, down_s: float = DOWN_S, settle_s: float = SETTLE_S
@@ -222,4 +232,5 @@ def _outage(report: DirectionReport, *, hit: bool) -> Outage:
         report.gap_from_ns,
         report.gap_to_ns,
         report.floor_ns / _NS_PER_MS,
+        report.paused_ns / _NS_PER_MS,
     )

@@ -16,12 +16,11 @@ import struct
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Final
 
 from services._runtime.netns import socket_in
-from services.cli.supervisor import die_with_parent
 
 PRIORITY: Final = 10
 """SCHED_RR; below FRR's and the fast path's."""
@@ -89,6 +88,8 @@ class DirectionReport:
     """False: a flow is still silent, and `gap_ns` is how long so far."""
     floor_ns: int
     """The same before `since_ns`: what the meter shows without a fault."""
+    paused_ns: int
+    """Longest pause of the sender itself within that interval: beyond some ms it is no outage, but a busy machine."""
 
 
 @dataclass(slots=True)
@@ -98,6 +99,8 @@ class _Stream:
     senders: list[socket.socket]
     arrived: list[list[int]]
     """Per flow: send times of what arrived."""
+    sent_at: list[int] = field(default_factory=list)
+    """When a packet of each flow was sent."""
     sent: int = 0
     number: int = 0
     """Of the last packet of each flow."""
@@ -106,6 +109,7 @@ class _Stream:
     def send(self) -> None:
         """One packet of each flow."""
         self.number += 1
+        self.sent_at.append(time.monotonic_ns())
         for flow, sender in enumerate(self.senders):
             self.sent += 1
             with suppress(OSError):  # lost: the receiver counts
@@ -123,6 +127,7 @@ class _Stream:
         """Forget, once what is under way has arrived."""
         self.drain()
         self.sent, self.reset_ns = 0, time.monotonic_ns()
+        self.sent_at.clear()
         for times in self.arrived:
             times.clear()
 
@@ -142,11 +147,14 @@ class _Stream:
                 over = False
                 worst = max(worst, (now_ns - last, last, now_ns))
         received = sum(len(times) for times in self.arrived)
-        return DirectionReport(self.plan.name, self.sent, received, *worst, over, floor_ns)
+        _, begun_ns, ended_ns = worst
+        sends = [begun_ns, *(at_ns for at_ns in self.sent_at if begun_ns <= at_ns <= ended_ns), ended_ns]
+        paused_ns = max(after - before for before, after in pairwise(sends))
+        return DirectionReport(self.plan.name, self.sent, received, *worst, over, floor_ns, paused_ns)
 
 
 def run(plan: StreamsPlan) -> None:
-    """Send and receive until stdin ends."""
+    """Send and receive until stdin ends, as it does when whoever leads us dies."""
     os.sched_setaffinity(0, {plan.cpu})
     streams = [_open(direction, plan.flows, number) for number, direction in enumerate(plan.directions)]
     _say({"realtime": _become_realtime(), "cpu": plan.cpu})
@@ -216,5 +224,4 @@ def _say(value: object) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
     run(StreamsPlan.read(sys.argv[1]))

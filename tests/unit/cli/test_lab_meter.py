@@ -33,6 +33,17 @@ def test_the_gap_is_that_of_the_worst_flow_after_the_fault() -> None:
     assert (report.sent, report.received, report.floor_ns, report.over) == (20, 12, 7 * MS, True)
 
 
+def test_a_pause_of_the_sender_is_told_apart_from_an_outage() -> None:
+    quiet = stream([[0, 2 * MS, 92 * MS]], sent=3)
+    quiet.sent_at = [0, 2 * MS, 92 * MS]
+    broken = stream([[0, 2 * MS, 92 * MS]], sent=46)
+    broken.sent_at = [2 * MS * tick for tick in range(47)]
+
+    # From 2 to 92 ms nothing arrived; one sender sent nothing, the other one went on every 2 ms.
+    assert (quiet.report(0, 93 * MS).gap_ns, quiet.report(0, 93 * MS).paused_ns) == (90 * MS, 90 * MS)
+    assert (broken.report(0, 93 * MS).gap_ns, broken.report(0, 93 * MS).paused_ns) == (90 * MS, 2 * MS)
+
+
 def test_packets_that_overtook_each_other_make_no_gap() -> None:
     report = stream([[0, 4 * MS, 2 * MS, 6 * MS]], sent=4).report(0, 7 * MS)
 
