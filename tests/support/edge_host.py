@@ -123,15 +123,16 @@ class EdgeHost:
 
     def run(self, refusals: Refusals | None = None) -> tuple[tuple[Operation, ...], list[int]]:
         """One whole pass: what was written, and the errnos."""
+        self.kernel.age()
         operations = (refusals or Refusals()).hold_back(self.due())
         errnos = self.kernel.apply(operations)
         more = remedies(operations, errnos)
         return (*operations, *more), [*errnos, *self.kernel.apply(more)]
 
     def settle(self, passes: int = 4) -> int:
-        """Passes until nothing is due; how many wrote."""
+        """Passes until nothing is due and the kernel has let go of what was deleted; how many there were before."""
         for number in range(passes):
-            if not self.run()[0]:
+            if not self.run()[0] and not self.kernel.lingering:
                 return number
         assert not self.due(), self.due()
         return passes
@@ -199,3 +200,16 @@ def failing(code: int, times: int, which: Callable[[Operation], bool] = lambda _
 def another(config: ForwardingConfig, **changes: object) -> ForwardingConfig:
     """The same settings but for these."""
     return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def one_port(**changes: object) -> EdgeHost:
+    """A host that manages rep0 only, whose application MAC is in place already: nothing is due but rules."""
+    host = EdgeHost()
+    host.config = another(host.config, **{"application_macs": {"rep0": (APPLICATION,)}, **changes})
+    host.kernel.put_row(FdbEntry(host.index("rep0"), APPLICATION, own=False, static=True))
+    return host
+
+
+def shape(operations: Iterable[Operation]) -> list[tuple[str, str]]:
+    """What is done to what."""
+    return [(operation.kind.value, operation.key[0]) for operation in operations]

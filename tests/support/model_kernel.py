@@ -4,6 +4,7 @@
 - a filter that binds an action that does not exist is refused whole (EINVAL);
 - a filter with skip_hw or skip_sw makes the actions that it carries in full, and binds no standalone one without it;
 - a bound action cannot be deleted (EPERM); a standalone one stays when its filters go, another goes with its last;
+- a filter that is gone or replaced keeps its actions bound for a while (`linger`, counted in calls of `age`);
 - an action is replaced in place for all filters that bind it, and keeps its flags, and its cookie where none is given;
 - a device takes its rows, its clsact and its filters with it; a redirect to it leads to nowhere.
 """
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -64,6 +66,9 @@ class ModelKernel:
     fault: Callable[[Operation], int] | None = None
     """Asked before each write: an errno that it fails with, or 0."""
     writes: int = 0
+    linger: int = 0
+    lingering: list[tuple[int, tuple[ActionKey, ...]]] = field(default_factory=list)
+    """Calls of `age` that are left, and what is bound until then."""
 
     # What anybody does to it.
 
@@ -121,6 +126,11 @@ class ModelKernel:
         """`tc filter del`."""
         self._remove(_filter_key(rule))
 
+    def age(self) -> None:
+        """Some time goes by."""
+        self.lingering = [(left - 1, keys) for left, keys in self.lingering]
+        self._let_go()
+
     # What the reconciler does.
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
@@ -144,11 +154,8 @@ class ModelKernel:
 
     def snapshot(self, random: Random | None = None) -> Snapshot:
         """A dump, its rows in any order."""
-        bound: dict[ActionKey, int] = {}
-        for rule in self.filters.values():
-            for action in rule.actions:
-                bound[action.kind, action.index] = bound.get((action.kind, action.index), 0) + 1
-        dumped = {key: replace(action, bound=bound.get(key, 0)) for key, action in self.actions.items()}
+        bound = self._bound()
+        dumped = {key: replace(action, bound=bound[key]) for key, action in self.actions.items()}
         filters = [
             replace(rule, actions=tuple(dumped[a.kind, a.index] for a in rule.actions))
             for rule in self.filters.values()
@@ -250,7 +257,7 @@ class ModelKernel:
     def _delete_action(self, key: ActionKey) -> int:
         if key not in self.actions:
             return errno.ENOENT
-        if any((a.kind, a.index) == key for rule in self.filters.values() for a in rule.actions):
+        if self._bound()[key]:
             return errno.EPERM
         del self.actions[key]
         return 0
@@ -309,14 +316,23 @@ class ModelKernel:
         self._release(self.filters.pop(key, None))
 
     def _release(self, rule: Filter | None) -> None:
+        if rule is not None:
+            self.lingering.append((self.linger, tuple((action.kind, action.index) for action in rule.actions)))
+            if not self.linger:
+                self._let_go()
+
+    def _let_go(self) -> None:
         """Actions that filters made go with the last that binds them."""
-        if rule is None:
-            return
-        bound = {(a.kind, a.index) for other in self.filters.values() for a in other.actions}
-        for action in rule.actions:
-            key = (action.kind, action.index)
-            if key in self.actions and not self.actions[key].standalone and key not in bound:
+        released = {key for left, keys in self.lingering for key in keys if left <= 0}
+        self.lingering = [(left, keys) for left, keys in self.lingering if left > 0]
+        bound = self._bound()
+        for key in released:
+            if key in self.actions and not self.actions[key].standalone and not bound[key]:
                 del self.actions[key]
+
+    def _bound(self) -> Counter[ActionKey]:
+        now = ((action.kind, action.index) for rule in self.filters.values() for action in rule.actions)
+        return Counter([*now, *(key for _, keys in self.lingering for key in keys)])
 
 
 def _shuffled(rows: Iterable[Row], random: Random | None) -> tuple[Row, ...]:

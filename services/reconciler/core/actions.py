@@ -28,7 +28,8 @@ class ActionTable:
     mirred: Action | None = None
     writes: list[Operation] = field(default_factory=list)
     unused: list[Action] = field(default_factory=list)
-    """Ours, standalone, and bound by nothing once all writes before are done."""
+    """Ours, standalone, and bound by nothing. The kernel unbinds the actions of a filter only some time after that is
+    gone (RCU), and refuses to delete them until then: a later pass does."""
 
     def of(self, tunnel: Tunnel) -> tuple[Action, ...]:
         """Actions of a rule, in order."""
@@ -84,7 +85,8 @@ class _Allocation:
             if action.ours
             and action.standalone
             and key not in self._kept
-            and action.bound <= len(self._binders.get(key, ()))
+            and not action.bound
+            and key not in self._binders
         ]
         return self._table
 

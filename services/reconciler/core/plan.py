@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -51,20 +50,16 @@ def plan(snapshot: Snapshot, wanted: Desired) -> tuple[Operation, ...]:
 
 
 def flush(snapshot: Snapshot, pref: int) -> tuple[Operation, ...]:
-    """Deletes of everything of ours: filters, then actions. clsact and static entries stay: others use them."""
+    """Deletes of everything of ours: filters, then actions. clsact and static entries stay: others use them.
+
+    The kernel may refuse the actions at first (EPERM, see `ActionTable.unused`): then again, after another look.
+    """
     own = own_filters(snapshot, pref)
-    binders: dict[tuple[ActionKind, int], int] = defaultdict(int)
-    for rule in own:
-        for action in rule.actions:
-            binders[action.kind, action.index] += 1
     reason = "the reconciler leaves nothing behind"
-    unbound = sorted(
-        (a for a in snapshot.actions if a.ours and a.standalone and a.bound <= binders[a.kind, a.index]),
-        key=lambda action: (action.kind, action.index),
-    )
+    actions = sorted((a for a in snapshot.actions if a.ours and a.standalone), key=lambda a: (a.kind, a.index))
     return (
         *(Operation(OperationKind.DELETE, rule, Phase.STALE, rule, reason) for rule in own),
-        *(Operation(OperationKind.DELETE, action, Phase.UNUSED, action, reason) for action in unbound),
+        *(Operation(OperationKind.DELETE, action, Phase.UNUSED, action, reason) for action in actions),
     )
 
 
