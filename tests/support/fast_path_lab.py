@@ -27,6 +27,13 @@ def run(*command: str, check: bool = True) -> str:
     return done.stdout
 
 
+def overrides_in(netns: str, table: int = 100) -> dict[str, list[str]]:
+    """Devices by destination in a namespace's table of overrides."""
+    text = run("ip", "-n", netns, "-j", "route", "show", "table", str(table), check=False).strip()
+    rows = json.loads(text) if text.endswith("]") else []  # "[" alone: there is no such table yet
+    return {row["dst"]: [hop["dev"] for hop in row.get("nexthops", [row])] for row in rows}
+
+
 class FakeBfdd:
     """Speaks bfdd's control protocol to whoever subscribes: the answer, every session, then each change."""
 
@@ -202,9 +209,7 @@ class HostNamespace:
 
     def overrides(self, table: int = 100) -> dict[str, list[str]]:
         """Devices by destination in our table."""
-        text = self.ip("-j", "route", "show", "table", str(table), check=False).strip()
-        rows = json.loads(text) if text.endswith("]") else []  # "[" alone: there is no such table yet
-        return {row["dst"]: [hop["dev"] for hop in row.get("nexthops", [row])] for row in rows}
+        return overrides_in(self.name, table)
 
     def rules(self) -> list[str]:
         """The lines of our rules."""

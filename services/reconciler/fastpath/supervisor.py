@@ -245,3 +245,4 @@ async def _first_of(*events: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+        await asyncio.wait(waits)

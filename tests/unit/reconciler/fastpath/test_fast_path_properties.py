@@ -161,6 +161,19 @@ class FastPathMachine(RuleBasedStateMachine):
         self.apply(self.core.refused(destination, "no", self.now_s))
         assert destination not in self.tables[0]
 
+    @rule(hops=st.lists(st.sampled_from(list(UPLINKS.values())), min_size=2, max_size=3, unique=True))
+    def all_is_well(self, hops):
+        """As most of the time: everything up, FRR's routes wide, all tables ready."""
+        self.bfdd_is_back()
+        for name in UPLINKS:
+            self.carrier_changes(name, up=True)
+            self.session_changes(name, "up")
+        wide = FrrRoute(tuple(Hop(index, b"gw%d" % index) for index in hops))
+        for destination in HOSTS:
+            self.frr_changes(destination, wide)
+        while self.core.unprepared:
+            self.rows_are_kept_ready(5)
+
     @rule(most=st.integers(1, 5))
     def rows_are_kept_ready(self, most):
         before = dict(self.table)

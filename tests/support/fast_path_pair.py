@@ -1,0 +1,139 @@
+"""A fast path on every host of the dual-ToR lab, in an event loop of their own, and what they have told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from schemas.network import RouteEvent, RouteKind
+from schemas.streams import ROUTE_STREAM
+from services._runtime.app import run_in_process
+from services._runtime.bus import Delivery
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.cli.lab.lab import Lab
+from services.reconciler.fastpath.service import FastPath
+from services.reconciler.fastpath.settings import FastPathSettings
+from tests.support.cgroup_lab import wait_until
+from tests.support.fast_path_lab import overrides_in
+
+KEY = "a key for the lab of this very test run"
+
+
+class HostFastPath:
+    """One host's."""
+
+    def __init__(self, netns: str, vtep: str) -> None:
+        self.netns = netns
+        self.vtep = vtep
+        self.events: list[RouteEvent] = []
+        self.service: FastPath | None = None
+
+    @property
+    def hot_pid(self) -> int:
+        """Of the hot process."""
+        assert self.service is not None
+        assert self.service.supervisor is not None
+        return self.service.supervisor.pids[0]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """As it last reported."""
+        assert self.service is not None
+        return self.service._state
+
+    def ready(self) -> bool:
+        """Whether it sees, and knows its switches."""
+        return (
+            self.service is not None
+            and self.service.not_ready() is None
+            and all(row[2] == "up" and row[3] for row in self.state["uplinks"].values())
+        )
+
+    def overrides(self) -> dict[str, list[str]]:
+        """Devices by destination, in its table."""
+        return overrides_in(self.netns)
+
+    def told(self, kind: RouteKind, cause: str | None = None) -> list[RouteEvent]:
+        """Events so far."""
+        return [event for event in list(self.events) if event.kind is kind and cause in {None, event.cause}]
+
+
+class FastPaths:
+    """All of a lab's; use as a context manager."""
+
+    def __init__(self, lab: Lab, state_directory: Path, **settings: Any) -> None:
+        self.hosts = [HostFastPath(host.netns, host.vtep) for host in lab.topology.hosts]
+        self._lab = lab
+        self._settings = {"state_directory": state_directory, "fabric_key": KEY} | settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._live(),))
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            for made in self.hosts:
+                tasks.create_task(self._live_one(made))
+
+    async def _live_one(self, made: HostFastPath) -> None:
+        broker = MemoryBroker()
+
+        async def take(delivery: Delivery) -> None:
+            assert isinstance(delivery.message, RouteEvent)
+            made.events.append(delivery.message)
+
+        theirs, ours = MemoryBus(broker), MemoryBus(broker)
+        await ours.consume(ROUTE_STREAM, "test", take)
+        values = {"node": made.netns, "netns": made.netns, "vtep": made.vtep, "frr_pathspace": made.netns}
+        settings = FastPathSettings.load({}, uplinks=("p1", "p2"), **values, **self._settings)
+        async with run_in_process(FastPath, settings, theirs) as service:
+            made.service = service
+            await self._stop.wait()
+        for bus in (theirs, ours):
+            await bus.close(1.0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        wait_until(lambda: all(made.ready() for made in self.hosts), within_s=15.0, what="fast paths that see")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def wait_quiet(self, within_s: float = 20.0) -> None:
+        """Until nothing is overridden, both uplinks carry, and new faults would be answered."""
+        self._lab.wait_wide(within_s)
+        wait_until(
+            lambda: all(made.ready() and not made.overrides() for made in self.hosts),
+            within_s=within_s,
+            what="fast paths without overrides",
+        )
+
+    def forget(self) -> None:
+        """Forget what was told."""
+        for made in self.hosts:
+            made.events.clear()
+
+    def wait_told(
+        self, host: int, kind: RouteKind, cause: str, *, count: int = 1, within_s: float = 10.0
+    ) -> list[RouteEvent]:
+        """Wait for so many events of a host, by its number."""
+        made = self.hosts[host - 1]
+        wait_until(
+            lambda: len(made.told(kind, cause)) >= count,
+            within_s=within_s,
+            what=f"{count} {kind} for {cause} of host {host}; there are {[(e.kind, e.cause) for e in made.events]}",
+        )
+        return made.told(kind, cause)
+
+
+def pause_until(deadline_s: float) -> None:
+    """The rhythm of a fault that is part of a test; never to wait for an effect."""
+    time.sleep(max(deadline_s - time.monotonic(), 0.0))
