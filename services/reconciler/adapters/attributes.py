@@ -90,7 +90,16 @@ def each_attribute(data: bytes, start: int = 0, end: int | None = None) -> Itera
     Raises:
         MalformedError: as `attributes`.
     """
-    end = len(data) if end is None else end
+    for kind, (at, until) in spans(data, start, len(data) if end is None else end):
+        yield kind, data[at:until]
+
+
+def spans(data: bytes, start: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Type, and start and end of the payload, of each.
+
+    Raises:
+        MalformedError: as `attributes`.
+    """
     if not 0 <= start <= end <= len(data):
         raise MalformedError(f"attributes from {start} to {end} in {len(data)} bytes")
     unpack = _HEADER.unpack_from
@@ -98,7 +107,7 @@ def each_attribute(data: bytes, start: int = 0, end: int | None = None) -> Itera
         length, kind = unpack(data, start)
         if length < 4 or length > end - start:
             raise MalformedError(f"attribute {kind & _TYPE_MASK} says {length} bytes, {end - start} are left")
-        yield kind & _TYPE_MASK, data[start + 4 : start + length]
+        yield kind & _TYPE_MASK, (start + 4, start + length)
         start += (length + 3) & ~3
     if start < end:
         raise MalformedError(f"{end - start} bytes after the last attribute")

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from services.reconciler.adapters import link_codec, nexthop_codec, route_codec, tc_codec
 from services.reconciler.adapters.attributes import NetlinkError
+from services.reconciler.adapters.framing import FIRST_OWN, framed
 from services.reconciler.adapters.netlink import Ack, Namespace, NetlinkSocket, Request, Subscription
 from services.reconciler.adapters.nexthop_codec import NexthopObject
 from services.reconciler.adapters.route_codec import Hop, KernelRoute
+from services.reconciler.adapters.row_memory import RowMemory
 from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTN_UNICAST, WATCHED
 from services.reconciler.adapters.subscription import RECEIVE_BYTES
-from services.reconciler.adapters.tc_decode import FilterReader, decode_actions, decode_qdisc
+from services.reconciler.adapters.tc_decode import (
+    FilterReader,
+    actions_in,
+    counters_of_action,
+    decode_action,
+    decode_qdisc,
+)
 from services.reconciler.core.operation import Operation, OperationKind
 from services.reconciler.core.state import (
     Action,
@@ -69,7 +77,10 @@ class Kernel:
         self._netns = netns
         self._namespace = Namespace(netns)
         self._socket = NetlinkSocket(netns)
-        self._reader = FilterReader()
+        self._filter_reader = FilterReader()
+        self._fdb = RowMemory(link_codec.decode_fdb, link_codec.ages_of_fdb)
+        self._actions = RowMemory(decode_action, counters_of_action)
+        self._probed: tuple[tuple[Action, ...], frozenset[Action]] = ((), frozenset())
 
     @property
     def port_id(self) -> int:
@@ -124,7 +135,10 @@ class Kernel:
         """
         self._check()
         clsact, ingress = self.hooks()
-        return Probe(frozenset(self.links()), clsact, ingress, frozenset(self.actions()))
+        actions = self.actions()
+        if actions != self._probed[0]:
+            self._probed = (actions, frozenset(actions))  # hashing thousands each second would be the dearest part
+        return Probe(frozenset(self.links()), clsact, ingress, self._probed[1])
 
     def links(self) -> tuple[Link, ...]:
         """Every device."""
@@ -132,8 +146,7 @@ class Kernel:
 
     def fdb(self, *, bridge: int = 0, port: int = 0) -> tuple[FdbEntry, ...]:
         """Forwarding databases: all, those of one bridge's ports, or those of one port."""
-        request = link_codec.dump_fdb(bridge=bridge, port=port)
-        return _present(link_codec.decode_fdb(payload) for payload in self._dump(request))
+        return self._fdb.read(self._rows(link_codec.dump_fdb(bridge=bridge, port=port)))
 
     def neighbours(self) -> tuple[Neighbour, ...]:
         """Neighbour tables of IPv4 and IPv6."""
@@ -168,12 +181,12 @@ class Kernel:
 
     def actions(self) -> tuple[Action, ...]:
         """Actions of the kinds that we know, of the whole namespace."""
-        payloads = (p for kind in ActionKind for p in self._dump(tc_codec.dump_actions(kind)))
-        return tuple(action for payload in payloads for action in decode_actions(payload))
+        payloads = [p for kind in ActionKind for p in self._dump(tc_codec.dump_actions(kind))]
+        return self._actions.read((payload, start, end) for payload in payloads for start, end in actions_in(payload))
 
     def filters(self, ports: Collection[int]) -> tuple[Filter, ...]:
         """Filters on the ingress hooks of these ports."""
-        self._reader.forget_others(ports)
+        self._filter_reader.forget_others(ports)
         return tuple(rule for ifindex in sorted(ports) for rule in self._filters(ifindex))
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
@@ -199,15 +212,24 @@ class Kernel:
         return [refused[index] if index in refused else next(answers) for index in range(len(operations))]
 
     def _filters(self, ifindex: int) -> tuple[Filter, ...]:
-        return self._reader.read(ifindex, self._socket.dump_datagrams(tc_codec.dump_filters(ifindex)))
+        return self._filter_reader.read(ifindex, self._socket.dump_datagrams(tc_codec.dump_filters(ifindex)))
 
     def _dump(self, request: Request) -> list[bytes]:
+        """Payloads of the messages of a dump."""
+        return [data[start:end] for data, start, end in self._rows(request)]
+
+    def _rows(self, request: Request) -> Iterator[tuple[bytes, int, int]]:
+        """The same in place: datagram, start and end."""
         try:
-            return [message.payload for message in self._socket.dump(request)]
+            datagrams = self._socket.dump_datagrams(request)
         except OSError as error:
             if error.errno in _NO_TABLE:
-                return []
+                return
             raise
+        for data in datagrams:
+            for kind, _, _, _, start, end in framed(data):
+                if kind >= FIRST_OWN:
+                    yield data, start, end
 
     def _check(self) -> None:
         if not self._namespace.present():

@@ -16,11 +16,13 @@ from services.reconciler.adapters.attributes import (
     mac_text,
     network_number,
     number,
+    spans,
     string,
     u16,
     u32,
 )
 from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, REPLACE, Request
+from services.reconciler.adapters.row_memory import Varying
 from services.reconciler.adapters.rtnetlink import (
     AF_BRIDGE,
     AF_INET,
@@ -40,7 +42,8 @@ from services.reconciler.core.state import FdbEntry, Link, Neighbour, Vxlan
 
 _IFINFO: Final = struct.Struct("=BxHiII")
 _NDMSG: Final = struct.Struct("=BxxxiHBB")
-_NDA_DST, _NDA_LLADDR, _NDA_VLAN, _NDA_PORT, _NDA_VNI, _NDA_IFINDEX, _NDA_MASTER, _NDA_NH_ID = 1, 2, 5, 6, 7, 8, 9, 13
+_NDA_DST, _NDA_LLADDR, _NDA_CACHEINFO, _NDA_VLAN, _NDA_PORT, _NDA_VNI = 1, 2, 3, 5, 6, 7
+_NDA_IFINDEX, _NDA_MASTER, _NDA_NH_ID = 8, 9, 13
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_EXT_MASK = 1, 3, 4, 10, 18, 29
 _INFO_KIND, _INFO_DATA = 1, 2
 _VXLAN_ID, _VXLAN_LOCAL, _VXLAN_PORT, _VXLAN_LOCAL6, _VXLAN_EXTERNAL = 1, 4, 15, 17, 25
@@ -122,6 +125,12 @@ def decode_fdb(payload: bytes) -> FdbEntry | None:
         vni=number(found[_NDA_VNI]) if own and _NDA_VNI in found else 0,
         port=network_number(found[_NDA_PORT], 2) if own and _NDA_PORT in found else 0,
     )
+
+
+def ages_of_fdb(payload: bytes) -> list[Varying]:
+    """Where a row holds how long ago it was used (NDA_CACHEINFO)."""
+    found = spans(payload, _NDMSG.size, len(payload))
+    return [Varying(start - 4, end) for kind, (start, end) in found if kind == _NDA_CACHEINFO]
 
 
 def add_fdb(entry: FdbEntry, *, replace: bool = False) -> Request:

@@ -22,9 +22,11 @@ from services.reconciler.adapters.attributes import (
     mac_text,
     network_number,
     number,
+    spans,
     string,
 )
 from services.reconciler.adapters.framing import framed
+from services.reconciler.adapters.row_memory import Varying
 from services.reconciler.adapters.rtnetlink import Rtm
 from services.reconciler.core.state import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Filter, Tunnel
 
@@ -33,6 +35,7 @@ _MIRRED_PARMS: Final = struct.Struct("=IIiiiiI")
 _TUNNEL_PARMS: Final = struct.Struct("=IIiiii")
 _PIPE, _STOLEN, _SET, _EGRESS_REDIRECT = 3, 4, 1, 1
 _TIMES, _PADDING = 1, 8
+"""Of tunnel_key and of mirred alike."""
 _PLAIN_TUNNEL: Final = frozenset(
     {
         *(_TIMES, tc.PARMS, _PADDING, tc.KEY_IPV4_SRC, tc.KEY_IPV4_DST, tc.KEY_IPV6_SRC, tc.KEY_IPV6_DST),
@@ -58,18 +61,41 @@ def decode_qdisc(payload: bytes) -> tuple[int, str]:
     return int(tc.TCMSG.unpack_from(payload)[1]), string(kind)
 
 
-def decode_actions(payload: bytes) -> Iterator[Action]:
-    """Those of kinds that we know, from RTM_NEWACTION, RTM_DELACTION or a dump of actions.
+def actions_in(payload: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of each entry, in RTM_NEWACTION, RTM_DELACTION or a dump of actions.
 
     Raises:
         MalformedError: nonsense.
     """
     if len(payload) < tc.TCAMSG.size:
         raise MalformedError(f"actions of {len(payload)} bytes")
-    for _, entry in each_attribute(attributes(payload, tc.TCAMSG.size).get(tc.ACT_TABLE, b"")):
-        action = decode_action(entry)
+    for kind, (start, end) in spans(payload, tc.TCAMSG.size, len(payload)):
+        if kind == tc.ACT_TABLE:
+            yield from (span for _, span in spans(payload, start, end))
+
+
+def decode_actions(payload: bytes) -> Iterator[Action]:
+    """Those of kinds that we know, from RTM_NEWACTION, RTM_DELACTION or a dump of actions.
+
+    Raises:
+        MalformedError: nonsense.
+    """
+    for start, end in actions_in(payload):
+        action = decode_action(payload[start:end])
         if action is not None:
             yield action
+
+
+def counters_of_action(entry: bytes) -> list[Varying]:
+    """Where an entry holds counters and ages: TCA_ACT_STATS, and the times among its options."""
+    found: list[Varying] = []
+    for kind, (start, end) in spans(entry, 0, len(entry)):
+        if kind == tc.ACT_STATS:
+            found.append(Varying(start - 4, end))
+        elif kind == tc.ACT_OPTIONS:
+            options = spans(entry, start, end)
+            found += [Varying(at - 4, until) for option, (at, until) in options if option == _TIMES]
+    return found
 
 
 def decode_action(entry: bytes) -> Action | None:
@@ -154,6 +180,8 @@ class _Port(NamedTuple):
     """By all bytes before the actions."""
     tables: dict[tuple[Action, ...], tuple[Action, ...]]
     """One object for equal actions."""
+    actions_at: dict[int, int]
+    """Where actions started in the last message of that length: a guess, that is checked."""
 
 
 class FilterReader:
@@ -172,7 +200,7 @@ class FilterReader:
         Raises:
             MalformedError: nonsense.
         """
-        reading = _Reading(self._ports.get(ifindex, _Port({}, {})))
+        reading = _Reading(self._ports.get(ifindex, _Port({}, {}, {})))
         rules = [
             rule
             for data in datagrams
@@ -188,13 +216,11 @@ class _Reading:
 
     def __init__(self, before: _Port) -> None:
         self._before = before
-        self.now = _Port({}, {})
-        self._actions_at: dict[int, int] = {}
-        """Where actions started in the last message of that length: a guess, checked below."""
+        self.now = _Port({}, {}, before.actions_at)
         self._decoded: dict[bytes, tuple[tuple[Action, ...], bool]] = {}
 
     def read(self, data: bytes, start: int, end: int) -> Filter | None:
-        at = start + self._actions_at.get(end - start, 0)
+        at = start + self.now.actions_at.get(end - start, 0)
         key = data[start:at]
         known = self._before.rows.get(key) if key else None
         if known is None or not _actions_follow(data, at, start + known.head.options_end, end):
@@ -203,7 +229,7 @@ class _Reading:
             if head.rule is None or not head.actions_last:
                 return decode_filter(payload)
             at = head.actions[0] - 4
-            self._actions_at[end - start] = at
+            self.now.actions_at[end - start] = at
             key, known, at = payload[:at], _Known(head, head.rule), start + at
         actions, foreign = self._table(data[at + 4 : start + known.head.options_end])
         if known.rule.actions is not actions or known.rule.foreign_actions != foreign:
@@ -269,18 +295,18 @@ def _read_head(payload: bytes) -> _Head:
     if len(payload) < tc.TCMSG.size:
         raise MalformedError(f"a filter of {len(payload)} bytes")
     _, ifindex, handle, _, information = tc.TCMSG.unpack_from(payload)
-    spans = dict(_spans(payload, tc.TCMSG.size, len(payload)))
-    kind = string(payload[slice(*spans.get(tc.TCA_KIND, (0, 0)))])
-    options_at, options_end = spans.get(tc.TCA_OPTIONS, (0, 0))
+    found = dict(spans(payload, tc.TCMSG.size, len(payload)))
+    kind = string(payload[slice(*found.get(tc.TCA_KIND, (0, 0)))])
+    options_at, options_end = found.get(tc.TCA_OPTIONS, (0, 0))
     if not handle or (kind == "u32" and not handle & _U32_HASH_TABLE):
         return _Head(None, (0, 0), 0)
-    chain = number(payload[slice(*spans[tc.TCA_CHAIN])]) if tc.TCA_CHAIN in spans else 0
+    chain = number(payload[slice(*found[tc.TCA_CHAIN])]) if tc.TCA_CHAIN in found else 0
     what = (ifindex, information >> 16, handle, kind)
     protocol = socket.ntohs(information & 0xFFFF)
     if kind != "flower":
         # What hangs on others is not ours to know.
         return _Head(Filter(*what, foreign_actions=True, chain=chain, protocol=protocol), (0, 0), options_end)
-    options = dict(_spans(payload, options_at, options_end))
+    options = dict(spans(payload, options_at, options_end))
     flags = number(payload[slice(*options[tc.FLOWER_FLAGS])]) if tc.FLOWER_FLAGS in options else 0
     mask = payload[slice(*options.get(tc.FLOWER_ETH_DST_MASK, (0, 0)))]
     exact = _PLAIN_FLOWER.issuperset(options) and mask == b"\xff" * 6 and tc.FLOWER_ETH_DST in options
@@ -294,15 +320,3 @@ def _read_head(payload: bytes) -> _Head:
         in_hw=bool(flags & tc.IN_HW) if flags & (tc.IN_HW | tc.NOT_IN_HW) else None,
     )
     return _Head(rule, options.get(tc.FLOWER_ACT, (0, 0)), options_end)
-
-
-def _spans(data: bytes, start: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Type, and start and end of the payload, of each attribute."""
-    while end - start >= 4:
-        length, kind = _ATTRIBUTE.unpack_from(data, start)
-        if length < 4 or length > end - start:
-            raise MalformedError(f"attribute {kind} says {length} bytes, {end - start} are left")
-        yield kind & 0x3FFF, (start + 4, start + length)
-        start += (length + 3) & ~3
-    if start < end:
-        raise MalformedError(f"{end - start} bytes after the last attribute")

@@ -126,7 +126,7 @@ def test_a_filter_comes_back(rule: Filter) -> None:
     assert {(a.tunnel, a.redirect_to, a.cookie) for a in bare.actions} <= {(None, 0, b"")}
 
 
-@given(st.lists(RULES, max_size=6), st.lists(RULES, max_size=3), st.randoms())
+@given(st.lists(RULES, max_size=4), st.lists(RULES, max_size=2), st.randoms())
 def test_reading_with_a_memory_is_reading(first: list[Filter], news: list[Filter], random) -> None:
     """Some stay, some change their actions only, some go, some come: each dump is read as if it were the first."""
     second = [replace(rule, actions=rule.actions[::-1]) if random.random() < 0.3 else rule for rule in first + news]
