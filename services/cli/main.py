@@ -8,7 +8,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from services.cli import apply, apps, delete, doctor, exec, explain, fabric_command, tap, top, up  # noqa: A004 - the command's name
+from services.cli import (
+    apply,
+    apps,
+    delete,
+    doctor,
+    exec,  # noqa: A004 - the command's name
+    explain,
+    fabric_command,
+    network,
+    tap,
+    top,
+    up,
+)
 from services.cli.failure import CommandError
 from services.cli.lab.command import lab_app
 from services.cli.output import discard_stdout, print_error, stdout_console
@@ -69,6 +81,8 @@ app.command("exec", epilog=exec.EXAMPLES, context_settings={"allow_interspersed_
 app.command("apps", epilog=apps.EXAMPLES)(apps.apps_command)
 app.command("top", epilog=top.EXAMPLES)(top.top_command)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain_command)
+app.command("rules", epilog=network.RULES_EXAMPLES)(network.rules_command)
+app.command("paths", epilog=network.PATHS_EXAMPLES)(network.paths_command)
 app.command("tap", epilog=tap.EXAMPLES)(tap.tap_command)
 app.add_typer(fabric_command.app, name="fabric")
 app.add_typer(lab_app, name="lab")

@@ -29,6 +29,12 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
     sys.stdout.flush()
 
 
+def print_line(text: str) -> None:
+    """Write one line to stdout, at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def print_note(message: str) -> None:
     """Tell the user something on stderr."""
     stderr_console().print(escape(message))

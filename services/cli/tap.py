@@ -15,7 +15,8 @@ from schemas.subjects import SubjectError, wildcard
 from services._runtime.bus_options import BusOptions
 from services._runtime.nats_tap import tap
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
-from services.cli.output import print_json
+from services.cli.network_lines import network_line
+from services.cli.output import print_json, print_line
 
 MAX_WAITING: Final = 10_000
 """Messages between the bus and a slow reader; the newest beyond are dropped, and the tap says how many."""
@@ -27,6 +28,8 @@ Examples:
   turnbuckle tap 'evt.oom.>' | jq '{kind, cause, container, usage_bytes, limit_after_bytes, latency_us, reason}'
 
   turnbuckle tap 'obs.>' --for 5 | jq .rows
+
+  turnbuckle tap 'evt.route.>' --text
 """
 
 
@@ -36,6 +39,9 @@ def tap_command(  # noqa: PLR0913 - a command's options are its parameters
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")] = None,
     seconds: Annotated[float | None, typer.Option("--for", min=0, help="Stop after so many seconds.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Show payloads in base64 instead of decoding them.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="A line for people instead of JSON, where there is one (evt.route, evt.tc).")
+    ] = False,
     absolute: Annotated[bool, typer.Option("--absolute", help="Take SUBJECT as it stands, outside the root.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines: what tap prints anyway.")] = True,
     server: ServerOption = None,
@@ -44,7 +50,7 @@ def tap_command(  # noqa: PLR0913 - a command's options are its parameters
     """Print every message of SUBJECT as one line of JSON. Ends cleanly on Ctrl-C and when the reader goes away."""
     del as_json
     options = find_server(server, context)
-    asyncio.run(_Tap(options, raw=raw).run(_pattern(options, subject, absolute=absolute), count, seconds))
+    asyncio.run(_Tap(options, raw=raw, text=text).run(_pattern(options, subject, absolute=absolute), count, seconds))
 
 
 def _pattern(options: BusOptions, subject: str, *, absolute: bool) -> str:
@@ -69,13 +75,22 @@ def describe(subject: str, data: bytes, *, raw: bool) -> dict[str, Any]:
         return head | {"undecodable": str(error), "size_bytes": len(data)}
 
 
+def sentence(data: bytes) -> str | None:
+    """A message as a line for people; None: there is none for its type, or it cannot be decoded."""
+    try:
+        return network_line(decode(data)) if data else None
+    except CodecError:
+        return None
+
+
 class _Tap:
     """Between the bus, which must not wait, and stdout, which may."""
 
-    def __init__(self, options: BusOptions, *, raw: bool) -> None:
+    def __init__(self, options: BusOptions, *, raw: bool, text: bool = False) -> None:
         # No stream or bucket is needed to listen, so none is made, and a server without JetStream will do.
         self._options = dataclasses.replace(options, streams=(), buckets=())
         self._raw = raw
+        self._text = text
         self._waiting: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue()
         self._dropped = 0
 
@@ -101,5 +116,8 @@ class _Tap:
             if self._dropped:
                 print_json({"dropped": self._dropped}, indent=None)
                 self._dropped = 0
-            print_json(describe(*item, raw=self._raw), indent=None)
+            if self._text and (line := sentence(item[1])) is not None:
+                print_line(line)
+            else:
+                print_json(describe(*item, raw=self._raw), indent=None)
             printed += 1

@@ -88,6 +88,7 @@ class Loop:
     async def run(self) -> None:
         """For ever; cancel to stop."""
         try:
+            self._timers.started(self._clock.monotonic())
             self.trigger("start")
             while True:
                 burst = await self._due()

@@ -65,6 +65,10 @@ class Timers:
     retry_s: float | None = None
     _backoff_s: float = FIRST_BACKOFF_S
 
+    def started(self, now_s: float) -> None:
+        """The first look is due by itself."""
+        self.look_s = self.probe_s = now_s + self.timer_s
+
     def looked(self, now_s: float, cost_s: float, *, failed: bool) -> None:
         """Everything was looked at, which has cost so much processor time; or it failed and is due again."""
         self.look_s = now_s + self._wait_s(cost_s)
