@@ -16,6 +16,8 @@ from services.cli.lab.topology import Bfd, LabSettings
 
 PACE_S: Final = 4.0
 """At least so long from fault to fault: a fast path that acts more than three times in 10 s is damped."""
+SEEN_DOWN_S: Final = 3.0
+"""How long a fault lasts that everybody sees."""
 _NS_PER_MS: Final = 1e6
 _SLACK_NS: Final = 10_000_000
 
@@ -52,6 +54,8 @@ class FaultCase:
 
     name: str
     turns: tuple[tuple[Callable[[int], Fault], Aim], ...]
+    silent: bool = True
+    """Nobody sees a carrier change: found by timers only."""
 
 
 FAULTS: Final = {
@@ -75,6 +79,7 @@ FAULTS: Final = {
             (lambda switch: Fault.link_down(1, switch), Aim.OUT),
             (lambda switch: Fault.link_down(1, switch), Aim.IN),
         ),
+        silent=False,
     ),
 }
 
@@ -164,7 +169,8 @@ def measure_setup(
 def _measure(meter: OutageMeter, setup: Setup, case: FaultCase, turn: int, events: list[RouteEvent]) -> FaultRun:
     fault_at, aim = case.turns[turn % len(case.turns)]
     settle_s = 2.5 if setup.bfd is None else 0.8
-    measured = meter.measure(fault_at, aim, down_s=setup.down_s, settle_s=settle_s)
+    down_s = setup.down_s if case.silent else min(setup.down_s, SEEN_DOWN_S)
+    measured = meter.measure(fault_at, aim, down_s=down_s, settle_s=settle_s)
     told = _told(events, measured) if setup.fast_path else []
     bystanders = [outage.outage_ms for outage in measured.outages if not outage.hit]
     return FaultRun(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from services._runtime.kernel_support import CannotTryError, missing_features
 from services._runtime.netns import NETNS_DIRECTORY
 from services.cli.fabric.places import Places
 from services.cli.failure import CommandError, UnavailableError
@@ -30,6 +31,8 @@ def begin(settings: LabSettings, progress: Progress) -> LabRecord:
         )
     if (reason := frr_daemons.missing()) is not None:
         raise UnavailableError(reason)
+    if settings.reconciler:
+        _check_kernel()
     if taken := [name for name in DualTor.of(settings).namespaces if record.inode_of(name) is not None]:
         raise CommandError(f"namespaces that are not ours have its names: {', '.join(taken)}; choose another --prefix")
     realtime = settings.realtime and frr_daemons.realtime_permitted()
@@ -38,6 +41,16 @@ def begin(settings: LabSettings, progress: Progress) -> LabRecord:
     held = LabRecord(settings=settings, realtime=realtime)
     record.save(held)
     return held
+
+
+def _check_kernel() -> None:
+    try:
+        missing = missing_features()
+    except CannotTryError as error:
+        raise UnavailableError(str(error)) from error
+    if missing:
+        names = ", ".join(f"{feature.name} ({feature.option})" for feature in missing)
+        raise UnavailableError(f"a reconciler has nothing to do here: this kernel lacks {names}; see make vm-shell")
 
 
 def build(topology: DualTor, held: LabRecord, progress: Progress) -> None:

@@ -161,6 +161,10 @@ def status_command(topology: TopologyArgument, *, prefix: PrefixOption = "tb", a
         console.print(f"  {path['from']}->{path['to']}  [{colour}]{' '.join(path['uplinks']) or 'no route'}[/]")
     for netns, daemons in status["daemons"].items():
         console.print(f"  {netns}  {' '.join(daemons) or '[red]no daemon runs[/]'}")
+    for name, lives in status["companions"].items():
+        console.print(f"  {name}  {'[green]runs[/]' if lives else '[red]has ended[/]'}")
+    if status["deaf"]:
+        console.print(f"[red]no packet gets through:[/] {', '.join(status['deaf'])}")
     console.print("faults: " + (", ".join(status["faults"]) or "none"))
 
 

@@ -102,14 +102,7 @@ def start(nodes: Iterable[FrrNode]) -> None:
 
 def running(netns: str) -> dict[str, int]:
     """Daemon -> pid, of those that live."""
-    found = {}
-    for daemon in DAEMONS:
-        with suppress(OSError, ValueError):
-            pid = int((RUNTIME / netns / f"{daemon}.pid").read_text(encoding="ascii"))
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if arguments[0].endswith(daemon.encode()) and netns.encode() in arguments:
-                found[daemon] = pid
-    return found
+    return {daemon: pid for (_, daemon), pid in _living([netns]).items()}
 
 
 def stop(namespaces: Iterable[str], *, at_once: bool = False) -> None:
@@ -118,12 +111,30 @@ def stop(namespaces: Iterable[str], *, at_once: bool = False) -> None:
     Raises:
         CommandError: one does not end.
     """
-    pids = {pid: f"{daemon} of {netns}" for netns in namespaces for daemon, pid in running(netns).items()}
+    pids = {pid: f"{daemon} of {netns}" for (netns, daemon), pid in _living(namespaces).items()}
     _signal(pids, signal.SIGKILL if at_once else signal.SIGTERM)
     left = _wait_for_end(pids, _STOP_WITHIN_S)
     _signal(left, signal.SIGKILL)
     if left := _wait_for_end(left, _STOP_WITHIN_S):
         raise CommandError(f"does not end: {', '.join(left.values())}")
+
+
+def _living(namespaces: Iterable[str]) -> dict[tuple[str, str], int]:
+    """(Pathspace, daemon) -> pid. By command line: one that is just starting has no pid file yet."""
+    wanted = set(namespaces)
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            path, daemon = words[0].rpartition("/")[::2]
+            if path != str(BINARIES) or daemon not in DAEMONS or "-N" not in words[:-1]:
+                continue
+            pathspace = words[words.index("-N") + 1]
+            if pathspace in wanted:
+                found[pathspace, daemon] = int(entry.name)
+    return found
 
 
 def remove_directories(netns: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.failure import ExitCode
-from services.cli.lab import record
+from services.cli.lab import frr_daemons, record
 from services.cli.main import app
 
 runner = CliRunner()
@@ -67,3 +67,23 @@ def test_a_record_that_cannot_be_read_is_named() -> None:
 
     assert result.exit_code == ExitCode.FAILED
     assert str(directory / "lab.json") in result.stderr.replace("\n", "")
+
+
+def test_without_rights_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    result = runner.invoke(app, ["lab", "up", "dual-tor"])
+
+    assert result.exit_code == ExitCode.FAILED
+    assert "sudo turnbuckle lab" in result.stderr
+
+
+def test_without_frr_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(frr_daemons, "BINARIES", tmp_path)
+
+    result = runner.invoke(app, ["lab", "up", "dual-tor"])
+
+    assert result.exit_code == ExitCode.UNAVAILABLE
+    assert "apt-get install frr" in result.stderr
+    assert record.prefixes() == []
