@@ -168,7 +168,7 @@ def _port(host: HostFile, port: Port, mtu: int) -> list[Resource]:
             LinkAttribute(netns=host.netns, device=port.name, attribute=attribute, value=value, parent=parent)
             for attribute, value in wanted.items()
         ),
-        StaticEntry(netns=host.netns, device=port.name, mac=port.mac, bridge=host.bridge, parent=parent),
+        StaticEntry(netns=host.netns, device=port.name, mac=port.mac, parent=parent),
         *_application(port, parent, mtu),
     ]
 

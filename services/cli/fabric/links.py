@@ -17,6 +17,8 @@ _ADDRESS_MODES: Final = {"eui64": 0, "none": 1, "stable_secret": 2, "random": 3}
 _IFF_UP: Final = 1
 _NUD_NOARP: Final = 0x40
 """A static row of a bridge's table."""
+_NTF_MASTER: Final = 0x04
+"""The bridge's table, not the port's own."""
 _SWITCHES: Final = {"on": 1, "off": 0}
 
 
@@ -281,18 +283,18 @@ class Links:
         """Whether the bridge holds this MAC on this port and will not forget it."""
         return any(entry[:3] == (name, mac, True) for entry in self.entries())
 
-    def add_static_entry(self, name: str, mac: str, bridge: str) -> None:
+    def add_static_entry(self, name: str, mac: str) -> None:
         """Enter a MAC; one that was learned becomes static.
 
         Raises:
             OSError: the kernel refuses, or there is no such device.
         """
-        self._route.fdb("replace", ifindex=self._index(name), lladdr=mac, master=self._index(bridge), state=_NUD_NOARP)
+        self._route.fdb("replace", ifindex=self._index(name), lladdr=mac, flags=_NTF_MASTER, state=_NUD_NOARP)
 
-    def delete_static_entry(self, name: str, mac: str, bridge: str) -> None:
+    def delete_static_entry(self, name: str, mac: str) -> None:
         """Remove a MAC, if it is there."""
         if self.has_static_entry(name, mac):
-            self._route.fdb("del", ifindex=self._index(name), lladdr=mac, master=self._index(bridge))
+            self._route.fdb("del", ifindex=self._index(name), lladdr=mac, flags=_NTF_MASTER)
 
 
 def _ip_of(row: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -36,15 +37,29 @@ from services.cli.fabric.sriov import Feature, MovedFunction, Representor, Switc
 SYSCTL_ROOT: Final = Path("/proc/sys")
 
 
+def running_loop() -> bool:
+    """Whether the calling thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class Machine:
-    """Sockets are opened when first needed, one per network namespace. Use it as a context manager."""
+    """Sockets are opened when first needed, one per network namespace.
+
+    Use it as a context manager, in a thread that runs no event loop.
+    """
 
     def __init__(self, nics: Nics) -> None:
         self.nics = nics
         self._links: dict[str | None, Links] = {}
 
     def __enter__(self) -> Self:
-        """Nothing to do."""
+        """See that pyroute2, which runs a loop for each request, can do so here."""
+        if running_loop():
+            raise RuntimeError("not in a thread that runs an event loop: await asyncio.to_thread(...)")
         return self
 
     def __exit__(
@@ -207,7 +222,7 @@ class Machine:
 
     @write.register
     def _write_entry(self, resource: StaticEntry) -> None:
-        self.links(resource.netns).add_static_entry(resource.device, resource.mac, resource.bridge)
+        self.links(resource.netns).add_static_entry(resource.device, resource.mac)
 
     @write.register
     def _write_sysctl(self, resource: Sysctl) -> None:
@@ -289,8 +304,7 @@ class Machine:
 
     @remove.register
     def _remove_entry(self, resource: StaticEntry) -> None:
-        mac, bridge = resource.mac, resource.bridge
-        self._if_there(resource.netns, lambda links: links.delete_static_entry(resource.device, mac, bridge))
+        self._if_there(resource.netns, lambda links: links.delete_static_entry(resource.device, resource.mac))
 
     @remove.register
     def _remove_directory(self, resource: Directory) -> None:

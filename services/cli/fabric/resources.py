@@ -221,7 +221,6 @@ class StaticEntry(Resource):
     netns: str | None
     device: str
     mac: str
-    bridge: str = ""
 
     @property
     def key(self) -> str:
