@@ -1,8 +1,8 @@
 """Reads rows of dumps that are mostly as they were, without taking each apart again.
 
 A row's bytes, without what varies and means nothing here (ages, counters), are looked up among those of the last dump:
-equal bytes mean the same, and the very same object is returned. Where the varying parts stand is known from the last
-row of the same length, and checked by the headers found there; whatever does not fit is decoded.
+equal bytes mean the same, and the very same object is returned. Where the varying parts stand is known from rows of
+the same length, and checked by the headers found there; whatever does not fit is decoded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
 _HEADER_BYTES: Final = 4
+_SHAPES: Final = 4
+"""Kept for each length; rows of further ones are decoded each time."""
 
 
 class Varying(NamedTuple):
@@ -49,8 +51,8 @@ class RowMemory(Generic[Value]):
         """
         self._decode = decode
         self._varying = varying
-        self._before: dict[int, _Shape[Value]] = {}
-        self._now: dict[int, _Shape[Value]] = {}
+        self._before: dict[int, list[_Shape[Value]]] = {}
+        self._now: dict[int, list[_Shape[Value]]] = {}
 
     def read(self, rows: Iterable[tuple[bytes, int, int]]) -> tuple[Value, ...]:
         """A dump: rows in larger pieces of data, each with its start and end. Those not in it are forgotten.
@@ -62,14 +64,14 @@ class RowMemory(Generic[Value]):
         before = self._before.get
         found: list[Value] = []
         for data, start, end in rows:
-            shape = before(end - start)
-            if shape is not None:
+            for shape in before(end - start, ()):
                 key = _without(data, start, end, shape.cuts)
-                if key is not None and (known := shape.rows.get(key)) is not None:
-                    self._remember(end - start, shape.cuts, key, known)
-                    found.append(known)
-                    continue
-            value = self._anew(data[start:end])
+                value = shape.rows.get(key) if key is not None else None
+                if key is not None and value is not None:
+                    self._remember(end - start, shape.cuts, key, value)
+                    break
+            else:
+                value = self._anew(data[start:end])
             if value is not None:
                 found.append(value)
         return tuple(found)
@@ -84,12 +86,13 @@ class RowMemory(Generic[Value]):
         return value
 
     def _remember(self, length: int, cuts: tuple[_Cut, ...], key: bytes, value: Value) -> None:
-        """Only what has the shape of the first of its length: others are decoded each time."""
-        shape = self._now.get(length)
-        if shape is None:
-            shape = self._now[length] = _Shape(cuts, {})
-        if shape.cuts is cuts or shape.cuts == cuts:
-            shape.rows[key] = value
+        shapes = self._now.setdefault(length, [])
+        for shape in shapes:
+            if shape.cuts is cuts or shape.cuts == cuts:
+                shape.rows[key] = value
+                return
+        if len(shapes) < _SHAPES:
+            shapes.append(_Shape(cuts, {key: value}))
 
 
 def _without(data: bytes, start: int, end: int, cuts: tuple[_Cut, ...]) -> bytes | None:
