@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.reconciler.adapters.attributes import MalformedError, attribute, u16
@@ -76,6 +76,7 @@ def test_golden_bytes_of_a_static_entry() -> None:
     assert add_fdb(entry) == (28, 0x600, header + attribute(2, bytes.fromhex("020000000001")))
 
 
+@settings(max_examples=50)
 @given(st.lists(ENTRIES, max_size=5), st.lists(ENTRIES, max_size=3), st.randoms())
 def test_each_dump_is_read_as_if_it_were_the_first(first: list[FdbEntry], news: list[FdbEntry], random) -> None:
     memory = RowMemory(decode_fdb, ages_of_fdb)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.reconciler.adapters import tc_codec as tc
@@ -126,6 +126,7 @@ def test_a_filter_comes_back(rule: Filter) -> None:
     assert {(a.tunnel, a.redirect_to, a.cookie) for a in bare.actions} <= {(None, 0, b"")}
 
 
+@settings(max_examples=50)
 @given(st.lists(RULES, max_size=4), st.lists(RULES, max_size=2), st.randoms())
 def test_reading_with_a_memory_is_reading(first: list[Filter], news: list[Filter], random) -> None:
     """Some stay, some change their actions only, some go, some come: each dump is read as if it were the first."""
