@@ -26,8 +26,8 @@ class TimeSpent:
         initialisation: from the first start of the ranks to their first iteration; no restart's fault.
         training: iterations done for the first time, with their evaluations and checkpoints.
         detection: from the last iteration of an attempt until its loss was noticed and its ranks were dead.
-        waiting: attempts that never came to an iteration, as the fault was still there.
-        restart: from the start of the ranks to their first iteration, in later attempts.
+        waiting: for the other ranks, in later attempts, and attempts that never came to an iteration: the fault lasts.
+        restart: the rest of the time from the start of the ranks to their first iteration, in later attempts.
         recomputation: iterations that a lost attempt had done already.
     """
 
@@ -57,12 +57,20 @@ def time_spent(run: JobRun) -> TimeSpent:
             parts["waiting"] += end - attempt.started
             continue
         before = iterations[0]["t"] - iterations[0]["ms"] / 1e3
-        parts["restart" if most_done else "initialisation"] += before - attempt.started
+        waited = _rendezvous_s(run, number) if most_done else 0.0
+        parts["waiting"] += waited
+        parts["restart" if most_done else "initialisation"] += before - attempt.started - waited
         for line in iterations:
             parts["training" if line["done"] > most_done else "recomputation"] += line["t"] - before
             before, most_done = line["t"], max(most_done, line["done"])
         parts["training" if last and run.finished else "detection"] += end - before
     return TimeSpent(**parts)
+
+
+def _rendezvous_s(run: JobRun, attempt: int) -> float:
+    """How long rank 0 waited for the others."""
+    at = {line["event"]: line["t"] for line in run.events if line["attempt"] == attempt}
+    return float(at["joined"] - at["imported"])
 
 
 def noticed_after_s(run: JobRun) -> tuple[float, ...]:
