@@ -342,5 +342,5 @@ class Edge(RuleBasedStateMachine):
         return self.host.config.offload.action_flags
 
 
-Edge.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Edge.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestEdge = Edge.TestCase
