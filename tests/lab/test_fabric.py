@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -15,7 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._runtime.netns import inside
+from services._runtime.netns import inside, socket_in
 from services.cli.fabric.apply import ApplyError, down, up
 from services.cli.fabric.check import check
 from services.cli.fabric.host_file import parse_host_file
@@ -70,6 +73,42 @@ def test_daemons_run_with_their_priorities_and_without_a_tcp_terminal(lab):
         ["nsenter", f"--net=/run/netns/{lab.host(1)}", "ss", "-Htln"], capture_output=True, text=True, check=True
     ).stdout
     assert [line.split()[3].rpartition(":")[2] for line in ports.splitlines()] in (["179"], ["179", "179"])
+
+
+def test_the_encapsulation_device_only_sends(lab):
+    """A packet that somebody sends to its UDP port does not reach this host's own sockets."""
+    for number in (1, 2):
+        up(lab.file(number), places=lab.places)
+    lab.exchange(100)
+    mac = json.loads(ip("-n", lab.host(1), "-j", "link", "show", "vxenc0"))[0]["address"]
+    udp = struct.pack("!HHHH", 9, 9, 8 + 4, 0) + b"evil"
+    addresses = socket.inet_aton("10.255.0.2") + socket.inet_aton("10.255.0.1")
+    head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(udp), 0, 0, 64, socket.IPPROTO_UDP, 0)
+    sum_ = sum(struct.unpack("!10H", head + addresses))
+    head = head[:10] + struct.pack("!H", ~(sum_ + (sum_ >> 16)) & 0xFFFF)
+    frame = bytes.fromhex(mac.replace(":", "")) + bytes.fromhex("020000000002") + b"\x08\x00" + head + addresses + udp
+    packet = struct.pack("!II", 0x08 << 24, 7 << 8) + frame
+
+    with (
+        socket_in(lab.host(1), socket.AF_INET, socket.SOCK_DGRAM) as inside_host,
+        socket_in(lab.host(2), socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        inside_host.bind(("10.255.0.1", 9))
+        inside_host.settimeout(0.5)
+
+        def arrives():
+            sender.sendto(packet, ("10.255.0.1", 4790))
+            try:
+                return inside_host.recv(100) == b"evil"
+            except TimeoutError:
+                return False
+
+        assert not arrives()
+        # With the door open it does arrive: the packet is right, and the test can fail.
+        for name in ("all", "vxenc0"):
+            with inside(lab.host(1)):
+                Path(f"/proc/sys/net/ipv4/conf/{name}/rp_filter").write_text("0")
+        assert arrives()
 
 
 def test_check_names_what_differs_and_up_mends_it(lab):

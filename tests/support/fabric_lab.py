@@ -114,6 +114,8 @@ class FabricLab:
                 if info["family"] == "inet" and info["local"] != "127.0.0.1"
             },
             "sysctls": sysctls,
+            "routes": ip("-n", netns, "route", "show", "proto", "bgp") + ip("-n", netns, "neigh", "show", "nud", "permanent"),
+            "rules": ip("-n", netns, "rule"),
             "namespaces": {name for name in namespaces() if name.startswith(self.prefix)},
             "files": sorted(
                 str(path)

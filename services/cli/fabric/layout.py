@@ -62,8 +62,9 @@ def _sysctls(host: HostFile) -> list[Resource]:
     for uplink in host.uplinks:
         # While one uplink fails, packets of a peer arrive where no route of ours leads back.
         wanted[f"net/ipv4/conf/{uplink.name}/rp_filter"] = "0"
-        # FRR reads the switch's advertisements itself; the kernel must not make a default route of them.
-        wanted[f"net/ipv6/conf/{uplink.name}/accept_ra"] = "0"
+        if uplink.peer is None:
+            # FRR reads the switch's advertisements itself; the kernel must not make a default route of them.
+            wanted[f"net/ipv6/conf/{uplink.name}/accept_ra"] = "0"
         if host.transit:
             wanted[f"net/ipv4/conf/{uplink.name}/forwarding"] = "1"
         if host.ignore_linkdown:
@@ -138,7 +139,17 @@ def _encapsulation(host: HostFile, mtu: int) -> list[Resource]:
         port=host.encapsulation.port,
         external=True,
     )
-    return [device, *_attributes(device, addrgenmode="none", mtu=str(mtu), state="up")]
+    # It only sends: what arrives on its port is nobody's, and must not get into this host's own stack.
+    deaf = {
+        f"net/ipv4/conf/{device.name}/rp_filter": "1",  # no route leads back through it, so no source is right
+        f"net/ipv4/conf/{device.name}/arp_ignore": "8",
+        f"net/ipv6/conf/{device.name}/disable_ipv6": "1",
+    }
+    return [
+        device,
+        *(Sysctl(netns=host.netns, name=name, value=value, parent=device.key) for name, value in deaf.items()),
+        *_attributes(device, addrgenmode="none", mtu=str(mtu), state="up"),
+    ]
 
 
 def _nics(host: HostFile) -> list[Resource]:

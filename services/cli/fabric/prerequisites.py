@@ -54,11 +54,8 @@ def kernel(host: HostFile) -> Iterator[Problem]:
             yield Problem(f"this kernel has no {kind} devices", remedy)
         elif number:
             yield Problem(f"a {kind} device cannot be made ({os.strerror(number)})", "see `dmesg`")
-    if any(uplink.peer is None for uplink in host.uplinks) and not Path("/proc/sys/net/ipv6").exists():
-        yield Problem(
-            "this kernel has no IPv6, which unnumbered uplinks need",
-            "boot without ipv6.disable=1, or give 'address' and 'peer'",
-        )
+    if not Path("/proc/sys/net/ipv6").exists():
+        yield Problem("this kernel has no IPv6, which unnumbered uplinks speak over", "boot without ipv6.disable=1")
     if any("/" not in port.netns for port in host.ports) and shutil.which("ip") is None:
         yield Problem("there is no `ip` command", "apt-get install iproute2")
 
