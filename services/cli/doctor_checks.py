@@ -18,6 +18,7 @@ from services._runtime.nats_server import NatsServerError, find_binary
 from services.cli.doctor_bus import check_bus
 from services.cli.doctor_finding import Finding, Level
 from services.cli.doctor_guard import run_guard_checks
+from services.cli.doctor_network import run_network_checks
 
 OLDEST_PYTHON: Final = (3, 11)
 FILES_PER_CONTAINER: Final = 6
@@ -118,4 +119,5 @@ def run_sync_checks() -> list[Finding]:
 async def run_checks(options: BusOptions, docker: Callable[[], Finding]) -> list[Finding]:
     """Every check; Docker's is handed in because only the CLI's edge may import its SDK."""
     bus = await check_bus(options)
-    return [*await asyncio.to_thread(run_sync_checks), await asyncio.to_thread(docker), *bus]
+    host = await asyncio.to_thread(run_sync_checks)
+    return [*host, await asyncio.to_thread(docker), *await run_network_checks(), *bus]

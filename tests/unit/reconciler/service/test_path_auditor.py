@@ -1,0 +1,205 @@
+"""Kernel, FRR and BFD: what counts as a disagreement, how long it must last, and what is told of it."""
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.network import RouteKind
+from services._runtime.clock import ManualClock
+from services._runtime.frr import FrrError
+from services.reconciler.auditor import PathAuditor
+from services.reconciler.core.state import FdbEntry, Link, NextHop, Route, Snapshot
+from services.reconciler.paths import Comparison, FrrView, Sessions, read_routes, read_sessions
+from tests.support.deadline import until
+from tests.support.fake_network import UPLINKS, FakeDaemons, mac
+from tests.support.reconciler_lab import memory_lab
+
+VTEP = "10.255.0.2"
+P1, P2 = UPLINKS
+BOTH_UP = Sessions(frozenset({"p1", "p2"}))
+
+
+def link(ifindex, name):
+    return Link(ifindex, name, "veth", "02:00:00:00:00:01", 1500, up=True, carrier=True)
+
+
+def seen(*hops, table=254, gateway="169.254.0.1"):
+    """A VTEP, and the kernel's route to it."""
+    routes = (Route(f"{VTEP}/32", table, 186, tuple(NextHop(hop, gateway) for hop in hops)),) if hops else ()
+    remote = FdbEntry(11, mac(1), own=True, destination=VTEP)
+    return Snapshot(links=(link(P1, "p1"), link(P2, "p2")), fdb=(remote,), routes=routes)
+
+
+def judged(snapshot, frr, sessions=BOTH_UP):
+    routes = None if frr is None else {f"{VTEP}/32": frr}
+    (path,) = Comparison(snapshot, FrrView(routes, sessions), 100).paths()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("hops", "frr", "sessions", "reason"),
+    [
+        ((P1, P2), ("p1", "p2"), BOTH_UP, ""),
+        # The far end has lost its link to the other switch: ordinary.
+        ((P2,), ("p2",), BOTH_UP, ""),
+        # FRR 8.4 after a carrier flap.
+        ((P2,), ("p1", "p2"), BOTH_UP, "the kernel forwards over 169.254.0.1@p2, FRR says p1 and p2"),
+        ((), ("p1",), BOTH_UP, "the kernel forwards over nothing, FRR says p1"),
+        ((P1, P2), ("p1", "p2"), Sessions(frozenset({"p2"}), frozenset({"p1"})), "over 169.254.0.1@p1, where BFD is"),
+        # No session watches these uplinks.
+        ((P1, P2), ("p1", "p2"), Sessions(), ""),
+        ((P1,), None, BOTH_UP, ""),
+    ],
+)
+def test_who_disagrees(hops, frr, sessions, reason):
+    path = judged(seen(*hops), frr, sessions)
+
+    assert reason in path.reason
+    assert bool(reason) == bool(path.reason)
+
+
+def test_gateways_of_numbered_links_are_compared():
+    assert judged(seen(P1, gateway="192.0.2.0"), ("192.0.2.0@p1",)).reason == ""
+    assert "FRR says 192.0.2.9@p1" in judged(seen(P1, gateway="192.0.2.0"), ("192.0.2.9@p1",)).reason
+    down = Sessions(frozenset(), frozenset({"192.0.2.0"}))
+    assert "BFD is down" in judged(seen(P1, gateway="192.0.2.0"), ("192.0.2.0@p1",), down).reason
+
+
+def test_dead_next_hops_and_the_fast_paths_table():
+    snapshot = seen(P1, P2)
+    (route,) = snapshot.routes
+    dead = replace(route, next_hops=(replace(route.next_hops[0], dead=True), route.next_hops[1]))
+    override = replace(route, table=100, next_hops=route.next_hops[1:])
+
+    path = judged(replace(snapshot, routes=(dead, override)), ("p2",))
+
+    assert (path.reason, path.kernel, path.override) == ("", ("169.254.0.1@p2",), ("169.254.0.1@p2",))
+
+
+def test_answers_of_frr():
+    hop = {"fib": True, "ip": "fe80::1", "afi": "ipv6", "interfaceName": "p1"}
+    routes = {
+        "10.255.0.2/32": [
+            {"selected": True, "nexthops": [hop, {**hop, "fib": False, "interfaceName": "p2"}]},
+            {"nexthops": [{**hop, "interfaceName": "p3"}]},
+        ],
+        "0.0.0.0/0": "nonsense",
+    }
+    assert read_routes(routes) == {"10.255.0.2/32": ("p1",)}
+    peers = [
+        {"peer": "fe80::1", "interface": "p1", "status": "up"},
+        {"peer": "192.0.2.2", "status": "down"},
+        {"peer": "10.255.0.9", "status": "up", "multihop": True},
+        {"peer": "fe80::2", "interface": "p2", "status": "shutdown"},
+    ]
+    assert read_sessions(peers) == Sessions(frozenset({"p1"}), frozenset({"192.0.2.2"}))
+    for read in (read_routes, read_sessions):
+        with pytest.raises(FrrError):
+            read("% nothing")
+
+
+class Audit:
+    """An auditor by hand: `at` moves the clock and compares."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.daemons = FakeDaemons({VTEP: ("p1", "p2")}, {"p1": "up", "p2": "up"})
+        self.auditor = PathAuditor(self.daemons, self.clock, 0.5)
+        self.snapshot = seen(P1, P2)
+        self.news = []
+        self.auditor.on_verdict = self._take
+
+    def _take(self, verdict):
+        self.news.append(verdict)
+
+    async def after(self, seconds):
+        await self.clock.advance(seconds)
+        await self.auditor._compare(lambda: self.snapshot)
+        news, self.news = self.news, []
+        return [(verdict.path is not None, verdict.agree, round(verdict.lasted_s, 1)) for verdict in news]
+
+
+async def test_only_what_lasts_is_told_and_once():
+    audit = Audit()
+    assert await audit.after(0) == []
+    audit.snapshot = seen(P2)
+    assert await audit.after(0.5) == []
+    assert await audit.after(0.5) == []
+    assert await audit.after(0.5) == [(True, False, 0.0)], "1 s after it was seen first"
+    assert audit.auditor.judge.disagreements == 1
+    assert await audit.after(0.5) == []
+    audit.snapshot = seen(P1, P2)
+    assert await audit.after(0.5) == [(True, True, 2.0)]
+    assert (audit.auditor.judge.disagreements, audit.auditor.judge.alarms) == (0, 1)
+
+
+async def test_convergence_is_no_disagreement():
+    audit = Audit()
+    audit.daemons.sessions["p1"] = "down"
+    assert await audit.after(0) == []
+    audit.daemons.routes[VTEP] = ("p2",)
+    assert await audit.after(0.1) == []
+    audit.snapshot = seen(P2)
+    assert await audit.after(0.1) == []
+    audit.snapshot = seen(P1, P2)
+    assert await audit.after(2) == [], "a new doubt begins at zero"
+
+
+async def test_frr_away_is_told_once_and_takes_no_doubt_back():
+    audit = Audit()
+    audit.snapshot = seen(P2)
+    await audit.after(0)
+    assert await audit.after(1.1) == [(True, False, 0.0)]
+    audit.daemons.away = "does not run"
+    assert await audit.after(0.5) == []
+    assert await audit.after(1.0) == [(False, False, 0.0)]
+    assert await audit.after(1.0) == []
+    audit.daemons.away = ""
+    assert await audit.after(0.5) == [(False, True, 2.5)]
+    audit.snapshot = seen(P1, P2)
+    assert await audit.after(0.5) == [(True, True, 4.6)]
+
+
+async def test_a_withdrawn_destination_ends_its_disagreement():
+    audit = Audit()
+    audit.snapshot = seen(P2)
+    await audit.after(0)
+    await audit.after(1.1)
+    audit.snapshot = Snapshot()
+    assert await audit.after(0.5) == [(True, True, 1.6)]
+
+
+async def test_nothing_is_judged_while_the_kernel_is_unreadable():
+    audit = Audit()
+    audit.snapshot = None
+    assert await audit.after(5) == []
+
+
+async def test_the_service_tells_within_two_seconds(tmp_path, monkeypatch):
+    lab = memory_lab(tmp_path, path_audit="on", path_audit_s=0.3)
+    lab.put_in_place(monkeypatch)
+    await lab.listen()
+    lab.network.learn(mac(1), VTEP)
+    lab.network.route(VTEP, P1, P2)
+    lab.daemons.routes[VTEP] = ("p1", "p2")
+    lab.daemons.sessions.update(p1="up", p2="up")
+    async with lab.reconciler() as reconciler:
+        await until(lambda: reconciler.loop.last and lab.daemons.questions > 2, what="the first comparison")
+        lab.network.route(VTEP, P2)
+        began = reconciler._clock.monotonic()
+        await until(lambda: any(e.kind is RouteKind.DISAGREEMENT for e in lab.routes), what="the alarm")
+        assert reconciler._clock.monotonic() - began < 2.0
+        lab.network.route(VTEP, P1, P2)
+        await until(lambda: any(e.kind is RouteKind.AGREEMENT for e in lab.routes), what="its end")
+        lab.daemons.away = "does not run"
+        await until(lambda: any(e.kind is RouteKind.FRR for e in lab.routes), what="that FRR is away")
+
+    told = {event.kind: event for event in lab.routes}
+    assert told[RouteKind.DISAGREEMENT].alarm
+    assert told[RouteKind.DISAGREEMENT].after == ("169.254.0.1@p2",)
+    assert told[RouteKind.DISAGREEMENT].frr == ("p1", "p2")
+    assert told[RouteKind.AGREEMENT].latency_us > 1_000_000
+    assert told[RouteKind.FRR].after == ("away",)
+    assert [event.seq for event in lab.routes] == list(range(1, len(lab.routes) + 1))
+    await lab.bus.close(1)
+    await lab.ours.close(1)
