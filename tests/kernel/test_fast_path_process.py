@@ -65,12 +65,13 @@ async def running(host, tmp_path, **changes):
     async def take(delivery):
         events.append(delivery.message)
 
-    await MemoryBus(broker).consume(ROUTE_STREAM, "test", take)
+    theirs, ours = MemoryBus(broker), MemoryBus(broker)
+    await ours.consume(ROUTE_STREAM, "test", take)
     values = {"node": f"n{host.number}", "netns": host.name, "uplinks": tuple(host.uplinks), "vtep": host.vtep}
     values |= {"fabric_key": KEY, "frr_directory": host.directory, "state_directory": tmp_path / "state"}
     values |= {"realtime_priority": 0, "watchdog_silence_s": 0.5}
     settings = FastPathSettings.load({}, **(values | changes))
-    async with run_in_process(FastPath, settings, MemoryBus(broker)) as service:
+    async with run_in_process(FastPath, settings, theirs) as service:
         made = Running(host, service, events)
         await until(lambda: service.not_ready() is None, what="a fast path that sees")
         if settings.fabric_key:
@@ -78,6 +79,8 @@ async def running(host, tmp_path, **changes):
                 lambda: all(row[3] for row in service._state.get("uplinks", {"": [0] * 4}).values()), what="switches"
             )
         yield made
+    for bus in (theirs, ours):
+        await bus.close(1.0)
 
 
 @pytest.fixture
@@ -334,3 +337,42 @@ async def test_events_that_were_lost_are_made_up_for(host, tmp_path) -> None:
         host.frr_route(H3, "p1", "p2")
         await until(lambda: fast.service._state["routes"] == 2, what="two routes", within_s=3)
         assert host.overrides() == {}
+
+
+async def test_many_destinations_are_overridden_by_one_rule(host, tmp_path) -> None:
+    """Above the limit a table per uplink is kept ready; hand-back is by destination, the rule goes with the last."""
+    for number in range(4, 24):
+        host.frr_route(f"10.255.0.{number}", "p1", "p2")
+    async with running(host, tmp_path, standby_above=10) as fast:
+        names = {f"10.255.0.{number}" for number in range(2, 24)}
+        await until(lambda: host.overrides(101) == {name: ["p2"] for name in names}, what="the table for p1's end")
+        await until(lambda: host.overrides(102) == {name: ["p1"] for name in names}, what="the table for p2's end")
+        assert len(host.rules()) == 1
+
+        host.bfdd.change("p1", "down")
+        await until(lambda: len(host.rules()) == 2, what="the rule")
+        assert host.overrides() == {}
+        assert all("dev p2" in host.ip("route", "get", name) for name in names)
+        told = await fast.told(RouteKind.OVERRIDE, "bfd")
+        assert {told.destination, *told.also} == names
+
+        for name in sorted(names - {H2}):
+            host.frr_route(name, "p2")
+        await until(lambda: set(host.overrides(101)) == {H2}, what="all but one handed back")
+        assert len(host.rules()) == 2
+        host.frr_route(H2, "p2")
+        await until(lambda: len(host.rules()) == 1, what="the end of the rule")
+        assert host.overrides(101) == {}
+
+        # FRR takes the uplink back: the tables are ready again, and a kill leaves nothing.
+        host.bfdd.change("p1", "up")
+        for name in names:
+            host.frr_route(name, "p1", "p2")
+        await until(
+            lambda: host.overrides(101) == {name: ["p2"] for name in names}, what="the table for p1's end again"
+        )
+        host.bfdd.change("p2", "down")
+        await until(lambda: len(host.rules()) == 2, what="the rule")
+        os.kill(fast.daemon, signal.SIGKILL)
+        await until(lambda: not any("lookup 102" in line for line in host.rules()), within_s=1.5, what="no such rule")
+    assert (host.rules(), host.overrides(101), host.overrides(102)) == ([], {}, {})

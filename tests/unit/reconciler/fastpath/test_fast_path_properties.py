@@ -264,7 +264,7 @@ class GroupedMachine(FastPathMachine):
 
 
 FastPathMachine.TestCase.settings = GroupedMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
+    max_examples=40, stateful_step_count=40, deadline=None
 )
 TestFastPath = FastPathMachine.TestCase
 TestManyDestinations = GroupedMachine.TestCase
