@@ -27,6 +27,8 @@ class ActionTable:
     tunnels: dict[Tunnel, Action] = field(default_factory=dict)
     mirred: Action | None = None
     writes: list[Operation] = field(default_factory=list)
+    repaired: set[ActionKey] = field(default_factory=set)
+    """Those that are wrong until their write is done: no further rule may bind them before a look shows that it is."""
     unused: list[Action] = field(default_factory=list)
     """Ours, standalone, and bound by nothing. The kernel unbinds the actions of a filter only some time after that is
     gone (RCU), and refuses to delete them until then: a later pass does."""
@@ -152,6 +154,7 @@ class _Allocation:
 
     def _repair(self, found: Action, meant: Action, reason: str) -> Action:
         repaired = _numbered(meant, found.index)
+        self._table.repaired.add((found.kind, found.index))
         self._table.writes.append(Operation(OperationKind.REPLACE, repaired, Phase.ACTIONS, found, reason))
         return self._keep(repaired)
 

@@ -180,16 +180,21 @@ class _Filters:
 
     def _one(self, rule: Rule, found: Filter | None) -> None:
         actions = self.table.of(rule.tunnel)
-        if found is None:
+        early = any((action.kind, action.index) in self.table.repaired for action in actions)
+        if found is None and not early:
             made = self._filter(rule, self._free_handle(rule.ifindex), actions)
             self.missing.append(Operation(OperationKind.ADD, made, Phase.MISSING, None, "a MAC behind a VTEP"))
+        if found is None:
             return
         offload = self.wanted.config.offload
         same_flags = found.skip_hw == offload.skip_hw and found.skip_sw == offload.skip_sw
         bound = [(action.kind, action.index) for action in found.actions]
         if same_flags and not found.foreign_actions and bound == [(a.kind, a.index) for a in actions]:
-            self.right.append(found)
+            if not early:
+                self.right.append(found)
             return
+        if early:
+            return  # were the repair to fail, the rule would lead where nobody wanted it
         meant = self._filter(rule, found.handle, actions)
         reason = "it binds others than the shared actions" if tunnel_of(found) == rule.tunnel else "leads elsewhere"
         self.wrong.append(Operation(OperationKind.REPLACE, meant, Phase.WRONG, found, reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from services.reconciler.core.config import OffloadPolicy
 from services.reconciler.core.operation import OperationKind
 from services.reconciler.core.plan import flush, plan
 from services.reconciler.core.state import Action, ActionKind, Filter, Tunnel
-from tests.support.edge_host import ENCAPSULATION, EdgeHost, one_port, remote_mac, shape, tunnel_to, vtep
+from tests.support.edge_host import ENCAPSULATION, EdgeHost, failing, one_port, remote_mac, shape, tunnel_to, vtep
 from tests.support.model_kernel import NOWHERE, Hardware
 
 A = remote_mac(1)
@@ -188,3 +189,18 @@ def test_actions_are_deleted_once_the_kernel_has_let_go_of_them():
     failed = [code for _ in range(6) for code in host.run()[1] if code]
     assert failed == []  # no delete is tried that the kernel would refuse
     assert not host.kernel.actions
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
+def test_no_rule_binds_an_action_before_its_repair_is_seen(code):
+    """Else, were the repair to fail, MACs would newly be led astray (I5), or into the black hole of a dead redirect."""
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.settle()
+    host.recreate(ENCAPSULATION)
+    host.announce(B, vtep(2))
+    host.kernel.fault = failing(code, 1)
+    host.run()
+    assert host.kernel.leads(host.index("rep0"), B, host.config.pref) is None
+    host.settle()
+    assert host.installed() == host.expected()
