@@ -5,6 +5,7 @@ pyroute2 0.9.7 knows neither (svinota/pyroute2#1284); `teach_pyroute2` adds them
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import time
@@ -55,7 +56,7 @@ def tc_batch(rules: PeerRules) -> float:
         ),
     ]
     text = "\n".join(lines) + "\n"
-    command = ["ip", "netns", "exec", rules.netns, "tc", "-batch", "-"]
+    command = ["tc", "-n", rules.netns, "-batch", "-"]
     started_s = time.monotonic()
     subprocess.run(command, input=text, text=True, check=True, capture_output=True)
     return time.monotonic() - started_s
@@ -69,6 +70,8 @@ def pyroute2_writes(rules: PeerRules) -> float:
 
         with IPRoute() as ipr:
             index = ipr.link_lookup(ifname=rules.device)[0]
+            redirect = {"kind": "mirred", "direction": "egress", "action": "redirect", "index": rules.mirred_index}
+            redirect |= {"ifindex": ipr.link_lookup(ifname=rules.encapsulation)[0]}
             started_s = time.monotonic()
             for handle, (mac, tunnel) in enumerate(rules.filters, start=1):
                 ipr.tc(
@@ -80,16 +83,22 @@ def pyroute2_writes(rules: PeerRules) -> float:
                     prio=PREF,
                     protocol=3,
                     dst_mac=mac,
-                    action=[
-                        {"kind": "tunnel_key", "index": tunnel},
-                        {"kind": "mirred", "direction": "egress", "action": "redirect", "index": rules.mirred_index},
-                    ],
+                    action=[{"kind": "tunnel_key", "index": tunnel}, redirect],
                 )
             return time.monotonic() - started_s
 
 
 def clear(rules: PeerRules) -> None:
-    """Take away what a peer wrote."""
+    """Take away what a peer wrote, after a look whether it is all there.
+
+    Raises:
+        AssertionError: a rule is missing, or another one than asked for.
+    """
+    command = ["tc", "-n", rules.netns, "-j", "filter", "show", "dev", rules.device, "ingress"]
+    shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found = [rule["options"] for rule in shown if "actions" in rule.get("options", {})]
+    written = {(rule["keys"]["dst_mac"], rule["actions"][0]["index"], rule["actions"][1]["index"]) for rule in found}
+    assert written == {(mac, index, rules.mirred_index) for mac, index in rules.filters}
     _tc(rules, "filter", "del", "dev", rules.device, "ingress")
     indexes = [f"actions del action tunnel_key index {index}" for index, _ in rules.tunnels]
     _tc_lines(rules, [*indexes, f"actions del action mirred index {rules.mirred_index}"])
@@ -107,24 +116,21 @@ def _actions(rules: PeerRules) -> Iterator[None]:
 
 
 def _tc(rules: PeerRules, *arguments: str) -> None:
-    subprocess.run(["ip", "netns", "exec", rules.netns, "tc", *arguments], check=True, capture_output=True)
+    subprocess.run(["tc", "-n", rules.netns, *arguments], check=True, capture_output=True)
 
 
 def _tc_lines(rules: PeerRules, lines: Sequence[str]) -> None:
-    command = ["ip", "netns", "exec", rules.netns, "tc", "-batch", "-"]
+    command = ["tc", "-n", rules.netns, "-batch", "-"]
     subprocess.run(command, input="\n".join(lines) + "\n", text=True, check=True, capture_output=True)
 
 
 def teach_pyroute2() -> None:
     """Add flower (destination MAC only) and tunnel_key (by index only) to pyroute2's tables."""
-    import pyroute2.requests.tc as requests_tc  # noqa: PLC0415 - takes seconds in an emulated machine
-    from pyroute2.netlink.rtnl import tcmsg  # noqa: PLC0415 - as above
+    from pyroute2.netlink.rtnl import tcmsg  # noqa: PLC0415 - takes seconds in an emulated machine
     from pyroute2.netlink.rtnl.tcmsg import common_act  # noqa: PLC0415 - as above
 
     common_act.plugins["tunnel_key"] = _tunnel_key()
-    flower = _flower(common_act)
-    tcmsg.plugins["flower"] = flower
-    requests_tc.plugins["flower"] = flower
+    tcmsg.plugins["flower"] = _flower(common_act)
 
 
 def _tunnel_key() -> types.ModuleType:

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import select
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from services.reconciler.adapters.netlink import CREATE, REPLACE, NetlinkSocket, Request
+from services.reconciler.adapters.rtnetlink import AF_BRIDGE, NTF_EXT_LEARNED, NTF_SELF, NUD_REACHABLE, Rtm
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import desired
 from services.reconciler.core.plan import plan
@@ -56,12 +61,22 @@ def bridge_lines(count: int, verb: str = "replace") -> list[str]:
     return lines
 
 
+def move(ifindex: int, address: str, destination: str) -> Request:
+    """What zebra sends to change a MAC address's VTEP: struct ndmsg, NDA_LLADDR, NDA_DST."""
+    header = struct.pack("=BBHiHBB", AF_BRIDGE, 0, 0, ifindex, NUD_REACHABLE, NTF_SELF | NTF_EXT_LEARNED, 0)
+    attributes = struct.pack("=HH6s2x", 10, 2, bytes.fromhex(address.replace(":", "")))
+    attributes += struct.pack("=HH4s", 8, 1, IPv4Address(destination).packed)
+    return Request(Rtm.NEWNEIGH, CREATE | REPLACE, header + attributes)
+
+
 @dataclass(slots=True)
 class Bench:
     """One host without neighbours, and what is measured on it."""
 
     lab: PathLab
     passes: Passes
+
+    tunnel_ifindex: int
 
     @property
     def host(self) -> Host:
@@ -93,25 +108,18 @@ class Bench:
         spent = [late - early for early, late in pairwise(marks)]
         return dict(zip(parts, spent, strict=True)) | {"total_s": marks[-1] - marks[0], "writes": len(operations)}
 
-    def one_change(self, number: int) -> dict[str, float]:
+    def one_change(self, number: int, socket: NetlinkSocket) -> dict[str, float]:
         """Change one forwarding entry, hear of it, write its rule; seconds from before the change."""
-        other = vtep(1 if number // MACS_PER_VTEP != 1 else 0)
-        target = other if self._vtep_of(number) != other else vtep(number // MACS_PER_VTEP)
+        at = 1 if number // MACS_PER_VTEP != 1 else 0
         with self.passes.kernel.subscribe() as events:
             started_s = time.perf_counter()
-            self.host.run(
-                "bridge", "fdb", "replace", mac(number), "dev", "vx100", "dst", target, "self", "extern_learn"
-            )
-            written_s = time.perf_counter()
+            [ack] = socket.write([move(self.tunnel_ifindex, mac(number), vtep(at))])
+            assert not ack.errno, os.strerror(ack.errno)
             assert select.select([events], [], [], 10)[0], "no event within 10 s"
+            heard_s = time.perf_counter() - started_s
             found = self.timed_pass()
-        assert found["writes"] >= 1
-        # From its event on: the command's own start is no part of the reconciler.
-        return {"command_s": written_s - started_s, "pass_s": found["total_s"], "writes": found["writes"]}
-
-    def _vtep_of(self, number: int) -> str | None:
-        shown = json.loads(self.host.run("bridge", "-j", "fdb", "show", "dev", "vx100"))
-        return next((row["dst"] for row in shown if row["mac"] == mac(number) and "dst" in row), None)
+        assert found["writes"] == 1, "one filter leads elsewhere"
+        return {"heard_s": heard_s, "pass_s": found["total_s"], "total_s": heard_s + found["total_s"]}
 
     def peers(self, count: int) -> PeerRules:
         """The same rules for a peer, on a device of its own."""
@@ -137,44 +145,53 @@ def bench() -> Iterator[Bench]:
         [host] = lab.hosts
         batch(host.netns, "link add peer0 type dummy", "link set peer0 up")
         host.run("tc", "qdisc", "add", "dev", "peer0", "clsact")
-        yield Bench(lab, Passes(host.netns, ForwardingConfig("vxenc0", {"rep0": (host.mac,)})))
+        passes = Passes(host.netns, ForwardingConfig("vxenc0", {"rep0": (host.mac,)}))
+        [tunnel] = [link.ifindex for link in passes.kernel.links() if link.name == "vx100"]
+        yield Bench(lab, passes, tunnel)
+        passes.kernel.close()
     finally:
         lab.down()
 
 
-def measure(counts: Sequence[int], changes: int, pyroute2_up_to: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """The record: machine, one case per count.
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured; a rule takes pyroute2 23 ms in an emulated machine."""
 
-    Args:
-        counts: numbers of rules.
-        changes: single changes measured at `CHANGE_AT` rules, if that is among `counts`.
-        pyroute2_up_to: the largest count for pyroute2, that takes 23 ms per rule in an emulated machine.
-        say: told after each case.
-    """
+    counts: tuple[int, ...] = RULES
+    changes: int = 100
+    """Single changes at `CHANGE_AT` rules, if that is among `counts`."""
+    tc_batch_up_to: int = 10_000
+    pyroute2_up_to: int = 100
+
+
+def measure(extent: Extent, say: Callable[[str], None]) -> dict[str, Any]:
+    """The record: machine, one case per count; `say` is told after each."""
     cases = []
     with bench() as ground:
-        ground.passes.settle()
-        for count in counts:
-            case = _case(ground, count, changes if count == CHANGE_AT else min(changes, 3), pyroute2_up_to)
+        for count in extent.counts:
+            case = _case(ground, count, extent)
             cases.append(case)
             say(_line(case))
     return {"machine": this_machine().as_dict(), "cases": cases}
 
 
-def _case(ground: Bench, count: int, changes: int, pyroute2_up_to: int) -> dict[str, Any]:
+def _case(ground: Bench, count: int, extent: Extent) -> dict[str, Any]:
     ground.enter(count)
     case: dict[str, Any] = {"rules": count, "set_up": ground.timed_pass(), "idle": ground.timed_pass()}
     assert case["idle"]["writes"] == 0, "the second pass found something to write"
     assert len(ground.host.tc("filter", "show", "dev", "rep0", "ingress")) >= count
-    if count > MACS_PER_VTEP:
-        case["changes"] = [ground.one_change(index % count) for index in range(changes)]
-    ground.clear(count)
+    if count == CHANGE_AT and extent.changes:
+        with NetlinkSocket(ground.host.netns) as socket:
+            case["changes"] = [ground.one_change(index % count, socket) for index in range(extent.changes)]
     rules = ground.peers(count)
-    case["tc_batch_s"] = tc_batch(rules)
-    clear(rules)
-    if count <= pyroute2_up_to:
+    if count <= extent.tc_batch_up_to:
+        case["tc_batch_s"] = tc_batch(rules)
+        clear(rules)
+    if count <= extent.pyroute2_up_to:
         case["pyroute2_s"] = pyroute2_writes(rules)
         clear(rules)
+    if count != max(extent.counts):
+        ground.clear(count)
     return case
 
 
@@ -185,15 +202,14 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def _line(case: dict[str, Any]) -> str:
-    text = (
-        f"{case['rules']} rules: set-up {case['set_up']['total_s'] * 1e3:.1f} ms "
-        f"(writing {case['set_up']['apply_s'] * 1e3:.1f}), idle pass {case['idle']['total_s'] * 1e3:.1f} ms, "
-        f"tc -batch {case['tc_batch_s'] * 1e3:.1f} ms"
-    )
-    if "pyroute2_s" in case:
-        text += f", pyroute2 {case['pyroute2_s'] * 1e3:.1f} ms"
+    set_up, idle = case["set_up"], case["idle"]
+    text = f"{case['rules']} rules: set-up {set_up['total_s'] * 1e3:.1f} ms ({set_up['writes']} writes in "
+    text += f"{set_up['apply_s'] * 1e3:.1f}), idle pass {idle['total_s'] * 1e3:.1f} ms"
+    for peer in ("tc_batch", "pyroute2"):
+        if f"{peer}_s" in case:
+            text += f", {peer} {case[f'{peer}_s'] * 1e3:.1f} ms"
     if case.get("changes"):
-        spent = [change["pass_s"] for change in case["changes"]]
+        spent = [change["total_s"] for change in case["changes"]]
         text += f"; one change p50 {quantile(spent, 0.5) * 1e3:.1f} ms, p99 {quantile(spent, 0.99) * 1e3:.1f} ms"
     return text
 
@@ -202,11 +218,13 @@ def main() -> None:
     """Measure and print, and write the record if asked."""
     parser = argparse.ArgumentParser(description="Cost of the reconciler's rules")
     parser.add_argument("--rules", type=int, nargs="+", default=list(RULES))
-    parser.add_argument("--changes", type=int, default=100)
-    parser.add_argument("--pyroute2-up-to", type=int, default=100)
+    parser.add_argument("--changes", type=int, default=Extent.changes)
+    parser.add_argument("--tc-batch-up-to", type=int, default=Extent.tc_batch_up_to)
+    parser.add_argument("--pyroute2-up-to", type=int, default=Extent.pyroute2_up_to)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    record = measure(arguments.rules, arguments.changes, arguments.pyroute2_up_to, lambda line: print(line, flush=True))
+    extent = Extent(tuple(arguments.rules), arguments.changes, arguments.tc_batch_up_to, arguments.pyroute2_up_to)
+    record = measure(extent, lambda line: print(line, flush=True))
     if arguments.json:
         arguments.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.thorn_rules import RULES
+from tests.bench.thorn_rules import Extent
 from tests.lab.vm.guest import Guest
 from tests.lab.vm.guest_pytest import python
 from tests.lab.vm.machine import build
@@ -16,7 +15,7 @@ from tests.lab.vm.machine import build
 WITHIN_S = 900.0
 
 
-def in_machine(counts: Sequence[int] = RULES, *, changes: int = 100, pyroute2_up_to: int = 100) -> dict[str, Any]:
+def in_machine(extent: Extent | None = None) -> dict[str, Any]:
     """The record of `thorn_rules.measure`, from a machine that is booted for it and switched off.
 
     Raises:
@@ -27,14 +26,19 @@ def in_machine(counts: Sequence[int] = RULES, *, changes: int = 100, pyroute2_up
         work = Path(directory)
         guest = Guest(build(work), work)
         try:
-            return measured_in(guest, counts, changes=changes, pyroute2_up_to=pyroute2_up_to)
+            return measured_in(guest, extent or Extent())
         finally:
             guest.close()
 
 
-def measured_in(guest: Guest, counts: Sequence[int], *, changes: int, pyroute2_up_to: int) -> dict[str, Any]:
+def measured_in(guest: Guest, extent: Extent) -> dict[str, Any]:
     """As `in_machine`, in one that is there."""
-    options = ["--rules", *map(str, counts), "--changes", str(changes), "--pyroute2-up-to", str(pyroute2_up_to)]
+    options = [
+        *("--rules", *map(str, extent.counts)),
+        *("--changes", str(extent.changes)),
+        *("--tc-batch-up-to", str(extent.tc_batch_up_to)),
+        *("--pyroute2-up-to", str(extent.pyroute2_up_to)),
+    ]
     command = f'exec "$0" -m tests.bench.thorn_rules --json "$JOB_DIRECTORY/record.json" {" ".join(options)}'
     ended = guest.run(["sh", "-c", command, python()], within_s=WITHIN_S)
     if ended.exit_code:

@@ -8,7 +8,7 @@ number=$1 other=$2 tors=${3:-}
 host=h$number
 configuration=/run/exchange/frr
 
-modprobe -a veth bridge vxlan cls_flower act_tunnel_key act_mirred sch_ingress cls_bpf rdma_rxe ib_uverbs rdma_ucm
+modprobe -a virtio_net veth bridge vxlan cls_flower act_tunnel_key act_mirred sch_ingress cls_bpf rdma_rxe ib_uverbs rdma_ucm
 
 namespace() {
     ip netns add "$1"

@@ -31,8 +31,7 @@ class Passes:
 
     def look(self) -> Snapshot:
         """What the kernel holds now."""
-        links = self.kernel.snapshot(()).links
-        ports = [link.ifindex for link in links if link.name in self.config.application_macs]
+        ports = [link.ifindex for link in self.kernel.links() if link.name in self.config.application_macs]
         return self.kernel.snapshot(ports)
 
     def plan(self) -> tuple[Operation, ...]:

@@ -51,8 +51,11 @@ def lab() -> Iterator[PathLab]:
 
 
 @pytest.fixture(scope="module")
-def passes(lab: PathLab) -> dict[int, Passes]:
-    return {host.number: Passes(host.netns, ForwardingConfig("vxenc0", {"rep0": (host.mac,)})) for host in lab.hosts}
+def passes(lab: PathLab) -> Iterator[dict[int, Passes]]:
+    passes = {host.number: Passes(host.netns, ForwardingConfig("vxenc0", {"rep0": (host.mac,)})) for host in lab.hosts}
+    yield passes
+    for each in passes.values():
+        each.kernel.close()
 
 
 @pytest.fixture

@@ -52,6 +52,20 @@ def switch(number: int) -> TorSwitch:
     return TorSwitch(f"s{number}", 65100 + number, loopback, ("d1", "d2", "isl"), bfd=BFD)
 
 
+def reconciler(number: int) -> list[str]:
+    """The service on a host, without a bus: forwarding never waits for one."""
+    settings = {
+        "NODE": f"h{number}",
+        "NETNS": f"h{number}",
+        "PORTS": f"rep0=02:00:00:00:00:0{number}",
+        "FRR_PATHSPACE": f"h{number}",
+    }
+    variables = [f"TURNBUCKLE_RECONCILER__{name}={value}" for name, value in settings.items()]
+    # Its imports take as long as FRR's start: side by side, as soon as there is something to look after.
+    wait = f'until [ -e /run/netns/h{number} ]; do sleep 0.1; done; exec "$@"'
+    return ["sh", "-c", wait, "sh", "env", *variables, python(), "-m", "services.reconciler"]
+
+
 class RdmaLab:
     """Both machines, from boot to end."""
 
@@ -91,19 +105,17 @@ class RdmaLab:
             self._configure(1, f"s{number}", tor_configuration(switch(number)))
         script = f"{VM}/guest_rdma_node.sh"
         jobs = [self.start(1, "sh", script, "1", "2", "tors"), self.start(2, "sh", script, "2", "1")]
+        self.reconcilers = [self.start(number, *reconciler(number)) for number in (1, 2)]
         for job in jobs:
             ended = job.wait(120)
             assert ended.exit_code == 0, ended.output
-        self.reconcilers = [
-            self.start(number, python(), "-m", "tests.lab.vm.guest_reconcile", f"h{number}") for number in (1, 2)
-        ]
-        self.wait_for(1, "until ping -c 1 -W 1 172.16.0.2; do sleep 0.2; done")
-        for number in (1, 2):
-            self.wait_for(
-                number, f"until tc -n h{number} filter show dev rep0 ingress | grep flower; do sleep 0.3; done"
-            )
+        for number, other in ((1, 2), (2, 1)):
+            rule = f"tc -n h{number} filter show dev rep0 ingress | grep -i 02:00:00:00:00:0{other}"
+            self.wait_for(number, f"until {rule}; do sleep 0.3; done")
+            uplinks = f"ip -n h{number} route show 10.255.0.{other} | grep -c nexthop"
+            self.wait_for(number, f"until [ $({uplinks}) = 2 ]; do sleep 0.3; done")
 
-    def wait_for(self, number: int, script: str, within_s: float = 90.0) -> None:
+    def wait_for(self, number: int, script: str, within_s: float = 150.0) -> None:
         """Until a shell script has ended."""
         self.on(number, "sh", "-c", f"({script}) >/dev/null 2>&1", within_s=within_s)
 

@@ -1,0 +1,52 @@
+"""Rules in a kernel that has flower: a stock Debian one in a machine, whatever this machine's own is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.thorn_rules import Extent
+from tests.bench.thorn_rules_vm import measured_in
+from tests.lab.vm.guest import Guest
+from tests.lab.vm.guest_pytest import run_pytest
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(400)]
+
+VM = Path("tests/lab/vm")
+
+
+def test_rules_carry_packets_around_the_bridge(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_pytest(guest, capsys, str(VM / "guest_thorn_path.py"), within_s=300)
+    assert not found["skipped"]
+    assert found["passed"] >= {
+        "test_without_rules_the_bridge_carries_everything",
+        "test_with_rules_the_bridge_carries_nothing",
+        "test_with_a_false_key_nothing_arrives_and_a_pass_repairs_it",
+        "test_a_redirect_into_the_ordinary_vtep_is_seen_though_packets_arrive",
+        "test_a_rule_of_its_own_is_all_that_is_needed",
+    }
+
+
+@pytest.mark.parametrize("part", ["codec", "service"])
+def test_on_a_real_kernel(guest: Guest, capsys: pytest.CaptureFixture[str], part: str) -> None:
+    found = run_pytest(guest, capsys, str(VM / f"guest_thorn_{part}.py"), within_s=300)
+    assert not found["skipped"]
+    assert found["passed"]
+
+
+def test_ten_thousand_rules_are_set_up_and_found_right(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each case fails by itself if a write fails, a rule is missing or the second pass finds anything to do."""
+    extent = Extent((1, 100, 1_000, 10_000), changes=3, tc_batch_up_to=100, pyroute2_up_to=1)
+    record = measured_in(guest, extent)
+    cases: list[dict[str, Any]] = record["cases"]
+    with capsys.disabled():
+        for case in cases:
+            set_up, idle = case["set_up"], case["idle"]
+            figures = f"{set_up['writes']} writes {set_up['total_s']:.2f} s, idle pass {idle['total_s']:.2f} s"
+            print(f"\n  {case['rules']} rules: {figures}", end="")  # noqa: T201
+    assert [case["rules"] for case in cases] == [1, 100, 1_000, 10_000]
+    # A filter per MAC, a tunnel_key action per 8 of them, a mirred action; clsact and static entry only the first time.
+    assert [case["set_up"]["writes"] for case in cases] == [5, 114, 1_126, 11_251]
+    assert all(case["idle"]["writes"] == 0 for case in cases)
