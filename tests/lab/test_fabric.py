@@ -22,13 +22,11 @@ from services._runtime.netns import inside, socket_in
 from services.cli.fabric.apply import ApplyError, down, up
 from services.cli.fabric.check import check
 from services.cli.fabric.host_file import parse_host_file
-from services.cli.fabric.journal import JournalError, locked
 from services.cli.fabric.model import HostFile
-from services.cli.fabric.places import FrrPaths, Places
+from services.cli.fabric.places import FrrPaths
 from services.cli.fabric.plan import Action, plan
-from services.cli.fabric.preflight import PreflightError
 from services.cli.main import app
-from tests.support.fabric_lab import FabricLab, ip
+from tests.support.fabric_lab import ip, standing
 from tests.support.fake_nic import FakeNic
 
 pytestmark = [pytest.mark.netns, pytest.mark.root]
@@ -36,12 +34,8 @@ pytestmark = [pytest.mark.netns, pytest.mark.root]
 
 @pytest.fixture
 def lab(tmp_path):
-    lab = FabricLab(tmp_path)
-    try:
-        lab.build()
+    with standing(tmp_path) as lab:
         yield lab
-    finally:
-        lab.remove()
 
 
 def test_two_hosts_have_a_session_and_their_applications_speak(lab):
@@ -62,6 +56,19 @@ def test_two_hosts_have_a_session_and_their_applications_speak(lab):
     assert [lab.picture(number) for number in (1, 2)] == before
     assert list(lab.places.state.iterdir()) == []
     assert down(files[0], places=lab.places) == []
+
+
+def test_numbered_uplinks(lab):
+    """Sessions between addresses instead of interfaces, with the switch's AS number given."""
+    files = []
+    for number in (1, 2):
+        own, peer = f"192.0.2.{number - 1}/31", f"192.0.2.{2 - number}"
+        uplink = {"name": "p1", "address": own, "peer": peer, "peer_asn": 65003 - number}
+        files.append(lab.file(number, uplinks=[uplink]))
+        up(files[-1], places=lab.places)
+    lab.exchange(1422)
+    for file in files:
+        lab.wait_until_whole(file)
 
 
 def test_daemons_run_with_their_priorities_and_without_a_tcp_terminal(lab):
@@ -228,74 +235,6 @@ def test_another_file_replaces_what_cannot_be_changed(lab):
     assert not any(step.writes for step in up(other, places=lab.places))
     down(other, places=lab.places)
     assert lab.picture(1) == before
-
-
-def refused(lab, file=None):
-    """The text of a refusal, which must leave everything as it is."""
-    before = lab.picture(1)
-    with pytest.raises(PreflightError) as error:
-        up(file or lab.file(1), places=lab.places)
-    assert lab.picture(1) == before
-    return str(error.value)
-
-
-def test_what_does_not_suit_the_host_is_named_with_its_remedy(lab):
-    netns = lab.host(1)
-    assert refused(lab, lab.file(1, uplinks=["p9"])) == "there is no uplink p9: devices here are p1"
-    assert "too small for the applications' 1451 and VXLAN's 50" in refused(lab, lab.file(1, mtu=1451))
-    assert f"ip -n {netns} link set p1 mtu 1501" in refused(lab, lab.file(1, mtu=1451))
-    gone = lab.file(1, netns="no-such-netns")
-    assert refused(lab, gone).startswith("there is no network namespace no-such-netns: ip netns add")
-
-    ip("-n", netns, "link", "add", "x0", "type", "veth", "peer", "name", "x1")
-    ip("-n", netns, "address", "add", "10.255.0.1/24", "dev", "x0")
-    assert f"is there already, as 10.255.0.1/24 on x0: ip -n {netns} address del" in refused(lab)
-    ip("-n", netns, "link", "set", "x1", "address", "02:00:00:00:00:01")
-    assert "port rep0's MAC 02:00:00:00:00:01 is that of x1 here" in refused(lab)
-    ip("-n", netns, "link", "del", "x0")
-
-    ip("-n", netns, "link", "add", "other", "type", "vxlan", "id", "100", "local", "10.9.9.9", "dstport", "4789")
-    assert "other uses UDP port 4789 and VNI 100 already" in refused(lab)
-    ip("-n", netns, "link", "del", "other")
-
-    ip("-n", netns, "link", "add", "br7", "type", "bridge")
-    ip("-n", netns, "link", "set", "p1", "master", "br7")
-    assert f"uplink p1 is a port of br7, so it cannot route: ip -n {netns} link set p1 nomaster" in refused(lab)
-    ip("-n", netns, "link", "set", "p1", "nomaster")
-
-    ip("-n", netns, "link", "add", "br0", "type", "veth", "peer", "name", "y1")
-    assert f"{netns}: device br0 is there already, made by somebody else (veth): ip -n {netns} link del br0" in refused(
-        lab
-    )
-    ip("-n", netns, "link", "del", "br0")
-
-    ip("netns", "add", lab.application(1))
-    ip("-n", lab.application(1), "link", "add", "eth0", "type", "veth", "peer", "name", "y1")
-    ip("-n", lab.application(1), "address", "add", "172.16.0.77/16", "dev", "eth0")
-    assert "has 172.16.0.77/16, which overlaps port rep0's 172.16.0.0/24" in refused(lab)
-
-
-def test_missing_frr_is_named(lab, tmp_path):
-    empty = Places(state=lab.places.state, frr=FrrPaths(binaries=str(tmp_path)))
-    with pytest.raises(PreflightError, match=r"FRR's zebra is not in .*: apt-get install frr"):
-        up(lab.file(1), places=empty)
-    nowhere = Places(state=lab.places.state, frr=FrrPaths(configuration=str(tmp_path / "etc")))
-    with pytest.raises(PreflightError, match=r"FRR is not installed .*: apt-get install frr"):
-        up(lab.file(1), places=nowhere)
-
-
-def test_a_second_zebra_in_the_namespace_is_refused(lab):
-    """Two of them remove each other's routes."""
-    up(lab.file(1), places=lab.places)
-    other = lab.file(1, name=f"{lab.prefix}-x", ports=[], encapsulation=None)
-    with pytest.raises(PreflightError, match=r"another zebra \(process \d+\) runs in this network namespace"):
-        up(other, places=lab.places)
-
-
-def test_one_at_a_time(lab):
-    file = lab.file(1)
-    with locked(lab.places.state, file.name), pytest.raises(JournalError, match="is at work on"):
-        up(file, places=lab.places)
 
 
 def test_for_a_running_frr_a_file_is_written_and_loaded_by_hand(lab):

@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,17 @@ def ip(*words: str) -> str:
 def namespaces() -> set[str]:
     """Names of all network namespaces."""
     return {entry.name for entry in Path("/run/netns").iterdir()} if Path("/run/netns").is_dir() else set()
+
+
+@contextmanager
+def standing(directory: Path) -> Iterator[FabricLab]:
+    """A lab that stands until the end of the block."""
+    lab = FabricLab(directory)
+    try:
+        lab.build()
+        yield lab
+    finally:
+        lab.remove()
 
 
 @dataclass
@@ -114,7 +127,8 @@ class FabricLab:
                 if info["family"] == "inet" and info["local"] != "127.0.0.1"
             },
             "sysctls": sysctls,
-            "routes": ip("-n", netns, "route", "show", "proto", "bgp") + ip("-n", netns, "neigh", "show", "nud", "permanent"),
+            "routes": ip("-n", netns, "route", "show", "proto", "bgp"),
+            "neighbours": ip("-n", netns, "neigh", "show", "nud", "permanent"),
             "rules": ip("-n", netns, "rule"),
             "namespaces": {name for name in namespaces() if name.startswith(self.prefix)},
             "files": sorted(

@@ -8,6 +8,7 @@ from services.cli.fabric.model import HostFile
 from services.cli.fabric.nic import Nics
 from services.cli.fabric.places import Places
 from services.cli.fabric.plan import Progress, Step, survey
+from services.cli.fabric.preflight import require_ground, require_rights
 from services.cli.fabric.resources import Resource
 from services.cli.fabric.run import REFUSALS, Run, describe
 from services.cli.failure import CommandError
@@ -33,6 +34,7 @@ def up(host: HostFile, progress: Progress = silent, places: Places | None = None
         JournalError: what is done could not be noted, or another `up` is at work.
     """
     places = places or Places()
+    require_ground(host)
     with locked(places.state, host.name), Machine(Nics(places.sysfs)) as machine:
         journal = Journal.load(places.state, host.name)
         _, wanted = survey(host, machine, journal, places)
@@ -49,11 +51,13 @@ def down(host: HostFile | str, progress: Progress = silent, places: Places | Non
     """Undo what `up` has done under this name, and no more. What somebody has changed since is left.
 
     Raises:
+        PreflightError: no right to.
         ApplyError: something could not be undone; the rest was, and calling again tries what is left.
         JournalError: it cannot be known what was done, or another `up` is at work.
     """
     places = places or Places()
     name = host if isinstance(host, str) else host.name
+    require_rights()
     with locked(places.state, name), Machine(Nics(places.sysfs)) as machine:
         run = Run(machine, Journal.load(places.state, name), progress)
         left = run.take_down()

@@ -56,7 +56,7 @@ def start(daemon: Daemon) -> None:
     """
     code, said = _run(command_in(daemon.netns, (*daemon.command, "--dryrun")), daemon)
     # FRR skips a line that it does not know and goes on: with half a configuration.
-    refused = [line for line in said.splitlines() if "on config line" in line]
+    refused = [line for line in said.splitlines() if "on config line" in line or "open configuration file" in line]
     if code or refused:
         raise DaemonError(f"{daemon.name} refuses its configuration: {'; '.join(refused) or said or code}")
     code, said = _run(command_in(daemon.netns, daemon.launch), daemon)

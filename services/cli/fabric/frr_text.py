@@ -120,7 +120,6 @@ def _bgpd(speaker: _Speaker) -> list[str]:
         " bgp bestpath as-path multipath-relax",
         f" timers bgp {speaker.bgp.keepalive_s} {speaker.bgp.hold_s}",
         f" neighbor {PEER_GROUP} peer-group",
-        f" neighbor {PEER_GROUP} remote-as external",
         f" neighbor {PEER_GROUP} advertisement-interval 0",
         f" neighbor {PEER_GROUP} timers connect 1",
     ]
@@ -132,13 +131,13 @@ def _bgpd(speaker: _Speaker) -> list[str]:
 
 
 def _neighbour(uplink: Uplink) -> list[str]:
-    if uplink.peer is None:
-        lines = [f" neighbor {uplink.name} interface peer-group {PEER_GROUP}"]
-    else:
-        lines = [f" neighbor {uplink.peer} peer-group {PEER_GROUP}"]
-    if uplink.peer_asn is not None:
-        lines.append(f" neighbor {uplink.neighbour} remote-as {uplink.peer_asn}")
-    return lines
+    # Here and not in the peer group: a member cannot have another than its group.
+    asn = uplink.peer_asn or "external"
+    interface = " interface" if uplink.peer is None else ""
+    return [
+        f" neighbor {uplink.neighbour}{interface} remote-as {asn}",
+        f" neighbor {uplink.neighbour}{interface} peer-group {PEER_GROUP}",
+    ]
 
 
 def _families(speaker: _Speaker) -> list[str]:

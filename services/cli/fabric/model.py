@@ -24,8 +24,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-VXLAN_OVERHEAD_BYTES: Final = {4: 50, 6: 70}
-"""IP header 20 or 40, UDP 8, VXLAN 8, inner Ethernet 14 (RFC 7348 section 5)."""
+VXLAN_OVERHEAD_BYTES: Final = 50
+"""IPv4 20, UDP 8, VXLAN 8, inner Ethernet 14 (RFC 7348 section 5); 70 over IPv6, which `vtep` refuses."""
 SMALLEST_MTU_BYTES: Final = 576
 LARGEST_MTU_BYTES: Final = 65_465
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
@@ -93,6 +93,12 @@ class Uplink(_Part):
     def neighbour(self) -> str:
         """How FRR names the session: by interface, or by address."""
         return self.name if self.peer is None else str(self.peer)
+
+
+def _to_vtep(value: Any) -> Any:
+    if ":" in str(value):
+        raise ValueError(f"{value} should be an IPv4 address: FRR's EVPN has IPv6 tunnels only from 10.6")
+    return value
 
 
 def _to_uplink(value: Any) -> Any:
@@ -174,7 +180,9 @@ class HostFile(_Part):
         None
     )
     asn: Asn
-    vtep: Annotated[IPv4Address, Field(description="loopback address: source and destination of tunnels")]
+    vtep: Annotated[
+        IPv4Address, BeforeValidator(_to_vtep), Field(description="loopback address: source and destination of tunnels")
+    ]
     router_id: Annotated[IPv4Address | None, Field(description="BGP's router id; unset: the VTEP")] = None
     uplinks: Annotated[tuple[Annotated[Uplink, BeforeValidator(_to_uplink)], ...], Field(min_length=1)]
     bridge: InterfaceName = "br0"
@@ -204,7 +212,7 @@ class HostFile(_Part):
     @property
     def overhead_bytes(self) -> int:
         """What the tunnel adds to each of the application's packets."""
-        return VXLAN_OVERHEAD_BYTES[self.vtep.version]
+        return VXLAN_OVERHEAD_BYTES
 
     @model_validator(mode="after")
     def _check_all(self) -> Self:

@@ -36,9 +36,19 @@ def require_ground(host: HostFile) -> None:
     Raises:
         PreflightError: no rights, or no such network namespace.
     """
-    for first in (prerequisites.rights(), _missing_namespace(host)):
-        if first:
-            raise PreflightError(first)
+    require_rights()
+    if missing := _missing_namespace(host):
+        raise PreflightError(missing)
+
+
+def require_rights() -> None:
+    """See that we may change this host's network.
+
+    Raises:
+        PreflightError: we may not.
+    """
+    if lacking := prerequisites.rights():
+        raise PreflightError(lacking)
 
 
 def look(host: HostFile, machine: Machine, places: Places) -> tuple[int, list[Problem]]:

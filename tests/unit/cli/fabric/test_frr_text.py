@@ -21,8 +21,8 @@ def test_zebra_installs_no_nexthop_objects_and_sets_the_source():
 def test_a_host_speaks_unnumbered_or_numbered():
     numbered = {"name": "p2", "address": "192.0.2.1/31", "peer": "192.0.2.0", "peer_asn": 65102}
     text = host_configuration(host(uplinks=["p1", numbered])).bgpd
-    assert " neighbor p1 interface peer-group FABRIC\n" in text
-    assert " neighbor 192.0.2.0 peer-group FABRIC\n neighbor 192.0.2.0 remote-as 65102\n" in text
+    assert " neighbor p1 interface remote-as external\n neighbor p1 interface peer-group FABRIC\n" in text
+    assert " neighbor 192.0.2.0 remote-as 65102\n neighbor 192.0.2.0 peer-group FABRIC\n" in text
 
 
 def test_a_host_announces_only_itself_unless_it_carries_others():

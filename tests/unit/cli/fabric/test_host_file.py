@@ -46,6 +46,7 @@ def test_started_frr_has_the_hosts_name():
     [
         ("asn: 65001", "asm: 65001", "host.yaml:2: unknown field 'asm': did you mean 'asn'?"),
         ("asn: 65001\n", "", "'asn' is missing"),
+        ("vtep: 10.255.0.1", "vtep: fd00::1", "host.yaml:3: vtep: fd00::1 should be an IPv4 address"),
         ("asn: 65001", "asn: true", "host.yaml:2: asn: should be a whole number, not True"),
         ("name: rep0", "nam: rep0", "unknown field 'ports[0].nam': did you mean 'name'?"),
         ("mac: 02:", "mac: 03:", "host.yaml:8: ports[0].mac: '03:00:00:00:00:01' is no unicast address"),
