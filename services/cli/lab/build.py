@@ -68,6 +68,7 @@ def build(topology: DualTor, held: LabRecord, progress: Progress) -> None:
     network.prepare_switches(topology)
     network.lay_cables(topology.cables)
     progress(f"{len(topology.namespaces)} namespaces, {len(topology.cables)} cables")
+    frr_daemons.prepare()
     steps = hosts.build(topology, places_of(held), realtime=held.realtime)
     progress(f"hosts run, after {steps} steps of `turnbuckle fabric`")
     # Right after the hosts' FRR: who starts later misses the first router advertisements, and the next come after 10 s.

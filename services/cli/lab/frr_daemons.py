@@ -66,6 +66,17 @@ def realtime_permitted() -> bool:
     return False
 
 
+def prepare() -> None:
+    """Make the directory of all pathspaces' sockets where no FRR has run since the boot. It is left there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not RUNTIME.exists():
+        RUNTIME.mkdir(parents=True)
+        shutil.chown(RUNTIME, USER, USER)
+
+
 def write_configs(node: FrrNode) -> None:
     """Make a node's directories and configuration files, readable for FRR's user.
 

@@ -38,7 +38,7 @@ class Lab:
         self.topology = DualTor.of(held.settings)
 
     @classmethod
-    def up(cls, settings: LabSettings, progress: Progress = silent) -> Self:
+    def up(cls, settings: LabSettings, progress: Progress = silent, *, within_s: float = READY_WITHIN_S) -> Self:
         """Build one and wait until every application reaches every other over both uplinks.
 
         Raises:
@@ -50,7 +50,7 @@ class Lab:
             try:
                 started_s = time.monotonic()
                 build.build(lab.topology, held, progress)
-                lab.wait_ready(READY_WITHIN_S, progress)
+                lab.wait_ready(within_s, progress)
                 companions.start(lab.topology, held, progress)
                 held.ready, held.ready_after_s = True, round(time.monotonic() - started_s, 2)
                 record.save(held)
