@@ -13,8 +13,8 @@ from typing import Final
 
 from services._runtime.clock import Clock
 from services._runtime.frr import FrrError
-from services.reconciler.core.state import Snapshot
-from services.reconciler.paths import Comparison, FrrView, Path, read_routes, read_sessions
+from services.reconciler.core.state import FdbEntry, Snapshot
+from services.reconciler.paths import Comparison, FrrView, Path, destinations_of, read_routes, read_sessions
 from services.reconciler.ports import Daemons
 
 LASTING_S: Final = 1.0
@@ -23,7 +23,7 @@ AFTER_EVENT_S: Final = 0.02
 """A route event: look again, but not at each of a burst."""
 SHORTEST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0
-COST_SHARE: Final = 0.004
+COST_SHARE: Final = 0.002
 """Of a core, for questions: a table of thousands of routes is asked for more rarely."""
 
 
@@ -112,6 +112,8 @@ class PathAuditor:
         self._override_table = override_table
         self._changed = asyncio.Event()
         self._bfd_seen = False
+        self._fdb: tuple[FdbEntry, ...] = ()
+        self._vteps: tuple[str, ...] = ()
         self.judge = Judge()
         self.paths: list[Path] = []
         self.view = FrrView()
@@ -141,7 +143,9 @@ class PathAuditor:
         snapshot = look()
         if snapshot is None:
             return
-        self.paths = Comparison(snapshot, view, self._override_table).paths()
+        if snapshot.fdb is not self._fdb:  # a glance keeps the table
+            self._fdb, self._vteps = snapshot.fdb, destinations_of(snapshot)
+        self.paths = Comparison(snapshot, view, self._override_table, self._vteps).paths()
         for verdict in self.judge.judge(self.paths, view, self._clock.monotonic()):
             self.on_verdict(verdict)
 

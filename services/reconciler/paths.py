@@ -111,18 +111,23 @@ class Comparison:
     snapshot: Snapshot
     view: FrrView
     override_table: int = 0
+    vteps: tuple[str, ...] | None = None
+    """What `destinations_of` gave for this very table, where that is known: it takes 6 ms for 10,000 MACs."""
     _names: dict[int, str] = field(default_factory=dict)
 
     def paths(self) -> list[Path]:
         """All destinations, in order."""
         self._names.update({link.ifindex: link.name for link in self.snapshot.links})
-        wanted = {f"{vtep}/{128 if ':' in vtep else 32}": vtep for vtep in destinations_of(self.snapshot)}
+        wanted = {f"{vtep}/{128 if ':' in vtep else 32}": vtep for vtep in self._vteps()}
         kernel = self._routes(MAIN_TABLE, wanted)
         override = self._routes(self.override_table, wanted) if self.override_table else {}
         return [
             self._path(vtep, prefix, kernel.get(prefix, ()), override.get(prefix, ()))
             for prefix, vtep in sorted(wanted.items())
         ]
+
+    def _vteps(self) -> tuple[str, ...]:
+        return destinations_of(self.snapshot) if self.vteps is None else self.vteps
 
     def _routes(self, table: int, wanted: Mapping[str, str]) -> dict[str, tuple[NextHop, ...]]:
         best: dict[str, tuple[int, tuple[NextHop, ...]]] = {}

@@ -32,7 +32,7 @@ from services.reconciler.watcher import Watcher
 
 JOIN_RETRY_S = 0.5
 QUESTION_TIMEOUT_S = 0.5
-TELL_S = 0.25
+TELL_S = 0.5
 """Between looks whether the outbox has emptied."""
 MACS_AGAIN_S = 1.0
 """While the bus is behind, remote MACs are told of once in so long."""

@@ -65,7 +65,7 @@ class ReconcilerSettings(CommonSettings):
     idle_share: Annotated[
         float,
         Field(gt=0, le=1, description="share of a core that looks without an event may take; else they are rarer"),
-    ] = 0.005
+    ] = 0.004
     on_shutdown: Annotated[
         Literal["keep", "flush"], Field(description="keep: rules stay and forward; flush: they are removed at the end")
     ] = "keep"

@@ -13,7 +13,7 @@ BURST_S: Final = 0.050
 """... or is old enough."""
 FIRST_BACKOFF_S: Final = 0.010
 LAST_BACKOFF_S: Final = 1.0
-LONGEST_WAIT_S: Final = 60.0
+LONGEST_WAIT_S: Final = 120.0
 """Between looks at everything, however dear they are."""
 ROUTE_ONLY: Final = frozenset({"route", "neighbour", "nexthop"})
 """Rules do not follow from these (I11): links and routes are looked at, nothing else."""

@@ -93,7 +93,7 @@ def test_idle_looks_take_no_more_than_their_share():
     timers.probed(100.0, 0.01)
     assert timers.probe_s == 104.0
     timers.looked(100.0, 5.0, failed=False)
-    assert timers.look_s == 160.0, "but once a minute"
+    assert timers.look_s == 220.0, "but once in two minutes"
 
 
 def test_failures_back_off_and_success_forgets_them():
