@@ -9,9 +9,11 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from services.cli.failure import CommandError
 from services.cli.lab.faults import Direction, Fault, FaultKind, alternating, repeated
+from services.cli.lab.topology import Bfd, LabSettings
 from services.cli.output import print_json, print_note, stdout_console
 
 lab_app = typer.Typer(
@@ -104,25 +106,10 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
 
     It stays until `turnbuckle lab down`. The application of host N lives in namespace PREFIX-aN with 172.16.0.N.
     """
-    from pydantic import ValidationError  # noqa: PLC0415 - quick --help
-
     from services.cli.lab.lab import Lab  # noqa: PLC0415 - quick --help
-    from services.cli.lab.topology import Bfd, LabSettings  # noqa: PLC0415
 
-    try:
-        settings = LabSettings(
-            prefix=prefix,
-            hosts=hosts,
-            bfd=None if bfd == "off" else Bfd.parse(bfd),
-            realtime=not no_realtime,
-            fast_path=fast_path,
-            reconciler=reconciler,
-        )
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise typer.BadParameter(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--bfd") from error
+    given = {"prefix": prefix, "hosts": hosts, "realtime": not no_realtime}
+    settings = _settings({**given, "fast_path": fast_path, "reconciler": reconciler}, bfd)
     lab = Lab.up(settings, print_note)
     if as_json:
         print_json(_status(lab))
@@ -184,31 +171,27 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
     alternate: Annotated[bool, typer.Option("--alternate", help="At both switches in turn.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Restore KIND there, or without KIND everything.")] = False,
 ) -> None:
-    """Break something at the switches. Without --for it stays broken until --restore.
-
-    The thesis' evaluation: --for 20 --every 40. Ctrl-C restores what is broken at that moment.
-    """
+    """Break something at the switches, until --restore or --for so long. Ctrl-C restores it. Thesis: --for 20 --every 40."""
     from services.cli.lab.lab import Lab  # noqa: PLC0415 - quick --help
     from services.cli.lab.schedule import Rhythm  # noqa: PLC0415
 
+    again = every is not None or times is not None or alternate
     if kind is None and not restore:
         raise typer.BadParameter(f"say what breaks: {', '.join(FaultKind)}; or --restore", param_hint="KIND")
-    if seconds is None and (every is not None or times is not None or alternate):
+    if seconds is None and again:
         raise typer.BadParameter("--every, --times and --alternate need --for", param_hint="--for")
     if every is not None and seconds is not None and every <= seconds:
         raise typer.BadParameter("must be longer than --for", param_hint="--every")
     lab = Lab.attach(prefix)
     fault = None if kind is None else Fault(kind=kind, host=host, switch=switch, direction=direction)
     try:
-        if restore:
+        if restore or fault is None:
             lab.restore(fault)
-        elif fault is not None and seconds is None:
+        elif seconds is None:
             lab.inject(fault)
-        elif fault is not None and seconds is not None:
-            again = every is not None or times is not None or alternate
-            up_s = (every or 2 * seconds) - seconds
-            series = alternating(fault) if alternate else repeated(fault)
-            _run_schedule(lab, series, Rhythm(seconds, up_s, 0.0, times if again else 1))
+        else:
+            rhythm = Rhythm(seconds, (every or 2 * seconds) - seconds, 0.0, times if again else 1)
+            _run_schedule(lab, alternating(fault) if alternate else repeated(fault), rhythm)
     except ValueError as error:
         raise CommandError(str(error)) from error
 
@@ -245,6 +228,16 @@ def meter_command(  # noqa: PLR0913 - a command's options are its parameters
         return
     for line in result["summary"]:
         stdout_console().print(line)
+
+
+def _settings(given: dict[str, Any], bfd: str) -> LabSettings:
+    try:
+        return LabSettings(**given, bfd=None if bfd == "off" else Bfd.parse(bfd))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise typer.BadParameter(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--bfd") from error
 
 
 def _run_schedule(lab: Any, series: Iterator[Fault], rhythm: Any) -> None:
