@@ -171,7 +171,10 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
     alternate: Annotated[bool, typer.Option("--alternate", help="At both switches in turn.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Restore KIND there, or without KIND everything.")] = False,
 ) -> None:
-    """Break something at the switches, until --restore or --for so long. Ctrl-C restores it. Thesis: --for 20 --every 40."""
+    """Break something at the switches, for a while or until --restore. As in the thesis: --for 20 --every 40.
+
+    Ctrl-C restores what is broken at that moment.
+    """
     from services.cli.lab.lab import Lab  # noqa: PLC0415 - quick --help
     from services.cli.lab.schedule import Rhythm  # noqa: PLC0415
 
