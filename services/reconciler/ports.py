@@ -50,7 +50,7 @@ class Happened:
     """What a look at the subscription brought."""
 
     causes: dict[str, int]
-    """By kind: ``link``, ``fdb``, ``route``, ``neighbour``, ``tc``, ``nexthop``. Those of own writes are left out."""
+    """By kind: ``link``, ``fdb``, ``route``, ``nexthop``, ``tc``. Those of own writes are left out."""
     overrun: bool = False
     """Events were lost (ENOBUFS): only a full look helps."""
 

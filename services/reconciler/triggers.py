@@ -15,7 +15,7 @@ FIRST_BACKOFF_S: Final = 0.010
 LAST_BACKOFF_S: Final = 1.0
 LONGEST_WAIT_S: Final = 120.0
 """Between looks at everything, however dear they are."""
-ROUTE_ONLY: Final = frozenset({"route", "neighbour", "nexthop"})
+ROUTE_ONLY: Final = frozenset({"route", "nexthop"})
 """Rules do not follow from these (I11): links and routes are looked at, nothing else."""
 
 

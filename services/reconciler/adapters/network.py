@@ -68,9 +68,9 @@ class KernelEvents:
 
 
 def cause_of(message: Message) -> str:
-    """What kind of change an event tells of; empty: none that matters."""
+    """What kind of change an event tells of; empty: none that matters, such as a neighbour that was heard again."""
     if message.kind in {Rtm.NEWNEIGH, Rtm.DELNEIGH}:
-        return "fdb" if message.payload[:1] == bytes((AF_BRIDGE,)) else "neighbour"
+        return "fdb" if message.payload[:1] == bytes((AF_BRIDGE,)) else ""
     return _CAUSES.get(message.kind, "")
 
 

@@ -80,7 +80,7 @@ def test_a_burst_is_waited_for_but_not_for_ever():
     taken = burst.take()
     assert (taken.causes, taken.first_s, taken.only_paths) == ({"fdb": 1, "route": 100}, 10.0, False)
     assert burst.due_s() is None
-    burst.note({"route": 1, "neighbour": 2, "nexthop": 1}, 11.0)
+    burst.note({"route": 1, "nexthop": 1}, 11.0)
     assert burst.only_paths
 
 

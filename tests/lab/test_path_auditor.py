@@ -1,0 +1,102 @@
+"""The path auditor in the dual-ToR lab, with FRR and BFD for real: faults are no disagreement, a wrong route is one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from schemas.network import RouteEvent, RouteKind
+from schemas.streams import ROUTE_STREAM
+from services._runtime.app import run_in_process
+from services._runtime.bus import Delivery
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.cli.lab.faults import Fault
+from services.cli.lab.lab import Lab
+from services.reconciler.service import Reconciler
+from services.reconciler.settings import ReconcilerSettings
+from tests.support.deadline import until
+
+pytestmark = [pytest.mark.netns, pytest.mark.slow]
+
+REMOTE = "10.255.0.2"
+
+
+class Audited:
+    """A reconciler that looks after the first host, and what it tells of paths."""
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self.reconciler = reconciler
+        self.told: list[RouteEvent] = []
+
+    async def take(self, delivery: Delivery) -> None:
+        assert isinstance(delivery.message, RouteEvent)
+        self.told.append(delivery.message)
+
+    def of(self, *kinds: RouteKind) -> list[RouteEvent]:
+        return [event for event in self.told if event.kind in kinds]
+
+    def agrees(self) -> bool:
+        """Whether all that was asked for is compared, and equal."""
+        paths, view = self.reconciler._paths()
+        uplinks = [path.kernel for path in paths if path.destination == REMOTE]
+        return view.routes is not None and len(uplinks) == 1 and not any(path.reason for path in paths)
+
+
+@pytest.fixture
+async def audited(whole: Lab, tmp_path: Path) -> AsyncIterator[Audited]:
+    host = whole.topology.hosts[0]
+    settings = ReconcilerSettings.load(
+        {}, node="h1", netns=host.netns, frr_pathspace=host.netns, state_directory=tmp_path
+    )
+    broker = MemoryBroker()
+    bus, ours = MemoryBus(broker), MemoryBus(broker)
+    async with run_in_process(Reconciler, settings, bus) as reconciler:
+        audited = Audited(reconciler)
+        await ours.consume(ROUTE_STREAM, "test", audited.take)
+        await until(audited.agrees, within_s=20, what="the first comparison")
+        yield audited
+    await bus.close(1)
+    await ours.close(1)
+
+
+async def test_an_edge_fault_is_told_as_routes_and_is_no_disagreement(whole: Lab, audited: Audited) -> None:
+    with whole.fault(Fault.blackhole(1, 1)):
+        await until(lambda: len(audited.of(RouteKind.ROUTE)) >= 1, within_s=20, what="the route that changed")
+        await until(lambda: whole.next_hops(1, 2) == {"p2"}, within_s=20, what="the way around")
+    await until(lambda: whole.next_hops(1, 2) == {"p1", "p2"}, within_s=30, what="both uplinks")
+    await until(audited.agrees, within_s=5, what="agreement")
+    assert audited.of(RouteKind.DISAGREEMENT, RouteKind.AGREEMENT) == []
+    route = next(event for event in audited.of(RouteKind.ROUTE) if REMOTE in event.destination)
+    assert (len(route.before), len(route.after)) == (2, 1)
+    assert audited.reconciler.loop is not None
+    assert audited.reconciler.loop.counts.writes == 0
+
+
+async def test_a_route_that_is_not_frrs_is_told_within_two_seconds(whole: Lab, audited: Audited) -> None:
+    """As FRR 8.4 leaves one behind after a link has flapped: one next hop fewer than FRR shows."""
+    netns = whole.topology.hosts[0].netns
+    shown = await asyncio.to_thread(
+        subprocess.check_output, ["ip", "-n", netns, "route", "show", f"{REMOTE}/32", "proto", "bgp"], text=True
+    )
+    head = shown.splitlines()[0].split("proto")[0].split()[0]
+    gateway = ["nexthop", "via", "inet6", "fe80::1"] if "inet6" in shown else ["via", "169.254.0.1"]
+    short = ["ip", "-n", netns, "route", "replace", head, "proto", "bgp", "metric", "20", *gateway]
+    await asyncio.to_thread(subprocess.check_call, [*short, "dev", "p2", "onlink"])
+    began_s = monotonic()
+    await until(lambda: audited.of(RouteKind.DISAGREEMENT), within_s=5, what="the alarm")
+    assert monotonic() - began_s < 2.0
+    alarm = audited.of(RouteKind.DISAGREEMENT)[0]
+    assert alarm.alarm
+    assert (alarm.destination, len(alarm.after), len(alarm.frr)) == (REMOTE, 1, 2)
+    assert audited.reconciler._auditor is not None
+    assert audited.reconciler._auditor.judge.disagreements == 1
+
+    with whole.fault(Fault.link_down(1, 1)):  # zebra writes its route anew
+        await until(lambda: audited.of(RouteKind.AGREEMENT), within_s=20, what="its end")
+    assert audited.of(RouteKind.AGREEMENT)[0].latency_us > 1_000_000

@@ -1,0 +1,97 @@
+"""Which kernel events matter, how failures are explained, what the rights are, and the settings of ports."""
+
+import errno
+
+import pytest
+
+from services._runtime.settings import SettingsError
+from services.reconciler.adapters import network as network_module
+from services.reconciler.adapters.framing import Message
+from services.reconciler.adapters.network import KernelNetwork, cause_of
+from services.reconciler.adapters.rights import why_not_allowed
+from services.reconciler.adapters.rtnetlink import AF_BRIDGE, AF_INET, Rtm
+from services.reconciler.ports import UnreadableError
+from services.reconciler.settings import ReconcilerSettings
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "cause"),
+    [
+        (Rtm.NEWLINK, 0, "link"),
+        (Rtm.DELNEIGH, AF_BRIDGE, "fdb"),
+        (Rtm.NEWNEIGH, AF_INET, ""),
+        (Rtm.NEWROUTE, AF_INET, "route"),
+        (Rtm.NEWNEXTHOP, AF_INET, "nexthop"),
+        (Rtm.DELCHAIN, 0, "tc"),
+        (Rtm.NEWACTION, 0, "tc"),
+        (Rtm.NEWADDR, AF_INET, ""),
+    ],
+)
+def test_causes_of_events(kind, family, cause):
+    assert cause_of(Message(kind, 0, 0, bytes((family,)) + bytes(15))) == cause
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/run/netns/x"), "ip netns add x"),
+        (PermissionError(errno.EPERM, "Operation not permitted"), "run as root, or with CAP_NET_ADMIN"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "the kernel does not answer: Cannot allocate memory"),
+    ],
+)
+def test_failures_are_explained(monkeypatch, error, text):
+    def refuse(_netns):
+        raise error
+
+    monkeypatch.setattr(network_module, "Kernel", refuse)
+    network = KernelNetwork("x", event_buffer_bytes=4_096)
+    for call in (network.snapshot, network.probe, network.paths, network.subscribe):
+        with pytest.raises(UnreadableError, match=text):
+            call()
+
+
+def test_what_the_kernel_lacks_is_tried_again_now_and_then(monkeypatch):
+    now, answers = [100.0], [{feature: "No such file" for feature in network_module_features()[-1:]}, {}]
+    monkeypatch.setattr(network_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(network_module, "missing_features", lambda: answers.pop(0))
+    network = KernelNetwork(None, event_buffer_bytes=4_096)
+
+    lacks = network.unsupported()
+
+    assert lacks is not None
+    assert lacks.endswith("; modprobe cls_flower, or a kernel with CONFIG_NET_CLS_FLOWER")
+    assert network.unsupported() == lacks
+    now[0] += 11
+    assert network.unsupported() is None
+    now[0] += 1_000
+    assert network.unsupported() is None, "not tried again"
+
+
+def network_module_features():
+    from services._runtime.kernel_support import FEATURES  # noqa: PLC0415 - only here
+
+    return FEATURES
+
+
+def test_rights(tmp_path):
+    status = tmp_path / "status"
+    status.write_text("CapEff:\t0000000000000000\n")
+    assert "CAP_NET_ADMIN" in why_not_allowed(None, status)
+    status.write_text("CapEff:\t0000000000001000\n")
+    assert why_not_allowed(None, status) is None
+    assert "CAP_SYS_ADMIN" in why_not_allowed("x", status)
+    status.write_text("CapEff:\t000001ffffffffff\n")
+    assert why_not_allowed("x", status) is None
+
+
+def test_ports_and_their_macs():
+    settings = ReconcilerSettings.load(
+        {"TURNBUCKLE_RECONCILER__PORTS": "rep0=02:00:00:00:00:0A, rep0=02:00:00:00:00:02, rep1"}
+    )
+    assert settings.forwarding().application_macs == {
+        "rep0": ("02:00:00:00:00:0a", "02:00:00:00:00:02"),
+        "rep1": (),
+    }
+    for wrong in ("rep0=01:00:00:00:00:0a", "rep0=nonsense", "=02:00:00:00:00:0a", "a_name_far_too_long"):
+        with pytest.raises(SettingsError):
+            ReconcilerSettings.load({"TURNBUCKLE_RECONCILER__PORTS": wrong})
