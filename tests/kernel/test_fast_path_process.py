@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import time
 from contextlib import asynccontextmanager
 
@@ -376,3 +377,45 @@ async def test_many_destinations_are_overridden_by_one_rule(host, tmp_path) -> N
         os.kill(fast.daemon, signal.SIGKILL)
         await until(lambda: not any("lookup 102" in line for line in host.rules()), within_s=1.5, what="no such rule")
     assert (host.rules(), host.overrides(101), host.overrides(102)) == ([], {}, {})
+
+
+def segment(source, port, flags):
+    """An IPv6 packet with a TCP header and nothing else."""
+    tcp = struct.pack("!HHIIBBHHH", port, 40_000, 1, 1, 5 << 4, flags, 0, 0, 0)
+    ends = socket.inet_pton(socket.AF_INET6, source) + socket.inet_pton(socket.AF_INET6, "fe80::1")
+    return struct.pack("!IHBB", 6 << 28, len(tcp), socket.IPPROTO_TCP, 1) + ends + tcp
+
+
+async def test_a_switch_that_closes_its_bgp_session_is_left(host, tmp_path) -> None:
+    """Only that: a FIN or RST of port 179 from a link-local address."""
+    fin, rst, psh_ack, bgp = 0x11, 0x04, 0x18, 179
+    async with running(host, tmp_path) as fast:
+        with socket_in(host.name, socket.AF_PACKET, socket.SOCK_DGRAM) as switch:
+            to = ("q1", 0x86DD, 0, 0, b"\xff" * 6)
+            for packet in (
+                segment("fe80::9", bgp, psh_ack),
+                segment("fe80::9", 180, fin),
+                segment("fd00::9", bgp, fin),
+            ):
+                switch.sendto(packet, to)
+            host.frr_route("10.255.0.4", "p1", "p2")
+            await until(lambda: fast.service._state["routes"] == 3, what="that the loop has gone on", within_s=3)
+            assert host.overrides() == {}
+
+            switch.sendto(segment("fe80::9", bgp, rst), to)
+            await fast.told(RouteKind.OVERRIDE, "bgp", 3)
+            await fast.told(RouteKind.RELEASE, "timeout", 3)
+            # A link that is made anew is watched as well.
+            host.ip("link", "del", "p1")
+            host.ip("link", "add", "p1", "type", "veth", "peer", "name", "q1")
+            for end in ("p1", "q1"):
+                host.ip("link", "set", end, "up")
+            host.frr_route(H2, "p1", "p2")
+            host.bfdd.change("p1", "down")
+            host.bfdd.change("p1", "up")
+            await until(
+                lambda: fast.service._state["uplinks"]["p1"][1:3] == [True, "up"] and not host.overrides(),
+                what="a new p1",
+            )
+            switch.sendto(segment("fe80::9", bgp, fin), to)
+            await fast.overrides({H2: ["p2"]})

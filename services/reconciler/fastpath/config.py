@@ -24,6 +24,7 @@ class Config(NamedTuple):
     ownership: Ownership
     limits: Limits
     standby_above: int
+    bgp_watch: bool
     event_buffer_bytes: int
     silence_s: float
     """After which the watchdog acts."""

@@ -19,7 +19,6 @@ override: a session that was never up may belong to a switch that does not know 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from services.reconciler.fastpath.uplinks import DOWN, UP, FaultCount, Uplink
@@ -31,6 +30,7 @@ from services.reconciler.fastpath.values import (
     Mark,
     Outcome,
     Overridden,
+    Override,
     Release,
     Released,
     Status,
@@ -40,19 +40,9 @@ from services.reconciler.fastpath.values import (
 
 BFDD: Final = "bfdd"
 """The input that sessions come from."""
+WORDS: Final = frozenset({Cause.PEER, Cause.BGP})
+"""What others say: it dies at T_max, whatever happens."""
 _NEVER: Final = float("inf")
-
-
-@dataclass(slots=True)
-class Override:
-    """A route of our table."""
-
-    marks: dict[int, Mark]
-    """By ifindex."""
-    route: FrrRoute
-    """As installed."""
-    since_s: float
-    alarmed: bool = False
 
 
 class FastPathCore:
@@ -122,6 +112,14 @@ class FastPathCore:
     def peer(self, destination: str, tor: str, now_s: float) -> tuple[str, Outcome]:
         """Another host, ``destination``, says that it cannot be reached through a ToR; returns what came of it."""
         return self._peer(destination, tor, now_s), self._take(now_s)
+
+    def closed(self, name: str, now_s: float) -> Outcome:
+        """The switch at an uplink has closed its BGP session: it may not hear us, and FRR will leave it soon."""
+        uplink = self.uplinks[name]
+        deaf = self.blind or now_s < self.damped_until_s or uplink.dead or not uplink.ifindex
+        if not deaf and not self._too_many_words(f"the switch at {name}", now_s):
+            self._answer(uplink, Mark(now_s, Cause.BGP), now_s)
+        return self._take(now_s)
 
     def tors(self, router_ids: Mapping[str, str]) -> None:
         """Which ToR is at the other end of each uplink; those not named keep theirs."""
@@ -241,18 +239,26 @@ class FastPathCore:
             return "no_route"
         if self.blind:
             return "blind"
-        if now_s < self.damped_until_s or now_s < self._ignored.get(destination, -_NEVER):
+        if now_s < self.damped_until_s:
             return "damped"
-        if self._peers.setdefault(destination, FaultCount()).add(now_s, self._limits):
-            self._ignored[destination] = now_s + self._limits.damper_hold_s
-            reason = f"{destination} told of too many faults: not listened to for {self._limits.damper_hold_s:g} s"
-            self._out.statuses.append(Status("peer_damped", reason, alarm=True, peer=destination))
+        if self._too_many_words(destination, now_s):
             return "damped"
         named = {hop.ifindex for hop in route.hops}
         known = self._marks_of(destination)
         # Said twice is not said longer: an earlier mark keeps its time, and so its end.
         marks = {index: mark for index, mark in marks.items() if index in named and index not in known}
         return "applied" if marks and self._mark(destination, route, marks, now_s) else "nothing_to_do"
+
+    def _too_many_words(self, source: str, now_s: float) -> bool:
+        """Rule 11 for what others say."""
+        if now_s < self._ignored.get(source, -_NEVER):
+            return True
+        if not self._peers.setdefault(source, FaultCount()).add(now_s, self._limits):
+            return False
+        self._ignored[source] = now_s + self._limits.damper_hold_s
+        reason = f"{source} told of too many faults: not listened to for {self._limits.damper_hold_s:g} s"
+        self._out.statuses.append(Status("peer_damped", reason, alarm=True, peer=source))
+        return True
 
     def _marks_of(self, destination: str) -> Mapping[int, Mark]:
         return self.overrides[destination].marks if destination in self.overrides else {}
@@ -382,7 +388,7 @@ class FastPathCore:
     def _over(self, index: int, mark: Mark, now_s: float) -> bool:
         if now_s < mark.since_s + self._limits.t_max_s:
             return False
-        return mark.cause is Cause.PEER or index not in self._dead
+        return mark.cause in WORDS or index not in self._dead
 
 
 def _empty() -> Outcome:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from services.reconciler.fastpath.core import FastPathCore, Override
+from services.reconciler.fastpath.core import FastPathCore
 from services.reconciler.fastpath.uplinks import Uplink
 from services.reconciler.fastpath.values import (
     FrrRoute,
@@ -22,6 +22,7 @@ from services.reconciler.fastpath.values import (
     Limits,
     Mark,
     Outcome,
+    Override,
     Release,
     Released,
     Status,
@@ -139,6 +140,9 @@ class GroupedCore(FastPathCore):
     # -- one write ---------------------------------------------------------------------------------------------
 
     def _answer(self, uplink: Uplink, mark: Mark, now_s: float) -> None:
+        if self.switched is uplink:
+            self._answer_again(uplink, mark, now_s)
+            return
         if self._can_switch(uplink):
             standby = self.standbys[uplink.name]
             self._out.writes.extend(self._prepare(uplink, standby, LAST_MINUTE))
@@ -152,6 +156,15 @@ class GroupedCore(FastPathCore):
             return
         self._dissolve(now_s)
         super()._answer(uplink, mark, now_s)
+
+    def _answer_again(self, uplink: Uplink, mark: Mark, now_s: float) -> None:
+        """What the switch had said first is a fault that we see now."""
+        self._group_mark, self._group_alarmed = mark, False
+        self._due_s = min(self._due_s, now_s + self._limits.t_max_s)
+        rows = self.standbys[uplink.name].rows
+        for destination, route in self.routes.items():
+            if destination not in rows and _uses(route, uplink):
+                self._mark(destination, route, {uplink.ifindex: mark}, now_s)
 
     def _can_switch(self, uplink: Uplink) -> bool:
         standby = self.standbys[uplink.name]

@@ -16,6 +16,7 @@ from services.reconciler.adapters.netlink import Message, Subscription
 from services.reconciler.adapters.rtnetlink import Group, Rtm
 from services.reconciler.fastpath.audit import Audit, Trigger
 from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed
+from services.reconciler.fastpath.bgp_watch import BgpWatch
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.control import ControlLink, Order
 from services.reconciler.fastpath.core import BFDD
@@ -65,6 +66,7 @@ class FastPathLoop:
         self._bfd: BfdClient | None = None
         self._stopping = ""
         self._poller = Poller()
+        self._bgp = BgpWatch(config.netns, self._poller, self._on_closed) if config.bgp_watch else None
         self._beat_s = self._state_s = self._reconnect_s = 0.0
         self._resync_s = float("inf")
         self._prepare_s = 0.0
@@ -301,6 +303,13 @@ class FastPathLoop:
         if link.name in self._core.uplinks:
             outcome = self._core.link(link.name, link.ifindex, carrier=link.carrier, now_s=now_s)
             self._carry_out(outcome, self._trigger("carrier", now_s, link.name))
+            refused = self._bgp.follow(link.name, link.ifindex) if self._bgp is not None else None
+            if refused is not None:
+                self.warn("bgp_not_watched", f"{link.name}: {refused}")
+
+    def _on_closed(self, name: str) -> None:
+        now_s = time.monotonic()
+        self._carry_out(self._core.closed(name, now_s), self._trigger("bgp", now_s, name))
 
     def _look_at_everything(self) -> None:
         """Links and FRR's routes as they are now."""

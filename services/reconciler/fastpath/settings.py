@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
@@ -77,6 +77,10 @@ class FastPathSettings(CommonSettings):
             "table of their own, so that one write overrides all",
         ),
     ] = 500
+    bgp_watch: Annotated[
+        Literal["on", "off"],
+        Field(description="on: a switch that closes its BGP session is left at once, for it may not hear us any more"),
+    ] = "on"
     hold_s: Annotated[
         float, Field(ge=0.1, le=60, description="seconds that an override lives without a fault that is seen here")
     ] = Limits().t_max_s
@@ -140,6 +144,7 @@ class FastPathSettings(CommonSettings):
             ownership=Ownership(self.table, self.rule_priority),
             limits=Limits(self.hold_s, self.damper_faults, self.damper_window_s, self.damper_hold_s),
             standby_above=self.standby_above,
+            bgp_watch=self.bgp_watch == "on",
             event_buffer_bytes=self.event_buffer_bytes,
             silence_s=self.watchdog_silence_s,
             realtime_priority=self.realtime_priority,

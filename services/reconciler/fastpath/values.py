@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ class Cause(StrEnum):
     """The link lost IFF_LOWER_UP."""
     PEER = "peer"
     """The host at the other end says that it lost its link to that ToR."""
+    BGP = "bgp"
+    """The switch has closed its BGP session with us: it may hear us no more."""
 
 
 class Release(StrEnum):
@@ -81,6 +84,18 @@ class Mark(NamedTuple):
 
     since_s: float
     cause: Cause
+
+
+@dataclass(slots=True)
+class Override:
+    """A route of our table."""
+
+    marks: dict[int, Mark]
+    """By ifindex."""
+    route: FrrRoute
+    """As installed."""
+    since_s: float
+    alarmed: bool = False
 
 
 class Overridden(NamedTuple):

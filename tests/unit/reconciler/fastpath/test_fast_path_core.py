@@ -267,3 +267,36 @@ def test_a_new_look_at_all_routes_is_a_change_of_each(core) -> None:
         H3: Release.FRR_CONVERGED,
     }
     assert set(core.routes) == {H3, "10.255.0.4"}
+
+
+def test_a_switch_that_closes_its_session_is_left_until_frr_agrees_or_t_max(core) -> None:
+    outcome = core.closed("p1", 10)
+    assert outcome.writes == [Write(H2, route(P2)), Write(H3, route(P2))]
+    assert outcome.tell is None, "the others reach us through it"
+    assert [row.reason for row in core.some_routes({H2: route(P2)}, 10.07).released] == [Release.FRR_CONVERGED]
+    assert [row.reason for row in core.tick(11).released] == [Release.TIMEOUT]
+
+
+def test_both_switches_closing_leave_frrs_route(core) -> None:
+    """Our own bgpd ends, say: both sessions close."""
+    core.closed("p1", 10)
+
+    assert [write.route for write in core.closed("p2", 10.001).writes] == [None, None]
+
+
+def test_a_session_that_fails_afterwards_is_a_fault_of_its_own(core) -> None:
+    core.closed("p1", 10)
+    outcome = core.bfd("p1", "down", 10.12)
+
+    assert not outcome.writes
+    assert outcome.tell == Tell("p1", TOR1)
+    assert not core.tick(11.5).released, "held for what is dead here"
+
+
+def test_a_switch_that_closes_again_and_again_is_not_listened_to(core) -> None:
+    for now_s in (10, 12, 14):
+        assert core.closed("p1", now_s).writes
+        core.tick(now_s + 1)
+
+    assert [status.kind for status in core.closed("p1", 16).statuses] == ["peer_damped"]
+    assert not core.overrides

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.reconciler.fastpath.core import BFDD
+from services.reconciler.fastpath.core import BFDD, WORDS
 from services.reconciler.fastpath.group import GroupedCore
-from services.reconciler.fastpath.values import Cause, FrrRoute, Hop, Limits, Release, Switch
+from services.reconciler.fastpath.values import FrrRoute, Hop, Limits, Release, Switch
 
 UPLINKS = {"p1": 11, "p2": 12, "p3": 13}
 TORS = {"p1": "1.1.1.1", "p2": "2.2.2.2", "p3": "2.2.2.2"}
@@ -130,6 +130,13 @@ class FastPathMachine(RuleBasedStateMachine):
             if destination != origin and self.table.get(destination) != before.get(destination):
                 assert destination not in self.table, "another's word is for its own route only"
 
+    @rule(name=uplinks)
+    def switch_closes_its_session(self, name):
+        before = set(self.table)
+        self.apply(self.core.closed(name, self.now_s))
+        if not self.seeing:
+            assert set(self.table) <= before, "blind: nothing new"
+
     @rule(seconds=st.sampled_from([0.001, 0.3, 0.7, 1.0, 4.0, 11.0, 31.0]))
     def time_passes(self, seconds):
         """The loop wakes when it said it would."""
@@ -238,7 +245,7 @@ class FastPathMachine(RuleBasedStateMachine):
             assert override.marks.keys() <= named, "FRR agrees: it is over"
             for index, mark in override.marks.items():
                 if self.now_s > mark.since_s + LIMITS.t_max_s:
-                    assert mark.cause is not Cause.PEER, "another's word dies at T_max"
+                    assert mark.cause not in WORDS, "another's word dies at T_max"
                     assert self.dead(index), "held beyond T_max only for what is dead here"
 
     @invariant()
@@ -249,6 +256,7 @@ class FastPathMachine(RuleBasedStateMachine):
             for destination in rows:
                 assert self.core.switched.ifindex in {hop.ifindex for hop in self.frr[destination].hops}
             if self.now_s > mark.since_s + LIMITS.t_max_s:
+                assert mark.cause not in WORDS
                 assert self.dead(self.core.switched.ifindex)
 
     @invariant()
