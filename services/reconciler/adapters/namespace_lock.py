@@ -29,7 +29,8 @@ def lock_path(state_directory: Path, netns: str | None, role: str = "reconciler"
         OSError: there is no such namespace.
     """
     file = netns_path(netns) if netns is not None else Path("/proc/self/ns/net")
-    return state_directory / f"{role}-net-{file.stat().st_ino}.lock"
+    # In a directory of their own: the agents' locks lie in the one above.
+    return state_directory / "network" / f"{role}-{file.stat().st_ino}.lock"
 
 
 class NamespaceLock:

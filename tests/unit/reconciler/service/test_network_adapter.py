@@ -4,6 +4,7 @@ import errno
 
 import pytest
 
+from services._runtime.kernel_support import FEATURES
 from services._runtime.settings import SettingsError
 from services.reconciler.adapters import network as network_module
 from services.reconciler.adapters.framing import Message
@@ -51,7 +52,7 @@ def test_failures_are_explained(monkeypatch, error, text):
 
 
 def test_what_the_kernel_lacks_is_tried_again_now_and_then(monkeypatch):
-    now, answers = [100.0], [{feature: "No such file" for feature in network_module_features()[-1:]}, {}]
+    now, answers = [100.0], [dict.fromkeys(FEATURES[-1:], "No such file"), {}]
     monkeypatch.setattr(network_module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(network_module, "missing_features", lambda: answers.pop(0))
     network = KernelNetwork(None, event_buffer_bytes=4_096)
@@ -65,12 +66,6 @@ def test_what_the_kernel_lacks_is_tried_again_now_and_then(monkeypatch):
     assert network.unsupported() is None
     now[0] += 1_000
     assert network.unsupported() is None, "not tried again"
-
-
-def network_module_features():
-    from services._runtime.kernel_support import FEATURES  # noqa: PLC0415 - only here
-
-    return FEATURES
 
 
 def test_rights(tmp_path):
