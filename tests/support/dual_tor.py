@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from services.cli.lab import build, record
-from services.cli.lab.lab import Lab
-from services.cli.lab.topology import LabSettings
+if TYPE_CHECKING:
+    # Tests in the emulated machine have the same conftest, and there these imports take many seconds.
+    from services.cli.lab.lab import Lab
 
 PREFIX = "t"
 """Followed by the pid of the test run."""
@@ -24,6 +25,8 @@ def own_prefix(kind: str = "") -> str:
 
 def remove_orphans() -> None:
     """Remove labs of test runs that were killed."""
+    from services.cli.lab import build, record  # noqa: PLC0415 - see above
+
     for prefix in record.prefixes():
         pid = prefix.removeprefix(PREFIX).lstrip("abcdefghijklmnopqrstuvwxyz")
         if prefix.startswith(PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -36,6 +39,9 @@ def remove_orphans() -> None:
 @contextmanager
 def open_lab() -> Iterator[Lab]:
     """Two hosts, BFD 50x3."""
+    from services.cli.lab.lab import Lab  # noqa: PLC0415 - see above
+    from services.cli.lab.topology import LabSettings  # noqa: PLC0415
+
     remove_orphans()
     lab = Lab.up(LabSettings(prefix=own_prefix()))
     try:
