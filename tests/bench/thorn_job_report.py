@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
 
 from tests.bench.figures import Spread
+from tests.bench.thorn_job_faults import InjectedFault
 from tests.bench.thorn_job_supervisor import JobRun
 
 _PERCENTILES: Final = (50, 90, 95, 99)
@@ -87,22 +89,22 @@ def noticed_after_s(run: JobRun) -> tuple[float, ...]:
 def stalls_ms(run: JobRun) -> tuple[float, ...]:
     """For each fault that the job lived through: by how much it delayed the iterations of the next two seconds.
 
-    That is, their time beyond the run's median; what the machine's mood adds to all iterations is left out by that.
+    That is, their time beyond the mean of iterations that no fault touched.
     """
     iterations = run.of_kind("iteration")
-    if not iterations:
-        return ()
-    usual = float(np.median([line["ms"] for line in iterations]))
     lost_at = [attempt.ended for attempt in run.attempts if attempt.lost]
-    found = []
-    for fault in run.faults:
-        until = fault.since + _AFTERMATH_S
-        touched = [
-            line["ms"] for line in iterations if line["t"] > fault.since and line["t"] - line["ms"] / 1e3 < until
-        ]
-        if touched and not any(fault.since <= at <= (fault.until or until) for at in lost_at):
-            found.append(sum(touched) - usual * len(touched))
-    return tuple(found)
+    touched = [[line["ms"] for line in iterations if _touches(fault, line)] for fault in run.faults]
+    others = [line["ms"] for line in iterations if not any(_touches(fault, line) for fault in run.faults)]
+    return tuple(
+        sum(times) - fmean(others) * len(times)
+        for fault, times in zip(run.faults, touched, strict=True)
+        if times and others and not any(fault.since <= at <= (fault.until or at) for at in lost_at)
+    )
+
+
+def _touches(fault: InjectedFault, iteration: dict[str, Any]) -> bool:
+    begin = iteration["t"] - iteration["ms"] / 1e3
+    return bool(iteration["t"] > fault.since and begin < fault.since + _AFTERMATH_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class JobResult:
             time_spent(run),
             noticed_after_s(run),
             stalls_ms(run),
-            tuple(line["error"] for line in run.of_kind("lost")),
+            tuple(attempt.error for attempt in run.attempts if attempt.lost),
             len(run.attempts) - 1,
             tuple((fault.port, fault.since - begin, (fault.until or end) - begin) for fault in run.faults),
             tuple((line["t"] - begin, line["accuracy"]) for line in evaluations),

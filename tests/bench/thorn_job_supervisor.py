@@ -53,11 +53,15 @@ class JobOptions:
 
 @dataclass(slots=True)
 class Attempt:
-    """One set of ranks from start to end, in CLOCK_MONOTONIC seconds. `lost`: it ended because a peer was lost."""
+    """One set of ranks from start to end, in CLOCK_MONOTONIC seconds.
+
+    `lost`: it ended because a peer was lost; `error` is what the rank said that noticed it first.
+    """
 
     started: float
     ended: float = 0.0
     lost: bool = False
+    error: str = ""
 
 
 @dataclass(slots=True)
@@ -147,8 +151,11 @@ class Supervisor:
         if run.finished:  # not when the interpreters were gone
             attempt.ended = run.of_kind("finished")[-1]["t"]
         attempt.lost = any(codes)
-        if attempt.lost and not run.faults:
-            raise JobError(f"ranks ended with {codes} without any fault:\n{self._output(len(run.attempts) - 1)}")
+        if attempt.lost:
+            outputs = [self._output(rank, len(run.attempts) - 1) for rank, code in enumerate(codes) if code]
+            if not run.faults:
+                raise JobError("\n".join([f"ranks ended with {codes} without any fault:", *outputs]))
+            attempt.error = outputs[0].strip().rpartition("\n")[2]
 
     @contextmanager
     def _ranks(self, attempt: int) -> Iterator[list[subprocess.Popen[bytes]]]:
@@ -187,9 +194,8 @@ class Supervisor:
     def _output_path(self, rank: int, attempt: int) -> Path:
         return self.directory / f"attempt{attempt}-rank{rank}.txt"
 
-    def _output(self, attempt: int) -> str:
-        paths = [self._output_path(rank, attempt) for rank in range(len(self.ground.namespaces))]
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace")[-_OUTPUT_TAIL:] for path in paths)
+    def _output(self, rank: int, attempt: int) -> str:
+        return self._output_path(rank, attempt).read_text(encoding="utf-8", errors="replace")[-_OUTPUT_TAIL:]
 
 
 def _exit_codes(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:

@@ -139,8 +139,10 @@ def join(plan: argparse.Namespace) -> None:
     """
     rendezvous = timedelta(seconds=plan.rendezvous_s)
     store = distributed.TCPStore(  # type: ignore[attr-defined]
-        plan.master, plan.port, plan.world, is_master=plan.rank == 0, timeout=rendezvous, wait_for_workers=True
+        plan.master, plan.port, plan.world, is_master=plan.rank == 0, timeout=rendezvous, wait_for_workers=False
     )
+    store.set(f"here/{plan.rank}", "")
+    store.wait([f"here/{rank}" for rank in range(plan.world)], rendezvous)
     distributed.init_process_group(
         "gloo", store=store, rank=plan.rank, world_size=plan.world, timeout=timedelta(seconds=plan.timeout_s)
     )
@@ -187,7 +189,7 @@ def main() -> NoReturn:
         train(plan, log)
     except RuntimeError as error:
         print(f"rank {plan.rank}: {error}", file=sys.stderr, flush=True)
-        log.write("lost", error=str(error)[:300])
+        log.write("lost")
         os._exit(EXIT_PEER_LOST)  # gloo's threads may wait for the dead peer for ever
     distributed.destroy_process_group()
     sys.stderr.flush()

@@ -108,5 +108,5 @@ def test_a_stall_is_what_iterations_after_a_fault_take_beyond_the_usual() -> Non
         ],
         finished=True,
     )
-    # The median is 100 ms. Of those that end after 1.15 and begin before 3.15: 100 + 700 + 200 + 100 - 4 x 100 ms.
+    # Untouched ones take 100 ms. Those that end after 1.15 and begin before 3.15: 100 + 700 + 200 + 100 - 4 x 100 ms.
     assert stalls_ms(job) == pytest.approx((700.0,))
