@@ -43,10 +43,10 @@ class BucketSpec:
         return f"{root}_{self.name}"
 
 
-CONTAINER_STREAM: Final = StreamSpec("CONTAINER", (CONTAINER_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
-OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
-ROUTE_STREAM: Final = StreamSpec("ROUTE", (ROUTE_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
-TC_STREAM: Final = StreamSpec("TC", (TC_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=256 * _MIB)
+CONTAINER_STREAM: Final = StreamSpec("CONTAINER", (CONTAINER_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=128 * _MIB)
+OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=64 * _MIB)
+ROUTE_STREAM: Final = StreamSpec("ROUTE", (ROUTE_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=64 * _MIB)
+TC_STREAM: Final = StreamSpec("TC", (TC_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=128 * _MIB)
 STREAMS: Final = (CONTAINER_STREAM, OOM_STREAM, ROUTE_STREAM, TC_STREAM)
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
