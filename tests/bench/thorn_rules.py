@@ -182,7 +182,11 @@ def _case(ground: Bench, count: int, extent: Extent) -> dict[str, Any]:
     assert len(ground.host.tc("filter", "show", "dev", "rep0", "ingress")) >= count
     if count == CHANGE_AT and extent.changes:
         with NetlinkSocket(ground.host.netns) as socket:
-            case["changes"] = [ground.one_change(index % count, socket) for index in range(extent.changes)]
+            case["changes"] = [
+                # One application of each VTEP in turn, so that no VTEP is ever left without any.
+                ground.one_change((index * MACS_PER_VTEP + index * MACS_PER_VTEP // count) % count, socket)
+                for index in range(extent.changes)
+            ]
     rules = ground.peers(count)
     if count <= extent.tc_batch_up_to:
         case["tc_batch_s"] = tc_batch(rules)
