@@ -7,81 +7,23 @@ import signal
 import socket
 import struct
 import time
-from contextlib import asynccontextmanager
 
 import pytest
 
 from schemas.network import RouteKind
-from schemas.streams import ROUTE_STREAM
-from services._runtime.app import UnusableSettingsError, run_in_process
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
+from services._runtime.app import UnusableSettingsError
 from services._runtime.netns import socket_in
 from services.reconciler.adapters.netlink import NetlinkSocket
 from services.reconciler.fastpath.flush import main as flush_by_hand
 from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode
 from services.reconciler.fastpath.routes import Write, override_request
-from services.reconciler.fastpath.service import FastPath
-from services.reconciler.fastpath.settings import FastPathSettings
 from services.reconciler.fastpath.values import FrrRoute, Hop
 from tests.support.deadline import until
 from tests.support.fast_path_lab import HostNamespace
+from tests.support.fast_path_running import KEY, running
 
 pytestmark = pytest.mark.netns
-KEY = "0123456789abcdef0123456789abcdef"
 H1, H2, H3 = "10.255.0.1", "10.255.0.2", "10.255.0.3"
-
-
-class Running:
-    """A fast path, its host and what it has told."""
-
-    def __init__(self, host, service, events):
-        self.host, self.service, self.events = host, service, events
-
-    @property
-    def daemon(self):
-        return self.service.supervisor.pids[0]
-
-    @property
-    def watchdog(self):
-        return self.service.supervisor.pids[1]
-
-    def of(self, kind, cause=None):
-        return [event for event in self.events if event.kind is kind and cause in {None, event.cause}]
-
-    async def overrides(self, expected, within_s=3.0):
-        await until(lambda: self.host.overrides() == expected, within_s=within_s, what=f"overrides {expected}")
-
-    async def told(self, kind, cause, count=1):
-        await until(lambda: len(self.of(kind, cause)) >= count, what=f"{count} {kind} for {cause}")
-        return self.of(kind, cause)[-1]
-
-
-@asynccontextmanager
-async def running(host, tmp_path, **changes):
-    """A fast path that sees, and knows its switches."""
-    broker = MemoryBroker()
-    events = []
-
-    async def take(delivery):
-        events.append(delivery.message)
-
-    theirs, ours = MemoryBus(broker), MemoryBus(broker)
-    await ours.consume(ROUTE_STREAM, "test", take)
-    values = {"node": f"n{host.number}", "netns": host.name, "uplinks": tuple(host.uplinks), "vtep": host.vtep}
-    values |= {"fabric_key": KEY, "frr_directory": host.directory, "state_directory": tmp_path / "state"}
-    values |= {"realtime_priority": 0, "watchdog_silence_s": 0.5}
-    settings = FastPathSettings.load({}, **(values | changes))
-    async with run_in_process(FastPath, settings, theirs) as service:
-        made = Running(host, service, events)
-        await until(lambda: service.not_ready() is None, what="a fast path that sees")
-        if settings.fabric_key:
-            await until(
-                lambda: all(row[3] for row in service._state.get("uplinks", {"": [0] * 4}).values()), what="switches"
-            )
-        yield made
-    for bus in (theirs, ours):
-        await bus.close(1.0)
 
 
 @pytest.fixture
@@ -194,6 +136,23 @@ async def test_a_watchdog_that_dies_is_replaced_and_the_new_one_works(host, tmp_
         await fast.overrides({H2: ["p2"], H3: ["p2"]})
         os.kill(daemon, signal.SIGKILL)
         await fast.overrides({}, within_s=1.5)
+
+
+async def test_without_a_bus_faults_are_answered_and_told_afterwards_in_order(host, tmp_path) -> None:
+    async with running(host, tmp_path) as fast:
+        fast.bus.disconnect()
+        known = len(fast.events)
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        for destination in (H2, H3):
+            host.frr_route(destination, "p2")
+        await fast.overrides({})
+        assert len(fast.events) == known
+
+        fast.bus.reconnect()
+        await fast.told(RouteKind.RELEASE, "frr_converged", 2)
+        assert [event.kind for event in fast.events[known:]] == [RouteKind.OVERRIDE] * 2 + [RouteKind.RELEASE] * 2
+        assert [event.seq for event in fast.events] == list(range(1, len(fast.events) + 1))
 
 
 async def test_bfdd_restarts(host, tmp_path) -> None:

@@ -46,16 +46,20 @@ class Audit:
         """
         self._name_of = name_of
         self._held: dict[int, list[Record]] = {}
+        """Overrides that wait for acknowledgements, by announcement."""
+        self._queue: deque[tuple[Record, int]] = deque()
+        """In order; what stands behind an override that waits is told after it."""
         self.ready: deque[Record] = deque()
         self.dropped = 0
 
     def add(self, outcome: Outcome, trigger: Trigger, announcement: Announcement | None) -> None:
         """What an input led to. Overrides that others are told of wait for their acknowledgements."""
         records = self._overrides([*outcome.overridden, *_overridden(outcome.groups)], trigger)
+        number = 0
         if announcement is not None and announcement.waiting and records:
-            self._held[announcement.number] = records
-        else:
-            self._put(records)
+            number = announcement.number
+            self._held[number] = records
+        self._put(records, number)
         self._put(self._releases([*outcome.released, *_released(outcome.groups)], trigger))
         self._put([_status(status, trigger) for status in outcome.statuses])
 
@@ -71,19 +75,23 @@ class Audit:
         for record in records:
             record["peer_ack_us"] = max(after_us, 0)
             record["reason"] += f"; {heard} of {announcement.asked} hosts have acknowledged"
-        self._put(records)
+        self._advance()
 
     def release_held(self) -> None:
         """Nobody waits for acknowledgements any more."""
-        for number in list(self._held):
-            self._put(self._held.pop(number))
+        self._held.clear()
+        self._advance()
 
-    def _put(self, records: Sequence[Record]) -> None:
-        for record in records:
+    def _put(self, records: Sequence[Record], number: int = 0) -> None:
+        self._queue.extend((record, number) for record in records)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._queue and self._queue[0][1] not in self._held:
             if len(self.ready) >= KEPT:
                 self.ready.popleft()
                 self.dropped += 1
-            self.ready.append(record)
+            self.ready.append(self._queue.popleft()[0])
 
     def _hops(self, hops: Sequence[Hop]) -> list[str]:
         texts = []

@@ -102,9 +102,11 @@ class PeerLink:
             self._number, encode(message, self._key), noticed_s, waiting, len(waiting), list(waiting), now_s
         )
         made.round.reverse()
+        self._send_round(made, now_s)
         if len(self._pending) < _MOST_PENDING:
             self._pending[made.number] = made
-        self._send_round(made, now_s)
+        else:
+            made.waiting.clear()  # nobody will be asked again
         return made
 
     @property

@@ -57,6 +57,18 @@ def test_an_override_waits_for_acknowledgements() -> None:
     ]
 
 
+def test_what_follows_an_override_that_waits_is_told_after_it() -> None:
+    made = audit()
+    told = Announcement(5, b"", 10.0, {"10.255.0.3": None}, 1, [], 10.0)
+    made.add(outcome(overridden=[Overridden("10.255.0.2", (P1, P2), (P2,))]), TRIGGER, told)
+    row = Released("10.255.0.2", ("p1",), "bfd", Release.FRR_CONVERGED, 0.005, (P2,), (P2,))
+    made.add(outcome(released=[row]), TRIGGER, None)
+    assert not made.ready
+
+    made.told(told)
+    assert [record["kind"] for record in made.ready] == ["override", "release"]
+
+
 def test_a_release_says_why_and_after_how_long() -> None:
     made = audit()
     row = Released("10.255.0.2", ("p1",), "bfd", Release.FRR_CONVERGED, 0.0711, (P2,), (P2,))

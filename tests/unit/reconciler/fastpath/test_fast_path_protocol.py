@@ -167,6 +167,14 @@ def test_many_hosts_are_told_in_bursts(link, wire) -> None:
     assert [to for _, to in wire.sent] == hosts
 
 
+def test_more_faults_than_can_be_followed_are_told_once(link, wire) -> None:
+    for _ in range(64):
+        assert link.tell("10.255.0.101", ["10.255.0.2"], noticed_s=10, now_s=10).waiting
+
+    assert not link.tell("10.255.0.101", ["10.255.0.2"], noticed_s=10, now_s=10).waiting
+    assert len(wire.sent) == 65
+
+
 def test_acknowledgements_of_others_or_of_another_start_count_nothing(link, wire) -> None:
     made = link.tell("10.255.0.101", ["10.255.0.2"], noticed_s=10, now_s=10)
     stale = encode(PeerMessage(Kind.ACK, 6, 1, "10.255.0.2", "10.255.0.101"), KEY)
