@@ -300,3 +300,16 @@ def test_a_switch_that_closes_again_and_again_is_not_listened_to(core) -> None:
 
     assert [status.kind for status in core.closed("p1", 16).statuses] == ["peer_damped"]
     assert not core.overrides
+
+
+def test_an_override_leaves_what_dies_without_being_a_fault() -> None:
+    """A session that was switched off, and then is down, was never seen to fail."""
+    core = FastPathCore(("p1", "p2", "p3"), Limits())
+    for name, index in (("p1", 11), ("p2", 12), ("p3", 13)):
+        core.link(name, index, carrier=True, now_s=0)
+        core.bfd(name, "up", 0)
+    core.some_routes({H2: route(P1, P2, P3)}, 0)
+    core.bfd("p2", "adm-down", 1)
+    assert core.bfd("p1", "down", 2).writes == [Write(H2, route(P2, P3))]
+
+    assert core.bfd("p2", "down", 2.1).writes == [Write(H2, route(P3))]
