@@ -87,7 +87,11 @@ class Limits:
 
 
 class LogReader:
-    """Reads the lines that were added since it read last."""
+    """Reads the lines of one attempt that were added since it read last.
+
+    A write that crosses a page can be seen half done, and a rank that is killed can leave half a line at the end: only
+    whole lines are taken.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -99,9 +103,9 @@ class LogReader:
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            text = file.read()
-        self._offset += len(text)
-        return [json.loads(line) for line in text.splitlines()]
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 @dataclass(slots=True)
@@ -124,19 +128,21 @@ class Supervisor:
         """
         self.directory.mkdir(parents=True)
         injector = FaultInjector(self.ground.ports, self.cycle or FaultCycle(at_most=0))
-        run, log = JobRun(faults=injector.faults), LogReader(self.directory / "log.jsonl")
+        run = JobRun(faults=injector.faults)
         deadline = time.monotonic() + self.limits.seconds
         try:
             while not run.finished and len(run.attempts) < self.limits.attempts and time.monotonic() < deadline:
-                self._attempt(run, injector, log, deadline)
+                self._attempt(run, injector, deadline)
         finally:
             injector.stop()
         return run
 
-    def _attempt(self, run: JobRun, injector: FaultInjector, log: LogReader, deadline: float) -> None:
+    def _attempt(self, run: JobRun, injector: FaultInjector, deadline: float) -> None:
         attempt = Attempt(time.monotonic())
         run.attempts.append(attempt)
-        with self._ranks(len(run.attempts) - 1) as ranks:
+        number = len(run.attempts) - 1
+        log = LogReader(self._log_path(number))
+        with self._ranks(number) as ranks:
             codes = _exit_codes(ranks)
             while not _over(codes) and time.monotonic() < deadline:
                 run.events += log.read()
@@ -152,7 +158,7 @@ class Supervisor:
             attempt.ended = run.of_kind("finished")[-1]["t"]
         attempt.lost = any(codes)
         if attempt.lost:
-            outputs = [self._output(rank, len(run.attempts) - 1) for rank, code in enumerate(codes) if code]
+            outputs = [self._output(rank, number) for rank, code in enumerate(codes) if code]
             if not run.faults:
                 raise JobError("\n".join([f"ranks ended with {codes} without any fault:", *outputs]))
             attempt.error = outputs[0].strip().rpartition("\n")[2]
@@ -175,7 +181,7 @@ class Supervisor:
         command = [sys.executable, "-m", "tests.bench.training_job", *self.options.arguments()]
         command += ["--rank", str(rank), "--world", str(len(self.ground.namespaces)), "--attempt", str(attempt)]
         # A port of its own per attempt: connections of the last one may still linger.
-        command += ["--port", str(_FIRST_PORT + attempt), "--log", str(self.directory / "log.jsonl")]
+        command += ["--port", str(_FIRST_PORT + attempt), "--log", str(self._log_path(attempt))]
         command += ["--checkpoint", str(self.directory / "checkpoint.pt")]
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "app", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         # A rank must not outlive a runner that is killed.
@@ -190,6 +196,9 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is ours to handle
             )
+
+    def _log_path(self, attempt: int) -> Path:
+        return self.directory / f"attempt{attempt}.jsonl"
 
     def _output_path(self, rank: int, attempt: int) -> Path:
         return self.directory / f"attempt{attempt}-rank{rank}.txt"

@@ -54,7 +54,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 class Log:
-    """JSON lines, each written in one call: whoever reads along never sees half a line of a rank that was killed."""
+    """JSON lines, each written at once: they are there for whoever reads along, and after a kill."""
 
     def __init__(self, path: Path, attempt: int, *, speaks: bool) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC) if speaks else None

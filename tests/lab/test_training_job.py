@@ -17,7 +17,7 @@ from tests.bench.thorn_job_faults import FaultCycle, InjectedFault
 from tests.bench.thorn_job_ground import Ground, single_homed, why_not
 from tests.bench.thorn_job_lab import dual_tor
 from tests.bench.thorn_job_report import JobResult, TimeSpent, noticed_after_s, stalls_ms, time_spent
-from tests.bench.thorn_job_supervisor import Attempt, JobOptions, JobRun, Supervisor
+from tests.bench.thorn_job_supervisor import Attempt, JobOptions, JobRun, LogReader, Supervisor
 
 HOSTS = 3
 TIMEOUT_S = 4.0
@@ -110,3 +110,13 @@ def test_a_stall_is_what_iterations_after_a_fault_take_beyond_the_usual() -> Non
     )
     # Untouched ones take 100 ms. Those that end after 1.15 and begin before 3.15: 100 + 700 + 200 + 100 - 4 x 100 ms.
     assert stalls_ms(job) == pytest.approx((700.0,))
+
+
+def test_half_a_line_of_the_log_waits_for_its_other_half(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    reader = LogReader(path)
+    assert reader.read() == []
+    path.write_text('{"done": 1}\n{"do', encoding="ascii")
+    assert reader.read() == [{"done": 1}]
+    path.write_text('{"done": 1}\n{"done": 2}\n', encoding="ascii")
+    assert (reader.read(), reader.read()) == ([{"done": 2}], [])
