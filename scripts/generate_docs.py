@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import sys
@@ -32,13 +31,13 @@ line per mistake. A secret may stand in a file: `<VARIABLE>_FILE` names it.
 def settings_classes() -> list[type[CommonSettings]]:
     """The settings class of every service that has one, by service name."""
     found: dict[str, type[CommonSettings]] = {}
-    for package in pkgutil.iter_modules(services.__path__):
-        name = f"services.{package.name}.settings"
-        if package.name == "_runtime" or not package.ispkg or importlib.util.find_spec(name) is None:
+    for module in pkgutil.walk_packages(services.__path__, "services."):
+        package, _, last = module.name.rpartition(".")
+        if last != "settings" or package == "services._runtime":
             continue
-        for _, member in inspect.getmembers(importlib.import_module(name), inspect.isclass):
-            if issubclass(member, CommonSettings) and member.__module__ == name:
-                found[package.name] = member
+        for _, member in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
+            if issubclass(member, CommonSettings) and member.__module__ == module.name:
+                found[member.service] = member
     return [found[name] for name in sorted(found)]
 
 
