@@ -116,8 +116,8 @@ class FaultRun:
     rejoin_s: float
     disturbed: bool = False
     """The sender itself stood still, as on a busy machine: left out of the figures."""
-    damped: bool = False
-    """The fast path said that it would not act."""
+    alarms: tuple[str, ...] = ()
+    """What the fast paths raised alarm for meanwhile, such as ``damped``: it would not act."""
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ def _measure(meter: OutageMeter, setup: Setup, case: FaultCase, turn: int, event
         measured.restore_lost,
         measured.rejoin_s,
         disturbed=any(outage.disturbed for outage in measured.hits),
-        damped=any(event.kind is RouteKind.FAST_PATH and event.alarm for event in told),
+        alarms=tuple(sorted({event.cause for event in told if event.kind is RouteKind.FAST_PATH and event.alarm})),
     )
 
 
@@ -225,8 +225,5 @@ def _words(run: FaultRun) -> str:
         + ("" if hit.first_ms is None else f", first packet {hit.first_ms:+.1f} ms after the trigger")
         for hit in run.hits
     ]
-    return (
-        f"{run.fault}: {'; '.join(parts) or 'nobody hit'}; whole after {run.rejoin_s:.1f} s"
-        + ("; DAMPED" if run.damped else "")
-        + ("; disturbed, not counted" if run.disturbed else "")
-    )
+    rest = [*(f"alarm {cause}" for cause in run.alarms), *(["disturbed, not counted"] if run.disturbed else [])]
+    return "; ".join([f"{run.fault}: {'; '.join(parts) or 'nobody hit'}", f"whole after {run.rejoin_s:.1f} s", *rest])

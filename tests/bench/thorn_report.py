@@ -133,15 +133,24 @@ def _rest(results: OutageResults) -> list[str]:
         "".join(
             f"{head:>{width}}" if width > 0 else f"{head:<{-width}}"
             for head, width in (
-                *(("setup", -28), ("fault", -21), ("trigger ms", 22), ("written ms", 18), ("first ms", 18)),
+                *(
+                    ("setup", -28),
+                    ("fault", -21),
+                    ("triggered", 10),
+                    ("trigger ms", 22),
+                    ("written ms", 18),
+                    ("first ms", 18),
+                ),
                 *(("restore gap ms", 20), ("lost then", 12), ("whole again s", 18), ("other way ms", 18)),
-                *(("damped", 8), ("disturbed", 11)),
+                *(("alarms", 8), ("disturbed", 11)),
             )
         ),
     ]
     for (setup, case), runs in results.groups().items():
         hits = _hits(runs)
+        triggered = f"{len(_values(hits, lambda hit: hit.write_ms))}/{len(hits)}"
         cells = [
+            f"{triggered if 'fast path' in setup else '-':>10}",
             _cell(_values(hits, lambda hit: hit.trigger_ms), 22),
             _cell(_values(hits, lambda hit: hit.write_ms), 18, 2),
             _cell(_values(hits, lambda hit: hit.first_ms), 18),
@@ -149,7 +158,7 @@ def _rest(results: OutageResults) -> list[str]:
             f"{sum(run.restore_lost for run in runs):>12}",
             _cell([run.rejoin_s for run in runs], 18),
             _cell([run.bystander_ms for run in runs if run.bystander_ms], 18),
-            f"{sum(run.damped for run in runs):>8}",
+            f"{sum(bool(run.alarms) for run in runs):>8}",
             f"{sum(run.disturbed for run in runs):>11}",
         ]
         lines.append(f"{setup:<28}{case:<21}{''.join(cells)}")
