@@ -66,50 +66,58 @@ def latencies_us(output: str) -> list[float]:
     return found
 
 
+def summary(samples: list[float]) -> dict[str, object]:
+    """Of the messages."""
+    if not samples:
+        return {"messages": 0}
+    ordered = sorted(samples)
+    return {
+        "messages": len(ordered),
+        "p50_ms": ordered[len(ordered) // 2] / 1e3,
+        "p99_ms": ordered[int(len(ordered) * 0.99)] / 1e3,
+        "longest_ms": ordered[-1] / 1e3,
+        "above_1_s": sum(each > 1e6 for each in ordered),
+    }
+
+
+def fault_in_mid_run(client: subprocess.Popen[bytes], packets: int, before: dict[str, int]) -> dict[str, object]:
+    """Wait until the client is under way, break its uplink until it has ended, and wait until both are used again."""
+    usual = uplinks()
+    while rule_packets() - packets < FAULT_AFTER_PACKETS and client.poll() is None:
+        time.sleep(0.1)
+    device = loaded(before)
+    switch = f"s{device[1]}"
+    started_s = time.monotonic()
+    fault(switch, begins=True)
+    found: dict[str, object] = {"uplinks_before": usual, "faulty": device, "client_ran_at_fault": client.poll() is None}
+    while device in uplinks() and time.monotonic() < started_s + 20:
+        time.sleep(0.2)
+    found |= {"left_after_s": round(time.monotonic() - started_s, 1), "uplinks_during": uplinks()}
+    # Until the end: what came through after the fault came through beside it.
+    found["exit_code"] = client.wait(90)
+    cured_s = time.monotonic()
+    fault(switch, begins=False)
+    while uplinks() != usual and time.monotonic() < cured_s + 40:
+        time.sleep(0.5)
+    return found | {"uplinks_after": uplinks()}
+
+
 def main() -> None:
     """Client, fault, cure, outcome."""
-    port = sys.argv[1]
-    found: dict[str, object] = {"uplinks_before": uplinks()}
-    packets = rule_packets()
+    packets, tunnel = rule_packets(), sent("vx100")
     before = {device: sent(device) for device in ("p1", "p2")}
-    tunnel = sent("vx100")
     # fmt: off
     command = ["ib_send_lat", "-d", "rxe0", "-x", "1", "-s", str(SIZE_BYTES), "-n", str(MESSAGES),
-               "-u", str(QP_TIMEOUT), "-U", "-p", port, ADDRESS]
+               "-u", str(QP_TIMEOUT), "-U", "-p", sys.argv[1], ADDRESS]
     # fmt: on
-    with Path("/run/client").open("w+") as said:
+    with Path("/run/client").open("wb") as said:
         client = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        while rule_packets() - packets < FAULT_AFTER_PACKETS and client.poll() is None:
-            time.sleep(0.1)
-        device = loaded(before)
-        switch = f"s{device[1]}"
-        started_s = time.monotonic()
-        fault(switch, begins=True)
-        found |= {"faulty": device, "client_ran_at_fault": client.poll() is None}
-        while device in uplinks() and time.monotonic() < started_s + 20:
-            time.sleep(0.2)
-        found |= {"left_after_s": round(time.monotonic() - started_s, 1), "uplinks_during": uplinks()}
-        # Until the end: what came through after the fault came through beside it.
-        found["exit_code"] = client.wait(90)
-        fault(switch, begins=False)
-    samples = latencies_us(Path("/run/client").read_text(encoding="utf-8", errors="replace"))
-    found |= {
-        "messages": len(samples),
-        "rule_packets": rule_packets() - packets,
-        "tunnel_packets": sent("vx100") - tunnel,
-        "client": "" if samples else Path("/run/client").read_text(encoding="utf-8", errors="replace")[-2000:],
-    }
-    if samples:
-        ordered = sorted(samples)
-        found |= {
-            "p50_ms": ordered[len(ordered) // 2] / 1e3,
-            "p99_ms": ordered[int(len(ordered) * 0.99)] / 1e3,
-            "longest_ms": ordered[-1] / 1e3,
-            "above_1_s": sum(each > 1e6 for each in ordered),
-        }
-    while uplinks() != found["uplinks_before"] and time.monotonic() < started_s + 60:
-        time.sleep(0.5)
-    found["uplinks_after"] = uplinks()
+        found = fault_in_mid_run(client, packets, before)
+    output = Path("/run/client").read_text(encoding="utf-8", errors="replace")
+    samples = latencies_us(output)
+    found |= summary(samples)
+    found |= {"rule_packets": rule_packets() - packets, "tunnel_packets": sent("vx100") - tunnel}
+    found["client"] = "" if samples else output[-2000:]
     print(json.dumps(found))  # noqa: T201 - its result
 
 
