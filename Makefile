@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-job fuzz soak format clean anew
+.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-job fuzz soak format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -29,9 +29,9 @@ run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live 
 
 test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test but those of test-vm
 	$(BIN)/python -m pytest -m 'not vm' $(ARGS)
-	@echo "Control groups of version 2 are tested in an emulated machine: make test-vm (about 3 minutes)"
+	@echo "Control groups of version 2, tc rules and RDMA are tested in emulated machines: make test-vm (about 10 minutes)"
 
-test-vm: $(STAMP_DEV)  ## Kernel tests and the demo on control groups of version 2, in an emulated machine
+test-vm: $(STAMP_DEV)  ## Control groups of version 2, tc rules with flower, soft-RoCE: in emulated machines (about 10 minutes)
 	$(BIN)/python -m pytest -m vm $(ARGS)
 
 vm-shell: $(STAMP_DEV)  ## A shell as root in such a machine; leave it with exit, or Ctrl-A X if it hangs
@@ -68,6 +68,9 @@ bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fas
 
 bench-thorn: $(STAMP_DEV)  ## Outages of the dual-ToR lab, with and without BFD and fast path (about 75 minutes; --quick: 3)
 	$(BIN)/python -m tests.bench.thorn $(ARGS)
+
+bench-thorn-rules: $(STAMP_DEV)  ## Cost of 1 to 10,000 tc rules beside tc and pyroute2, in an emulated machine (3 minutes)
+	$(BIN)/python -m tests.bench.thorn_rules_vm $(ARGS)
 
 bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, and restarted instead (about 25 minutes; --quick: 6)
 	$(BIN)/python -m tests.bench.thorn_job $(ARGS)
