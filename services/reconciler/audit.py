@@ -231,7 +231,9 @@ def tc_operation(operation: Operation, names: Mapping[int, str]) -> TcOperation:
 def _operation(write: Write, names: Mapping[int, str], pass_id: int) -> TcOperation:
     operation, target = write.operation, write.operation.target
     ifindex = 0 if isinstance(target, Action) else target.ifindex
-    is_filter = isinstance(target, Filter)
+    index = target.index if isinstance(target, Action) else 0
+    if isinstance(target, Filter):
+        index = _tunnel_index(target)
     gone = operation.kind == "delete"
     # Not validated: thousands of these are made in one pass, from values of our own.
     return TcOperation.model_construct(
@@ -241,7 +243,7 @@ def _operation(write: Write, names: Mapping[int, str], pass_id: int) -> TcOperat
         ifindex=ifindex,
         pref=target.pref if isinstance(target, Filter) else 0,
         handle=target.handle if isinstance(target, Filter) else 0,
-        index=target.index if isinstance(target, Action) else (_tunnel_index(target) if is_filter else 0),
+        index=index,
         mac=target.mac or "" if isinstance(target, Filter | FdbEntry) else "",
         before=_content(operation.before, names) if operation.before is not None else "",
         after="" if gone else _content(target, names),
