@@ -84,7 +84,8 @@ class Loads:
         """Whether it grows, or falls, to this size in time."""
         try:
             container.tell(f"hold {size_mib * MIB} {rate}")
-            await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):  # not wait_for: it swallows a cancellation that comes with the answer
+                await asyncio.to_thread(container.wait_said, "held")
         except (TimeoutError, AssertionError, BrokenPipeError):
             return False
         return True
