@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -19,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services._runtime.netns import inside, socket_in
+from services._runtime.readiness import readable
 from services.cli.fabric.apply import ApplyError, down, up
 from services.cli.fabric.check import check
 from services.cli.fabric.host_file import parse_host_file
@@ -126,7 +126,7 @@ def test_check_names_what_differs_and_up_mends_it(lab):
     pid = int(Path(f"/var/run/frr/{netns}/bfdd.pid").read_text())
     handle = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    assert select.select([handle], [], [], 5)[0], "bfdd did not end"
+    assert readable([handle], 5), "bfdd did not end"
     os.close(handle)
     vtysh = ["vtysh", "-N", netns, "-c", "configure", "-c", "zebra nexthop kernel enable"]
     subprocess.run(vtysh, check=True, capture_output=True)

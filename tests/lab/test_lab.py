@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services._runtime.netns import NETNS_DIRECTORY, command_in
+from services._runtime.readiness import readable
 from services.cli.failure import CommandError, ExitCode
 from services.cli.lab import frr_daemons, record
 from services.cli.lab.faults import Direction, Fault
@@ -142,7 +142,7 @@ def test_what_a_killed_up_has_left_is_removed_and_what_others_put_there_is_named
     with subprocess.Popen(command, stderr=subprocess.PIPE) as up:
         said = b""
         while b"switches run" not in said:
-            assert select.select([up.stderr], [], [], 30.0)[0], said
+            assert readable([up.stderr], 30.0), said
             said += os.read(up.stderr.fileno(), 4_096)
         up.kill()
     names = DualTor.of(LabSettings(prefix=scratch)).namespaces

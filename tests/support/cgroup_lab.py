@@ -12,7 +12,7 @@ from schemas.containers import ContainerSource
 from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory, parse_managed
 from services.agent.adapters.cgroup_host import CgroupHost
 from services.agent.adapters.cgroups import open_host
-from services.agent.ports import FoundContainer
+from services.agent.ports import ContainerHandle, FoundContainer
 
 BURN = "while True: pass"
 SLEEP = "import time; time.sleep(1000)"
@@ -39,6 +39,7 @@ class CgroupLab:
         self.host: CgroupHost = open_host(self.layout)
         self.groups: list[ManagedCgroup] = []
         self.processes: list[subprocess.Popen[str]] = []
+        self._handles: list[ContainerHandle] = []
 
     def group(self, name: str = "web", quota_us: int | None = None, limit_bytes: int | None = None) -> ManagedCgroup:
         """A new group of application "lab"."""
@@ -59,6 +60,7 @@ class CgroupLab:
         """An opened handle."""
         handle = self.host.open(self.found(group))
         assert handle is not None
+        self._handles.append(handle)
         return handle
 
     def start(self, group: ManagedCgroup, code: str) -> subprocess.Popen[str]:
@@ -82,7 +84,9 @@ class CgroupLab:
         return process
 
     def close(self) -> None:
-        """Kill and remove everything."""
+        """Kill, close and remove everything."""
+        for handle in self._handles:
+            handle.close()
         for process in self.processes:
             process.kill()
             process.communicate()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from services._runtime.netns import command_in
+from services._runtime.readiness import readable
 from services.cli.fabric.resources import Daemon
 
 MARK: Final = "TURNBUCKLE_FABRIC_DIGEST"
@@ -99,8 +99,7 @@ def stop(daemon: Daemon) -> None:
                 signal.pidfd_send_signal(handle, number)
             except ProcessLookupError:
                 return
-            ready, _, _ = select.select([handle], [], [], STOP_DEADLINE_S)
-            if ready:
+            if readable([handle], STOP_DEADLINE_S):
                 return
     finally:
         os.close(handle)

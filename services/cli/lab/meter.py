@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from services._runtime.netns import inside
+from services._runtime.readiness import readable
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab.faults import Fault
 from services.cli.lab.lab import Lab
@@ -204,7 +204,7 @@ class OutageMeter:
     def _answer(self) -> Any:
         assert self._process is not None
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], _ANSWER_WITHIN_S)[0]:
+        if not readable([self._process.stdout], _ANSWER_WITHIN_S):
             raise UnavailableError(f"the meter's process does not answer within {_ANSWER_WITHIN_S:g} s")
         line = self._process.stdout.readline()
         if not line:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from services._runtime.netns import socket_in
+from services._runtime.readiness import readable
 from services.cli.lab.netlink import LabNetlink
 from services.cli.lab.topology import DualTor, HostNode
 
@@ -44,10 +44,10 @@ def deaf_pairs(topology: DualTor) -> list[str]:
                 sockets[one.number].sendto(bytes([one.number]), (other.application_address, PORT))
         deadline = time.monotonic() + _ANSWER_WITHIN_S
         while waited_for and (left := deadline - time.monotonic()) > 0:
-            for readable in select.select(list(sockets.values()), [], [], left)[0]:
-                receiver = next(number for number, owner in sockets.items() if owner is readable)
+            for answered in readable(sockets.values(), left):
+                receiver = next(number for number, owner in sockets.items() if owner is answered)
                 with suppress(OSError):
-                    waited_for.discard((readable.recv(16)[0], receiver))
+                    waited_for.discard((answered.recv(16)[0], receiver))
     return [f"a{one}->a{other}" for one, other in sorted(waited_for)]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from services._runtime.readiness import readable
 from services.reconciler.adapters import nexthop_codec, route_codec
 from services.reconciler.adapters.framing import HEADER
 from services.reconciler.adapters.netlink import Ack, DumpInterruptedError, NetlinkSocket, Request, Subscription
@@ -170,7 +170,7 @@ def test_events_and_whose_write_they_follow(kernel: NetlinkSocket, ground: Netli
         kernel.write(blackholes(1, 300))
         kernel.write([nexthop_codec.delete_nexthop(i) for i in range(1, 301)])
         ground.ip("link", "set", "p1", "mtu", "1400")
-        assert select.select([events], [], [], 5.0)[0]
+        assert readable([events], 5.0)
         first = events.read(most=100)
         assert (len(first.messages), first.overrun, first.more) == (100, False, True)
         rest = events.read()
