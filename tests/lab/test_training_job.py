@@ -18,6 +18,7 @@ from tests.bench.thorn_job_ground import Ground, single_homed, why_not
 from tests.bench.thorn_job_lab import dual_tor
 from tests.bench.thorn_job_report import JobResult, TimeSpent, noticed_after_s, stalls_ms, time_spent
 from tests.bench.thorn_job_supervisor import Attempt, JobOptions, JobRun, LogReader, Supervisor
+from tests.support.dual_tor import own_prefix
 
 HOSTS = 3
 TIMEOUT_S = 4.0
@@ -48,7 +49,7 @@ def _able(request: pytest.FixtureRequest) -> None:
 def test_with_two_uplinks_faults_cost_neither_a_restart_nor_a_bit_of_the_result(tmp_path: Path) -> None:
     # Paused, the job lasts for two faults on the fastest machine: 70 x 0.2 s > 0.5 + 2 x (5 + 1.5) s.
     slow, cycle = replace(JOB, pause_ms=200), FaultCycle(lead_s=0.5, down_s=DOWN_S, up_s=1.5)
-    with dual_tor(LabSettings(prefix=f"t{os.getpid()}", hosts=HOSTS), "blackhole", print) as ground:
+    with dual_tor(LabSettings(prefix=own_prefix("j"), hosts=HOSTS), "blackhole", print) as ground:
         without = run(ground, tmp_path / "without", JOB, None)
         under = run(ground, tmp_path / "under", slow, cycle)
     assert len(under.faults) >= 2
