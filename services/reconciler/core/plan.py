@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from services.reconciler.core.actions import ActionTable, action_table
 from services.reconciler.core.desired import Desired, Rule
 from services.reconciler.core.operation import Operation, OperationKind, Phase
 from services.reconciler.core.ownership import RANGE_START, free_number, owns
 from services.reconciler.core.state import ETH_P_ALL, Action, ActionKind, Clsact, FdbEntry, Filter, Snapshot, Tunnel
-
-_MANY: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +81,6 @@ def own_filters(snapshot: Snapshot, pref: int) -> tuple[Filter, ...]:
     return tuple(
         rule for _, rule in sorted({_place(rule): rule for rule in snapshot.filters if owns(rule, pref)}.items())
     )
-
-
-def is_sweeping(operations: Sequence[Operation], own: int) -> bool:
-    """Whether these writes delete most of our filters: a short dump would look the same, so look again first.
-
-    Args:
-        operations: What is about to be written.
-        own: Filters of ours that are there.
-    """
-    deletes = sum(o.kind is OperationKind.DELETE and isinstance(o.target, Filter) for o in operations)
-    return deletes >= _MANY and 2 * deletes > own
 
 
 def tunnel_of(rule: Filter) -> Tunnel | None:

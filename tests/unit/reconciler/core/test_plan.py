@@ -14,7 +14,7 @@ from services.reconciler.core import ownership
 from services.reconciler.core.config import ForwardingConfig, OffloadPolicy
 from services.reconciler.core.digest import forwarding_digest, rules_digest
 from services.reconciler.core.operation import OperationKind, Phase
-from services.reconciler.core.plan import flush, is_sweeping, own_filters, plan, tally, tunnel_of
+from services.reconciler.core.plan import flush, plan, tally, tunnel_of
 from services.reconciler.core.state import Action, ActionKind, Clsact, FdbEntry, Filter, NextHop, Route
 from tests.support.edge_host import (
     APPLICATION,
@@ -196,20 +196,6 @@ def test_a_row_that_is_dumped_twice_is_one():
     host.settle()
     snapshot, wanted = host.look()
     assert plan(replace(snapshot, filters=snapshot.filters * 2, fdb=snapshot.fdb * 2), wanted) == ()
-
-
-def test_a_plan_that_deletes_most_rules_is_worth_a_second_look():
-    host = one_port()
-    for number in range(20):
-        host.announce(remote_mac(number), vtep(2))
-    host.settle()
-    own = len(own_filters(host.kernel.snapshot(), host.config.pref))
-    for number in range(10):
-        host.withdraw(remote_mac(number))
-    assert not is_sweeping(host.due(), own)  # 10 of 20
-    for number in range(10, 20):
-        host.withdraw(remote_mac(number))
-    assert is_sweeping(host.due(), own)
 
 
 def test_flush_leaves_only_what_is_not_ours():

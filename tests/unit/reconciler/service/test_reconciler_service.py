@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._runtime.app import UnusableSettingsError
 from services.reconciler.adapters.namespace_lock import lock_path
 from services.reconciler.core.state import Filter
+from services.reconciler.passes import Reconciliation
 from tests.support.deadline import until
 from tests.support.fake_network import UPLINKS, mac
 from tests.support.reconciler_lab import memory_lab, replayed
@@ -111,6 +113,23 @@ async def test_lost_events_make_everything_be_read_anew(lab):
         lab.network.events.overrun = True
         await until(lambda: lab.rules == {mac(1): VTEP}, what="the rule")
         assert reconciler.loop.counts.overruns == 1
+
+
+async def test_what_a_short_dump_has_cost_is_mended_within_the_same_pass(lab, monkeypatch):
+    """The kernel says of no dump of forwarding entries that it was short: after writes comes another look."""
+    for number in range(20):
+        lab.network.learn(mac(number), VTEP)
+    reconciliation = Reconciliation(lab.network, lab.settings.forwarding())
+    whole = reconciliation.run().snapshot
+    looks = iter([replace(whole, fdb=whole.fdb[:2])])
+    monkeypatch.setattr(lab.network, "snapshot", lambda: next(looks, None) or lab.network.seen())
+
+    outcome = reconciliation.run()
+
+    kinds = [write.operation.kind for write in outcome.writes if isinstance(write.operation.target, Filter)]
+    assert (kinds.count("delete"), kinds.count("add")) == (19, 19)
+    assert outcome.verified
+    assert lab.rules == {mac(number): VTEP for number in range(20)}
 
 
 async def test_a_bad_rule_stops_no_other_and_is_told_once(lab):
