@@ -16,7 +16,6 @@ DUMP: Final = 0x300
 REPLACE: Final = 0x100
 EXCLUSIVE: Final = 0x200
 CREATE: Final = 0x400
-APPEND: Final = 0x800
 
 NLMSG_ERROR: Final = 2
 NLMSG_DONE: Final = 3

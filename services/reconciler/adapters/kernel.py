@@ -153,21 +153,15 @@ class Kernel:
         request = link_codec.dump_neighbours()
         return _present(link_codec.decode_neighbour(payload) for payload in self._dump(request))
 
-    def kernel_routes(self, *, table: int = 0, protocol: int = 0) -> tuple[KernelRoute, ...]:
-        """Unicast routes of both families with all that is needed to write them again."""
-        requests = (
-            route_codec.dump_routes(family, table=table, protocol=protocol, kind=RTN_UNICAST)
-            for family in (AF_INET, AF_INET6)
-        )
-        return _present(route_codec.decode_route(payload) for request in requests for payload in self._dump(request))
-
     def nexthops(self) -> tuple[NexthopObject, ...]:
         """Nexthop objects; none in kernels before 5.3."""
         return tuple(nexthop_codec.decode_nexthop(payload) for payload in self._dump(nexthop_codec.dump_nexthops()))
 
     def routes(self) -> tuple[Route, ...]:
         """Unicast routes of both families and all tables; next hops of nexthop objects filled in."""
-        routes = self.kernel_routes()
+        requests = (route_codec.dump_routes(family, kind=RTN_UNICAST) for family in (AF_INET, AF_INET6))
+        payloads = (payload for request in requests for payload in self._dump(request))
+        routes = _present(route_codec.decode_route(payload) for payload in payloads)
         objects: dict[int, NexthopObject] = {}
         if any(route.nexthop_id and not route.hops for route in routes):
             objects = {nexthop.id: nexthop for nexthop in self.nexthops()}

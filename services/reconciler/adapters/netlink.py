@@ -16,7 +16,6 @@ from typing import Final, Self
 from services.reconciler.adapters.attributes import MalformedError, NetlinkError
 from services.reconciler.adapters.framing import (
     ACK,
-    APPEND,
     CREATE,
     DUMP,
     DUMP_INTERRUPTED,
@@ -257,7 +256,6 @@ _DONE_ACK: Final = Ack(0)
 
 __all__ = [
     "ACK",
-    "APPEND",
     "CREATE",
     "DUMP",
     "EXCLUSIVE",

@@ -1,7 +1,6 @@
-"""Routes, rules and nexthop objects, to and from messages of rtnetlink(7).
+"""Routes, from messages of rtnetlink(7). Encapsulations (MPLS, SRv6) and metrics (MTU...) are not kept.
 
-What is decoded can be encoded again: same destination, table, hops, source, metric, scope. Encapsulations (MPLS, SRv6)
-and metrics (MTU...) are not kept.
+The reconciler writes none; the fast path writes its own, see `services.reconciler.fastpath.routes`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from typing import Final
 
 from services.reconciler.adapters.attributes import (
     MalformedError,
-    address_bytes,
     address_text,
-    attribute,
     attributes,
     number,
     u32,
 )
-from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, REPLACE, Request
+from services.reconciler.adapters.framing import Request
 from services.reconciler.adapters.rtnetlink import (
     AF_INET,
     AF_INET6,
@@ -36,8 +33,6 @@ from services.reconciler.adapters.rtnetlink import (
 _RTMSG: Final = struct.Struct("=8BI")
 _RTNEXTHOP: Final = struct.Struct("=HBBi")
 _DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _MULTIPATH, _TABLE, _VIA, _NH_ID = 1, 4, 5, 6, 7, 9, 15, 18, 30
-_SCOPE_ANY: Final = 255
-"""RT_SCOPE_NOWHERE: a deletion matches any scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class KernelRoute:
-    """One route with all that is needed to write it again."""
+    """One route."""
 
     destination: str
     """Prefix."""
@@ -68,7 +63,7 @@ class KernelRoute:
     source: str | None = None
     """Preferred source address."""
     nexthop_id: int = 0
-    """Nexthop object; written instead of `hops` where not 0."""
+    """Nexthop object that `hops` are of; 0: none."""
     kind: int = RTN_UNICAST
     """RTN_*."""
     scope: int = 0
@@ -116,21 +111,6 @@ def decode_route(payload: bytes) -> KernelRoute | None:
     )
 
 
-def add_route(route: KernelRoute, *, replace: bool = False) -> Request:
-    """Write a route; without `replace` EEXIST where there is one to the same destination with the same metric.
-
-    Raises:
-        ValueError: an address is none.
-    """
-    return Request(Rtm.NEWROUTE, CREATE | (REPLACE if replace else EXCLUSIVE), _encode(route, route.scope))
-
-
-def delete_route(route: KernelRoute) -> Request:
-    """Remove the route to that destination in that table, with that protocol and metric where they are not 0."""
-    bare = KernelRoute(route.destination, table=route.table, protocol=route.protocol, metric=route.metric, kind=0)
-    return Request(Rtm.DELROUTE, 0, _encode(bare, _SCOPE_ANY))
-
-
 def dump_routes(family: int, *, table: int = 0, protocol: int = 0, kind: int = 0) -> Request:
     """Ask for the routes of a family; the kernel leaves out other tables, protocols and kinds where they are not 0.
 
@@ -138,47 +118,6 @@ def dump_routes(family: int, *, table: int = 0, protocol: int = 0, kind: int = 0
     """
     header = _RTMSG.pack(family, 0, 0, 0, table if table < 256 else 0, protocol, 0, kind, 0)
     return Request(Rtm.GETROUTE, 0, header + (u32(_TABLE, table) if table else b""))
-
-
-def _encode(route: KernelRoute, scope: int) -> bytes:
-    address, _, prefix = route.destination.partition("/")
-    destination = address_bytes(address)
-    length = int(prefix) if prefix else len(destination) * 8
-    if not 0 <= length <= len(destination) * 8:
-        raise ValueError(f"{route.destination!r} is no prefix")
-    flags = 0
-    body = attribute(_DST, destination) + u32(_TABLE, route.table)
-    if route.source is not None:
-        body += attribute(_PREFSRC, address_bytes(route.source))
-    if route.metric:
-        body += u32(_PRIORITY, route.metric)
-    if route.nexthop_id:
-        body += u32(_NH_ID, route.nexthop_id)
-    elif len(route.hops) == 1:
-        [hop] = route.hops
-        flags = RTNH_F_ONLINK if hop.onlink else 0
-        body += u32(_OIF, hop.ifindex) + _gateway(hop, route.family)
-    elif route.hops:
-        body += attribute(_MULTIPATH, b"".join(_encode_hop(hop, route.family) for hop in route.hops))
-    table = route.table if route.table < 256 else 0
-    numbers = (route.family, length, 0, route.tos, table, route.protocol, scope, route.kind, flags)
-    return _RTMSG.pack(*numbers) + body
-
-
-def _encode_hop(hop: Hop, family: int) -> bytes:
-    gateway = _gateway(hop, family)
-    flags = RTNH_F_ONLINK if hop.onlink else 0
-    return _RTNEXTHOP.pack(_RTNEXTHOP.size + len(gateway), flags, hop.weight - 1, hop.ifindex) + gateway
-
-
-def _gateway(hop: Hop, family: int) -> bytes:
-    if hop.gateway is None:
-        return b""
-    address = address_bytes(hop.gateway)
-    own = AF_INET if len(address) == 4 else AF_INET6
-    if own == family:
-        return attribute(_GATEWAY, address)
-    return attribute(_VIA, struct.pack("=H", own) + address)
 
 
 def _hops(payload: bytes) -> Iterator[Hop]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from services.reconciler.adapters.netlink import NetlinkSocket, Request
+from services.reconciler.adapters.rtnetlink import RT_TABLE_MAIN
 from services.reconciler.fastpath.flush import flush
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.routes import (
@@ -24,7 +25,6 @@ from services.reconciler.fastpath.routes import (
 )
 from services.reconciler.fastpath.values import Switch, Write
 
-_MAIN_TABLE = 254
 _ABSENT = frozenset({errno.ESRCH, errno.ENOENT})
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EOPNOTSUPP})
 
@@ -84,7 +84,7 @@ class FastPathKernel:
 
     def routes(self) -> list[Row]:
         """All host routes of the main table."""
-        messages = [message for family in FAMILIES for message in dump_routes(self._netlink, family, _MAIN_TABLE)]
+        messages = [message for family in FAMILIES for message in dump_routes(self._netlink, family, RT_TABLE_MAIN)]
         rows = (read_route(message, self.own) for message in messages)
         return [row for row in rows if isinstance(row, Row)]
 

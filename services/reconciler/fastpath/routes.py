@@ -1,4 +1,8 @@
-"""Routes, rules and links of rtnetlink(7), as far as the fast path reads and writes them."""
+"""Routes, rules and links of rtnetlink(7), as far as the fast path reads and writes them.
+
+The only place that writes routes. It keeps gateways as the bytes that came, so that an override has FRR's own, and
+nothing is taken apart and put together again between a fault and its override.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,18 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
+from services.reconciler.adapters import route_codec
 from services.reconciler.adapters.attributes import MalformedError, attribute, attributes, number, u32
 from services.reconciler.adapters.netlink import CREATE, EXCLUSIVE, REPLACE, Message, NetlinkSocket, Request
-from services.reconciler.adapters.rtnetlink import IFF_LOWER_UP, IFF_UP, RTM_F_CLONED, RTN_UNICAST, RTNH_F_ONLINK, Rtm
+from services.reconciler.adapters.rtnetlink import (
+    IFF_LOWER_UP,
+    IFF_UP,
+    RT_TABLE_MAIN,
+    RTM_F_CLONED,
+    RTN_UNICAST,
+    RTNH_F_ONLINK,
+    Rtm,
+)
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.values import FrrRoute, Hop, Write
 
@@ -27,13 +40,12 @@ _DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _MULTIPATH, _TABLE, _VIA, _ENCAP_TYPE
 _IFLA_IFNAME = 3
 _FRA_PRIORITY, _FRA_TABLE, _FRA_PROTOCOL = 6, 15, 21
 _FR_ACT_TO_TBL: Final = 1
-_MAIN_TABLE: Final = 254
 _BITS: Final = {socket.AF_INET: 32, socket.AF_INET6: 128}
 FAMILIES: Final = tuple(_BITS)
 
 
 STANDBY_TABLES: Final = 8
-"""At most so many uplinks have a table of their own, see `services.reconciler.fastpath.standby`."""
+"""At most so many uplinks have a table of their own, see `services.reconciler.fastpath.group`."""
 
 
 class Ownership(NamedTuple):
@@ -108,7 +120,7 @@ def read_route(message: Message, own: Ownership) -> Row | OwnRow | None:
         return None
     if protocol == PROTOCOL and table in own.tables:
         return OwnRow(socket.inet_ntop(family, found[_DST]), table)
-    if table != _MAIN_TABLE:
+    if table != RT_TABLE_MAIN:
         return None
     metric = number(found[_PRIORITY]) if _PRIORITY in found else 0
     hops = _read_hops(found, flags) if kind == RTN_UNICAST else None
@@ -181,12 +193,6 @@ def all_links() -> Request:
     return Request(Rtm.GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
 
 
-def all_routes(family: int, table: int) -> Request:
-    """Dump a table; the kernel answers ENOENT where it was never used."""
-    head = _ROUTE.pack(family, 0, 0, 0, table if table < 256 else 0, 0, 0, 0, 0)
-    return Request(Rtm.GETROUTE, 0, head + u32(_TABLE, table))
-
-
 def rule_request(family: int, table: int, priority: int, *, add: bool) -> Request:
     """The message that adds or deletes a rule of ours."""
     head = _RULE.pack(family, 0, 0, 0, table if table < 256 else 0, 0, 0, _FR_ACT_TO_TBL, 0)
@@ -235,7 +241,7 @@ def dump_routes(netlink: NetlinkSocket, family: int, table: int) -> list[Message
     Raises:
         OSError, NetlinkError: as `NetlinkSocket.dump`.
     """
-    return _dump(netlink, all_routes(family, table))
+    return _dump(netlink, route_codec.dump_routes(family, table=table))
 
 
 def dump_rules(netlink: NetlinkSocket, family: int) -> list[RuleRow]:

@@ -12,12 +12,16 @@ import pytest
 
 from services._runtime.readiness import readable
 from services.reconciler.adapters import nexthop_codec, route_codec
-from services.reconciler.adapters.framing import HEADER
+from services.reconciler.adapters.attributes import attribute
+from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, HEADER
 from services.reconciler.adapters.netlink import Ack, DumpInterruptedError, NetlinkSocket, Request, Subscription
-from services.reconciler.adapters.nexthop_codec import NexthopObject, Rule
+from services.reconciler.adapters.nexthop_codec import NexthopObject
 from services.reconciler.adapters.route_codec import Hop, KernelRoute
-from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, Group, Rtm
+from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTNH_F_ONLINK, Group, Rtm
+from services.reconciler.fastpath import routes as fast_path
+from services.reconciler.fastpath.values import FrrRoute, Write
 from tests.support.netlink_ground import NetlinkGround, netlink_ground
+from tests.support.route_messages import nexthop_message
 
 pytestmark = [pytest.mark.root, pytest.mark.netns]
 
@@ -38,9 +42,18 @@ def kernel(ground: NetlinkGround) -> Iterator[NetlinkSocket]:
         yield kernel
 
 
+def write_nexthop(nexthop: NexthopObject) -> Request:
+    """No product of ours writes nexthop objects."""
+    return Request(Rtm.NEWNEXTHOP, CREATE | EXCLUSIVE, nexthop_message(nexthop))
+
+
+def delete_nexthop(nexthop_id: int) -> Request:
+    return Request(Rtm.DELNEXTHOP, 0, nexthop_message(NexthopObject(nexthop_id)))
+
+
 def blackholes(first: int, count: int) -> list[Request]:
     """Writes of nexthop objects: cheap things that can be dumped and that events tell of."""
-    return [nexthop_codec.add_nexthop(NexthopObject(first + i, blackhole=True)) for i in range(count)]
+    return [write_nexthop(NexthopObject(first + i, blackhole=True)) for i in range(count)]
 
 
 @pytest.fixture
@@ -48,7 +61,7 @@ def many(kernel: NetlinkSocket) -> Iterator[NetlinkSocket]:
     """With 3,000 nexthop objects: a datagram holds 900 of them, and at each read the kernel makes the next one."""
     assert set(kernel.write(blackholes(1, 3_000))) == {Ack(0)}
     yield kernel
-    kernel.write([nexthop_codec.delete_nexthop(i) for i in range(1, 3_100)])
+    kernel.write([delete_nexthop(i) for i in range(1, 3_100)])
 
 
 def ids(kernel: NetlinkSocket) -> list[int]:
@@ -62,7 +75,7 @@ def test_a_batch_tells_of_each_whatever_its_length(kernel: NetlinkSocket) -> Non
         requests[count // 2] = NO_DEVICE
         errnos = [ack.errno for ack in kernel.write(requests)]
         assert errnos == [errno.ENODEV if index == count // 2 else 0 for index in range(count)]
-        deletions = [ack.errno for ack in kernel.write([nexthop_codec.delete_nexthop(i + 1) for i in range(count)])]
+        deletions = [ack.errno for ack in kernel.write([delete_nexthop(i + 1) for i in range(count)])]
         assert deletions == [errno.ENOENT if index == count // 2 else 0 for index in range(count)]
 
 
@@ -72,7 +85,7 @@ def test_a_batch_of_failures(kernel: NetlinkSocket) -> None:
 
 
 def test_the_kernels_own_words(kernel: NetlinkSocket) -> None:
-    ack = kernel.write_one(nexthop_codec.add_nexthop(NexthopObject(7, group=((999, 1),))))
+    ack = kernel.write_one(write_nexthop(NexthopObject(7, group=((999, 1),))))
     assert ack == Ack(errno.EINVAL, "Invalid nexthop id")
 
 
@@ -80,13 +93,13 @@ def test_long_messages_are_split_over_datagrams(kernel: NetlinkSocket) -> None:
     """A group of 200 members takes 1,600 bytes: 64 of those would not fit into one datagram of 32 KiB."""
     assert set(kernel.write(blackholes(1, 200))) == {Ack(0)}
     loopback = [NexthopObject(i, Hop(1), protocol=200) for i in range(1_001, 1_201)]
-    kernel.write([nexthop_codec.add_nexthop(nexthop) for nexthop in loopback])
+    kernel.write([write_nexthop(nexthop) for nexthop in loopback])
     members = tuple((nexthop.id, 1) for nexthop in loopback)
-    groups = [nexthop_codec.add_nexthop(NexthopObject(i, group=members)) for i in range(2_001, 2_101)]
+    groups = [write_nexthop(NexthopObject(i, group=members)) for i in range(2_001, 2_101)]
     assert [len(groups), kernel.write(groups)] == [100, [Ack(0)] * 100]
     found = [nexthop_codec.decode_nexthop(m.payload) for m in kernel.dump(nexthop_codec.dump_nexthops())]
     assert sum(nexthop.group == members for nexthop in found) == 100
-    kernel.write([nexthop_codec.delete_nexthop(nexthop.id) for nexthop in found if not nexthop.group])
+    kernel.write([delete_nexthop(nexthop.id) for nexthop in found if not nexthop.group])
     assert ids(kernel) == []
 
 
@@ -168,7 +181,7 @@ def test_events_and_whose_write_they_follow(kernel: NetlinkSocket, ground: Netli
     with Subscription([Group.NEXTHOP, Group.LINK], ground.netns) as events:
         assert events.read() == ([], False, False)
         kernel.write(blackholes(1, 300))
-        kernel.write([nexthop_codec.delete_nexthop(i) for i in range(1, 301)])
+        kernel.write([delete_nexthop(i) for i in range(1, 301)])
         ground.ip("link", "set", "p1", "mtu", "1400")
         assert readable([events], 5.0)
         first = events.read(most=100)
@@ -189,16 +202,16 @@ def test_lost_events_are_a_value_and_later_ones_arrive(kernel: NetlinkSocket, gr
         received = events.read()
         assert received.overrun
         assert len(received.messages) < 500
-        kernel.write_one(nexthop_codec.delete_nexthop(1))
+        kernel.write_one(delete_nexthop(1))
         assert [m.kind for m in events.read().messages] == [Rtm.DELNEXTHOP]
         assert events.read() == ([], False, False)
-    kernel.write([nexthop_codec.delete_nexthop(i) for i in range(1, 501)])
+    kernel.write([delete_nexthop(i) for i in range(1, 501)])
 
 
 def test_twenty_many_events_fit_into_the_buffer(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
     with Subscription([Group.NEXTHOP], ground.netns) as events:
         kernel.write(blackholes(1, 10_000))
-        kernel.write([nexthop_codec.delete_nexthop(i) for i in range(1, 10_001)])
+        kernel.write([delete_nexthop(i) for i in range(1, 10_001)])
         count, received = 0, events.read()
         while received.messages:
             assert not received.overrun
@@ -219,25 +232,26 @@ def test_a_namespace_by_its_path(ground: NetlinkGround) -> None:
         assert len(kernel.dump(Request(Rtm.GETLINK, 0, struct.pack("=BxHiII", 0, 0, 0, 0, 0)))) > 5
 
 
-def test_routes_both_ways(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
+def test_routes_are_read(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
     first, second = ground.ifindex("p1"), ground.ifindex("p2")
     unnumbered = Hop(first, "169.254.0.1", onlink=True)
-    routes = [
-        KernelRoute("10.255.0.2/32", (unnumbered, Hop(second, "fe80::1", weight=3)), 254, 186, 20, "10.255.0.1"),
-        KernelRoute("10.255.0.3/32", (unnumbered,), table=1_000, protocol=200),
-        KernelRoute("10.255.0.4/32", (Hop(second, "fe80::1"),), table=100),
-        KernelRoute("2001:db8::/64", (Hop(first, "fe80::2"), Hop(second, "fe80::3")), metric=7, protocol=200),
-    ]
-    assert [ack.errno for ack in kernel.write([route_codec.add_route(route) for route in routes])] == [0] * 4
-    assert {ack.errno for ack in kernel.write([route_codec.add_route(route) for route in routes])} == {errno.EEXIST}
-    assert {ack.errno for ack in kernel.write([route_codec.add_route(r, replace=True) for r in routes])} == {0}
-    [shown] = json.loads(ground.ip("-j", "route", "show", "10.255.0.2"))
-    assert (shown["protocol"], shown["prefsrc"], shown["metric"]) == ("bgp", "10.255.0.1", 20)
-    assert [(hop["dev"], hop["weight"], hop["flags"]) for hop in shown["nexthops"]] == [
-        ("p1", 1, ["onlink"]),
-        ("p2", 3, []),
-    ]
-    assert shown["nexthops"][1]["via"] == {"family": "inet6", "host": "fe80::1"}
+    two = "nexthop via 169.254.0.1 dev p1 onlink nexthop via inet6 fe80::1 dev p2 weight 3"
+    written = {
+        f"10.255.0.2/32 proto bgp metric 20 src 10.255.0.1 {two}": KernelRoute(
+            "10.255.0.2/32", (unnumbered, Hop(second, "fe80::1", weight=3)), 254, 186, 20, "10.255.0.1"
+        ),
+        "10.255.0.3 table 1000 proto 200 via 169.254.0.1 dev p1 onlink": KernelRoute(
+            "10.255.0.3/32", (unnumbered,), table=1_000, protocol=200
+        ),
+        "10.255.0.4 table 100 proto 9 via inet6 fe80::1 dev p2": KernelRoute(
+            "10.255.0.4/32", (Hop(second, "fe80::1"),), table=100, protocol=9
+        ),
+        "2001:db8::/64 metric 7 proto 200 nexthop via fe80::2 dev p1 nexthop via fe80::3 dev p2": KernelRoute(
+            "2001:db8::/64", (Hop(first, "fe80::2"), Hop(second, "fe80::3")), metric=7, protocol=200
+        ),
+    }
+    routes = list(written.values())
+    ground.batch([f"route add {line}" for line in written])
     found = [
         route_codec.decode_route(m.payload)
         for family in (AF_INET, AF_INET6)
@@ -247,11 +261,30 @@ def test_routes_both_ways(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
     for table, protocol, expected in ((100, 0, 2), (1_000, 0, 1), (254, 186, 0)):
         chosen = kernel.dump(route_codec.dump_routes(AF_INET, table=table, protocol=protocol))
         assert [route_codec.decode_route(m.payload) for m in chosen] == [routes[expected]]
-    assert {ack.errno for ack in kernel.write([route_codec.delete_route(route) for route in routes])} == {0}
-    assert {ack.errno for ack in kernel.write([route_codec.delete_route(route) for route in routes])} == {errno.ESRCH}
+    ground.batch([f"route del {line}" for line in written])
 
 
-def test_nexthop_objects_and_rules_both_ways(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
+def test_an_override_as_iproute2_shows_it(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
+    first, second = ground.ifindex("p1"), ground.ifindex("p2")
+    gateway = attribute(5, bytes([169, 254, 0, 1]))
+    via = attribute(18, struct.pack("=H", AF_INET6) + socket.inet_pton(AF_INET6, "fe80::1"))
+    hops = (fast_path.Hop(first, gateway, RTNH_F_ONLINK), fast_path.Hop(second, via, 0, 2))
+    write = Write("10.255.0.2", FrrRoute(hops, bytes([10, 255, 0, 1])))
+    for table in (100, 1_000):
+        request = fast_path.override_request(write, table)
+        assert {kernel.write_one(request), kernel.write_one(request)} == {Ack(0)}, "it replaces"
+        [shown] = json.loads(ground.ip("-j", "route", "show", "table", str(table)))
+        assert (shown["dst"], shown["protocol"], shown["prefsrc"]) == ("10.255.0.2", "200", "10.255.0.1")
+        assert [(hop["dev"], hop["weight"], hop["flags"]) for hop in shown["nexthops"]] == [
+            ("p1", 1, ["onlink"]),
+            ("p2", 3, []),
+        ]
+        assert shown["nexthops"][1]["via"] == {"family": "inet6", "host": "fe80::1"}
+        away = fast_path.override_request(Write("10.255.0.2", None), table)
+        assert [kernel.write_one(away).errno, kernel.write_one(away).errno] == [0, errno.ESRCH]
+
+
+def test_nexthop_objects_are_read(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
     hops = [Hop(ground.ifindex(name), "169.254.0.1", onlink=True) for name in ("p1", "p2")]
     objects = [
         *(NexthopObject(11 + i, hop, protocol=200) for i, hop in enumerate(hops)),
@@ -259,31 +292,33 @@ def test_nexthop_objects_and_rules_both_ways(kernel: NetlinkSocket, ground: Netl
         NexthopObject(14, blackhole=True),
         NexthopObject(15, Hop(0, "10.0.0.9"), fdb=True),
     ]
-    assert {ack.errno for ack in kernel.write([nexthop_codec.add_nexthop(nexthop) for nexthop in objects])} == {0}
+    assert {ack.errno for ack in kernel.write([write_nexthop(nexthop) for nexthop in objects])} == {0}
     found = [nexthop_codec.decode_nexthop(m.payload) for m in kernel.dump(nexthop_codec.dump_nexthops())]
     assert found == objects
-    route = KernelRoute("10.255.0.9/32", nexthop_id=13, protocol=186)
-    assert kernel.write_one(route_codec.add_route(route)) == Ack(0)
+    ground.ip("route", "add", "10.255.0.9", "proto", "bgp", "nhid", "13")
     [message] = kernel.dump(route_codec.dump_routes(AF_INET, table=254, protocol=186))
     decoded = route_codec.decode_route(message.payload)
     assert decoded is not None
     assert (decoded.nexthop_id, [hop.weight for hop in decoded.hops]) == (13, [1, 3])
     # One write takes a hop out for every route of the group.
-    assert kernel.write_one(nexthop_codec.add_nexthop(NexthopObject(13, group=((12, 1),)), replace=True)) == Ack(0)
+    ground.ip("nexthop", "replace", "id", "13", "group", "12")
     [message] = kernel.dump(route_codec.dump_routes(AF_INET, table=254, protocol=186))
     decoded = route_codec.decode_route(message.payload)
     assert decoded is not None
     assert [hop.ifindex for hop in decoded.hops] == [ground.ifindex("p2")]
-    rules = [Rule(90, 100, AF_INET, 200), Rule(91, 1_000, AF_INET6)]
-    assert [ack.errno for ack in kernel.write([nexthop_codec.add_rule(rule) for rule in rules])] == [0, 0]
-    for rule in rules:
-        dumped = kernel.dump(nexthop_codec.dump_rules(rule.family))
-        assert rule in [nexthop_codec.decode_rule(m.payload) for m in dumped]
-    ground.ip("rule", "add", "pref", "92", "fwmark", "1", "lookup", "100")
-    dumped = kernel.dump(nexthop_codec.dump_rules(AF_INET))
-    assert [r.plain for r in map(nexthop_codec.decode_rule, [m.payload for m in dumped]) if r.priority == 92] == [False]
-    assert [ack.errno for ack in kernel.write([nexthop_codec.delete_rule(rule) for rule in rules])] == [0, 0]
     ground.ip("nexthop", "flush")
+
+
+def test_rules_both_ways(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
+    rules = [fast_path.RuleRow(AF_INET, 100, 90, 200), fast_path.RuleRow(AF_INET6, 1_000, 91, 200)]
+    for rule in rules:
+        add, delete = (fast_path.rule_request(rule.family, rule.table, rule.priority, add=how) for how in (True, False))
+        assert [kernel.write_one(add).errno, kernel.write_one(add).errno] == [0, errno.EEXIST]
+        assert rule in fast_path.dump_rules(kernel, rule.family)
+        shown = json.loads(ground.ip("-6" if rule.family == AF_INET6 else "-4", "-j", "rule"))
+        [line] = [row for row in shown if row["priority"] == rule.priority]
+        assert (line["table"], line["protocol"]) == (str(rule.table), "200")
+        assert [kernel.write_one(delete).errno, kernel.write_one(delete).errno] == [0, errno.ENOENT]
 
 
 def test_without_rights_the_buffer_is_what_one_gets(ground: NetlinkGround, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
-"""Routes, rules and nexthop objects both ways, without a kernel."""
+"""Routes, rules and nexthop objects without a kernel: what the fast path writes, and what is read of them."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import ip_network
 
 import pytest
@@ -13,8 +15,13 @@ from hypothesis import strategies as st
 from services.reconciler.adapters import nexthop_codec as nh
 from services.reconciler.adapters import route_codec as rc
 from services.reconciler.adapters.attributes import MalformedError, attribute, u32
-from services.reconciler.adapters.nexthop_codec import NexthopObject, Rule
+from services.reconciler.adapters.framing import Message
+from services.reconciler.adapters.nexthop_codec import NexthopObject
 from services.reconciler.adapters.route_codec import Hop, KernelRoute
+from services.reconciler.fastpath import routes as fp
+from services.reconciler.fastpath.mirror import Row
+from services.reconciler.fastpath.values import FrrRoute, Write
+from tests.support.route_messages import nexthop_message, packed, route_message
 
 V4 = st.ip_addresses(v=4).map(str)
 V6 = st.ip_addresses(v=6).map(lambda address: str(address).split("%", maxsplit=1)[0])
@@ -46,36 +53,96 @@ ROUTES = st.builds(
 ).filter(sensible)
 
 
-@given(route=ROUTES, replace=st.booleans())
-def test_a_route_comes_back(route: KernelRoute, *, replace: bool) -> None:
-    request = rc.add_route(route, replace=replace)
-    assert rc.decode_route(request.payload) == route
-    assert (request.kind, bool(request.flags & 0x100), bool(request.flags & 0x200)) == (24, replace, not replace)
+@given(ROUTES)
+def test_a_route_is_read(route: KernelRoute) -> None:
+    assert rc.decode_route(route_message(route)) == route
+
+
+OVERRIDES = st.builds(
+    FrrRoute,
+    st.lists(
+        st.builds(
+            fp.Hop, INDEX, V4.map(lambda a: attribute(5, packed(a))), st.sampled_from([0, 4]), st.integers(0, 255)
+        ),
+        min_size=2,
+        max_size=4,
+    ).map(tuple),
+    st.just(b"") | V4.map(packed),
+)
+
+
+@given(destination=V4 | V6, route=OVERRIDES, table=st.integers(1, 0xFFFFFFFF))
+def test_what_the_fast_path_writes_is_read_as_meant(destination: str, route: FrrRoute, table: int) -> None:
+    request = fp.override_request(Write(destination, route), table)
+    assert (request.kind, request.flags) == (24, 0x500)
+    read = rc.decode_route(request.payload)
+    assert read is not None
+    assert (read.destination, read.table, read.protocol) == (
+        f"{destination}/{128 if ':' in destination else 32}",
+        table,
+        200,
+    )
+    assert [(hop.ifindex, hop.onlink, hop.weight) for hop in read.hops] == [
+        (hop.ifindex, bool(hop.flags), hop.weight + 1) for hop in route.hops
+    ]
+    assert [hop.gateway for hop in read.hops] == [fp.gateway_text(hop) for hop in route.hops]
+    assert (read.source is None) == (not route.source)
+
+
+@given(ROUTES)
+def test_an_overrides_hops_are_as_frr_has_them(route: KernelRoute) -> None:
+    """Whatever FRR's route has, an override carries over in full."""
+    route = replace(
+        route,
+        destination=f"{route.destination.partition('/')[0]}/{len(packed(route.destination.partition('/')[0])) * 8}",
+        table=254,
+        kind=1,
+    )
+    row = fp.read_route(Message(24, 0, 0, route_message(route)), fp.Ownership())
+    assert isinstance(row, Row)
+    assert (row.destination, row.protocol, row.metric, row.tos) == (
+        route.destination.partition("/")[0], route.protocol, route.metric, route.tos,
+    )  # fmt: skip
+    if row.route is None:
+        assert not route.hops
+        return
+    written = rc.decode_route(fp.override_request(Write(row.destination, row.route), 100).payload)
+    assert written is not None
+    assert (written.hops, written.source) == (route.hops, route.source)
 
 
 def test_golden_bytes_of_an_override() -> None:
     """As ``ip route replace 10.255.0.2 table 100 proto 200 via 169.254.0.1 dev <3> onlink src 10.255.0.1``."""
-    route = KernelRoute("10.255.0.2/32", (Hop(3, "169.254.0.1", onlink=True),), 100, 200, source="10.255.0.1")
+    hop = fp.Hop(3, attribute(5, bytes([169, 254, 0, 1])), 4)
+    write = Write("10.255.0.2", FrrRoute((hop,), bytes([10, 255, 0, 1])))
     header = bytes([2, 32, 0, 0, 100, 200, 0, 1]) + struct.pack("=I", 4)
     body = attribute(1, bytes([10, 255, 0, 2])) + u32(15, 100) + attribute(7, bytes([10, 255, 0, 1])) + u32(4, 3)
-    assert rc.add_route(route, replace=True) == (24, 0x500, header + body + attribute(5, bytes([169, 254, 0, 1])))
+    payload = header + body + attribute(5, bytes([169, 254, 0, 1]))
+    assert fp.override_request(write, 100) == (24, 0x500, payload)
+    assert rc.decode_route(payload) == KernelRoute(
+        "10.255.0.2/32", (Hop(3, "169.254.0.1", onlink=True),), 100, 200, source="10.255.0.1"
+    )
 
 
 def test_golden_bytes_of_two_hops_one_by_ipv6() -> None:
-    hops = (Hop(3, "169.254.0.1", onlink=True), Hop(4, "fe80::1", weight=2))
-    route = KernelRoute("10.255.0.2/32", hops, protocol=186, metric=20)
     first = struct.pack("=HBBi", 16, 4, 0, 3) + attribute(5, bytes([169, 254, 0, 1]))
     # struct rtvia: family in the machine's order, then the address.
-    via = struct.pack("=H", 10) + bytes.fromhex("fe80" + "00" * 13 + "01")
-    second = struct.pack("=HBBi", 32, 0, 1, 4) + attribute(18, via)
-    body = attribute(1, bytes([10, 255, 0, 2])) + u32(15, 254) + u32(6, 20) + attribute(9, first + second)
-    header = bytes([2, 32, 0, 0, 254, 186, 0, 1]) + bytes(4)
-    assert rc.add_route(route) == (24, 0x600, header + body)
+    via = attribute(18, struct.pack("=H", 10) + bytes.fromhex("fe80" + "00" * 13 + "01"))
+    second = struct.pack("=HBBi", 32, 0, 1, 4) + via
+    destination, ways = attribute(1, bytes([10, 255, 0, 2])), attribute(9, first + second)
+    frr = bytes([2, 32, 0, 0, 254, 186, 0, 1]) + bytes(4) + destination + u32(15, 254) + u32(6, 20) + ways
+    hops = (Hop(3, "169.254.0.1", onlink=True), Hop(4, "fe80::1", weight=2))
+    assert rc.decode_route(frr) == KernelRoute("10.255.0.2/32", hops, protocol=186, metric=20)
+
+    write = Write("10.255.0.2", FrrRoute((fp.Hop(3, first[8:], 4), fp.Hop(4, via, 0, 1))))
+    ours = bytes([2, 32, 0, 0, 0, 200, 0, 1]) + bytes(4) + destination + u32(15, 1_000) + ways
+    assert fp.override_request(write, 1_000) == (24, 0x500, ours)
 
 
 def test_a_deletion_matches_any_scope_and_kind() -> None:
-    payload = rc.delete_route(KernelRoute("10.0.0.0/8", (Hop(1),), table=1000, protocol=200, metric=5)).payload
-    assert rc.decode_route(payload) == KernelRoute("10.0.0.0/8", (), 1000, 200, 5, kind=0, scope=255)
+    request = fp.override_request(Write("10.0.0.1", None), 1_000)
+    assert (request.kind, request.flags) == (25, 0)
+    assert rc.decode_route(request.payload) == KernelRoute("10.0.0.1/32", (), 1_000, 200, kind=0, scope=255)
 
 
 def test_dead_hops_are_told() -> None:
@@ -104,15 +171,23 @@ def test_nonsense_is_refused(payload: bytes) -> None:
         rc.decode_route(payload)
 
 
-@pytest.mark.parametrize("destination", ["", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0/8", "x/8", "::/129", "10.0.0.0/x"])
-def test_no_prefix_is_not_written(destination: str) -> None:
-    with pytest.raises(ValueError, match=r"no prefix|no IP address|invalid literal"):
-        rc.add_route(KernelRoute(destination))
+def of_message(read: Callable[[Message], object]) -> Callable[[bytes], object]:
+    """A reader of messages as one of payloads."""
+    return lambda payload: read(Message(24, 0, 0, payload))
+
+
+def read_own(message: Message) -> object:
+    """With the default tables."""
+    return fp.read_route(message, fp.Ownership())
 
 
 @given(st.binary(max_size=120))
 def test_garbage_is_read_or_refused(data: bytes) -> None:
-    for decode in (rc.decode_route, nh.decode_nexthop, nh.decode_rule):
+    for decode in (
+        rc.decode_route,
+        nh.decode_nexthop,
+        *(of_message(r) for r in (fp.read_rule, fp.read_link, read_own)),
+    ):
         for payload in (data, b"\x02" + data, b"\x02\x20\0\0\xfe\xba\0\x01\0\0\0\0" + data):
             with suppress(MalformedError):
                 decode(payload)
@@ -131,19 +206,16 @@ NEXTHOPS = st.one_of(
 )
 
 
-@given(nexthop=NEXTHOPS, replace=st.booleans())
-def test_a_nexthop_object_comes_back(nexthop: NexthopObject, *, replace: bool) -> None:
-    request = nh.add_nexthop(nexthop, replace=replace)
-    assert nh.decode_nexthop(request.payload) == nexthop
-    assert nh.decode_nexthop(nh.delete_nexthop(nexthop.id).payload).id == nexthop.id
+@given(NEXTHOPS)
+def test_a_nexthop_object_is_read(nexthop: NexthopObject) -> None:
+    assert nh.decode_nexthop(nexthop_message(nexthop)) == nexthop
 
 
 def test_golden_bytes_of_a_group() -> None:
     # struct nexthop_grp: id, weight minus one in two halves, reserved. 300 - 1 = 0x012B.
     group = NexthopObject(13, group=((11, 1), (12, 300)), protocol=200)
     members = struct.pack("=IBBH", 11, 0, 0, 0) + struct.pack("=IBBH", 12, 0x2B, 1, 0)
-    expected = bytes([0, 0, 200, 0]) + bytes(4) + u32(1, 13) + attribute(2, members)
-    assert nh.add_nexthop(group) == (104, 0x600, expected)
+    assert nh.decode_nexthop(bytes([0, 0, 200, 0]) + bytes(4) + u32(1, 13) + attribute(2, members)) == group
 
 
 def test_nexthop_nonsense_is_refused() -> None:
@@ -152,29 +224,17 @@ def test_nexthop_nonsense_is_refused() -> None:
             nh.decode_nexthop(payload)
 
 
-RULES = st.builds(
-    Rule,
-    st.integers(0, 0xFFFFFFFF),
-    st.integers(1, 0xFFFFFFFF),
-    st.sampled_from([2, 10]),
-    st.integers(0, 255),
-)
+@given(st.sampled_from(fp.FAMILIES), st.integers(1, 0xFFFFFFFF), st.integers(0, 0xFFFFFFFF), st.booleans())
+def test_a_rule_comes_back(family: int, table: int, priority: int, add: bool) -> None:
+    request = fp.rule_request(family, table, priority, add=add)
+    assert (request.kind, request.flags) == ((32, 0x600) if add else (33, 0))
+    assert fp.read_rule(Message(request.kind, 0, 0, request.payload)) == (family, table, priority, 200)
 
 
-@given(RULES)
-def test_a_rule_comes_back(rule: Rule) -> None:
-    assert nh.decode_rule(nh.add_rule(rule).payload) == rule
-    assert nh.decode_rule(nh.delete_rule(rule).payload) == rule
-
-
-def test_a_rule_that_selects_is_not_plain_and_not_written() -> None:
-    header = bytes([2, 32, 0, 0, 254, 0, 0, 1]) + bytes(4)
-    rule = nh.decode_rule(header + attribute(1, bytes(4)) + u32(6, 5))
-    assert (rule.plain, rule.priority, rule.table) == (False, 5, 254)
-    with pytest.raises(ValueError, match="selects by more"):
-        nh.add_rule(rule)
-    # FRA_SUPPRESS_PREFIXLEN of -1 suppresses nothing and stands in every dump.
-    assert nh.decode_rule(bytes([2, 0, 0, 0, 254, 0, 0, 1]) + bytes(4) + u32(14, 0xFFFFFFFF)).plain
-    assert not nh.decode_rule(bytes([2, 0, 0, 0, 254, 0, 0, 1]) + bytes(4) + u32(14, 0)).plain
+def test_golden_bytes_of_a_rule() -> None:
+    """As ``ip rule add pref 90 lookup 1000 protocol 200``: a table above 255 stands in no header."""
+    body = u32(6, 90) + u32(15, 1_000) + attribute(21, bytes([200]))
+    assert fp.rule_request(2, 1_000, 90, add=True).payload == bytes([2, 0, 0, 0, 0, 0, 0, 1]) + bytes(4) + body
+    assert fp.rule_request(2, 100, 90, add=True).payload[:8] == bytes([2, 0, 0, 0, 100, 0, 0, 1])
     with pytest.raises(MalformedError):
-        nh.decode_rule(bytes(11))
+        fp.read_rule(Message(32, 0, 0, bytes(11)))

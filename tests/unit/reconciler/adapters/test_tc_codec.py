@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services._runtime import kernel_support
+from services.reconciler.adapters import link_codec, tc_decode
 from services.reconciler.adapters import tc_codec as tc
-from services.reconciler.adapters import tc_decode
 from services.reconciler.adapters.attributes import MalformedError, attribute, nested, u32
 from services.reconciler.adapters.framing import HEADER
 from services.reconciler.adapters.rtnetlink import Rtm
@@ -235,3 +236,25 @@ def test_what_cannot_be_written() -> None:
         tc.add_action(replace(KEY, tunnel=None))
     with pytest.raises(ValueError, match=r"a tunnel from 10\.0\.0\.1 to ::1"):
         tc.add_action(replace(KEY, tunnel=Tunnel("10.0.0.1", "::1", 1, 1)))
+
+
+def test_what_is_tried_of_a_kernel_is_what_the_codec_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime knows no service, so its trial, which the doctor needs as well, writes its messages by itself."""
+    tried: dict[int, list[bytes]] = {}
+    monkeypatch.setattr(kernel_support, "_write", lambda _, kind, payload: tried.setdefault(kind, []).append(payload))
+    assert kernel_support._try_all() == {}
+
+    links = [link_codec.decode_link(payload) for payload in tried.pop(Rtm.NEWLINK)]
+    assert [(link.kind, link.vxlan is not None and link.vxlan.external) for link in links if link is not None] == [
+        ("bridge", False),
+        ("vxlan", True),
+    ]
+    assert tried.pop(Rtm.NEWQDISC) == [tc.add_clsact(1).payload]
+    actions = [action for payload in tried.pop(Rtm.NEWACTION) for action in tc_decode.decode_actions(payload)]
+    assert actions == [
+        Action(ActionKind.TUNNEL_KEY, 1, tunnel=Tunnel("192.0.2.1", "192.0.2.2", 1, 0), standalone=False),
+        Action(ActionKind.MIRRED, 1, redirect_to=1, standalone=False),
+    ]
+    [payload] = tried.pop(Rtm.NEWTFILTER)
+    assert tc_decode.decode_filter(payload) == Filter(1, 1, 1, "flower", "02:00:00:00:00:01")
+    assert tried == {}
