@@ -14,6 +14,7 @@ from typing import Final
 from services._runtime.clock import Clock
 from services._runtime.frr import FrrError
 from services.reconciler.core.state import FdbEntry, Snapshot
+from services.reconciler.fastpath.values import Ownership
 from services.reconciler.paths import Comparison, FrrView, Path, destinations_of, read_routes, read_sessions
 from services.reconciler.ports import Daemons
 
@@ -105,11 +106,11 @@ class Judge:
 class PathAuditor:
     """Asks FRR twice a second, and after route events."""
 
-    def __init__(self, daemons: Daemons, clock: Clock, pause_s: float, override_table: int = 0) -> None:
+    def __init__(self, daemons: Daemons, clock: Clock, pause_s: float, fast_path: Ownership | None = None) -> None:
         self._daemons = daemons
         self._clock = clock
         self._pause_s = pause_s
-        self._override_table = override_table
+        self._fast_path = fast_path
         self._changed = asyncio.Event()
         self._bfd_seen = False
         self._fdb: tuple[FdbEntry, ...] = ()
@@ -145,7 +146,7 @@ class PathAuditor:
             return
         if snapshot.fdb is not self._fdb:  # a glance keeps the table
             self._fdb, self._vteps = snapshot.fdb, destinations_of(snapshot)
-        self.paths = Comparison(snapshot, view, self._override_table, self._vteps).paths()
+        self.paths = Comparison(snapshot, view, self._fast_path, self._vteps).paths()
         for verdict in self.judge.judge(self.paths, view, self._clock.monotonic()):
             self.on_verdict(verdict)
 

@@ -162,10 +162,10 @@ class Loop:
 
     async def _glance(self) -> None:
         assert self.snapshot is not None
-        (links, routes), cost_s = await self.in_thread(lambda: _costing(self._network.paths))
+        paths, cost_s = await self.in_thread(lambda: _costing(self._network.paths))
         self.counts.glances += 1
         self._rest(cost_s)
-        self._show(replace(self.snapshot, links=links, routes=routes))
+        self._show(replace(self.snapshot, **paths._asdict()))
 
     async def _look(self, burst: Burst) -> None:
         outcome = await self.in_thread(self._reconciliation.run)

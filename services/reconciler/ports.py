@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from services.reconciler.core.operation import Operation
 from services.reconciler.core.state import Link, Route, Snapshot
@@ -12,6 +12,14 @@ from services.reconciler.core.state import Link, Route, Snapshot
 
 class UnreadableError(Exception):
     """Nothing can be said about the kernel's state now; the message says why, and what to do where that is known."""
+
+
+class Paths(NamedTuple):
+    """Fields of a `Snapshot` that say which way packets go."""
+
+    links: tuple[Link, ...]
+    routes: tuple[Route, ...]
+    lookups: tuple[int, ...]
 
 
 class Network(Protocol):
@@ -29,8 +37,8 @@ class Network(Protocol):
     def probe_of(self, snapshot: Snapshot) -> Hashable:
         """What `probe` would have shown at a look. Does not block."""
 
-    def paths(self) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
-        """Links and routes only: all that changes at an edge fault."""
+    def paths(self) -> Paths:
+        """All that changes at an edge fault, and nothing else."""
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
         """Write in order; the errno of each, 0 for done. One that fails stops none of the others."""
@@ -50,7 +58,7 @@ class Happened:
     """What a look at the subscription brought."""
 
     causes: dict[str, int]
-    """By kind: ``link``, ``fdb``, ``route``, ``nexthop``, ``tc``. Those of own writes are left out."""
+    """By kind: ``link``, ``fdb``, ``route``, ``rule``, ``nexthop``, ``tc``. Those of own writes are left out."""
     overrun: bool = False
     """Events were lost (ENOBUFS): only a full look helps."""
 

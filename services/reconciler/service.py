@@ -21,6 +21,7 @@ from services.reconciler.adapters.rights import why_not_allowed
 from services.reconciler.audit import BEHIND, FAR_BEHIND, Teller
 from services.reconciler.auditor import PathAuditor, Verdict
 from services.reconciler.core.state import Snapshot
+from services.reconciler.fastpath.values import Ownership
 from services.reconciler.loop import Looked, Loop
 from services.reconciler.passes import Reconciliation
 from services.reconciler.paths import FrrView, Path
@@ -56,7 +57,8 @@ class Reconciler:
         self._incarnation = self._clock.time_ns()
         self._lock: NamespaceLock | None = None
         self._subscriptions: list[Subscription] = []
-        self._watcher = Watcher(frozenset({settings.fast_path_table}))
+        self._fast_path = Ownership(settings.fast_path_table)
+        self._watcher = Watcher(frozenset(self._fast_path.tables))
         self._macs_told_s = 0.0
         self._queries: Queries | None = None
         self._auditor: PathAuditor | None = None
@@ -77,7 +79,7 @@ class Reconciler:
         )
         self._reconciliation = reconciliation
         if settings.path_audit == "on":
-            self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, settings.fast_path_table)
+            self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, self._fast_path)
             self._auditor.on_verdict = self._judged
             self._runtime.spawn(self._auditor.run(self._known), name="path auditor")
         self._register_metrics(loop)

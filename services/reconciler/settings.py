@@ -81,7 +81,8 @@ class ReconcilerSettings(CommonSettings):
     ] = "on"
     path_audit_s: Annotated[float, Field(ge=0.1, le=60, description="seconds between questions to FRR")] = 0.5
     fast_path_table: Annotated[
-        int, Field(ge=1, le=4_294_967_295, description="routing table of the fast path, shown beside FRR's routes")
+        int,
+        Field(ge=1, le=4_294_967_295, description="first routing table of the fast path, shown beside FRR's routes"),
     ] = 100
     event_buffer_bytes: Annotated[
         int,

@@ -15,8 +15,8 @@ FIRST_BACKOFF_S: Final = 0.010
 LAST_BACKOFF_S: Final = 1.0
 LONGEST_WAIT_S: Final = 120.0
 """Between looks at everything, however dear they are."""
-ROUTE_ONLY: Final = frozenset({"route", "nexthop"})
-"""Rules do not follow from these (I11): links and routes are looked at, nothing else."""
+PATHS_ONLY: Final = frozenset({"route", "rule", "nexthop"})
+"""tc rules do not follow from these (I11): only what says which way packets go is looked at."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Burst:
     @property
     def only_paths(self) -> bool:
         """Nothing in it can change a rule."""
-        return self.causes.keys() <= ROUTE_ONLY
+        return self.causes.keys() <= PATHS_ONLY
 
 
 @dataclass(slots=True)

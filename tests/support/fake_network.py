@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 
 from services._runtime.frr import FrrError
 from services.reconciler.core.operation import Operation
 from services.reconciler.core.state import FdbEntry, Link, NextHop, Route, Snapshot, Vxlan
-from services.reconciler.ports import Happened, UnreadableError
+from services.reconciler.ports import Happened, Paths, UnreadableError
 from tests.support.model_kernel import ModelKernel
 
 BRIDGE, VTEP, ENCAPSULATION, PORT, UPLINKS = 10, 11, 12, 13, (21, 22)
@@ -63,6 +63,7 @@ class FakeNetwork:
     unreadable: str = ""
     """Why nothing can be read."""
     lacks: str | None = None
+    lookups: tuple[int, ...] = (255, 254, 253)
     looks: int = 0
     glances: int = 0
     probes: int = 0
@@ -116,7 +117,7 @@ class FakeNetwork:
     def seen(self) -> Snapshot:
         """What is in the kernel."""
         with self.lock:
-            return self.model.snapshot()
+            return replace(self.model.snapshot(), lookups=self.lookups)
 
     # What the reconciler does.
 
@@ -134,11 +135,11 @@ class FakeNetwork:
     def probe_of(self, snapshot: Snapshot) -> Hashable:
         return (frozenset(snapshot.links), snapshot.clsact, frozenset(snapshot.actions))
 
-    def paths(self) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
+    def paths(self) -> Paths:
         self._check()
         self.glances += 1
         snapshot = self.seen()
-        return snapshot.links, snapshot.routes
+        return Paths(snapshot.links, snapshot.routes, snapshot.lookups)
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
         self._check()

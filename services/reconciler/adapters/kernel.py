@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from services.reconciler.adapters import link_codec, nexthop_codec, route_codec, tc_codec
+from services.reconciler.adapters import link_codec, nexthop_codec, route_codec, rule_codec, tc_codec
 from services.reconciler.adapters.attributes import NetlinkError
 from services.reconciler.adapters.framing import FIRST_OWN, framed
 from services.reconciler.adapters.netlink import Ack, Namespace, NetlinkSocket, Request, Subscription
@@ -120,6 +120,7 @@ class Kernel:
             links=links,
             fdb=fdb,
             routes=self.routes(),
+            lookups=self.lookups(),
             neighbours=self.neighbours(),
             clsact=clsact,
             ingress=ingress,
@@ -166,6 +167,12 @@ class Kernel:
         if any(route.nexthop_id and not route.hops for route in routes):
             objects = {nexthop.id: nexthop for nexthop in self.nexthops()}
         return tuple(_route(route, objects) for route in routes)
+
+    def lookups(self) -> tuple[int, ...]:
+        """Routing tables that rules of either family let packets look into, each once, the first one first."""
+        requests = [rule_codec.dump_rules(family) for family in (AF_INET, AF_INET6)]
+        rules = [rule_codec.decode_rule(payload) for request in requests for payload in self._dump(request)]
+        return tuple(dict.fromkeys(rule.table for rule in sorted(rules, key=lambda rule: rule.priority) if rule.table))
 
     def hooks(self) -> tuple[frozenset[int], frozenset[int]]:
         """Ifindexes with a clsact qdisc, and with an ingress qdisc."""

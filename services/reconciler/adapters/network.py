@@ -15,8 +15,8 @@ from services.reconciler.adapters.kernel import Kernel, Probe
 from services.reconciler.adapters.rtnetlink import AF_BRIDGE, WATCHED, Rtm
 from services.reconciler.adapters.subscription import Subscription
 from services.reconciler.core.operation import Operation
-from services.reconciler.core.state import Link, Route, Snapshot
-from services.reconciler.ports import Happened, UnreadableError
+from services.reconciler.core.state import Snapshot
+from services.reconciler.ports import Happened, Paths, UnreadableError
 
 TRY_AGAIN_S: Final = 10.0
 """Between attempts at what the kernel lacked: a module may be installed meanwhile."""
@@ -26,6 +26,8 @@ _CAUSES: Final[dict[int, str]] = {
     Rtm.DELLINK: "link",
     Rtm.NEWROUTE: "route",
     Rtm.DELROUTE: "route",
+    Rtm.NEWRULE: "rule",
+    Rtm.DELRULE: "rule",
     Rtm.NEWNEXTHOP: "nexthop",
     Rtm.DELNEXTHOP: "nexthop",
     Rtm.NEWQDISC: "tc",
@@ -98,9 +100,9 @@ class KernelNetwork:
         """The same from a look."""
         return Probe(frozenset(snapshot.links), snapshot.clsact, snapshot.ingress, frozenset(snapshot.actions))
 
-    def paths(self) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
-        """Links and routes."""
-        return self._call(lambda kernel: (kernel.links(), kernel.routes()))
+    def paths(self) -> Paths:
+        """Links, routes, and which tables count."""
+        return self._call(lambda kernel: Paths(kernel.links(), kernel.routes(), kernel.lookups()))
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
         """Write in order."""

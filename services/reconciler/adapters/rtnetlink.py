@@ -59,8 +59,11 @@ class Group(IntEnum):
     NEXTHOP = 32
 
 
-WATCHED: Final = (Group.LINK, Group.NEIGH, Group.TC, Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.NEXTHOP)
-"""What a change of rules can follow from, and the rules themselves."""
+WATCHED: Final = (
+    *(Group.LINK, Group.NEIGH, Group.TC, Group.NEXTHOP),
+    *(Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.IPV4_RULE, Group.IPV6_RULE),
+)
+"""What a change of tc rules can follow from, those rules themselves, and what a change of paths can follow from."""
 
 IFF_UP: Final = 0x1
 IFF_LOWER_UP: Final = 0x10000

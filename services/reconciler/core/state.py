@@ -203,6 +203,8 @@ class Snapshot:
     links: tuple[Link, ...] = ()
     fdb: tuple[FdbEntry, ...] = ()
     routes: tuple[Route, ...] = ()
+    lookups: tuple[int, ...] = ()
+    """Routing tables that rules let packets look into, each once, the first one first. Here order matters."""
     neighbours: tuple[Neighbour, ...] = ()
     clsact: frozenset[int] = frozenset()
     """Ifindexes with a clsact qdisc."""

@@ -6,8 +6,7 @@ import ipaddress
 import json
 from typing import NamedTuple, Self
 
-from services.reconciler.fastpath.routes import Ownership
-from services.reconciler.fastpath.values import Limits
+from services.reconciler.fastpath.values import Limits, Ownership
 
 
 class Config(NamedTuple):

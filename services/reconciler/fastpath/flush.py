@@ -9,18 +9,16 @@ from __future__ import annotations
 import sys
 
 from services.reconciler.adapters.netlink import NetlinkError, NetlinkSocket
+from services.reconciler.adapters.rule_codec import delete_rule
 from services.reconciler.fastpath.routes import (
     FAMILIES,
-    PROTOCOL,
-    Ownership,
     OwnRow,
     dump_routes,
     dump_rules,
     override_request,
     read_route,
-    rule_request,
 )
-from services.reconciler.fastpath.values import Write
+from services.reconciler.fastpath.values import PROTOCOL, Ownership, Write
 
 
 def flush(netlink: NetlinkSocket, own: Ownership) -> int:
@@ -32,7 +30,7 @@ def flush(netlink: NetlinkSocket, own: Ownership) -> int:
     for family in FAMILIES:
         for rule in dump_rules(netlink, family):
             if rule.protocol == PROTOCOL and rule.table in own.tables:
-                netlink.write_one(rule_request(family, rule.table, rule.priority, add=False))
+                netlink.write_one(delete_rule(rule))
     return sum(flush_table(netlink, own, table) for table in own.tables)
 
 

@@ -9,21 +9,20 @@ from typing import NamedTuple
 
 from services.reconciler.adapters.netlink import NetlinkSocket, Request
 from services.reconciler.adapters.rtnetlink import RT_TABLE_MAIN
+from services.reconciler.adapters.rule_codec import Rule, add_rule, delete_rule
 from services.reconciler.fastpath.flush import flush
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.routes import (
     FAMILIES,
     LinkRow,
-    Ownership,
     add_rules,
     all_links,
     dump_routes,
     override_request,
     read_link,
     read_route,
-    rule_request,
 )
-from services.reconciler.fastpath.values import Switch, Write
+from services.reconciler.fastpath.values import PROTOCOL, Ownership, Switch, Write
 
 _ABSENT = frozenset({errno.ESRCH, errno.ENOENT})
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EOPNOTSUPP})
@@ -67,7 +66,8 @@ class FastPathKernel:
 
     def _rules(self, switch: Switch) -> list[Request]:
         table, priority = self.own.table + switch.table, self.own.priority + 1
-        return [rule_request(family, table, priority, add=switch.on) for family in FAMILIES]
+        rules = (Rule(family, table, priority, PROTOCOL) for family in FAMILIES)
+        return [add_rule(rule) if switch.on else delete_rule(rule) for rule in rules]
 
     def clear(self) -> None:
         """Delete everything of ours."""

@@ -14,6 +14,7 @@ from typing import Final
 
 from services.reconciler.adapters.netlink import Message, Subscription
 from services.reconciler.adapters.rtnetlink import Group, Rtm
+from services.reconciler.adapters.rule_codec import decode_rule
 from services.reconciler.fastpath.audit import Audit, Trigger
 from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed
 from services.reconciler.fastpath.bgp_watch import BgpWatch
@@ -25,7 +26,7 @@ from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.mirror import RouteMirror, Row
 from services.reconciler.fastpath.peers import Announcement, PeerLink
 from services.reconciler.fastpath.poller import Poller
-from services.reconciler.fastpath.routes import LinkRow, OwnRow, read_link, read_route, read_rule
+from services.reconciler.fastpath.routes import LinkRow, OwnRow, read_link, read_route
 from services.reconciler.fastpath.uplinks import UP
 from services.reconciler.fastpath.values import FrrRoute, Outcome, Release, Tell, Write
 from services.reconciler.fastpath.watchdog import BYE
@@ -254,7 +255,7 @@ class FastPathLoop:
         self._routes_changed(changed, now_s)
 
     def _on_deleted_rule(self, message: Message, now_s: float) -> None:
-        rule, own = read_rule(message), self._config.ownership
+        rule, own = decode_rule(message.payload), self._config.ownership
         if (rule.table, rule.priority) == (own.table, own.priority):
             self._kernel.add_rules()
             self._say("rule_restored", "somebody had deleted the rule", alarm=True)

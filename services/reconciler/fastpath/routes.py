@@ -1,4 +1,4 @@
-"""Routes, rules and links of rtnetlink(7), as far as the fast path reads and writes them.
+"""Routes and links of rtnetlink(7), as far as the fast path reads and writes them.
 
 The only place that writes routes. It keeps gateways as the bytes that came, so that an override has FRR's own, and
 nothing is taken apart and put together again between a fault and its override.
@@ -12,9 +12,9 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-from services.reconciler.adapters import route_codec
+from services.reconciler.adapters import route_codec, rule_codec
 from services.reconciler.adapters.attributes import MalformedError, attribute, attributes, number, u32
-from services.reconciler.adapters.netlink import CREATE, EXCLUSIVE, REPLACE, Message, NetlinkSocket, Request
+from services.reconciler.adapters.netlink import CREATE, REPLACE, Message, NetlinkSocket, Request
 from services.reconciler.adapters.rtnetlink import (
     IFF_LOWER_UP,
     IFF_UP,
@@ -24,41 +24,19 @@ from services.reconciler.adapters.rtnetlink import (
     RTNH_F_ONLINK,
     Rtm,
 )
+from services.reconciler.adapters.rule_codec import Rule
 from services.reconciler.fastpath.mirror import Row
-from services.reconciler.fastpath.values import FrrRoute, Hop, Write
+from services.reconciler.fastpath.values import PROTOCOL, FrrRoute, Hop, Ownership, Write
 
-PROTOCOL: Final = 200
-"""Of every route and rule of ours: nobody else's is ever deleted."""
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 """rtmsg: family, destination and source length, TOS, table, protocol, scope, type, flags."""
 _HOP: Final = struct.Struct("=HBBi")
 """rtnexthop: length, flags, hops, ifindex."""
 _LINK: Final = struct.Struct("=BxHiII")
-_RULE: Final = struct.Struct("=BBBBBBBBI")
-"""fib_rule_hdr: family, destination and source length, TOS, table, two reserved, action, flags."""
 _DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _MULTIPATH, _TABLE, _VIA, _ENCAP_TYPE = 1, 4, 5, 6, 7, 9, 15, 18, 21
 _IFLA_IFNAME = 3
-_FRA_PRIORITY, _FRA_TABLE, _FRA_PROTOCOL = 6, 15, 21
-_FR_ACT_TO_TBL: Final = 1
 _BITS: Final = {socket.AF_INET: 32, socket.AF_INET6: 128}
 FAMILIES: Final = tuple(_BITS)
-
-
-STANDBY_TABLES: Final = 8
-"""At most so many uplinks have a table of their own, see `services.reconciler.fastpath.group`."""
-
-
-class Ownership(NamedTuple):
-    """What is ours in a network namespace: a rule and a table for overrides; a table per uplink kept ready."""
-
-    table: int = 100
-    priority: int = 90
-    """Of the rule; before that of the main table, 32766. Rules of tables kept ready have the next one."""
-
-    @property
-    def tables(self) -> range:
-        """That of overrides first."""
-        return range(self.table, self.table + 1 + STANDBY_TABLES)
 
 
 class LinkRow(NamedTuple):
@@ -68,15 +46,6 @@ class LinkRow(NamedTuple):
     ifindex: int
     carrier: bool
     """IFF_UP and IFF_LOWER_UP."""
-
-
-class RuleRow(NamedTuple):
-    """A rule."""
-
-    family: int
-    table: int
-    priority: int
-    protocol: int
 
 
 class OwnRow(NamedTuple):
@@ -193,34 +162,6 @@ def all_links() -> Request:
     return Request(Rtm.GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
 
 
-def rule_request(family: int, table: int, priority: int, *, add: bool) -> Request:
-    """The message that adds or deletes a rule of ours."""
-    head = _RULE.pack(family, 0, 0, 0, table if table < 256 else 0, 0, 0, _FR_ACT_TO_TBL, 0)
-    body = u32(_FRA_PRIORITY, priority) + u32(_FRA_TABLE, table)
-    body += attribute(_FRA_PROTOCOL, PROTOCOL.to_bytes(1, "big"))
-    return Request(Rtm.NEWRULE if add else Rtm.DELRULE, CREATE | EXCLUSIVE if add else 0, head + body)
-
-
-def read_rule(message: Message) -> RuleRow:
-    """A rule.
-
-    Raises:
-        MalformedError: cut short.
-    """
-    if len(message.payload) < _RULE.size:
-        raise MalformedError(f"a rule of {len(message.payload)} bytes")
-    head = _RULE.unpack_from(message.payload)
-    found = attributes(message.payload, _RULE.size)
-    table = number(found[_FRA_TABLE]) if _FRA_TABLE in found else head[4]
-    values = [number(found.get(kind, b"\0")) for kind in (_FRA_PRIORITY, _FRA_PROTOCOL)]
-    return RuleRow(head[0], table, *values)
-
-
-def all_rules(family: int) -> Request:
-    """Dump the rules of a family."""
-    return Request(Rtm.GETRULE, 0, _RULE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))
-
-
 def add_rules(netlink: NetlinkSocket, own: Ownership) -> None:
     """Let packets look into our table first. A rule that is there already is fine.
 
@@ -228,7 +169,7 @@ def add_rules(netlink: NetlinkSocket, own: Ownership) -> None:
         OSError: the kernel refuses.
     """
     for family in FAMILIES:
-        ack = netlink.write_one(rule_request(family, own.table, own.priority, add=True))
+        ack = netlink.write_one(rule_codec.add_rule(Rule(family, own.table, own.priority, PROTOCOL)))
         if ack.errno in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP} and family == socket.AF_INET6:
             continue  # a kernel without IPv6
         if ack.errno not in {0, errno.EEXIST}:
@@ -244,13 +185,13 @@ def dump_routes(netlink: NetlinkSocket, family: int, table: int) -> list[Message
     return _dump(netlink, route_codec.dump_routes(family, table=table))
 
 
-def dump_rules(netlink: NetlinkSocket, family: int) -> list[RuleRow]:
+def dump_rules(netlink: NetlinkSocket, family: int) -> list[Rule]:
     """All rules of a family.
 
     Raises:
         OSError, NetlinkError: as `NetlinkSocket.dump`.
     """
-    return [read_rule(message) for message in _dump(netlink, all_rules(family))]
+    return [rule_codec.decode_rule(message.payload) for message in _dump(netlink, rule_codec.dump_rules(family))]
 
 
 def _dump(netlink: NetlinkSocket, request: Request) -> list[Message]:

@@ -14,8 +14,7 @@ from services._runtime.frr import DIRECTORY
 from services._runtime.settings import CommonSettings
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.protocol import PORT
-from services.reconciler.fastpath.routes import STANDBY_TABLES, Ownership
-from services.reconciler.fastpath.values import Limits
+from services.reconciler.fastpath.values import STANDBY_TABLES, Limits, Ownership
 
 SHORTEST_KEY: int = 16
 _KERNEL_TABLES = range(253, 256)

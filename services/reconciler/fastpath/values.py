@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+PROTOCOL: Final = 200
+"""Of every route and rule of ours: nobody else's is ever deleted."""
+STANDBY_TABLES: Final = 8
+"""At most so many uplinks have a table of their own, see `services.reconciler.fastpath.group`."""
+
+
+class Ownership(NamedTuple):
+    """What is ours in a network namespace: a rule and a table for overrides; a table per uplink kept ready."""
+
+    table: int = 100
+    priority: int = 90
+    """Of the rule; before that of the main table, 32766. Rules of tables kept ready have the next one."""
+
+    @property
+    def tables(self) -> range:
+        """That of overrides first."""
+        return range(self.table, self.table + 1 + STANDBY_TABLES)
 
 
 class Cause(StrEnum):

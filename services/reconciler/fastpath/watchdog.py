@@ -17,7 +17,7 @@ from typing import Final
 
 from services.reconciler.adapters.netlink import NetlinkError, NetlinkSocket
 from services.reconciler.fastpath.flush import flush
-from services.reconciler.fastpath.routes import Ownership
+from services.reconciler.fastpath.values import Ownership
 
 BYE: Final = b"q"
 _AGAIN_S: Final = 0.02

@@ -178,6 +178,17 @@ def test_next_hops_stand_in_objects_only_where_the_kernel_is_told_so(kernel: Ker
     assert route.next_hops == (NextHop(ground.ifindex("p1"), "169.254.0.1"),)
 
 
+def test_tables_that_packets_look_into(kernel: Kernel, ground: NetlinkGround) -> None:
+    assert kernel.lookups() == (255, 254, 253)
+    rules = ("pref 91 lookup 1001", "pref 90 lookup 100", "pref 89 blackhole", "pref 95 lookup 100")
+    ground.batch([f"rule add {rule}" for rule in rules])
+    ground.ip("-6", "rule", "add", "pref", "91", "lookup", "1002")
+    assert kernel.lookups() == (255, 100, 1_001, 1_002, 254, 253)
+    assert kernel.snapshot([]).lookups == kernel.lookups()
+    ground.batch([f"rule del {rule}" for rule in rules])
+    ground.ip("-6", "rule", "del", "pref", "91")
+
+
 def test_neighbours(kernel: Kernel, ground: NetlinkGround) -> None:
     device = ground.ifindex("p1")
     ground.batch(

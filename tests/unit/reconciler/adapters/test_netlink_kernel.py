@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from services._runtime.readiness import readable
-from services.reconciler.adapters import nexthop_codec, route_codec
+from services.reconciler.adapters import nexthop_codec, route_codec, rule_codec
 from services.reconciler.adapters.attributes import attribute
 from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, HEADER
 from services.reconciler.adapters.netlink import Ack, DumpInterruptedError, NetlinkSocket, Request, Subscription
 from services.reconciler.adapters.nexthop_codec import NexthopObject
 from services.reconciler.adapters.route_codec import Hop, KernelRoute
 from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTNH_F_ONLINK, Group, Rtm
+from services.reconciler.adapters.rule_codec import Rule
 from services.reconciler.fastpath import routes as fast_path
 from services.reconciler.fastpath.values import FrrRoute, Write
 from tests.support.netlink_ground import NetlinkGround, netlink_ground
@@ -310,9 +311,9 @@ def test_nexthop_objects_are_read(kernel: NetlinkSocket, ground: NetlinkGround) 
 
 
 def test_rules_both_ways(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
-    rules = [fast_path.RuleRow(AF_INET, 100, 90, 200), fast_path.RuleRow(AF_INET6, 1_000, 91, 200)]
+    rules = [Rule(AF_INET, 100, 90, 200), Rule(AF_INET6, 1_000, 91, 200)]
     for rule in rules:
-        add, delete = (fast_path.rule_request(rule.family, rule.table, rule.priority, add=how) for how in (True, False))
+        add, delete = rule_codec.add_rule(rule), rule_codec.delete_rule(rule)
         assert [kernel.write_one(add).errno, kernel.write_one(add).errno] == [0, errno.EEXIST]
         assert rule in fast_path.dump_rules(kernel, rule.family)
         shown = json.loads(ground.ip("-6" if rule.family == AF_INET6 else "-4", "-j", "rule"))

@@ -18,9 +18,10 @@ from services.reconciler.adapters.attributes import MalformedError, attribute, u
 from services.reconciler.adapters.framing import Message
 from services.reconciler.adapters.nexthop_codec import NexthopObject
 from services.reconciler.adapters.route_codec import Hop, KernelRoute
+from services.reconciler.adapters.rule_codec import Rule, add_rule, decode_rule, delete_rule
 from services.reconciler.fastpath import routes as fp
 from services.reconciler.fastpath.mirror import Row
-from services.reconciler.fastpath.values import FrrRoute, Write
+from services.reconciler.fastpath.values import FrrRoute, Ownership, Write
 from tests.support.route_messages import nexthop_message, packed, route_message
 
 V4 = st.ip_addresses(v=4).map(str)
@@ -98,7 +99,7 @@ def test_an_overrides_hops_are_as_frr_has_them(route: KernelRoute) -> None:
         table=254,
         kind=1,
     )
-    row = fp.read_route(Message(24, 0, 0, route_message(route)), fp.Ownership())
+    row = fp.read_route(Message(24, 0, 0, route_message(route)), Ownership())
     assert isinstance(row, Row)
     assert (row.destination, row.protocol, row.metric, row.tos) == (
         route.destination.partition("/")[0], route.protocol, route.metric, route.tos,
@@ -178,7 +179,7 @@ def of_message(read: Callable[[Message], object]) -> Callable[[bytes], object]:
 
 def read_own(message: Message) -> object:
     """With the default tables."""
-    return fp.read_route(message, fp.Ownership())
+    return fp.read_route(message, Ownership())
 
 
 @given(st.binary(max_size=120))
@@ -186,7 +187,8 @@ def test_garbage_is_read_or_refused(data: bytes) -> None:
     for decode in (
         rc.decode_route,
         nh.decode_nexthop,
-        *(of_message(r) for r in (fp.read_rule, fp.read_link, read_own)),
+        decode_rule,
+        *(of_message(r) for r in (fp.read_link, read_own)),
     ):
         for payload in (data, b"\x02" + data, b"\x02\x20\0\0\xfe\xba\0\x01\0\0\0\0" + data):
             with suppress(MalformedError):
@@ -224,17 +226,22 @@ def test_nexthop_nonsense_is_refused() -> None:
             nh.decode_nexthop(payload)
 
 
-@given(st.sampled_from(fp.FAMILIES), st.integers(1, 0xFFFFFFFF), st.integers(0, 0xFFFFFFFF), st.booleans())
-def test_a_rule_comes_back(family: int, table: int, priority: int, add: bool) -> None:
-    request = fp.rule_request(family, table, priority, add=add)
-    assert (request.kind, request.flags) == ((32, 0x600) if add else (33, 0))
-    assert fp.read_rule(Message(request.kind, 0, 0, request.payload)) == (family, table, priority, 200)
+RULES = st.builds(
+    Rule, st.sampled_from(fp.FAMILIES), st.integers(1, 0xFFFFFFFF), st.integers(0, 0xFFFFFFFF), st.integers(0, 255)
+)
+
+
+@given(RULES)
+def test_a_rule_comes_back(rule: Rule) -> None:
+    add, delete = add_rule(rule), delete_rule(rule)
+    assert [(request.kind, request.flags) for request in (add, delete)] == [(32, 0x600), (33, 0)]
+    assert decode_rule(add.payload) == decode_rule(delete.payload) == rule
 
 
 def test_golden_bytes_of_a_rule() -> None:
     """As ``ip rule add pref 90 lookup 1000 protocol 200``: a table above 255 stands in no header."""
     body = u32(6, 90) + u32(15, 1_000) + attribute(21, bytes([200]))
-    assert fp.rule_request(2, 1_000, 90, add=True).payload == bytes([2, 0, 0, 0, 0, 0, 0, 1]) + bytes(4) + body
-    assert fp.rule_request(2, 100, 90, add=True).payload[:8] == bytes([2, 0, 0, 0, 100, 0, 0, 1])
+    assert add_rule(Rule(2, 1_000, 90, 200)).payload == bytes([2, 0, 0, 0, 0, 0, 0, 1]) + bytes(4) + body
+    assert add_rule(Rule(2, 100, 90, 200)).payload[:8] == bytes([2, 0, 0, 0, 100, 0, 0, 1])
     with pytest.raises(MalformedError):
-        fp.read_rule(Message(32, 0, 0, bytes(11)))
+        decode_rule(bytes(11))

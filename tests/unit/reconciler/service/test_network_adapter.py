@@ -23,6 +23,7 @@ from services.reconciler.settings import ReconcilerSettings
         (Rtm.NEWNEIGH, AF_INET, ""),
         (Rtm.NEWROUTE, AF_INET, "route"),
         (Rtm.NEWNEXTHOP, AF_INET, "nexthop"),
+        (Rtm.DELRULE, AF_INET, "rule"),
         (Rtm.DELCHAIN, 0, "tc"),
         (Rtm.NEWACTION, 0, "tc"),
         (Rtm.NEWADDR, AF_INET, ""),

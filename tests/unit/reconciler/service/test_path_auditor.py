@@ -9,6 +9,7 @@ from services._runtime.clock import ManualClock
 from services._runtime.frr import FrrError
 from services.reconciler.auditor import PathAuditor
 from services.reconciler.core.state import FdbEntry, Link, NextHop, Route, Snapshot
+from services.reconciler.fastpath.values import Ownership
 from services.reconciler.paths import Comparison, FrrView, Sessions, read_routes, read_sessions
 from tests.support.deadline import until
 from tests.support.fake_network import UPLINKS, FakeDaemons, mac
@@ -27,12 +28,13 @@ def seen(*hops, table=254, gateway="169.254.0.1"):
     """A VTEP, and the kernel's route to it."""
     routes = (Route(f"{VTEP}/32", table, 186, tuple(NextHop(hop, gateway) for hop in hops)),) if hops else ()
     remote = FdbEntry(11, mac(1), own=True, destination=VTEP)
-    return Snapshot(links=(link(P1, "p1"), link(P2, "p2")), fdb=(remote,), routes=routes)
+    links = (link(P1, "p1"), link(P2, "p2"))
+    return Snapshot(links=links, fdb=(remote,), routes=routes, lookups=(255, 100, 254, 253))
 
 
 def judged(snapshot, frr, sessions=BOTH_UP):
     routes = None if frr is None else {f"{VTEP}/32": frr}
-    (path,) = Comparison(snapshot, FrrView(routes, sessions), 100).paths()
+    (path,) = Comparison(snapshot, FrrView(routes, sessions), Ownership()).paths()
     return path
 
 
@@ -74,6 +76,26 @@ def test_dead_next_hops_and_the_fast_paths_table():
     path = judged(replace(snapshot, routes=(dead, override)), ("p2",))
 
     assert (path.reason, path.kernel, path.override) == ("", ("169.254.0.1@p2",), ("169.254.0.1@p2",))
+
+
+def test_an_override_of_many_stands_in_the_table_that_its_rule_switched_on():
+    """Above `standby_above` a row without each uplink is always there; it counts once packets look into its table."""
+    snapshot = seen(P1, P2)
+    (route,) = snapshot.routes
+    over = {number: NextHop(number, "169.254.0.1") for number in (P1, P2, 23)}
+    rows = {101: over[P2], 102: over[P1]}
+    ready = replace(
+        snapshot, routes=(route, *(replace(route, table=table, next_hops=(hop,)) for table, hop in rows.items()))
+    )
+    assert judged(ready, ("p1", "p2")).override == ()
+
+    switched = replace(ready, lookups=(255, 100, 101, 254, 253))
+    assert judged(switched, ("p1", "p2")).override == ("169.254.0.1@p2",)
+    assert judged(replace(ready, lookups=(255, 102, 254)), ("p1", "p2")).override == ("169.254.0.1@p1",)
+
+    # Another host's word about one destination goes into the table that comes first.
+    word = replace(route, table=100, next_hops=(over[23],))
+    assert judged(replace(switched, routes=(*ready.routes, word)), ("p1", "p2")).override == ("169.254.0.1@23",)
 
 
 def test_answers_of_frr():
@@ -167,6 +189,23 @@ async def test_a_withdrawn_destination_ends_its_disagreement():
     await audit.after(1.1)
     audit.snapshot = Snapshot()
     assert await audit.after(0.5) == [(True, True, 1.6)]
+
+
+async def test_a_rule_that_switches_a_table_on_is_seen(tmp_path, monkeypatch):
+    lab = memory_lab(tmp_path, path_audit="on", path_audit_s=0.1)
+    lab.put_in_place(monkeypatch)
+    lab.network.learn(mac(1), VTEP)
+    lab.network.route(VTEP, P1, P2)
+    lab.network.route(VTEP, P2, table=101)
+    async with lab.reconciler() as reconciler:
+        await until(lambda: reconciler._paths()[0], what="the first comparison")
+        looks = lab.network.looks
+        lab.network.lookups = (255, 100, 101, 254)
+        lab.network.happen("rule")
+        await until(lambda: reconciler._paths()[0][0].override == ("169.254.0.1@p2",), what="the override")
+        assert lab.network.looks == looks, "only what says which way packets go was read"
+    await lab.bus.close(1)
+    await lab.ours.close(1)
 
 
 async def test_nothing_is_judged_while_the_kernel_is_unreadable():
