@@ -46,6 +46,8 @@ _PARAMETER_TEXT: Final = {
     "root": "First token of every subject (setting).",
     "app": "Application (escaped).",
     "node": "Node (escaped).",
+    "job": "Training job (escaped).",
+    "run": "Local run (escaped).",
 }
 
 

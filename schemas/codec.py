@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any, Final, TypeVar
 
 import msgpack
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent, NodeInfo
+from schemas.jobs import JobRecord
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ColumnarMessage, Message
@@ -25,7 +27,19 @@ from schemas.network import (
     TcEvent,
 )
 from schemas.oom import MemoryReply, MemoryRequest, OomEvent
+from schemas.predictions import (
+    AdviceExplainReply,
+    AdviceExplainRequest,
+    Prediction,
+    PredictReply,
+    PredictRequest,
+    RankReply,
+    RankRequest,
+    TrainReply,
+    TrainRequest,
+)
 from schemas.queries import ExplainReply, ExplainRequest, QueryError, StateReply, StateRequest
+from schemas.runs import RunProfile, RunSample
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """The server's default max_payload."""
@@ -35,6 +49,8 @@ VERSION_KEY: Final = "schema_version"
 MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
     message.type_name: message
     for message in (
+        AdviceExplainReply,
+        AdviceExplainRequest,
         AppSpec,
         CfsBatch,
         ContainerEvent,
@@ -42,6 +58,7 @@ MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
         DiffRequest,
         ExplainReply,
         ExplainRequest,
+        JobRecord,
         Lease,
         LimitDecisions,
         LimitReply,
@@ -52,13 +69,22 @@ MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
         NetworkStateRequest,
         NodeInfo,
         OomEvent,
+        PredictReply,
+        PredictRequest,
+        Prediction,
         QueryError,
+        RankReply,
+        RankRequest,
         RouteEvent,
         RulesReply,
         RulesRequest,
+        RunProfile,
+        RunSample,
         StateReply,
         StateRequest,
         TcEvent,
+        TrainReply,
+        TrainRequest,
     )
 }
 
@@ -82,12 +108,21 @@ def encode(message: Message) -> bytes:
     # Columnar messages are flat, so their field dictionary is already what msgpack needs (no model_dump: 2 us saved).
     fields = message.__dict__ if isinstance(message, ColumnarMessage) else message.model_dump(mode="python")
     try:
-        data: bytes = msgpack.packb({TYPE_KEY: message.type_name, VERSION_KEY: message.schema_version, **fields})
+        data: bytes = msgpack.packb(
+            {TYPE_KEY: message.type_name, VERSION_KEY: message.schema_version, **fields}, default=_as_plain
+        )
     except OverflowError as error:
         raise CodecError("oversized", f"{message.type_name} holds an integer of more than 64 bits") from error
     if len(data) > MAX_MESSAGE_BYTES:
         raise CodecError("oversized", f"{message.type_name} of {len(data)} bytes exceeds {MAX_MESSAGE_BYTES}")
     return data
+
+
+def _as_plain(value: object) -> str:
+    """What msgpack has no type for: days travel as in JSON, in ISO 8601. It is asked about huge integers, too."""
+    if isinstance(value, date):
+        return value.isoformat()
+    raise OverflowError if isinstance(value, int) else TypeError(f"cannot send a {type(value).__name__}")
 
 
 def encode_json(message: Message) -> bytes:

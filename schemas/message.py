@@ -35,7 +35,7 @@ class ColumnType:
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         """Describe the column in the JSON schema."""
         schema: dict[str, Any] = handler(core_schema)
-        schema["description"] = f"column of {np.dtype(self.code).name}, little-endian, one element per container"
+        schema["description"] = f"column of {np.dtype(self.code).name}, little-endian, one element per row"
         schema["x-numpy-dtype"] = self.code
         return schema
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerEvent
+from schemas.jobs import JobRecord
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.network import (
@@ -21,20 +22,36 @@ from schemas.network import (
     TcEvent,
 )
 from schemas.oom import MemoryReply, MemoryRequest, OomEvent
+from schemas.predictions import (
+    AdviceExplainReply,
+    AdviceExplainRequest,
+    Prediction,
+    PredictReply,
+    PredictRequest,
+    RankReply,
+    RankRequest,
+    TrainReply,
+    TrainRequest,
+)
 from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
+from schemas.runs import RunProfile, RunSample
 from schemas.subjects import (
     CFS,
     CONTAINER_EVENTS,
+    JOB_RECORDS,
     LIMIT_DECISIONS,
     LIMIT_UPDATES,
     MEMORY_REQUESTS,
     OOM_EVENTS,
+    PREDICTIONS,
     RECONCILER_DIFF,
     RECONCILER_RULES,
     RECONCILER_STATE,
     REPLICA_EXPLAIN,
     REPLICA_STATE,
     ROUTE_EVENTS,
+    RUN_PROFILES,
+    RUN_SAMPLES,
     TC_EVENTS,
     SubjectTemplate,
 )
@@ -140,6 +157,22 @@ CHANNELS: Final = (
         RECONCILER_RULES, RulesRequest, Delivery.REQUEST, ("cli",), ("reconciler",),
         "the rules installed on a node", reply=RulesReply,
     ),
+    Channel(
+        RUN_SAMPLES, RunSample, Delivery.CORE, ("collector",), ("cli",),
+        "what one worker of a local run used in the last second",
+    ),
+    Channel(
+        RUN_PROFILES, RunProfile, Delivery.JETSTREAM, ("collector",), ("advisor", "cli"),
+        "a local run has ended: the task's features and its workers' series",
+    ),
+    Channel(
+        JOB_RECORDS, JobRecord, Delivery.JETSTREAM, ("collector",), ("advisor", "cli"),
+        "a training job has ended: features, configuration, time, cost, and the price that held",
+    ),
+    Channel(
+        PREDICTIONS, Prediction, Delivery.JETSTREAM, ("advisor",), ("cli",),
+        "a prediction that was given, with its model's version and the day of its prices",
+    ),
 )  # fmt: skip
 
 ALLOCATOR_STATE: Final = Endpoint(
@@ -152,4 +185,16 @@ ALLOCATOR_EXPLAIN: Final = Endpoint(
     ExplainReply,
     "why limits are what they are, with measured value and threshold",
 )
-ENDPOINTS: Final = (ALLOCATOR_STATE, ALLOCATOR_EXPLAIN)
+ADVISOR_PREDICT: Final = Endpoint(
+    "advisor", "predict", PredictRequest, PredictReply, "time and cost of each configuration, with intervals"
+)
+ADVISOR_RANK: Final = Endpoint(
+    "advisor", "rank", RankRequest, RankReply, "the best configurations, the Pareto front, and runs worth making next"
+)
+ADVISOR_EXPLAIN: Final = Endpoint(
+    "advisor", "explain", AdviceExplainRequest, AdviceExplainReply, "why one configuration is predicted as it is"
+)
+ADVISOR_TRAIN: Final = Endpoint("advisor", "train", TrainRequest, TrainReply, "train anew on every record known")
+ENDPOINTS: Final = (
+    ALLOCATOR_STATE, ALLOCATOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_EXPLAIN, ADVISOR_TRAIN,
+)  # fmt: skip

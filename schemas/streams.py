@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS, ROUTE_EVENTS, TC_EVENTS, Subject, SubjectTemplate
+from schemas.subjects import (
+    CONTAINER_EVENTS,
+    JOB_RECORDS,
+    OOM_EVENTS,
+    PREDICTIONS,
+    ROUTE_EVENTS,
+    RUN_PROFILES,
+    TC_EVENTS,
+    Subject,
+    SubjectTemplate,
+)
 
 _DAY_S: Final = 86_400.0
 _MIB: Final = 1 << 20
@@ -18,6 +28,7 @@ class StreamSpec:
     name: str
     templates: tuple[SubjectTemplate, ...]
     max_age_s: float
+    """0: for ever."""
     max_bytes: int
     duplicate_window_s: float = 120.0
 
@@ -28,6 +39,19 @@ class StreamSpec:
     def subjects(self, root: str) -> tuple[Subject, ...]:
         """Patterns of the subjects that the stream keeps."""
         return tuple(template.pattern(root) for template in self.templates)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStoreSpec:
+    """A bucket of named objects of any size, each version whole or not there."""
+
+    name: str
+    description: str
+    max_bytes: int
+
+    def bucket_name(self, root: str) -> str:
+        """The name on the server."""
+        return f"{root}_{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +71,20 @@ CONTAINER_STREAM: Final = StreamSpec("CONTAINER", (CONTAINER_EVENTS,), max_age_s
 OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=64 * _MIB)
 ROUTE_STREAM: Final = StreamSpec("ROUTE", (ROUTE_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=64 * _MIB)
 TC_STREAM: Final = StreamSpec("TC", (TC_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=128 * _MIB)
-STREAMS: Final = (CONTAINER_STREAM, OOM_STREAM, ROUTE_STREAM, TC_STREAM)
+RUN_STREAM: Final = StreamSpec("RUN", (RUN_PROFILES,), max_age_s=0.0, max_bytes=64 * _MIB)
+JOB_STREAM: Final = StreamSpec("JOB", (JOB_RECORDS,), max_age_s=0.0, max_bytes=64 * _MIB)
+"""What the advisor learns from: some 50,000 records."""
+PREDICTION_STREAM: Final = StreamSpec("PREDICTION", (PREDICTIONS,), max_age_s=30 * _DAY_S, max_bytes=16 * _MIB)
+STREAMS: Final = (
+    CONTAINER_STREAM, OOM_STREAM, ROUTE_STREAM, TC_STREAM, RUN_STREAM, JOB_STREAM, PREDICTION_STREAM,
+)  # fmt: skip
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
 LEASES: Final = BucketSpec("leases", "allocator replicas that live, and the owner of each application with its epoch")
 NODES: Final = BucketSpec("nodes", "NodeInfo heartbeats", ttl_s=30.0)
 BUCKETS: Final = (APPS, LEASES, NODES)
+
+MODELS: Final = ObjectStoreSpec(
+    "models", "the advisor's trained models by version, and the newest one's name", 256 * _MIB
+)
+OBJECT_STORES: Final = (MODELS,)

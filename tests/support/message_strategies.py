@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 import typing
-from enum import StrEnum
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
+from schemas.jobs import JobRecord
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
@@ -27,6 +28,17 @@ from schemas.network import (
     TcEvent,
 )
 from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
+from schemas.predictions import (
+    AdviceExplainReply,
+    AdviceExplainRequest,
+    Prediction,
+    PredictReply,
+    PredictRequest,
+    RankReply,
+    RankRequest,
+    TrainReply,
+    TrainRequest,
+)
 from schemas.queries import (
     AppState,
     ContainerState,
@@ -37,6 +49,7 @@ from schemas.queries import (
     StateReply,
     StateRequest,
 )
+from schemas.runs import SERIES, RunProfile, RunSample, WorkerSeries
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 COUNT = st.integers(0, (1 << 62) - 1)
@@ -218,15 +231,50 @@ def _updates(draw: st.DrawFn) -> LimitUpdate:
     )
 
 
+@st.composite
+def _series(draw: st.DrawFn) -> WorkerSeries:
+    """Columns of one length, of finite values that are not negative."""
+    length = draw(st.integers(0, 5))
+    values = st.lists(SECONDS, min_size=length, max_size=length)
+    columns = {name: np.array(draw(values), dtype="<f8").tobytes() for name in SERIES}
+    return WorkerSeries(worker=draw(TEXT), **columns)
+
+
+def _bounded(kind: type, metadata: list[Any]) -> st.SearchStrategy[Any]:
+    """Numbers or text within what the field's metadata allows."""
+    limits = {
+        name: getattr(limit, name)
+        for limit in metadata
+        for name in ("ge", "gt", "le", "lt", "min_length", "max_length")
+        if getattr(limit, name, None) is not None
+    }
+    if kind is str:
+        return st.text(min_size=limits.get("min_length", 0), max_size=12)
+    if kind is int:
+        return st.integers(
+            limits.get("ge", limits.get("gt", -(1 << 63) - 1) + 1), limits.get("le", limits.get("lt", 1 << 63) - 1)
+        )
+    low, high = limits.get("ge", limits.get("gt", 0.0)), limits.get("le", limits.get("lt", 1e9))
+    return st.floats(low, high, exclude_min="gt" in limits, exclude_max="lt" in limits)
+
+
 def _derived(annotation: Any, metadata: list[Any] | None = None) -> st.SearchStrategy[Any]:
     """Anything that a field's annotation allows: for messages whose fields do not depend on each other."""
-    plain = {str: TEXT, int: COUNT if metadata else INT64, bool: st.booleans(), float: SECONDS, type(None): st.none()}
+    if typing.get_origin(annotation) is typing.Annotated:
+        inner, *extra = typing.get_args(annotation)
+        return _derived(inner, [part for more in extra for part in getattr(more, "metadata", [more])])
+    if annotation in {str, int, float} and metadata:
+        return _bounded(annotation, metadata)
+    plain = {str: TEXT, int: INT64, bool: st.booleans(), float: SECONDS, type(None): st.none(), date: st.dates()}
     if annotation in plain:
         return plain[annotation]
-    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return st.sampled_from(annotation)
-    if isinstance(annotation, type) and issubclass(annotation, Message):
-        return _any(annotation)
+    if isinstance(annotation, type):
+        return _any(annotation) if issubclass(annotation, Message) else st.sampled_from(annotation)
+    return _composed(annotation)
+
+
+def _composed(annotation: Any) -> st.SearchStrategy[Any]:
+    """Tuples of any length, dictionaries and unions."""
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is tuple:
         return st.lists(_derived(arguments[0]), max_size=3).map(tuple)
@@ -236,6 +284,8 @@ def _derived(annotation: Any, metadata: list[Any] | None = None) -> st.SearchStr
 
 
 def _any(model: type[Message]) -> st.SearchStrategy[Message]:
+    if model is WorkerSeries:
+        return _series()
     return st.builds(
         model, **{name: _derived(field.annotation, field.metadata) for name, field in model.model_fields.items()}
     )
@@ -306,6 +356,18 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     StateReply: _states(),
     StateRequest: st.builds(StateRequest, app=st.none() | TEXT),
     TcEvent: _any(TcEvent),
+    AdviceExplainReply: _any(AdviceExplainReply),
+    AdviceExplainRequest: _any(AdviceExplainRequest),
+    JobRecord: _any(JobRecord),
+    Prediction: _any(Prediction),
+    PredictReply: _any(PredictReply),
+    PredictRequest: _any(PredictRequest),
+    RankReply: _any(RankReply),
+    RankRequest: _any(RankRequest),
+    RunProfile: _any(RunProfile),
+    RunSample: _any(RunSample),
+    TrainReply: _any(TrainReply),
+    TrainRequest: _any(TrainRequest),
 }
 """One strategy per registered message type; a test keeps this complete."""
 

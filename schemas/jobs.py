@@ -1,0 +1,130 @@
+"""Training jobs: what was trained, where, at which price, and what it took (thesis 4.3.1, Table 4.1)."""
+
+from __future__ import annotations
+
+from datetime import date
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from schemas.message import Count, Message
+
+Attributes = dict[str, float | str]
+"""Further features by name, of imported sets: numbers as they are, text as categories."""
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class TaskFeatures(Message):
+    """The application features of Table 4.1. Batch size is part of the `Configuration`: it is varied with it.
+
+    A zero means not known, where zero is no sensible value.
+    """
+
+    type_name: ClassVar[str] = "turnbuckle.job.v1.TaskFeatures"
+
+    task: Name
+    """The application: what is left out together in an evaluation, and known again in a prediction."""
+    parameter_count: Count = 0
+    """Trainable parameters."""
+    frozen_parameter_count: Count = 0
+    layers: tuple[str, ...] = ()
+    """Types of the layers in the order of registration, such as ``Conv2d``, ``ReLU``, ``Linear``; leaves only."""
+    input_elements: Count = 0
+    """Product of one sample's input dimensions."""
+    output_elements: Count = 0
+    """Product of one sample's output dimensions."""
+    optimizer: str = ""
+    learning_rate: NonNegativeFloat = 0.0
+    epochs: Count = 0
+    samples_per_epoch: Count = 0
+    forward_flops: NonNegativeFloat = 0.0
+    """Of one sample."""
+    attributes: Attributes = Field(default_factory=dict)
+
+
+class Configuration(Message):
+    """Where a task runs: machines of one type, and the batch."""
+
+    type_name: ClassVar[str] = "turnbuckle.job.v1.Configuration"
+
+    instance_type: Name
+    provider: str = ""
+    """``gcp``, ``emulated``, or what an imported set calls it."""
+    workers: Annotated[int, Field(ge=1, le=100_000)]
+    """Machines, the master included."""
+    batch_size: Count = 0
+    """Per worker; 0: not known, or the task has none."""
+    vcpu: NonNegativeFloat = 0.0
+    """Per machine."""
+    memory_gb: NonNegativeFloat = 0.0
+    disk_gb: NonNegativeFloat = 0.0
+    network_gbps: NonNegativeFloat = 0.0
+    attributes: Attributes = Field(default_factory=dict)
+
+
+class Price(Message):
+    """What one machine cost per hour on a day, by which catalogue."""
+
+    type_name: ClassVar[str] = "turnbuckle.job.v1.Price"
+
+    usd_per_hour: NonNegativeFloat
+    spot_usd_per_hour: NonNegativeFloat | None = None
+    as_of: date
+    source: str
+    """The catalogue's name, such as ``gcp-vertex`` or ``emulated``."""
+    snapshot: str = ""
+    """The catalogue snapshot's digest: the same text is the same snapshot."""
+
+
+class JobState(StrEnum):
+    """How a job ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMED_OUT = "timed_out"
+    """Stopped at a limit: `duration_s` is a lower bound."""
+    CANCELLED = "cancelled"
+
+
+class CostKind(StrEnum):
+    """Where a cost comes from."""
+
+    BILLED = "billed"
+    """Read from the provider's billing records, credits added."""
+    DERIVED = "derived"
+    """Price times machines times duration."""
+
+
+class JobRecord(Message):
+    """One finished job. `job` is unique: telling of it twice stores it once."""
+
+    type_name: ClassVar[str] = "turnbuckle.job.v1.JobRecord"
+
+    job: Name
+    dataset: Name
+    """Which collection it belongs to: ``vertex``, ``emulated``, or an imported set's name."""
+    task: TaskFeatures
+    configuration: Configuration
+    state: JobState
+    duration_s: PositiveFloat | None = None
+    """Start to end of the training; None where it did not get there."""
+    cost_usd: NonNegativeFloat | None = None
+    cost_kind: CostKind = CostKind.DERIVED
+    price: Price | None = None
+    started_ns: Count = 0
+    """Wall clock; 0: not known."""
+    repeat: Count = 0
+    """Counts runs of the same task on the same configuration."""
+    contended: bool = False
+    """The workers together had been promised more than the machine has: it shows contention, not scaling."""
+    load_average: NonNegativeFloat | None = None
+    """Of the emulating machine, over the minute before the start."""
+    local_run: str = ""
+    """`RunProfile.run` of the task's local run; empty: none."""
+    reason: str = ""
+    """Why it did not succeed."""

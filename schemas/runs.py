@@ -1,0 +1,108 @@
+"""Local runs: what a training job's workers use, each second, for some minutes (thesis 4.4.1)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from pydantic import field_serializer, field_validator, model_validator
+
+from schemas.jobs import Configuration, Name, NonNegativeFloat, PositiveFloat, TaskFeatures
+from schemas.message import Count, Float64Column, Message
+
+SERIES: Final = ("cpu_cores", "memory_bytes", "network_in_bytes_per_s", "network_out_bytes_per_s")
+"""Columns of `WorkerSeries`, in the order of Table 4.1."""
+
+
+class RunSample(Message):
+    """One worker in the last second, for those who watch."""
+
+    type_name: ClassVar[str] = "turnbuckle.run.v1.RunSample"
+
+    run: str
+    worker: str
+    """``master``, ``worker-1``, ``worker-2``..."""
+    elapsed_s: NonNegativeFloat
+    cpu_cores: NonNegativeFloat
+    memory_bytes: Count
+    network_in_bytes_per_s: NonNegativeFloat
+    network_out_bytes_per_s: NonNegativeFloat
+
+
+class WorkerSeries(Message):
+    """One worker's local run time series (Table 4.1); columns of the same length, one element per interval."""
+
+    type_name: ClassVar[str] = "turnbuckle.run.v1.WorkerSeries"
+
+    worker: str
+    cpu_cores: Float64Column
+    memory_bytes: Float64Column
+    network_in_bytes_per_s: Float64Column
+    network_out_bytes_per_s: Float64Column
+
+    @field_validator(*SERIES, mode="before")
+    @classmethod
+    def _from_numbers(cls, value: object) -> object:
+        """In JSON a series is a list of numbers."""
+        return np.asarray(value, dtype="<f8").tobytes() if isinstance(value, (list, tuple)) else value
+
+    @field_serializer(*SERIES, when_used="json")
+    def _as_numbers(self, value: bytes) -> list[float]:
+        numbers: list[float] = np.frombuffer(value, dtype="<f8").tolist()
+        return numbers
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> WorkerSeries:
+        lengths = {len(getattr(self, name)) for name in SERIES}
+        if len(lengths) != 1 or lengths.pop() % 8:
+            raise ValueError(f"series of {self.worker}: columns differ in length, or hold no whole numbers of 8 bytes")
+        if not all(np.isfinite(self.column(name)).all() and (self.column(name) >= 0).all() for name in SERIES):
+            raise ValueError(f"series of {self.worker}: a value is negative or not finite")
+        return self
+
+    def column(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """One series as a read-only view, shape ``(samples,)``."""
+        return np.frombuffer(getattr(self, name), dtype="<f8")
+
+    @property
+    def samples(self) -> int:
+        """Number of intervals."""
+        return len(self.cpu_cores) // 8
+
+
+class RunEnd(StrEnum):
+    """Why a local run ended."""
+
+    FINISHED = "finished"
+    """The command ended by itself, with exit code 0: `duration_s` is the whole training's."""
+    TIME_UP = "time_up"
+    """Stopped after the time that was given."""
+    INTERRUPTED = "interrupted"
+    """Stopped by hand."""
+    FAILED = "failed"
+    """A worker ended with another exit code."""
+
+
+class RunProfile(Message):
+    """A local run: the task on one small, fixed configuration, with its series."""
+
+    type_name: ClassVar[str] = "turnbuckle.run.v1.RunProfile"
+
+    run: Name
+    task: TaskFeatures
+    configuration: Configuration
+    """The local machine's: what the workers were given here."""
+    command: tuple[str, ...] = ()
+    """As typed; values that look like secrets are masked."""
+    started_ns: Count = 0
+    interval_s: PositiveFloat = 1.0
+    duration_s: NonNegativeFloat
+    """From the start of the workers to the end."""
+    end: RunEnd
+    exit_codes: tuple[int, ...] = ()
+    """Per worker; negative: killed by that signal."""
+    workers: tuple[WorkerSeries, ...]
+    """The master first."""
+    load_average: NonNegativeFloat | None = None
+    reason: str = ""

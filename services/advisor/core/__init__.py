@@ -1,0 +1,1 @@
+"""Models, rankings and their evaluation, pure."""

@@ -1,0 +1,1 @@
+"""Decisions of the collector, pure."""
