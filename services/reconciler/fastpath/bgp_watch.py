@@ -4,6 +4,9 @@ FRR's bfdd does not tell its peer that it hears nothing any more, so our own ses
 later. But the switch's bgpd closes the session at once (RFC 5882, 10.1), and its FIN comes in on the direction that
 still works: measured 2 to 5 ms after the switch's detection, 70 ms before our FRR has a new route.
 
+A connection is closed once: that it cannot hear our acknowledgement lets the switch send its FIN again and again, also
+when the link has long been whole. A closing that was told of already is no news.
+
 One packet socket per uplink, for IPv6 only, as sessions of unnumbered uplinks are: packets of the tunnels between IPv4
 addresses do not pass its filter at all. Only link-local sources count, which nobody forwards.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -24,6 +28,10 @@ _SO_ATTACH_FILTER: Final = 26
 _INSTRUCTION: Final = struct.Struct("=HBBI")
 _LOAD_BYTE, _LOAD_HALF, _EQUAL, _ANY_BIT, _AND, _RETURN = 0x30, 0x28, 0x15, 0x45, 0x54, 0x06
 _MOST: Final = 16
+_PACKET_BYTES: Final = 64
+"""The IPv6 header (40 bytes) and TCP's."""
+_PORTS: Final = slice(40, 44)
+_REMEMBERED: Final = 8
 
 
 def closing_filter() -> bytes:
@@ -43,7 +51,7 @@ def closing_filter() -> bytes:
             (_LOAD_BYTE, 0, 0, 53),  # flags
             (_ANY_BIT, 1, 0, 0x05),
             (_RETURN, 0, 0, 0),
-            (_RETURN, 0, 0, 64),
+            (_RETURN, 0, 0, _PACKET_BYTES),
         )
     )
 
@@ -60,6 +68,21 @@ def attach(watched: socket.socket, program: bytes) -> None:
         _SO_ATTACH_FILTER,
         struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(buffer)),
     )
+
+
+class Closings:
+    """The connections of one link that were closed last, known by their ports."""
+
+    def __init__(self) -> None:
+        self._ports: deque[bytes] = deque(maxlen=_REMEMBERED)
+
+    def is_new(self, packet: bytes) -> bool:
+        """Whether this FIN or RST, from its IPv6 header on, is the first of its connection."""
+        ports = packet[_PORTS]
+        if ports in self._ports:
+            return False
+        self._ports.append(ports)
+        return True
 
 
 class BgpWatch:
@@ -97,16 +120,17 @@ class BgpWatch:
                 made.close()
             return str(error)
         self._sockets[name] = (ifindex, made)
-        self._poller.watch(made, lambda: self._read(name, made))
+        closings = Closings()
+        self._poller.watch(made, lambda: self._read(name, made, closings))
         return None
 
-    def _read(self, name: str, watched: socket.socket) -> None:
+    def _read(self, name: str, watched: socket.socket, closings: Closings) -> None:
         closed = False
         for _ in range(_MOST):
             try:
-                watched.recv(64)
+                packet = watched.recv(_PACKET_BYTES)
             except OSError:  # no more, or the link has gone, which others tell
                 break
-            closed = True
+            closed |= closings.is_new(packet)
         if closed:
             self._on_closed(name)

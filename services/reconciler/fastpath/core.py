@@ -114,10 +114,15 @@ class FastPathCore:
         return self._peer(destination, tor, now_s), self._take(now_s)
 
     def closed(self, name: str, now_s: float) -> Outcome:
-        """The switch at an uplink has closed its BGP session: it may not hear us, and FRR will leave it soon."""
+        """The switch at an uplink has closed its BGP session: it may not hear us, and FRR will leave it soon.
+
+        One that FRR does not use says nothing of interest, as when two connections of a new session collide
+        (RFC 4271, 6.8), and does not count.
+        """
         uplink = self.uplinks[name]
         deaf = self.blind or now_s < self.damped_until_s or uplink.dead or not uplink.ifindex
-        if not deaf and not self._too_many_words(f"the switch at {name}", now_s):
+        used = any(hop.ifindex == uplink.ifindex for route in self.routes.values() for hop in route.hops)
+        if used and not deaf and not self._too_many_words(f"the switch at {name}", now_s):
             self._answer(uplink, Mark(now_s, Cause.BGP), now_s)
         return self._take(now_s)
 

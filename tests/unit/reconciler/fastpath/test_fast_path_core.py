@@ -302,6 +302,16 @@ def test_a_switch_that_closes_again_and_again_is_not_listened_to(core) -> None:
     assert not core.overrides
 
 
+def test_a_closing_of_what_frr_does_not_use_counts_for_nothing(core) -> None:
+    """Two connections of a new session collide, and one is closed: FRR has no route over the uplink yet."""
+    core.all_routes({H2: route(P2)}, 9)
+    for now_s in (10, 11, 12, 13, 14):
+        assert core.closed("p1", now_s) == core.tick(now_s), "nothing written, nothing said"
+    core.all_routes({H2: route(P1, P2)}, 15)
+
+    assert core.closed("p1", 15.5).writes == [Write(H2, route(P2))]
+
+
 def test_an_override_leaves_what_dies_without_being_a_fault() -> None:
     """A session that was switched off, and then is down, was never seen to fail."""
     core = FastPathCore(("p1", "p2", "p3"), Limits())
