@@ -1,0 +1,14 @@
+"""Names of the array types that the advisor's core passes around."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+TextArray = NDArray[np.str_]
+AnyArray = NDArray[Any]

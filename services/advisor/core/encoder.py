@@ -1,0 +1,152 @@
+"""From a job's features to numbers: one column per known quantity, category and layer type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from schemas.jobs import Attributes, Configuration, Price, TaskFeatures
+from schemas.runs import RunEnd, RunProfile
+from services.advisor.core.arrays import FloatArray
+from services.advisor.core.series import series_features, series_of
+
+TASK: Final = "task."
+CONFIGURATION: Final = "config."
+LOCAL: Final = "local."
+SERIES: Final = "series."
+CATEGORY_MARK: Final = "="
+LAYERS: Final = "task.layers."
+_ZERO_IF_ABSENT: Final = (CATEGORY_MARK, LAYERS)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFeatures:
+    """Everything that is known of a job before it runs."""
+
+    task: TaskFeatures
+    configuration: Configuration
+    price: Price | None = None
+    """Of one machine."""
+    profile: RunProfile | None = None
+    """The task's local run."""
+
+
+def configuration_key(configuration: Configuration) -> str:
+    """Return the same text for the same configuration, whatever the task: machine, workers, batch and attributes."""
+    attributes = "".join(f" {name}={value}" for name, value in sorted(configuration.attributes.items()))
+    machine = f"{configuration.provider}/{configuration.instance_type}"
+    return f"{machine} x{configuration.workers} b{configuration.batch_size}{attributes}"
+
+
+def work_ratio(task: TaskFeatures, profile: RunProfile) -> float:
+    """Return how many times the local run's samples the job trains on; 1 where either does not tell."""
+    ratio = 1.0
+    for name in ("epochs", "samples_per_epoch"):
+        here, there = getattr(task, name), getattr(profile.task, name)
+        if here and there:
+            ratio *= here / there
+    return ratio
+
+
+def anchor_time_s(features: JobFeatures) -> float:
+    """Return the local run's duration scaled to the job's epochs and samples; NaN where it was not finished."""
+    profile = features.profile
+    if profile is None or profile.end is not RunEnd.FINISHED or profile.duration_s <= 0:
+        return float("nan")
+    return profile.duration_s * work_ratio(features.task, profile)
+
+
+def _attributes(prefix: str, attributes: Attributes) -> dict[str, float]:
+    return {
+        f"{prefix}attr.{name}{CATEGORY_MARK}{value}" if isinstance(value, str) else f"{prefix}attr.{name}": (
+            1.0 if isinstance(value, str) else float(value)
+        )
+        for name, value in attributes.items()
+    }
+
+
+_TASK_NUMBERS: Final = (
+    "parameter_count", "input_elements", "output_elements", "learning_rate", "epochs", "samples_per_epoch",
+    "forward_flops",
+)  # fmt: skip
+_CONFIGURATION_NUMBERS: Final = ("workers", "batch_size", "vcpu", "memory_gb", "disk_gb", "network_gbps")
+
+
+def _known(prefix: str, source: object, names: Iterable[str]) -> dict[str, float]:
+    """Numbers that are known: a zero is not (see `TaskFeatures`)."""
+    return {f"{prefix}{name}": float(getattr(source, name)) for name in names if getattr(source, name)}
+
+
+def _task_columns(task: TaskFeatures) -> dict[str, float]:
+    columns = _known(TASK, task, _TASK_NUMBERS)
+    if task.parameter_count:
+        columns["task.frozen_parameter_count"] = float(task.frozen_parameter_count)
+    if task.layers:
+        columns["task.layer_count"] = float(len(task.layers))
+    for layer in task.layers:
+        columns[LAYERS + layer] = columns.get(LAYERS + layer, 0.0) + 1.0
+    if task.optimizer:
+        columns[f"task.optimizer{CATEGORY_MARK}{task.optimizer}"] = 1.0
+    return columns | _attributes(TASK, task.attributes)
+
+
+def _configuration_columns(configuration: Configuration, price: Price | None) -> dict[str, float]:
+    columns = _known(CONFIGURATION, configuration, _CONFIGURATION_NUMBERS)
+    columns[f"config.instance_type{CATEGORY_MARK}{configuration.instance_type}"] = 1.0
+    if configuration.provider:
+        columns[f"config.provider{CATEGORY_MARK}{configuration.provider}"] = 1.0
+    if price is not None:
+        columns["config.price_usd_per_hour"] = price.usd_per_hour
+    return columns | _attributes(CONFIGURATION, configuration.attributes)
+
+
+def _local_columns(features: JobFeatures) -> dict[str, float]:
+    profile = features.profile
+    if profile is None:
+        return {}
+    columns = _known(LOCAL, profile.configuration, ("workers", "batch_size", "vcpu", "memory_gb"))
+    columns["local.observed_s"] = profile.duration_s
+    columns["local.work_ratio"] = work_ratio(features.task, profile)
+    time_s = anchor_time_s(features)
+    if np.isfinite(time_s):
+        columns["local.time_s"] = time_s
+    series = series_of(profile)
+    return columns if series is None else columns | dict(series_features(series))
+
+
+def columns_of(features: JobFeatures) -> Mapping[str, float]:
+    """Return the known features by name. A name holds ``=`` where it is one category of a text."""
+    return (
+        _task_columns(features.task)
+        | _configuration_columns(features.configuration, features.price)
+        | _local_columns(features)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """The columns that were seen when it was fitted. It holds names only: no statistic of any value."""
+
+    feature_names: tuple[str, ...]
+    """Sorted. Prefixes: ``task.``, ``config.``, ``local.``, ``series.``."""
+
+    @staticmethod
+    def fit(jobs: Iterable[JobFeatures]) -> Encoder:
+        """Return the encoder of all quantities and categories that any of `jobs` has."""
+        return Encoder(tuple(sorted({name for job in jobs for name in columns_of(job)})))
+
+    def encode(self, job: JobFeatures) -> FloatArray:
+        """Return a row, shape ``(features,)``: NaN where not known, 0 for another category."""
+        known = columns_of(job)
+        return np.array([known.get(name, _absent(name)) for name in self.feature_names], dtype=np.float64)
+
+    def unseen(self, job: JobFeatures) -> tuple[str, ...]:
+        """Return what the job has and no record had, such as another instance type: a prediction cannot use it."""
+        return tuple(sorted(set(columns_of(job)) - set(self.feature_names)))
+
+
+def _absent(name: str) -> float:
+    return 0.0 if any(mark in name for mark in _ZERO_IF_ABSENT) else float("nan")

@@ -1,0 +1,171 @@
+"""How good predictions and choices are. Regret leads; the area under the ROC curve is there for comparison only.
+
+Every function takes outcomes that are known and predictions without NaN; see `evaluation` for what is scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import stats
+
+from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
+
+BOOTSTRAPS: Final = 10_000
+
+
+def rmse(actual: FloatArray, predicted: FloatArray) -> float:
+    """Return the root mean squared error, in the unit of the values."""
+    return float(np.sqrt(np.mean((predicted - actual) ** 2)))
+
+
+def rmse_over_mean(actual: FloatArray, predicted: FloatArray) -> float:
+    """Return `rmse` over the mean of the actual values."""
+    return rmse(actual, predicted) / float(actual.mean())
+
+
+def r2(actual: FloatArray, predicted: FloatArray) -> float:
+    """Return the coefficient of determination; NaN where all actual values are equal."""
+    spread = float(((actual - actual.mean()) ** 2).sum())
+    return 1.0 - float(((actual - predicted) ** 2).sum()) / spread if spread > 0 else float("nan")
+
+
+def relative_errors(actual: FloatArray, predicted: FloatArray) -> FloatArray:
+    """Return ``|predicted - actual| / actual`` per row."""
+    return np.asarray(np.abs(predicted - actual) / actual)
+
+
+def median_ape(actual: FloatArray, predicted: FloatArray) -> float:
+    """Return the median of the relative errors, 0.1 for 10 %."""
+    return float(np.median(relative_errors(actual, predicted)))
+
+
+def p90_ape(actual: FloatArray, predicted: FloatArray) -> float:
+    """Return the 90th percentile of the relative errors."""
+    return float(np.quantile(relative_errors(actual, predicted), 0.9))
+
+
+def err90_over_val90(actual: FloatArray, predicted: FloatArray) -> float:
+    """Return the thesis' figure: 90th percentile of the absolute errors over the 90th percentile of the *values*.
+
+    It says less than `p90_ape`: large jobs hide the relative errors of small ones (4.5.1, "within $1.36 ... $13.56").
+    """
+    return float(np.quantile(np.abs(predicted - actual), 0.9) / np.quantile(actual, 0.9))
+
+
+def auc(labels: BoolArray, scores: FloatArray) -> float:
+    """Return the area under the ROC curve; ties count one half; NaN where all labels are equal."""
+    positives = int(labels.sum())
+    negatives = len(labels) - positives
+    if positives == 0 or negatives == 0:
+        return float("nan")
+    rank_sum = float(stats.rankdata(scores)[labels].sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def best_rows(scores: FloatArray, count: int) -> IntArray:
+    """Return the rows of the `count` highest scores, best first; of equal scores, the earlier row."""
+    return np.argsort(-scores, kind="stable")[:count]
+
+
+def recall_at(labels: BoolArray, scores: FloatArray, count: int = 5) -> float:
+    """Return which part of the top configurations is among the `count` best scores; NaN where there is none."""
+    positives = int(labels.sum())
+    return float(labels[best_rows(scores, count)].sum()) / positives if positives else float("nan")
+
+
+def regret(values: FloatArray, chosen: int) -> float:
+    """Return the chosen value over the smallest one: at least 1."""
+    return float(values[chosen] / values.min())
+
+
+def best_of(values: FloatArray, scores: FloatArray, count: int = 5) -> float:
+    """Return the smallest value among the `count` best scores over the smallest of all: at least 1."""
+    return float(values[best_rows(scores, count)].min() / values.min())
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion:
+    """Labels against what a threshold makes of scores."""
+
+    true_positives: int
+    false_positives: int
+    false_negatives: int
+    true_negatives: int
+
+    @property
+    def recall(self) -> float:
+        """Part of the top configurations that was found; NaN where there is none."""
+        positives = self.true_positives + self.false_negatives
+        return self.true_positives / positives if positives else float("nan")
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall; 0 where nothing was found."""
+        found = 2 * self.true_positives
+        return found / (found + self.false_positives + self.false_negatives) if found else 0.0
+
+
+def confusion(labels: BoolArray, predicted: BoolArray) -> Confusion:
+    """Count."""
+    return Confusion(
+        int((labels & predicted).sum()),
+        int((~labels & predicted).sum()),
+        int((labels & ~predicted).sum()),
+        int((~labels & ~predicted).sum()),
+    )
+
+
+def false_positives_at_recall(labels: BoolArray, scores: FloatArray, recall: float = 0.8) -> float:
+    """Return how many others are called top where the threshold just finds `recall` of the top ones; NaN of none.
+
+    The threshold is read off the scored rows themselves: a figure of the order, which no tuning can spoil.
+    """
+    positives = np.sort(scores[labels])[::-1]
+    if not len(positives):
+        return float("nan")
+    needed = int(np.ceil(recall * len(positives) - 1e-9))
+    threshold = positives[max(needed, 1) - 1]
+    return float((scores[~labels] >= threshold).sum())
+
+
+def coverage(actual: FloatArray, low: FloatArray, high: FloatArray) -> float:
+    """Return which part of the outcomes lies within its interval."""
+    return float(((low <= actual) & (actual <= high)).mean())
+
+
+def interval_width(low: FloatArray, high: FloatArray) -> float:
+    """Return the median of high over low: 1.44 means 20 % to both sides of the middle."""
+    return float(np.median(high / np.maximum(low, np.finfo(float).tiny)))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A paired comparison: mean of (ours - other), with a 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def significant(self) -> bool:
+        """The interval leaves 0 out."""
+        return self.low > 0 or self.high < 0
+
+
+def paired_difference(ours: FloatArray, other: FloatArray, *, seed: int = 0, level: float = 0.95) -> Difference:
+    """Return the mean difference of pairs (tasks, or seeds) with a bootstrap interval over the pairs.
+
+    Pairs in which either is NaN are left out. Of fewer than two pairs there is no interval (NaN).
+    """
+    differences = (ours - other)[np.isfinite(ours) & np.isfinite(other)]
+    if len(differences) < 2:
+        mean = float(differences.mean()) if len(differences) else float("nan")
+        return Difference(mean, float("nan"), float("nan"), len(differences))
+    random = np.random.default_rng(seed)
+    drawn = random.integers(0, len(differences), size=(BOOTSTRAPS, len(differences)))
+    low, high = np.quantile(differences[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return Difference(float(differences.mean()), float(low), float(high), len(differences))
