@@ -8,6 +8,7 @@ commas.
 from __future__ import annotations
 
 import os
+import socket
 import types
 import typing
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from schemas.subjects import check_root
+from schemas.subjects import check_root, token
 from services._runtime.bus_options import BusOptions
 from services._runtime.contexts import ContextError, resolve
 from services._runtime.logging import LogFormat, LogLevel
@@ -103,13 +104,13 @@ class CommonSettings(BaseSettings):
         """
         env = os.environ if environ is None else environ
         problems = _unknown_variables(cls, env) + _secret_problems(cls, env)
-        token = _environ.set(env)
+        before = _environ.set(env)
         try:
             settings = cls(**overrides)
         except ValidationError as error:
             problems += _explain(cls, error, env)
         finally:
-            _environ.reset(token)
+            _environ.reset(before)
         if problems:
             raise SettingsError(cls.service, problems)
         return settings
@@ -163,6 +164,19 @@ class CommonSettings(BaseSettings):
             text = ",".join(map(str, value)) if isinstance(value, _LISTS) else str(value)
             lines.append(f"{self.variable(name)}={'' if value is None else text}  # {field.description}")
         return "\n".join(lines)
+
+
+def _check_node(name: str) -> str:
+    token(name)
+    return name
+
+
+class NodeSettings(CommonSettings):
+    """The base of services of which each host has its own."""
+
+    node: Annotated[
+        str, AfterValidator(_check_node), Field(min_length=1, description="name of this host, unique on the bus")
+    ] = Field(default_factory=socket.gethostname)
 
 
 class _EnvironmentSource(PydanticBaseSettingsSource):

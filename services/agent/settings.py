@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from schemas.subjects import token
 from services._runtime.cgroupfs import MANAGED_ROOT
-from services._runtime.settings import CommonSettings
+from services._runtime.settings import NodeSettings
 
 
-def _check_node(name: str) -> str:
-    token(name)
-    return name
-
-
-class AgentSettings(CommonSettings):
+class AgentSettings(NodeSettings):
     """What an agent needs to know."""
 
     service: ClassVar[str] = "agent"
 
-    node: Annotated[
-        str, AfterValidator(_check_node), Field(min_length=1, description="name of this host, unique on the bus")
-    ] = Field(default_factory=socket.gethostname)
     host: Annotated[
         Literal["auto", "cgroup", "simulated"],
         Field(

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from schemas.subjects import token
-from services._runtime.frr import DIRECTORY
-from services._runtime.settings import CommonSettings
 from services.reconciler.core.config import DEFAULT_PREF, ForwardingConfig, OffloadPolicy
-
-
-def _check_node(name: str) -> str:
-    token(name)
-    return name
+from services.reconciler.edge_settings import EdgeSettings
 
 
 def _check_port(text: str) -> str:
@@ -26,17 +17,11 @@ def _check_port(text: str) -> str:
     return f"{name}={mac.lower()}" if mac else name
 
 
-class ReconcilerSettings(CommonSettings):
+class ReconcilerSettings(EdgeSettings):
     """What a reconciler needs to know."""
 
     service: ClassVar[str] = "reconciler"
 
-    node: Annotated[
-        str, AfterValidator(_check_node), Field(min_length=1, description="name of this host, unique on the bus")
-    ] = Field(default_factory=socket.gethostname)
-    netns: Annotated[
-        str | None, Field(description="network namespace to look after, by name or path; unset: the reconciler's own")
-    ] = None
     ports: Annotated[
         tuple[Annotated[str, AfterValidator(_check_port)], ...],
         Field(
@@ -69,13 +54,6 @@ class ReconcilerSettings(CommonSettings):
     on_shutdown: Annotated[
         Literal["keep", "flush"], Field(description="keep: rules stay and forward; flush: they are removed at the end")
     ] = "keep"
-    state_directory: Annotated[Path, Field(description="locks against a second reconciler; best on a tmpfs")] = Path(
-        "/run/turnbuckle"
-    )
-    frr_pathspace: Annotated[
-        str | None, Field(description="FRR's `-N` name of the daemons to ask; unset: the host's own")
-    ] = None
-    frr_directory: Annotated[Path, Field(description="where FRR's sockets are, without the pathspace")] = DIRECTORY
     path_audit: Annotated[
         Literal["on", "off"], Field(description="compare the kernel's next hops with FRR's and BFD's")
     ] = "on"
@@ -84,10 +62,6 @@ class ReconcilerSettings(CommonSettings):
         int,
         Field(ge=1, le=4_294_967_295, description="first routing table of the fast path, shown beside FRR's routes"),
     ] = 100
-    event_buffer_bytes: Annotated[
-        int,
-        Field(ge=4_096, le=1 << 30, description="receive buffer of kernel events; when it overflows all is read anew"),
-    ] = 32 << 20
 
     @model_validator(mode="after")
     def _check_ports(self) -> Self:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from schemas.subjects import token
-from services._runtime.frr import DIRECTORY
-from services._runtime.settings import CommonSettings
+from services.reconciler.edge_settings import EdgeSettings
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.protocol import PORT
 from services.reconciler.fastpath.values import STANDBY_TABLES, Limits, Ownership
@@ -19,11 +16,6 @@ from services.reconciler.fastpath.values import STANDBY_TABLES, Limits, Ownershi
 SHORTEST_KEY: int = 16
 _KERNEL_TABLES = range(253, 256)
 """default, main, local."""
-
-
-def _check_node(name: str) -> str:
-    token(name)
-    return name
 
 
 def _check_address(text: str) -> str:
@@ -34,17 +26,11 @@ def _check_prefix(text: str) -> str:
     return str(ipaddress.ip_network(text))
 
 
-class FastPathSettings(CommonSettings):
+class FastPathSettings(EdgeSettings):
     """What a fast path needs to know."""
 
     service: ClassVar[str] = "fast_path"
 
-    node: Annotated[
-        str, AfterValidator(_check_node), Field(min_length=1, description="name of this host, unique on the bus")
-    ] = Field(default_factory=socket.gethostname)
-    netns: Annotated[
-        str | None, Field(description="network namespace to look after, by name or path; unset: the process' own")
-    ] = None
     uplinks: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=15)], ...],
         Field(min_length=1, max_length=STANDBY_TABLES, description="links to the switches, such as p1,p2"),
@@ -100,17 +86,6 @@ class FastPathSettings(CommonSettings):
         int,
         Field(ge=0, le=98, description="SCHED_RR priority; below that of bfdd, above bgpd's; 0: default scheduling"),
     ] = 25
-    event_buffer_bytes: Annotated[
-        int,
-        Field(ge=4_096, le=1 << 30, description="receive buffer of kernel events; when it overflows all is read anew"),
-    ] = 32 << 20
-    frr_pathspace: Annotated[
-        str | None, Field(description="FRR's `-N` name of the daemons to hear; unset: the host's own")
-    ] = None
-    frr_directory: Annotated[Path, Field(description="where FRR's sockets are, without the pathspace")] = DIRECTORY
-    state_directory: Annotated[Path, Field(description="lock against a second fast path; best on a tmpfs")] = Path(
-        "/run/turnbuckle"
-    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
