@@ -75,7 +75,7 @@ class ControlLink:
                 self._end.send(json.dumps({"event": records[0]}).encode())
             except BlockingIOError:
                 left_s = ends_s - time.monotonic()
-                if left_s <= 0 or not select.select([], [self._end], [], left_s)[1]:
+                if left_s <= 0 or not _writable(self._end, left_s):
                     return
                 continue
             except OSError:  # it is gone: `receive` says so
@@ -88,6 +88,13 @@ class ControlLink:
         with suppress(OSError):
             self._end.send(json.dumps({"state": state}).encode())
             self.ask_for_tors = False
+
+
+def _writable(end: socket.socket, within_s: float) -> bool:
+    """Whether it takes something, or is broken, within so long. Not `select.select`, which ends at descriptor 1,023."""
+    poll = select.poll()
+    poll.register(end, select.POLLOUT)
+    return bool(poll.poll(within_s * 1_000))
 
 
 def _descriptor(ancillary: list[tuple[int, int, bytes]]) -> int:
