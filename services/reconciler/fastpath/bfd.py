@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any, Final, NamedTuple
 
-from services.reconciler.fastpath.uplinks import UP
+from services.reconciler.fastpath.values import UP
 
 _FRAME: Final = struct.Struct("!IHBB")
 _VERSION: Final = 1

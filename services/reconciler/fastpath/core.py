@@ -21,9 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from services.reconciler.fastpath.uplinks import DOWN, UP, FaultCount, Uplink
 from services.reconciler.fastpath.values import (
+    DOWN,
+    UP,
     Cause,
+    FaultCount,
     FrrRoute,
     Hop,
     Limits,
@@ -35,6 +37,7 @@ from services.reconciler.fastpath.values import (
     Released,
     Status,
     Tell,
+    Uplink,
     Write,
 )
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from services.reconciler.fastpath.core import FastPathCore
-from services.reconciler.fastpath.uplinks import Uplink
 from services.reconciler.fastpath.values import (
     FrrRoute,
     GroupChange,
@@ -27,6 +26,7 @@ from services.reconciler.fastpath.values import (
     Released,
     Status,
     Switch,
+    Uplink,
     Write,
 )
 

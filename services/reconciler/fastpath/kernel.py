@@ -5,19 +5,18 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from services.reconciler.adapters.netlink import NetlinkSocket, Request
-from services.reconciler.adapters.rtnetlink import RT_TABLE_MAIN
-from services.reconciler.adapters.rule_codec import Rule, add_rule, delete_rule
-from services.reconciler.fastpath.flush import flush
+from services.reconciler.adapters import route_codec, rule_codec
+from services.reconciler.adapters.netlink import Message, NetlinkSocket, Request
+from services.reconciler.adapters.rtnetlink import AF_INET6, RT_TABLE_MAIN
+from services.reconciler.adapters.rule_codec import Rule
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.routes import (
     FAMILIES,
     LinkRow,
-    add_rules,
+    OwnRow,
     all_links,
-    dump_routes,
     override_request,
     read_link,
     read_route,
@@ -41,6 +40,12 @@ class FastPathKernel:
     def __init__(self, netns: str | None, own: Ownership) -> None:
         self.own = own
         self._netlink = NetlinkSocket(netns, within_s=1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._netlink.close()
 
     @property
     def port_id(self) -> int:
@@ -66,16 +71,36 @@ class FastPathKernel:
 
     def _rules(self, switch: Switch) -> list[Request]:
         table, priority = self.own.table + switch.table, self.own.priority + 1
-        rules = (Rule(family, table, priority, PROTOCOL) for family in FAMILIES)
-        return [add_rule(rule) if switch.on else delete_rule(rule) for rule in rules]
+        encode = rule_codec.add_rule if switch.on else rule_codec.delete_rule
+        return [encode(Rule(family, table, priority, PROTOCOL)) for family in FAMILIES]
 
-    def clear(self) -> None:
-        """Delete everything of ours."""
-        flush(self._netlink, self.own)
+    def clear(self) -> int:
+        """Leave nothing of ours behind: rules first, which ends every override, then routes. Returns how many these were.
+
+        Only rules and routes of our protocol are deleted, and only those of our tables.
+        """
+        for family in FAMILIES:
+            for message in self._dump(rule_codec.dump_rules(family)):
+                rule = rule_codec.decode_rule(message.payload)
+                if rule.protocol == PROTOCOL and rule.table in self.own.tables:
+                    self._netlink.write_one(rule_codec.delete_rule(rule))
+        return sum(self._empty(table) for table in self.own.tables)
+
+    def _empty(self, table: int) -> int:
+        rows = [read_route(message, self.own) for message in self._routes(table)]
+        writes = [override_request(Write(row.destination, None), table) for row in rows if isinstance(row, OwnRow)]
+        self._netlink.write(writes)
+        return len(writes)
 
     def add_rules(self) -> None:
-        """Let packets look into the table of overrides."""
-        add_rules(self._netlink, self.own)
+        """Let packets look into the table of overrides first. A rule that is there already is fine."""
+        for family in FAMILIES:
+            rule = Rule(family, self.own.table, self.own.priority, PROTOCOL)
+            ack = self._netlink.write_one(rule_codec.add_rule(rule))
+            if ack.errno in _NO_FAMILY and family == AF_INET6:
+                continue  # a kernel without IPv6
+            if ack.errno not in {0, errno.EEXIST}:
+                raise OSError(ack.errno, f"cannot add the rule: {os.strerror(ack.errno)} {ack.reason}".rstrip())
 
     def links(self) -> list[LinkRow]:
         """All links."""
@@ -84,9 +109,21 @@ class FastPathKernel:
 
     def routes(self) -> list[Row]:
         """All host routes of the main table."""
-        messages = [message for family in FAMILIES for message in dump_routes(self._netlink, family, RT_TABLE_MAIN)]
-        rows = (read_route(message, self.own) for message in messages)
+        rows = (read_route(message, self.own) for message in self._routes(RT_TABLE_MAIN))
         return [row for row in rows if isinstance(row, Row)]
+
+    def _routes(self, table: int) -> list[Message]:
+        requests = (route_codec.dump_routes(family, table=table) for family in FAMILIES)
+        return [message for request in requests for message in self._dump(request)]
+
+    def _dump(self, request: Request) -> list[Message]:
+        """Nothing where there is no such table or family."""
+        try:
+            return self._netlink.dump(request)
+        except OSError as error:
+            if error.errno in _NO_FAMILY | {errno.ENOENT}:
+                return []
+            raise
 
 
 def _harmless(write: Write | Switch, number: int) -> bool:

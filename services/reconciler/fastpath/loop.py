@@ -27,8 +27,7 @@ from services.reconciler.fastpath.mirror import RouteMirror, Row
 from services.reconciler.fastpath.peers import Announcement, PeerLink
 from services.reconciler.fastpath.poller import Poller
 from services.reconciler.fastpath.routes import LinkRow, OwnRow, read_link, read_route
-from services.reconciler.fastpath.uplinks import UP
-from services.reconciler.fastpath.values import FrrRoute, Outcome, Release, Tell, Write
+from services.reconciler.fastpath.values import UP, FrrRoute, Outcome, Release, Tell, Write
 from services.reconciler.fastpath.watchdog import BYE
 
 BEAT_S: Final = 0.1

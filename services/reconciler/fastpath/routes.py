@@ -6,15 +6,12 @@ nothing is taken apart and put together again between a fault and its override.
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
 import struct
 from typing import Final, NamedTuple
 
-from services.reconciler.adapters import route_codec, rule_codec
 from services.reconciler.adapters.attributes import MalformedError, attribute, attributes, number, u32
-from services.reconciler.adapters.netlink import CREATE, REPLACE, Message, NetlinkSocket, Request
+from services.reconciler.adapters.netlink import CREATE, REPLACE, Message, Request
 from services.reconciler.adapters.rtnetlink import (
     IFF_LOWER_UP,
     IFF_UP,
@@ -24,7 +21,6 @@ from services.reconciler.adapters.rtnetlink import (
     RTNH_F_ONLINK,
     Rtm,
 )
-from services.reconciler.adapters.rule_codec import Rule
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.values import PROTOCOL, FrrRoute, Hop, Ownership, Write
 
@@ -160,44 +156,3 @@ def override_request(write: Write, table: int) -> Request:
 def all_links() -> Request:
     """Dump every link."""
     return Request(Rtm.GETLINK, 0, _LINK.pack(0, 0, 0, 0, 0))
-
-
-def add_rules(netlink: NetlinkSocket, own: Ownership) -> None:
-    """Let packets look into our table first. A rule that is there already is fine.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    for family in FAMILIES:
-        ack = netlink.write_one(rule_codec.add_rule(Rule(family, own.table, own.priority, PROTOCOL)))
-        if ack.errno in {errno.EAFNOSUPPORT, errno.EOPNOTSUPP} and family == socket.AF_INET6:
-            continue  # a kernel without IPv6
-        if ack.errno not in {0, errno.EEXIST}:
-            raise OSError(ack.errno, f"cannot add the rule: {os.strerror(ack.errno)} {ack.reason}".rstrip())
-
-
-def dump_routes(netlink: NetlinkSocket, family: int, table: int) -> list[Message]:
-    """All routes of a table; none where there is no such table or family.
-
-    Raises:
-        OSError, NetlinkError: as `NetlinkSocket.dump`.
-    """
-    return _dump(netlink, route_codec.dump_routes(family, table=table))
-
-
-def dump_rules(netlink: NetlinkSocket, family: int) -> list[Rule]:
-    """All rules of a family.
-
-    Raises:
-        OSError, NetlinkError: as `NetlinkSocket.dump`.
-    """
-    return [rule_codec.decode_rule(message.payload) for message in _dump(netlink, rule_codec.dump_rules(family))]
-
-
-def _dump(netlink: NetlinkSocket, request: Request) -> list[Message]:
-    try:
-        return netlink.dump(request)
-    except OSError as error:
-        if error.errno in {errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP}:
-            return []
-        raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import Any, ClassVar
 
@@ -11,12 +13,12 @@ from schemas.subjects import ROUTE_EVENTS
 from services._runtime.app import Runtime, UnusableSettingsError
 from services._runtime.frr import Frr, FrrError
 from services._runtime.settings import CommonSettings
-from services.reconciler.adapters.netlink import NetlinkError, NetlinkSocket
-from services.reconciler.fastpath.flush import flush
+from services.reconciler.adapters.attributes import NetlinkError
+from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.settings import FastPathSettings
 from services.reconciler.fastpath.supervisor import Supervisor, take_lock
-from services.reconciler.fastpath.tors import router_ids
 
+_UNKNOWN = "0.0.0.0"  # noqa: S104 - bgpd's word for a neighbour that has not spoken yet
 TORS_S: float = 30.0
 TORS_SOON_S: float = 1.0
 """While the router id of an uplink's switch is not known."""
@@ -49,8 +51,8 @@ class FastPath:
         lock = await take_lock(settings.state_directory, settings.netns, settings.node)
         config = settings.config()
         try:
-            with NetlinkSocket(settings.netns) as netlink:
-                left = flush(netlink, config.ownership)
+            with FastPathKernel(settings.netns, config.ownership) as kernel:
+                left = kernel.clear()
         except (OSError, NetlinkError) as error:
             raise UnusableSettingsError(f"routes cannot be written ({error}): run as root") from error
         if left:
@@ -166,3 +168,26 @@ class FastPath:
         self._runtime.telemetry.observe_by_label(
             "turnbuckle_fast_path_peer_messages_total", "kind", lambda: self._state.get("peers", {})
         )
+
+
+def router_ids(neighbours: Any, uplinks: Collection[str], sessions: Mapping[str, str]) -> dict[str, str]:
+    """Router id of the switch at each uplink, from bgpd's ``show bgp neighbors json``, as far as known.
+
+    Args:
+        neighbours: the parsed answer: an object by neighbour, named by interface (unnumbered) or address.
+        uplinks: names of the links.
+        sessions: uplink by the address of a BFD peer, which numbered neighbours are known by.
+    """
+    found: dict[str, str] = {}
+    if not isinstance(neighbours, dict):
+        return found
+    for name, neighbour in neighbours.items():
+        uplink = name if name in uplinks else sessions.get(name)
+        router_id = neighbour.get("remoteRouterId") if isinstance(neighbour, dict) else None
+        if uplink is None or not isinstance(router_id, str) or router_id == _UNKNOWN:
+            continue
+        try:
+            found[uplink] = str(ipaddress.IPv4Address(router_id))
+        except ValueError:
+            continue
+    return found

@@ -1,8 +1,9 @@
-"""What the fast path's core takes in and gives out. Pure; times are seconds of the monotonic clock."""
+"""What the fast path's core takes in, holds and gives out. Pure; times are seconds of the monotonic clock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -10,6 +11,10 @@ PROTOCOL: Final = 200
 """Of every route and rule of ours: nobody else's is ever deleted."""
 STANDBY_TABLES: Final = 8
 """At most so many uplinks have a table of their own, see `services.reconciler.fastpath.group`."""
+
+UP: Final = "up"
+DOWN: Final = frozenset({"down", "init"})
+"""States of a BFD session that is not up. ``adm-down`` is none: somebody switched it off, the path may be fine."""
 
 
 class Ownership(NamedTuple):
@@ -194,3 +199,39 @@ class Limits(NamedTuple):
     damper_window_s: float = 10.0
     damper_hold_s: float = 30.0
     """...and there are no overrides (none for that peer) for so long."""
+
+
+@dataclass(slots=True)
+class FaultCount:
+    """Faults of one source within the damper's window."""
+
+    times_s: deque[float] = field(default_factory=deque)
+
+    def add(self, now_s: float, limits: Limits) -> bool:
+        """Count one; whether there are too many."""
+        times = self.times_s
+        times.append(now_s)
+        while times[0] <= now_s - limits.damper_window_s:
+            times.popleft()
+        return len(times) > limits.damper_triggers
+
+
+@dataclass(slots=True)
+class Uplink:
+    """One link to a ToR."""
+
+    name: str
+    ifindex: int = 0
+    """0: there is no such link now."""
+    carrier: bool | None = None
+    """IFF_UP and IFF_LOWER_UP; None: not known yet."""
+    bfd: str | None = None
+    """State of its session; None: not known."""
+    tor: str = ""
+    """The ToR's router id."""
+    faults: FaultCount = field(default_factory=FaultCount)
+
+    @property
+    def dead(self) -> bool:
+        """Whether it is known not to carry packets, since whenever."""
+        return self.carrier is False or self.bfd in DOWN

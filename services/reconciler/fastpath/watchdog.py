@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services.reconciler.adapters.netlink import NetlinkError, NetlinkSocket
-from services.reconciler.fastpath.flush import flush
+from services.reconciler.adapters.attributes import NetlinkError
+from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.values import Ownership
 
 BYE: Final = b"q"
@@ -25,7 +25,7 @@ _AGAIN_S: Final = 0.02
 _ATTEMPTS: Final = 50
 
 
-def watch(beats: int, silence_s: float, netlink: NetlinkSocket, own: Ownership) -> None:
+def watch(beats: int, silence_s: float, kernel: FastPathKernel) -> None:
     """Until the daemon says that it has cleared up itself, or is dead.
 
     Raises:
@@ -37,22 +37,22 @@ def watch(beats: int, silence_s: float, netlink: NetlinkSocket, own: Ownership) 
     while True:
         if not poll.poll(silence_s * 1000):
             if not flushed:
-                _flush(netlink, own)
+                _flush(kernel)
             flushed = True  # a daemon that is still cannot fill it again
             continue
         flushed = False
         said = os.read(beats, 4096)
         if not said:
-            _flush(netlink, own)
+            _flush(kernel)
             return
         if said.endswith(BYE):
             return
 
 
-def _flush(netlink: NetlinkSocket, own: Ownership) -> None:
+def _flush(kernel: FastPathKernel) -> None:
     for attempt in range(_ATTEMPTS):
         try:
-            found = flush(netlink, own)
+            found = kernel.clear()
         except (OSError, NetlinkError):
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -70,8 +70,8 @@ def main(arguments: list[str]) -> None:
     if int(realtime):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(int(realtime)))
-    with NetlinkSocket(None if netns == "-" else netns) as netlink:
-        watch(sys.stdin.fileno(), float(silence_s), netlink, Ownership(int(table), int(priority)))
+    with FastPathKernel(None if netns == "-" else netns, Ownership(int(table), int(priority))) as kernel:
+        watch(sys.stdin.fileno(), float(silence_s), kernel)
 
 
 if __name__ == "__main__":

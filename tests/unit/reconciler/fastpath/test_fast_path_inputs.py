@@ -14,8 +14,8 @@ from services.reconciler.fastpath.bfd import BfdError, FrameReader, Session, Ses
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.mirror import RouteMirror, Row
 from services.reconciler.fastpath.routes import gateway_text
+from services.reconciler.fastpath.service import router_ids
 from services.reconciler.fastpath.settings import FastPathSettings
-from services.reconciler.fastpath.tors import router_ids
 from services.reconciler.fastpath.values import FrrRoute, Hop
 from tests.support.fast_path_lab import frame, session
 
