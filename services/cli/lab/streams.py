@@ -138,7 +138,7 @@ class _Stream:
         for times in self.arrived:
             times.sort()
             last = times[-1] if times else begun_ns
-            for before, after in pairwise(times):
+            for before, after in pairwise([self.reset_ns, *times]):  # silence from the very beginning is a gap, too
                 if after < since_ns:
                     floor_ns = max(floor_ns, after - before)
                 else:

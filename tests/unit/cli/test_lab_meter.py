@@ -64,6 +64,13 @@ def test_a_flow_without_any_packet_counts_from_the_reset() -> None:
     assert report.gap_ns == 700 * MS
 
 
+def test_silence_from_the_reset_to_the_first_packet_is_a_gap() -> None:
+    """A host that nobody reaches when a fault is lifted, and for some time after."""
+    report = stream([[1_900 * MS, 1_902 * MS]], sent=1_000, reset_ns=100 * MS).report(0, 1_903 * MS)
+
+    assert (report.gap_ns, report.gap_from_ns, report.gap_to_ns) == (1_800 * MS, 100 * MS, 1_900 * MS)
+
+
 def test_a_plan_survives_the_command_line() -> None:
     plan = StreamsPlan((PLAN,), flows=3, rate_hz=100, cpu=1)
 
