@@ -1,0 +1,1 @@
+"""Where the collector meets the kernel and the clouds."""

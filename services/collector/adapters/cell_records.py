@@ -1,0 +1,139 @@
+"""Who owns which cells, so that those of a killed run are found and removed.
+
+Each run has a record, a file named after its token, written before its first control group and removed after its last
+one. A record whose owner is gone belongs to nobody: its control groups are killed and removed. Namespaces need no
+record: they have no names, and end with their processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup
+
+CELLS_ROOT: Final = "turnbuckle-cells"
+"""Below each controller's mount. Not the agent's managed root: these are no containers of an application."""
+RECORDS: Final = Path("/run/turnbuckle/cells")
+REMOVE_WITHIN_S: Final = 10.0
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD: Final = 19
+"""Of /proc/pid/stat, counted behind the name in parentheses: start time in clock ticks (proc_pid_stat(5))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told from a later one of the same number."""
+
+    pid: int
+    started_ticks: int
+    boot: str
+    pid_namespace: str
+
+    @classmethod
+    def ourselves(cls) -> Owner:
+        """The calling process."""
+        return cls(os.getpid(), _started_ticks(os.getpid()) or 0, _boot(), _pid_namespace())
+
+    def is_gone(self) -> bool:
+        """Whether it has surely ended. One of another PID namespace is left alone: we cannot see it."""
+        if self.boot != _boot():
+            return True
+        return self.pid_namespace == _pid_namespace() and _started_ticks(self.pid) != self.started_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run's place."""
+
+    token: str
+    root: str
+    owner: Owner
+
+    @property
+    def directory(self) -> str:
+        """The run's control group, relative to each mount."""
+        return f"{self.root}/{self.token}"
+
+    def write(self, records: Path) -> None:
+        """Store it, whole or not at all.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        records.mkdir(mode=0o755, parents=True, exist_ok=True)
+        unfinished = records / f".{self.token}"
+        unfinished.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        unfinished.replace(records / f"{self.token}.json")
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord | None:
+        """A record; None where it has vanished or is none of ours."""
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            return cls(plain["token"], plain["root"], Owner(**plain["owner"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def forget(record: RunRecord, records: Path) -> None:
+    """Remove a record."""
+    (records / f"{record.token}.json").unlink(missing_ok=True)
+
+
+def sweep(layout: CgroupLayout, records: Path = RECORDS) -> list[str]:
+    """Remove what killed runs have left; returns their tokens."""
+    swept = []
+    for path in sorted(records.glob("*.json")):
+        record = RunRecord.read(path)
+        if record is not None and record.owner.is_gone() and remove_run(layout, record):
+            forget(record, records)
+            swept.append(record.token)
+    return swept
+
+
+def remove_run(layout: CgroupLayout, record: RunRecord) -> bool:
+    """Kill and remove all control groups of a run, the deepest first. False: something would not die."""
+    found: set[str] = set()
+    for mount in layout.distinct_mounts():
+        top = Path(mount.directory)
+        for directory, _, _ in os.walk(top / record.directory):
+            found.add(str(Path(directory).relative_to(top)))
+    deepest_first = sorted(found, key=lambda directory: directory.count("/"), reverse=True)
+    return all([remove_group(ManagedCgroup(layout, directory)) for directory in deepest_first])
+
+
+def remove_group(group: ManagedCgroup, within_s: float = REMOVE_WITHIN_S) -> bool:
+    """Kill what is left in a group and remove it; False: something would not die within that time."""
+    deadline = time.monotonic() + within_s
+    pause_s = 0.001
+    while True:
+        group.kill()
+        if group.remove():
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(0.1, 2 * pause_s)
+
+
+def _started_ticks(pid: int) -> int | None:
+    """When a process was started; None where there is none, or only its remains."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    words = text.rpartition(")")[2].split()
+    return None if words[0] in ("Z", "X") else int(words[_START_FIELD])
+
+
+def _boot() -> str:
+    return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def _pid_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())

@@ -1,0 +1,93 @@
+"""What a control group uses, from descriptors that stay open; both versions of the interface.
+
+Sources: Documentation/admin-guide/cgroup-v1/{cpuacct,memory}.rst, cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+from services._runtime.cgroupfs import CgroupLayout
+
+_GONE: Final = (errno.ENOENT, errno.ENODEV)
+_FILE_BYTES: Final = 16 << 10
+
+
+class Used(NamedTuple):
+    """One look."""
+
+    cpu_s: float
+    memory_bytes: int
+    oom_kills: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Open files of one control group."""
+
+    version: int
+    cpu: int
+    """cpuacct.usage (nanoseconds), or cpu.stat."""
+    memory: int
+    """memory.usage_in_bytes, or memory.current."""
+    memory_stat: int
+    events: int
+    """memory.oom_control, or memory.events."""
+
+    @classmethod
+    def of(cls, layout: CgroupLayout, directory: str) -> Self:
+        """Open them.
+
+        Raises:
+            OSError: the group has vanished.
+        """
+        paths = layout.directories(directory)
+        if layout.version == 1:
+            files = [f"{paths['cpuacct']}/cpuacct.usage"]
+            files += [f"{paths['memory']}/memory.{name}" for name in ("usage_in_bytes", "stat", "oom_control")]
+        else:
+            files = [f"{paths['cpu']}/cpu.stat"]
+            files += [f"{paths['memory']}/memory.{name}" for name in ("current", "stat", "events")]
+        opened: list[int] = []
+        try:
+            for file in files:
+                opened.append(os.open(file, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - closed if one fails
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        return cls(layout.version, *opened)
+
+    def read(self) -> Used | None:
+        """Look; None where the group has vanished."""
+        try:
+            cpu, memory, stat, events = (
+                os.pread(file, _FILE_BYTES, 0).decode("ascii")
+                for file in (self.cpu, self.memory, self.memory_stat, self.events)
+            )
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            raise
+        if self.version == 1:
+            cpu_s, idle = int(cpu) / 1e9, field_of(stat, "total_inactive_file")
+        else:
+            cpu_s, idle = field_of(cpu, "usage_usec") / 1e6, field_of(stat, "inactive_file")
+        return Used(cpu_s, max(0, int(memory) - idle), field_of(events, "oom_kill"))
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self.cpu, self.memory, self.memory_stat, self.events):
+            os.close(file)
+
+
+def field_of(text: str, name: str) -> int:
+    """A number from a flat keyed file; 0 where an older kernel has no such line."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

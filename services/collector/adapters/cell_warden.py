@@ -1,0 +1,31 @@
+"""Ends a run's cells when its owner has died: ``python -m services.collector.adapters.cell_warden RECORD``.
+
+Its standard input is a pipe that only the owner can write to. At the pipe's end it removes the run's control groups, if
+the owner has not: a process whose parent was killed with SIGKILL cannot do so itself, and one that the user's program
+has started would live on. Where the warden, too, was killed, the next run's start does it (`cell_records.sweep`).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from services._runtime.cgroupfs import detect
+from services.collector.adapters.cell_records import RunRecord, forget, remove_run
+
+
+def main() -> int:
+    """Wait for the end of the owner; returns 1 where something would not die."""
+    path = Path(sys.argv[1])
+    sys.stdin.buffer.read()
+    record = RunRecord.read(path)
+    if record is None:
+        return 0
+    if not remove_run(detect(), record):
+        return 1
+    forget(record, path.parent)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
