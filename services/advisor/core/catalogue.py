@@ -1,0 +1,243 @@
+"""The price catalogue: snapshots of what machines cost, each of a day, and which of them answers a question."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any, Final
+
+from schemas.jobs import Configuration, JobRecord, Price
+
+FORMAT: Final = 1
+_DIGEST_CHARACTERS: Final = 16
+_SKYPILOT_COLUMNS: Final = ("InstanceType", "vCPUs", "MemoryGiB", "AcceleratorName", "Region", "Price", "SpotPrice")
+RECORDED: Final = "recorded"
+"""Source of prices that are taken from records, where no snapshot knows the machine."""
+
+
+class BadCatalogueError(ValueError):
+    """A price file cannot be used; the text says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One type of machine and its price."""
+
+    instance_type: str
+    vcpu: float
+    memory_gb: float
+    usd_per_hour: float
+    spot_usd_per_hour: float | None = None
+    network_gbps: float = 0.0
+    """0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All prices of one source on one day."""
+
+    source: str
+    """Such as ``gcp-vertex``."""
+    provider: str
+    as_of: date
+    region: str
+    note: str
+    """Where the figures come from, and how far they can be trusted."""
+    machines: tuple[Machine, ...]
+    made: str = ""
+    """When the file was written, in ISO 8601: of two snapshots of one day the later one holds."""
+    digest: str = field(default="", compare=False)
+
+    def machine(self, instance_type: str) -> Machine | None:
+        """The machine of a type, if it is listed."""
+        return next((one for one in self.machines if one.instance_type == instance_type), None)
+
+
+def digest_of(snapshot: Snapshot) -> str:
+    """Return a digest of the prices themselves: the same text is the same snapshot."""
+    rows = sorted((one.instance_type, one.vcpu, one.memory_gb, one.usd_per_hour, one.spot_usd_per_hour or -1.0)
+                  for one in snapshot.machines)  # fmt: skip
+    said = json.dumps([snapshot.source, snapshot.as_of.isoformat(), snapshot.region, rows])
+    return hashlib.sha256(said.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def to_plain(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the snapshot as plain JSON types: the content of its file."""
+    return {
+        "format": FORMAT,
+        "source": snapshot.source,
+        "provider": snapshot.provider,
+        "region": snapshot.region,
+        "as_of": snapshot.as_of.isoformat(),
+        "made": snapshot.made,
+        "note": snapshot.note,
+        "machines": [
+            {name: getattr(one, name) for name in Machine.__dataclass_fields__} for one in snapshot.machines
+        ],
+    }
+
+
+def parse_snapshot(text: str, where: str) -> Snapshot:
+    """Read a snapshot's file.
+
+    Raises:
+        BadCatalogueError: it is no snapshot of ours.
+    """
+    try:
+        fields = json.loads(text)
+        if fields["format"] != FORMAT:
+            raise BadCatalogueError(f"{where}: format {fields['format']!r} is not {FORMAT}: a newer version wrote it")
+        machines = tuple(_machine(dict(row), f"{where}: machine {at}") for at, row in enumerate(fields["machines"]))
+        snapshot = Snapshot(
+            str(fields["source"]), str(fields["provider"]), date.fromisoformat(fields["as_of"]), str(fields["region"]),
+            str(fields["note"]), machines, str(fields.get("made", "")),
+        )  # fmt: skip
+    except BadCatalogueError:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadCatalogueError(f"{where} is no price snapshot: {type(error).__name__}: {error}") from error
+    return _checked(snapshot, where)
+
+
+def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
+    """Read SkyPilot's ``vms.csv`` (schemas v5 to v8): machines without accelerators, of the snapshot's region.
+
+    Zones of one region may differ in price: the lowest counts, as SkyPilot would choose it.
+
+    Raises:
+        BadCatalogueError: it is no such file, or holds nothing for the region.
+    """
+    rows = csv.DictReader(io.StringIO(text))
+    if missing := set(_SKYPILOT_COLUMNS) - set(rows.fieldnames or ()):
+        raise BadCatalogueError(f"{where} is no vms.csv of SkyPilot's catalogue: no column {', '.join(sorted(missing))}")
+    found: dict[str, Machine] = {}
+    regions: set[str] = set()
+    for row in rows:
+        regions.add(row["Region"] or "")
+        if row["Region"] != snapshot.region or not row["InstanceType"] or row["AcceleratorName"] or not row["Price"]:
+            continue
+        machine = _machine(
+            {
+                "instance_type": row["InstanceType"],
+                "vcpu": row["vCPUs"] or 0,
+                "memory_gb": row["MemoryGiB"] or 0,
+                "usd_per_hour": row["Price"],
+                "spot_usd_per_hour": row["SpotPrice"] or None,
+            },
+            f"{where}:{rows.line_num}",
+        )
+        known = found.get(machine.instance_type)
+        found[machine.instance_type] = machine if known is None else _cheaper(known, machine)
+    if not found:
+        near = ", ".join(sorted(regions)[:8])
+        raise BadCatalogueError(f"{where}: no price for region {snapshot.region!r} (there are {near} ...)")
+    return _checked(replace(snapshot, machines=tuple(found[name] for name in sorted(found))), where)
+
+
+def _cheaper(one: Machine, other: Machine) -> Machine:
+    spots = [spot for spot in (one.spot_usd_per_hour, other.spot_usd_per_hour) if spot is not None]
+    return replace(
+        one, usd_per_hour=min(one.usd_per_hour, other.usd_per_hour), spot_usd_per_hour=min(spots) if spots else None
+    )
+
+
+def _machine(row: dict[str, Any], where: str) -> Machine:
+    def number(name: str) -> float:
+        value = float(row[name])
+        if not math.isfinite(value) or value < 0:
+            raise BadCatalogueError(f"{where}: {name} is {row[name]}: it must be a number that is not negative")
+        return value
+
+    try:
+        spot = number("spot_usd_per_hour") if row.get("spot_usd_per_hour") is not None else None
+        network = number("network_gbps") if row.get("network_gbps") else 0.0
+        name = str(row["instance_type"])
+        return Machine(name, number("vcpu"), number("memory_gb"), number("usd_per_hour"), spot, network)
+    except (KeyError, TypeError) as error:
+        raise BadCatalogueError(f"{where}: {error} is missing") from error
+    except ValueError as error:
+        if isinstance(error, BadCatalogueError):
+            raise
+        raise BadCatalogueError(f"{where}: {error}") from error
+
+
+def _checked(snapshot: Snapshot, where: str) -> Snapshot:
+    names = [one.instance_type for one in snapshot.machines]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BadCatalogueError(f"{where}: listed twice: {', '.join(sorted(twice))}")
+    if not names:
+        raise BadCatalogueError(f"{where}: holds no machine")
+    return replace(snapshot, digest=digest_of(snapshot))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The machines that can be asked about, each with the one price that counts."""
+
+    machines: Mapping[tuple[str, str], tuple[Machine, Price]]
+    """By provider and instance type."""
+
+    @property
+    def as_of(self) -> date | None:
+        """The oldest day among the prices: no answer is fresher than that."""
+        return min((price.as_of for _, price in self.machines.values()), default=None)
+
+    def find(self, configuration: Configuration) -> tuple[Machine, Price] | None:
+        """The machine of a configuration; without a provider the only one of that type."""
+        if configuration.provider:
+            return self.machines.get((configuration.provider, configuration.instance_type))
+        found = [one for (_, name), one in self.machines.items() if name == configuration.instance_type]
+        return found[0] if len(found) == 1 else None
+
+    def providers(self) -> frozenset[str]:
+        """Whose machines are listed."""
+        return frozenset(provider for provider, _ in self.machines)
+
+
+def listing(
+    snapshots: Iterable[Snapshot], preferred: Sequence[str], as_of: date | None, records: Iterable[JobRecord] = ()
+) -> Listing:
+    """Return the prices that hold: per source the newest snapshot of the day or before it.
+
+    Args:
+        snapshots: Of any source and day.
+        preferred: Sources, best first: of a machine that several list, the first one's price counts. Others come last.
+        as_of: A day; None: the newest.
+        records: Where no snapshot lists a machine, the newest record's own price counts.
+    """
+    newest: dict[str, Snapshot] = {}
+    for one in sorted(snapshots, key=lambda each: (each.as_of, each.made)):
+        if as_of is None or one.as_of <= as_of:
+            newest[one.source] = one
+    order = {source: at for at, source in enumerate(preferred)}
+    machines: dict[tuple[str, str], tuple[Machine, Price]] = {}
+    for snapshot in sorted(newest.values(), key=lambda each: (order.get(each.source, len(order)), each.source)):
+        for machine in snapshot.machines:
+            price = Price(
+                usd_per_hour=machine.usd_per_hour, spot_usd_per_hour=machine.spot_usd_per_hour,
+                as_of=snapshot.as_of, source=snapshot.source, snapshot=snapshot.digest,
+            )  # fmt: skip
+            machines.setdefault((snapshot.provider, machine.instance_type), (machine, price))
+    return Listing(_recorded(records, as_of) | machines)
+
+
+def _recorded(records: Iterable[JobRecord], as_of: date | None) -> dict[tuple[str, str], tuple[Machine, Price]]:
+    found: dict[tuple[str, str], tuple[Machine, Price]] = {}
+    for record in records:
+        where, price = record.configuration, record.price
+        if price is None or (as_of is not None and price.as_of > as_of):
+            continue
+        key = (where.provider, where.instance_type)
+        if key not in found or found[key][1].as_of < price.as_of:
+            machine = Machine(
+                where.instance_type, where.vcpu, where.memory_gb, price.usd_per_hour, price.spot_usd_per_hour,
+                where.network_gbps,
+            )  # fmt: skip
+            found[key] = (machine, price)
+    return found
