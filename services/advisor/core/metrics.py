@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy import stats
 
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 
@@ -61,8 +60,19 @@ def auc(labels: BoolArray, scores: FloatArray) -> float:
     negatives = len(labels) - positives
     if positives == 0 or negatives == 0:
         return float("nan")
-    rank_sum = float(stats.rankdata(scores)[labels].sum())
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+    ordered = np.sort(scores[~labels])
+    below = np.searchsorted(ordered, scores[labels], side="left")
+    equal = np.searchsorted(ordered, scores[labels], side="right") - below
+    return float((below + equal / 2).sum()) / (positives * negatives)
+
+
+def roc(labels: BoolArray, scores: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return false and true positive rates of all thresholds, from (0, 0) to (1, 1); equal scores are one step."""
+    order = np.argsort(-scores, kind="stable")
+    steps = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    true = np.cumsum(labels[order])[steps]
+    false = steps + 1 - true
+    return np.append(0.0, false / max(int(false[-1]), 1)), np.append(0.0, true / max(int(true[-1]), 1))
 
 
 def best_rows(scores: FloatArray, count: int) -> IntArray:

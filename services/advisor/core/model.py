@@ -6,6 +6,8 @@ deterministic under its seed. Rows that a model predicts have no outcomes (`Tabl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +17,7 @@ from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.table import Table
 
 
+@runtime_checkable
 class Fitted(Protocol):
     """A regression that has learned."""
 
@@ -50,6 +53,26 @@ class FittedIntervals(Protocol):
         ...
 
 
+@runtime_checkable
+class FittedCurves(Protocol):
+    """A model that tells how its training went (thesis Figure 4.4)."""
+
+    @property
+    def curves(self) -> Mapping[str, FloatArray]:
+        """Figures by name, such as ``training loss``, one element per epoch."""
+        ...
+
+
+@runtime_checkable
+class FittedFeasibility(Protocol):
+    """A model that also knows what will not fit."""
+
+    def feasible(self, table: Table) -> FloatArray:
+        """Return the probability that each row runs at all, shape ``(rows,)``."""
+        ...
+
+
+@runtime_checkable
 class FittedRanker(Protocol):
     """A ranking that has learned."""
 
@@ -112,15 +135,24 @@ class Sequential(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class RegressorRanking:
     """A regression's ranking: the smaller the prediction, the better. A row that it cannot tell comes last."""
 
-    def __init__(self, fitted: Fitted) -> None:
-        self._fitted = fitted
+    fitted: Fitted
 
     def score(self, table: Table) -> FloatArray:
         """Return the negative logarithm of the prediction."""
-        predicted = self._fitted.predict(table)
-        known = np.isfinite(predicted)
-        worst = predicted[known].max(initial=1.0) * 2.0
-        return np.asarray(-np.log(np.maximum(np.where(known, predicted, worst), np.finfo(float).tiny)))
+        return scores_of(self.fitted.predict(table))
+
+
+def scores_of(predicted: FloatArray) -> FloatArray:
+    """Return negative logarithms of predictions; what cannot be told (NaN) comes last."""
+    known = np.isfinite(predicted)
+    worst = predicted[known].max(initial=1.0) * 2.0
+    return np.asarray(-np.log(np.maximum(np.where(known, predicted, worst), np.finfo(float).tiny)))
+
+
+def ranking_of(fitted: Fitted | FittedRanker) -> FittedRanker:
+    """Return a model's own ranking where it has one, else its predictions'."""
+    return fitted if isinstance(fitted, FittedRanker) else RegressorRanking(fitted)

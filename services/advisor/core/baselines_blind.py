@@ -1,0 +1,118 @@
+"""Rankings that know nothing of the task: what every learned model has to beat.
+
+The mean ranking explains nearly all of what an area under the ROC curve shows on left-out tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.predictions import Objective
+from services.advisor.core.arrays import FloatArray
+from services.advisor.core.labels import ranks
+from services.advisor.core.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class FittedMeanRanking:
+    """Mean logarithm of the rank that each configuration had."""
+
+    mean_log_rank: Mapping[str, float]
+    neutral: float
+    """Of a configuration that no known task has run on."""
+
+    def score(self, table: Table) -> FloatArray:
+        """Return the negative mean log rank by configuration key."""
+        return np.array([-self.mean_log_rank.get(str(key), self.neutral) for key in table.configuration_key])
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRanking:
+    """Orders configurations by how they did on the known tasks. It uses the configuration key only: no feature."""
+
+    target: Objective
+    name: str = "mean ranking"
+
+    def fit(self, table: Table, *, seed: int) -> FittedMeanRanking:
+        """Rank each task's completed configurations; repeats count once."""
+        del seed
+        rows = table.select(table.completed(self.target)).without_repeats()
+        found: dict[str, list[float]] = {}
+        for task in np.unique(rows.task):
+            mine = np.flatnonzero(rows.task == task)
+            for row, rank in zip(mine, ranks(rows.value(self.target)[mine]), strict=True):
+                found.setdefault(str(rows.configuration_key[row]), []).append(float(np.log(rank)))
+        means = {key: float(np.mean(values)) for key, values in found.items()}
+        return FittedMeanRanking(means, float(np.mean(list(means.values()))) if means else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _ByPrice:
+    def score(self, table: Table) -> FloatArray:
+        """Return the negative dollars per hour of all machines together; a job without a price comes last."""
+        return _last_where_unknown(-(table.price_usd_per_hour * table.workers))
+
+
+@dataclass(frozen=True, slots=True)
+class CheapestHour:
+    """The cheapest machines per hour, all workers together."""
+
+    target: Objective
+    name: str = "cheapest $/h"
+
+    def fit(self, table: Table, *, seed: int) -> _ByPrice:
+        """Nothing to learn."""
+        del table, seed
+        return _ByPrice()
+
+
+@dataclass(frozen=True, slots=True)
+class _BySize:
+    def score(self, table: Table) -> FloatArray:
+        """Return the vCPUs of all machines together, and their price where vCPUs are not known."""
+        vcpu = table.feature("config.vcpu") * table.workers
+        price = table.price_usd_per_hour * table.workers
+        return _last_where_unknown(vcpu if np.isfinite(vcpu).any() else price)
+
+
+@dataclass(frozen=True, slots=True)
+class LargestMachine:
+    """The most vCPUs, all workers together."""
+
+    target: Objective
+    name: str = "largest machine"
+
+    def fit(self, table: Table, *, seed: int) -> _BySize:
+        """Nothing to learn."""
+        del table, seed
+        return _BySize()
+
+
+@dataclass(frozen=True, slots=True)
+class _ByChance:
+    seed: int
+
+    def score(self, table: Table) -> FloatArray:
+        """Return numbers drawn for each job anew, the same under the same seed."""
+        return np.random.default_rng(self.seed).random(len(table))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomChoice:
+    """Any configuration."""
+
+    target: Objective
+    name: str = "random"
+
+    def fit(self, table: Table, *, seed: int) -> _ByChance:
+        """Nothing to learn."""
+        del table
+        return _ByChance(seed)
+
+
+def _last_where_unknown(scores: FloatArray) -> FloatArray:
+    known = np.isfinite(scores)
+    return np.asarray(np.where(known, scores, scores[known].min(initial=0.0) - 1.0))

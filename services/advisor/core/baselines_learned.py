@@ -1,0 +1,195 @@
+"""The usual learners over all features: linear and Poisson regression, forests, boosting (thesis 4.5.2)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final
+
+import lightgbm
+import numpy as np
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LinearRegression, PoissonRegressor
+
+from schemas.predictions import Objective
+from services.advisor.core.arrays import FloatArray
+from services.advisor.core.labels import top_labels
+from services.advisor.core.preparation import Preparation
+from services.advisor.core.table import Table
+
+THREADS: Final = 2
+"""Fixed: sums are the same on every machine."""
+_BEYOND: Final = 10.0
+"""A straight line is not followed further than this many times beyond the known values."""
+
+
+def training_rows(table: Table, objective: Objective) -> Table:
+    """Return the rows whose value is known exactly.
+
+    Raises:
+        ValueError: There is none.
+    """
+    rows = table.select(table.completed(objective))
+    if not len(rows):
+        raise ValueError(f"no job with a known {objective.value} to learn from")
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class FittedLine:
+    """A product of powers of the features, followed no further than ten times beyond the known values."""
+
+    preparation: Preparation
+    weights: FloatArray
+    intercept: float
+    least: float
+    most: float
+
+    def predict(self, table: Table) -> FloatArray:
+        """Return seconds or dollars."""
+        logs = self.preparation.apply(table) @ self.weights + self.intercept
+        return np.asarray(np.exp(np.clip(logs, np.log(self.least / _BEYOND), np.log(self.most * _BEYOND))))
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Ordinary least squares of logarithms."""
+
+    target: Objective
+    name: str = "linear"
+
+    def fit(self, table: Table, *, seed: int) -> FittedLine:
+        """Learn; the seed changes nothing."""
+        del seed
+        rows = training_rows(table, self.target)
+        values, preparation = rows.value(self.target), Preparation.fit(rows)
+        model = LinearRegression().fit(preparation.apply(rows), np.log(values))
+        return FittedLine(
+            preparation, np.asarray(model.coef_), float(model.intercept_), float(values.min()), float(values.max())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Poisson regression with its logarithmic link, as in the thesis' Table 4.5."""
+
+    target: Objective
+    name: str = "poisson"
+
+    def fit(self, table: Table, *, seed: int) -> FittedLine:
+        """Learn; the seed changes nothing."""
+        del seed
+        rows = training_rows(table, self.target)
+        values, preparation = rows.value(self.target), Preparation.fit(rows)
+        unit = float(values.mean())  # the solver likes numbers near 1
+        with warnings.catch_warnings():  # hundreds of collinear columns: the last steps gain nothing
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = PoissonRegressor(alpha=1e-3, max_iter=300).fit(preparation.apply(rows), values / unit)
+        intercept = float(model.intercept_) + float(np.log(unit))
+        return FittedLine(preparation, np.asarray(model.coef_), intercept, float(values.min()), float(values.max()))
+
+
+def _scale(table: Table, *, ratio: bool) -> FloatArray:
+    """What predictions are multiples of: the local run's time, where that is asked for and known; else 1."""
+    anchor = table.anchor_time_s
+    return np.where(np.isfinite(anchor) & (anchor > 0), anchor, 1.0) if ratio else np.ones(len(table))
+
+
+@dataclass(frozen=True, eq=False)
+class FittedTrees:
+    """Trees of the logarithm over raw features."""
+
+    trees: RandomForestRegressor | lightgbm.Booster
+    ratio: bool
+
+    def predict(self, table: Table) -> FloatArray:
+        """Return seconds or dollars."""
+        if not len(table):
+            return np.zeros(0)
+        return np.asarray(np.exp(self.trees.predict(table.features)) * _scale(table, ratio=self.ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Random forest regression of the logarithm."""
+
+    target: Objective
+    name: str = "random forest"
+    trees: int = 200
+    ratio: bool = False
+    """Learn the ratio to the local run's time."""
+
+    def fit(self, table: Table, *, seed: int) -> FittedTrees:
+        """Learn."""
+        rows = training_rows(table, self.target)
+        model = RandomForestRegressor(self.trees, min_samples_leaf=2, max_features=0.5, n_jobs=1, random_state=seed)
+        model.fit(rows.features, np.log(rows.value(self.target) / _scale(rows, ratio=self.ratio)))
+        return FittedTrees(model, self.ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Boosting:
+    """LightGBM on the logarithm."""
+
+    target: Objective
+    name: str = "boosting"
+    rounds: int = 300
+    ratio: bool = False
+    """Learn the ratio to the local run's time."""
+
+    def fit(self, table: Table, *, seed: int) -> FittedTrees:
+        """Learn."""
+        rows = training_rows(table, self.target)
+        known = np.log(rows.value(self.target) / _scale(rows, ratio=self.ratio))
+        data = lightgbm.Dataset(rows.features, label=known, params={"verbose": -1})
+        return FittedTrees(lightgbm.train(_boosting_parameters(seed), data, num_boost_round=self.rounds), self.ratio)
+
+
+def _boosting_parameters(seed: int) -> dict[str, Any]:
+    return {
+        "objective": "regression",
+        "learning_rate": 0.05,
+        "num_leaves": 15,
+        "min_data_in_leaf": 5,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "feature_fraction": 0.8,
+        "seed": seed,
+        "deterministic": True,
+        "force_col_wise": True,
+        "num_threads": THREADS,
+        "verbose": -1,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class FittedClassifier:
+    """A forest's probability of being a top configuration."""
+
+    forest: RandomForestClassifier
+
+    def score(self, table: Table) -> FloatArray:
+        """Return probabilities; 0 everywhere where no top configuration was known."""
+        classes = list(self.forest.classes_)
+        if True not in classes or not len(table):
+            return np.zeros(len(table))
+        return np.asarray(self.forest.predict_proba(table.features)[:, classes.index(True)])
+
+
+@dataclass(frozen=True, slots=True)
+class ForestClassifier:
+    """Random forest of the thesis' labels: top five and within 1.5 times the minimum."""
+
+    target: Objective
+    name: str = "forest classifier"
+    trees: int = 200
+
+    def fit(self, table: Table, *, seed: int) -> FittedClassifier:
+        """Learn."""
+        rows = training_rows(table, self.target)
+        labels = top_labels(rows.task, rows.value(self.target))
+        forest = RandomForestClassifier(
+            self.trees, min_samples_leaf=2, class_weight="balanced", n_jobs=1, random_state=seed
+        )
+        return FittedClassifier(forest.fit(rows.features, labels))

@@ -1,0 +1,79 @@
+"""Which features a model leans on: how much worse it gets when they are shuffled (thesis 4.5.2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from services.advisor.core import metrics
+from services.advisor.core.arrays import FloatArray, IntArray
+from services.advisor.core.encoder import CATEGORY_MARK, SERIES
+from services.advisor.core.model import Fitted
+from services.advisor.core.series import SERIES_CHANNELS
+from services.advisor.core.table import Table
+
+
+def families(table: Table) -> Mapping[str, IntArray]:
+    """Return columns that mean one thing together: the categories of a text, the summaries of a series, all layers."""
+    found: dict[str, list[int]] = {}
+    for at, name in enumerate(table.feature_names):
+        family = name.partition(CATEGORY_MARK)[0]
+        if name.startswith(SERIES):
+            family = family.rpartition(".")[0]
+        elif name.startswith("task.layers."):
+            family = "task.layers"
+        found.setdefault(family, []).append(at)
+    return {name: np.array(columns, dtype=np.int64) for name, columns in sorted(found.items())}
+
+
+def shuffled(table: Table, family: str, columns: IntArray, random: np.random.Generator) -> Table:
+    """Return the table with one family's values dealt out among the rows anew (a series': among the tasks)."""
+    features = table.features.copy()
+    features[:, columns] = features[random.permutation(len(table))][:, columns]
+    changed = replace(table, features=features)
+    if family == "local.time_s":
+        changed = replace(changed, anchor_time_s=table.anchor_time_s[random.permutation(len(table))])
+    channel = family.removeprefix(SERIES)
+    if channel in SERIES_CHANNELS and table.task_series:
+        changed = replace(changed, task_series=_dealt_out(table.task_series, SERIES_CHANNELS.index(channel), random))
+    return changed
+
+
+def _dealt_out(
+    series: Mapping[str, FloatArray], channel: int, random: np.random.Generator
+) -> Mapping[str, FloatArray]:
+    tasks = sorted(series)
+    result = {}
+    for task, other in zip(tasks, random.permutation(tasks), strict=True):
+        values = series[task].copy()
+        values[channel] = series[str(other)][channel]
+        result[task] = values
+    return result
+
+
+def permutation_importance(
+    fitted: Fitted, questions: Table, actual: FloatArray, *, seed: int, repeats: int = 5
+) -> dict[str, float]:
+    """Return by how much the root mean squared error of the *logarithm* grows when a family is shuffled.
+
+    Args:
+        fitted: Predicts.
+        questions: Rows that it was not trained on, without outcomes.
+        actual: Their seconds or dollars.
+        seed: Of the shuffling.
+        repeats: Shuffles per family, averaged.
+    """
+    random = np.random.default_rng(seed)
+    logs = np.log(actual)
+
+    def error(table: Table) -> float:
+        return metrics.rmse(logs, np.log(fitted.predict(table)))
+
+    base = error(questions)
+    found = {
+        family: float(np.mean([error(shuffled(questions, family, columns, random)) for _ in range(repeats)])) - base
+        for family, columns in families(questions).items()
+    }
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
