@@ -1,0 +1,320 @@
+"""What was collected, on disk before it is told: JSON lines with fsync, and marks of what the bus has.
+
+One directory holds one journal, ``records.jsonl``. A line is either a record (a `JobRecord` or `RunProfile` as JSON
+with its type) or ``{"published": key}``. Lines are only ever added. A line counts once its newline is there: kill -9,
+a power cut or a full disk leave at most one torn line at the end, which the next `Journal` removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from schemas.codec import CodecError, decode, encode, to_plain
+from schemas.jobs import JobRecord
+from schemas.runs import RunProfile
+from schemas.subjects import JOB_RECORDS, RUN_PROFILES, Subject, SubjectError
+
+FILE_NAME: Final = "records.jsonl"
+LOCK_NAME: Final = "records.lock"
+_PUBLISHED: Final = "published"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+Record = JobRecord | RunProfile
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the text says why, and what to do."""
+
+
+class JournalFullError(JournalError):
+    """The disk is full. What was written before is whole."""
+
+
+class JournalInUseError(JournalError):
+    """Another process, or another part of this one, writes to the directory."""
+
+
+class UnsendableRecordError(JournalError):
+    """The record could never be published: its id or its size does not fit a message."""
+
+
+def record_id(record: Record) -> str:
+    """The record's identity on the bus (``Nats-Msg-Id``): the job, or the run."""
+    return record.job if isinstance(record, JobRecord) else record.run
+
+
+def record_key(record: Record) -> str:
+    """The record's identity in a journal: a job and a run may have the same name."""
+    return f"{'job' if isinstance(record, JobRecord) else 'run'}:{record_id(record)}"
+
+
+def record_subject(root: str, record: Record) -> Subject:
+    """Where the record is published.
+
+    Raises:
+        SubjectError: its id does not fit a subject.
+    """
+    if isinstance(record, JobRecord):
+        return JOB_RECORDS.subject(root, job=record.job)
+    return RUN_PROFILES.subject(root, run=record.run)
+
+
+@dataclass(slots=True)
+class _Content:
+    """What a journal file holds."""
+
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Offset and length of each record's line, by key, in the order of writing."""
+    published: set[str] = field(default_factory=set)
+    size: int = 0
+    """Bytes of whole lines."""
+
+
+class Journal:
+    """The one writer of a directory. A context manager; `close` lets go of the directory."""
+
+    _open_here: Final[set[Path]] = set()
+    """POSIX locks do not hold between parts of one process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Make the directory, lock it, remove a torn last line, and read what is there.
+
+        Raises:
+            JournalInUseError: someone else writes there.
+            JournalFullError: the disk is full.
+            JournalError: it cannot be written, or the file is damaged in the middle.
+        """
+        self.directory = directory.absolute()
+        self._path = self.directory / FILE_NAME
+        self._lock = self._take_lock()
+        try:
+            with _as_journal_errors(self._path):
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                self._content = self._recover()
+            except BaseException:
+                os.close(self._file)
+                raise
+        except BaseException:
+            self._release_lock()
+            raise
+
+    def _take_lock(self) -> int:
+        with _as_journal_errors(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+        if self.directory in self._open_here:
+            raise JournalInUseError(f"{self.directory} is written to by another part of this process")
+        with _as_journal_errors(self.directory):
+            lock = os.open(self.directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Not flock: a forked worker that outlives a killed parent would keep it.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise JournalInUseError(f"another process writes to {self.directory}: wait for it, or stop it") from error
+        self._open_here.add(self.directory)
+        return lock
+
+    def _release_lock(self) -> None:
+        self._open_here.discard(self.directory)
+        os.close(self._lock)
+
+    def _recover(self) -> _Content:
+        with _as_journal_errors(self._path):
+            data = _read_all(self._file)
+            content = _parse(data, self._path)
+            if content.size < len(data):
+                os.ftruncate(self._file, content.size)
+            os.fsync(self._file)
+            _sync_directory(self.directory)
+        return content
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directory; twice does no harm."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._release_lock()
+
+    def __len__(self) -> int:
+        return len(self._content.places)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._content.places
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not marked as published."""
+        return len(self._content.places) - len(self._content.published)
+
+    def append(self, record: Record) -> bool:
+        """Write a record down; it survives anything once this returns. False: its job or run is known already.
+
+        Raises:
+            JournalFullError: the disk is full; nothing has changed, and a later try may succeed.
+            UnsendableRecordError: it could never be published.
+            JournalError: it cannot be written.
+        """
+        key = record_key(record)
+        if key in self._content.places:
+            return False
+        _require_sendable(record)
+        line = _line(to_plain(record))
+        self._write(line)
+        self._content.places[key] = (self._content.size - len(line), len(line))
+        return True
+
+    def mark_published(self, keys: Iterable[str]) -> None:
+        """Note that the bus has these. A mark that is lost in a crash costs a question to the bus, no more.
+
+        Raises:
+            JournalError: as `append`.
+        """
+        new = [key for key in keys if key in self._content.places and key not in self._content.published]
+        if new:
+            self._write(b"".join(_line({_PUBLISHED: key}) for key in new))
+            self._content.published.update(new)
+
+    def is_published(self, key: str) -> bool:
+        """Whether a record is marked."""
+        return key in self._content.published
+
+    def unpublished(self) -> Iterator[Record]:
+        """Records without a mark, oldest first."""
+        for key, place in list(self._content.places.items()):
+            if key not in self._content.published:
+                yield self._read(place)
+
+    def records(self) -> Iterator[Record]:
+        """Every record, oldest first."""
+        for place in list(self._content.places.values()):
+            yield self._read(place)
+
+    def _read(self, place: tuple[int, int]) -> Record:
+        offset, length = place
+        record = decode(os.pread(self._file, length, offset))
+        assert isinstance(record, JobRecord | RunProfile)
+        return record
+
+    def _write(self, data: bytes) -> None:
+        """Add whole lines, or nothing."""
+        start = self._content.size
+        with _as_journal_errors(self._path):
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.pwrite(self._file, data[written:], start + written)
+                os.fsync(self._file)
+            except OSError:
+                # Cutting off needs no space. If even that fails the torn line is removed at the next start, and a
+                # later write here goes over it.
+                os.ftruncate(self._file, start)
+                raise
+        self._content.size = start + len(data)
+
+
+def read_journal(directory: Path) -> Iterator[Record]:
+    """Every record of a journal, also while someone writes to it.
+
+    Raises:
+        JournalError: there is none, it cannot be read, or it is damaged.
+    """
+    path = directory / FILE_NAME
+    with _as_journal_errors(path):
+        data = path.read_bytes()
+    for offset, length in _parse(data, path).places.values():
+        record = decode(data[offset : offset + length])
+        assert isinstance(record, JobRecord | RunProfile)
+        yield record
+
+
+@contextmanager
+def _as_journal_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a `JournalError` that says which file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise JournalFullError(f"no space left for {path}: make room, then start again") from error
+        raise JournalError(f"{path}: {error.strerror or error}") from error
+
+
+def _line(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _require_sendable(record: Record) -> None:
+    try:
+        record_subject("tb", record)
+        encode(record)
+    except (SubjectError, CodecError) as error:
+        raise UnsendableRecordError(f"{record_key(record)[:80]} can never be published: {error}") from error
+
+
+def _read_all(file: int) -> bytes:
+    parts, offset = [], 0
+    while part := os.pread(file, 1 << 20, offset):
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def _sync_directory(directory: Path) -> None:
+    """The file's name is on the disk, too."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _parse(data: bytes, path: Path) -> _Content:
+    """Whole lines. What follows the last readable one is torn; an unreadable one before it is damage.
+
+    Raises:
+        JournalError: damage.
+    """
+    content = _Content()
+    start, number, torn = 0, 0, 0
+    while (end := data.find(b"\n", start)) >= 0:
+        number += 1
+        entry = _entry(data[start : end + 1])
+        if entry is None:
+            torn = torn or number
+        elif torn:
+            raise JournalError(f"{path}:{torn}: damaged line; keep a copy of the file, then remove that line")
+        else:
+            key, is_record = entry
+            if is_record:
+                content.places.setdefault(key, (start, end + 1 - start))
+            elif key in content.places:
+                content.published.add(key)
+            content.size = end + 1
+        start = end + 1
+    return content
+
+
+def _entry(line: bytes) -> tuple[str, bool] | None:
+    """Key, and whether it is a record rather than a mark; None: unreadable."""
+    try:
+        fields = json.loads(line)
+        if isinstance(fields, dict) and isinstance(fields.get(_PUBLISHED), str) and len(fields) == 1:
+            return fields[_PUBLISHED], False
+        record = decode(line)
+    except (ValueError, RecursionError):  # CodecError is one
+        return None
+    return (record_key(record), True) if isinstance(record, JobRecord | RunProfile) else None

@@ -1,0 +1,98 @@
+"""Settings of the collector. Every field is a variable ``TURNBUCKLE_COLLECTOR__<FIELD>``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Self
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from services._runtime.settings import CommonSettings
+
+_TABLE: Final = re.compile(r"(?:[A-Za-z0-9.:-]+\.)?[A-Za-z0-9_]+\.[A-Za-z0-9_-]+")
+_LABEL: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
+
+
+def check_table(text: str) -> str:
+    """A BigQuery table as ``project.dataset.table`` (or ``dataset.table``): it goes into SQL as a name.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _TABLE.fullmatch(text):
+        raise ValueError(f"{text!r} is no table: write project.dataset.table")
+    return text
+
+
+def _check_label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise ValueError(f"{text!r} is no label key: lower-case letters, digits, '_' and '-', a letter first")
+    return text
+
+
+def _check_endpoint(text: str) -> str:
+    if not _ENDPOINT.fullmatch(text):
+        raise ValueError(f"{text!r} is no endpoint: write such as https://us-central1-aiplatform.googleapis.com")
+    return text
+
+
+Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
+
+
+class CollectorSettings(CommonSettings):
+    """What a collector needs to know."""
+
+    service: ClassVar[str] = "collector"
+
+    project: Annotated[
+        str | None, Field(pattern=r"^[a-z0-9:.-]+$", description="Google Cloud project of the jobs; unset: no cloud")
+    ] = None
+    region: Annotated[
+        str, Field(pattern=r"^[a-z0-9-]+$", description="Google Cloud region that the jobs run in, such as us-central1")
+    ] = "us-central1"
+    billing_table: Annotated[
+        Annotated[str, AfterValidator(check_table)] | None,
+        Field(description="BigQuery table or view of the billing export; unset: costs are derived from prices"),
+    ] = None
+    label: Annotated[
+        str, AfterValidator(_check_label), Field(description="label key that jobs and their costs are known by")
+    ] = "turnbuckle_job"
+    credentials: Annotated[
+        SecretStr | None,
+        Field(description="service account key as JSON; unset: Application Default Credentials"),
+    ] = None
+    vertex_endpoint: Annotated[
+        Endpoint | None,
+        Field(description="other address of Vertex AI; http:// is for emulators: no TLS, no credentials"),
+    ] = None
+    billing_endpoint: Annotated[
+        Endpoint | None, Field(description="other address of BigQuery; http:// is for emulators: no credentials")
+    ] = None
+    poll_s: Annotated[float, Field(ge=0.05, le=86_400, description="seconds between looks at Vertex AI")] = 60.0
+    billing_poll_s: Annotated[
+        float, Field(ge=0.05, le=86_400, description="seconds between looks at the billing export (each one is billed)")
+    ] = 3_600.0
+    settle_looks: Annotated[
+        int, Field(ge=1, le=1_000, description="looks in a row in which a job's cost has to be the same")
+    ] = 3
+    settle_hours: Annotated[
+        float, Field(ge=0, le=720, description="hours after a job's end before its cost is believed")
+    ] = 24.0
+    give_up_hours: Annotated[
+        float,
+        Field(ge=0, le=8_760, description="hours after a job's end after which its cost is derived from the price"),
+    ] = 168.0
+    lookback_days: Annotated[
+        float, Field(gt=0, le=3_650, description="days after which a job that was never seen is left alone")
+    ] = 60.0
+    directory: Annotated[
+        Path | None, Field(description="directory of the journal; unset: below the user's state directory")
+    ] = None
+
+    @model_validator(mode="after")
+    def _check_hours(self) -> Self:
+        if self.give_up_hours < self.settle_hours:
+            raise ValueError("give_up_hours is less than settle_hours: no cost would ever be read")
+        return self

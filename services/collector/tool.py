@@ -1,0 +1,121 @@
+"""What the collector's tools share: events as JSON lines on standard output, words on standard error, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NoReturn
+
+from services._runtime.bus import BusError
+from services._runtime.bus_nats import NatsBus
+from services._runtime.logging import setup_logging
+from services._runtime.settings import SettingsError
+from services.collector.journal import Journal, JournalError, Record, record_id
+from services.collector.publishing import Publisher
+from services.collector.settings import CollectorSettings
+
+EXIT_OK: Final = 0
+EXIT_USAGE: Final = 64
+EXIT_DATA: Final = 65
+EXIT_UNAVAILABLE: Final = 69
+EXIT_INTERNAL: Final = 70
+EXIT_INTERRUPTED: Final = 130
+
+_CONNECT_S: Final = 5.0
+_CLOSE_S: Final = 5.0
+
+
+class ToolError(Exception):
+    """Ends a tool. The message says what is wrong and what to do about it."""
+
+    exit_code: int = EXIT_DATA
+
+
+class BadDataError(ToolError):
+    """A file or a value is wrong."""
+
+
+class UnavailableError(ToolError):
+    """Something that the tool needs cannot be had."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class UsageError(ToolError):
+    """The command line is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class ToolParser(argparse.ArgumentParser):
+    """argparse with our exit code for a wrong command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with 64."""
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def emit(event: str, **fields: object) -> None:
+    """Write one event line to standard output, at once."""
+    sys.stdout.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Tell a person something, on standard error."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
+    """Run a tool as this process: errors become an ``error`` event, a sentence and an exit code."""
+    setup_logging(name, level="warning", log_format="auto")
+    try:
+        sys.exit(work())
+    except (ToolError, JournalError, BusError, SettingsError) as error:
+        code = error.exit_code if isinstance(error, ToolError) else EXIT_UNAVAILABLE
+        sys.exit(_fail(str(error), code))
+    except KeyboardInterrupt:
+        sys.exit(_fail("interrupted; what was finished is kept", EXIT_INTERRUPTED))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
+        sys.exit(EXIT_UNAVAILABLE)
+
+
+def _fail(text: str, code: int) -> int:
+    say(text)
+    emit("error", message=text, exit_code=code)
+    return code
+
+
+def default_directory(tool: str) -> Path:
+    """Where a tool keeps its journal unless told otherwise: below the user's state directory."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "turnbuckle" / tool
+
+
+async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publisher:
+    """Connect, publish what the journal holds and the bus does not, and say so in ``published`` events.
+
+    Raises:
+        BusError: there is no server, or it does not take everything; the journal keeps what is left.
+        SettingsError: the settings do not say how to reach one.
+    """
+    options = replace(settings.bus_options(), connect_deadline_s=_CONNECT_S, name="turnbuckle-collector-tool")
+    bus = await NatsBus.connect(options)
+    try:
+        publisher = Publisher(journal, bus, _tell_published)
+        await publisher.publish()
+    finally:
+        await bus.close(_CLOSE_S)
+    return publisher
+
+
+def _tell_published(record: Record, sent: bool) -> None:  # noqa: FBT001 - called by the publisher only
+    emit("published", id=record_id(record), already_there=not sent)
