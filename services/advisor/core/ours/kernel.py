@@ -1,0 +1,157 @@
+"""The process' covariance: which configurations, and which tasks, tell about each other.
+
+The logarithm of a job's duration over its task's local run is
+
+    ``r(t, c) = m(c) + f(t, c) + e``
+
+with ``m``, what configurations have in common for all tasks, a Gaussian process over configurations, ``f``, what is
+particular to a task, one over tasks and configurations with covariance ``K_T(t, t') K_F(c, c')``, and noise ``e``.
+Without ``f`` the posterior of ``m`` orders configurations by their mean logarithmic ratio, shrunk where there are few
+tasks: mean ranking is the special case, and the marginal likelihood decides how far to leave it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from services.advisor.core.arrays import FloatArray, IntArray
+from services.advisor.core.ours.space import Points, Space
+
+VAGUE: Final = 25.0
+"""Variance of the level that all tasks share: it is not assumed to be known."""
+
+_PRIOR_MEANS: Final = {
+    "length": 1.0, "common.smooth": 0.1, "common.own": 0.01, "common.linear": 0.1,
+    "particular.level": 0.1, "particular.smooth": 0.05, "particular.linear": 0.02,
+    "task.variant": 0.1, "task.linear": 0.1, "task.alike": 0.3, "task.length": 1.0, "noise": 0.01,
+}  # fmt: skip
+"""Medians of the hyperparameters' logarithmic normal priors: variances of logarithms, and lengths in deviations."""
+
+_PRIOR_DEVIATIONS: Final = {"length": 0.7, "task.length": 0.7}
+_PRIOR_DEVIATION: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """The covariance's form; its hyperparameters are passed as logarithms in the order of `names`."""
+
+    configurations: Space
+    tasks: Space
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the hyperparameters in order."""
+        groups = self.configurations.groups
+        return (
+            *(f"length.{one}" for one in groups), "common.smooth", "common.own",
+            *(f"common.linear.{one}" for one in groups), "particular.level", "particular.smooth",
+            *(f"particular.linear.{one}" for one in groups),
+            "task.variant", "task.linear", "task.alike", "task.length", "noise",
+        )  # fmt: skip
+
+    def prior(self) -> tuple[FloatArray, FloatArray]:
+        """Return means and standard deviations of the logarithms: weak, so that no component runs away."""
+        kinds = [next(kind for kind in _PRIOR_MEANS if name.startswith(kind)) for name in self.names]
+        means = np.log(np.array([_PRIOR_MEANS[kind] for kind in kinds]))
+        return means, np.array([_PRIOR_DEVIATIONS.get(kind, _PRIOR_DEVIATION) for kind in kinds])
+
+    def values(self, logarithms: FloatArray) -> dict[str, float]:
+        """Return the hyperparameters by name."""
+        return {name: float(value) for name, value in zip(self.names, np.exp(logarithms), strict=True)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likeness:
+    """What of the covariance between two sets of points does not depend on hyperparameters."""
+
+    groups: tuple[str, ...]
+    squared: tuple[FloatArray, ...]
+    """Per group: mean squared distances of coordinates, shape ``(a, b)``."""
+    products: tuple[FloatArray, ...]
+    """Per group: mean products of coordinates."""
+    same: FloatArray
+    """1 where both points have the same name."""
+    identical: FloatArray
+    """1 where they have the same name and coordinates."""
+
+    @staticmethod
+    def between(space: Space, a: Points, b: Points) -> Likeness:
+        """Compare every point of `a` with every one of `b`."""
+        squared, products = [], []
+        for columns in space.members():
+            left, right = a.coordinates[:, columns], b.coordinates[:, columns]
+            product = left @ right.T
+            norms = (left**2).sum(1)[:, None] + (right**2).sum(1)[None, :]
+            squared.append(np.maximum(norms - 2.0 * product, 0.0) / len(columns))
+            products.append(product / len(columns))
+        same = (a.names[:, None] == b.names[None, :]).astype(np.float64)
+        apart = np.sum(squared, axis=0) if squared else np.zeros_like(same)
+        return Likeness(space.groups, tuple(squared), tuple(products), same, same * (apart < 1e-12))
+
+    @property
+    def distance(self) -> FloatArray:
+        """Mean over the groups of the squared distances."""
+        return np.asarray(np.mean(self.squared, axis=0)) if self.squared else np.zeros_like(self.same)
+
+    @property
+    def product(self) -> FloatArray:
+        """Mean over the groups of the products."""
+        return np.asarray(np.mean(self.products, axis=0)) if self.products else np.zeros_like(self.same)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfigurationCovariance:
+    """Covariances between two sets of configurations."""
+
+    smooth: FloatArray
+    common: FloatArray
+    """Of ``m``."""
+    particular: FloatArray
+    """``K_F``."""
+
+    @staticmethod
+    def of(like: Likeness, value: dict[str, float]) -> ConfigurationCovariance:
+        """Evaluate at hyperparameters by name."""
+        exponent = np.zeros_like(like.same)
+        for group, squared in zip(like.groups, like.squared, strict=True):
+            exponent += squared / (2.0 * value[f"length.{group}"] ** 2)
+        smooth = np.exp(-exponent)
+        common = VAGUE + value["common.smooth"] * smooth + value["common.own"] * like.same
+        particular = value["particular.level"] + value["particular.smooth"] * smooth
+        for group, product in zip(like.groups, like.products, strict=True):
+            common += value[f"common.linear.{group}"] * product
+            particular += value[f"particular.linear.{group}"] * product
+        return ConfigurationCovariance(smooth, common, particular)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskCovariance:
+    """``K_T`` between two sets of tasks: 1 for the same task, more for the same variant, less for one that is alike."""
+
+    alike: FloatArray
+    total: FloatArray
+
+    @staticmethod
+    def of(like: Likeness, value: dict[str, float]) -> TaskCovariance:
+        """Evaluate at hyperparameters by name."""
+        alike = np.exp(-like.distance / (2.0 * value["task.length"] ** 2))
+        total = like.same + value["task.variant"] * like.identical
+        total = total + value["task.linear"] * like.product + value["task.alike"] * alike
+        return TaskCovariance(alike, total)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Design:
+    """Which configuration and which task each row is of."""
+
+    kernel: Kernel
+    configurations: Points
+    tasks: Points
+    configuration_of: IntArray
+    task_of: IntArray
+
+    def __len__(self) -> int:
+        return len(self.task_of)

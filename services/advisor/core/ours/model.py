@@ -1,0 +1,194 @@
+"""Ours behind the interfaces of the advisor's core: regression, intervals, ranking and search of one posterior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from schemas.predictions import Objective
+from services.advisor.core.arrays import FloatArray, IntArray, TextArray
+from services.advisor.core.ours.calibration import Calibration
+from services.advisor.core.ours.cost import Rates
+from services.advisor.core.ours.decision import expected_improvement, expected_regret
+from services.advisor.core.ours.kernel import Kernel
+from services.advisor.core.ours.likelihood import MarginalLikelihood, most_likely
+from services.advisor.core.ours.observations import (
+    Level,
+    design_of,
+    has_anchor,
+    log_anchor,
+    thinned,
+    training_offsets,
+)
+from services.advisor.core.ours.process import Beliefs, Process, learned, left_out
+from services.advisor.core.ours.space import configuration_space, task_space
+from services.advisor.core.table import Table, concatenated
+
+LEARN_ROWS: Final = 800
+"""Rows that hyperparameters are learned from: the time grows with the third power."""
+KEEP_ROWS: Final = 2_500
+"""Rows that predictions are made from."""
+EXACT: Final = 1e-6
+"""Noise variance of a row whose own outcome is known: nothing but rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """The predictor that is the default."""
+
+    target: Objective = Objective.COST
+    name: str = "ours"
+
+    def fit(self, table: Table, *, seed: int) -> FittedOurs:
+        """Learn from the rows that ran through; repeats of a configuration count as one, more certain, row.
+
+        Raises:
+            ValueError: No row ran through.
+        """
+        ran = table.without_repeats()
+        ran = ran.select(ran.completed(Objective.TIME))
+        if not len(ran):
+            raise ValueError("nothing to learn from: no job ran through")
+        ran = ran.select(thinned(ran, KEEP_ROWS, seed))
+        kernel = Kernel(configuration_space(ran), task_space(ran))
+        level = Level.of(ran)
+        targets = np.log(ran.time_s) - training_offsets(ran, level)
+        few = thinned(ran, LEARN_ROWS, seed)
+        likelihood = MarginalLikelihood(design_of(kernel, ran.select(few)), targets[few], np.ones(len(few)))
+        logarithms = most_likely(likelihood, kernel.prior()[0])
+        process, _ = learned(design_of(kernel, ran), targets, logarithms)
+        return FittedOurs(
+            process, level, Rates.of(table), _calibrated(process, ran, targets), _reference(ran), self.target, seed
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FittedOurs:
+    """What was learned; questions are tables without outcomes, of any number of tasks."""
+
+    process: Process
+    level: Level
+    rates: Rates | None
+    calibration: Calibration
+    reference: Table | None
+    """The configuration that all local runs were made on, where it is one of the table's; one row."""
+    target: Objective
+    seed: int
+
+    def aimed_at(self, target: Objective) -> FittedOurs:
+        """Return the same knowledge, asked for the other quantity."""
+        return replace(self, target=target)
+
+    def predict(self, table: Table) -> FloatArray:
+        """Return medians, shape ``(rows,)``; NaN for a cost without any price."""
+        return np.exp(self._by_row(table)[0])
+
+    def interval(self, table: Table, level: float) -> tuple[FloatArray, FloatArray]:
+        """Return the ends of the central interval, calibrated on left-out tasks."""
+        mean, deviation = self._by_row(table)
+        half = self.calibration.factor(level) * deviation
+        return np.exp(mean - half), np.exp(mean + half)
+
+    def score(self, table: Table) -> FloatArray:
+        """Return negative expected regrets within each task; a row without a cost comes last."""
+        scores = np.full(len(table), -np.inf)
+        for rows in _by_task(table.task):
+            beliefs = self.beliefs(table.select(rows))
+            known = np.isfinite(beliefs.mean)
+            scores[rows[known]] = -expected_regret(_part(beliefs, np.flatnonzero(known)), self.seed)
+        lowest = scores[np.isfinite(scores)].min(initial=-1.0)
+        return np.where(np.isfinite(scores), scores, lowest * 2.0)
+
+    def beliefs(self, table: Table, measured: IntArray | None = None, values: FloatArray | None = None) -> Beliefs:
+        """Return the joint distribution of logarithms of the rows of one task.
+
+        Args:
+            table: Rows of one task.
+            measured: Rows whose seconds or dollars (by `target`) are known.
+            values: Theirs.
+        """
+        asked = self._with_reference(table)
+        design = design_of(self.process.design.kernel, asked)
+        unknown = not has_anchor(asked).any()
+        beliefs = self.process.beliefs(design, self.level.variance if unknown else 0.0)
+        anchors = np.flatnonzero(asked.is_anchor & has_anchor(asked))
+        beliefs = beliefs.given(anchors, np.zeros(len(anchors)), EXACT)
+        beliefs = self._in_units(_part(beliefs, np.arange(len(table))), table)
+        if measured is None or values is None:
+            return beliefs
+        return beliefs.given(measured, np.log(values), EXACT)
+
+    def propose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
+        """Return the row to run next: first the smallest expected regret, then the largest expected improvement."""
+        if not len(measured):
+            return int(np.argmax(self.score(table)))
+        gain = expected_improvement(self.beliefs(table, measured, values), float(np.log(values.min())))
+        gain = np.where(np.isfinite(gain), gain, 0.0)
+        gain[measured] = -1.0
+        return int(np.argmax(gain))
+
+    def choose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
+        """Return the row to use in the end."""
+        if not len(measured):
+            return self.propose(table, measured, values)
+        return int(measured[int(np.argmin(values))])
+
+    def _by_row(self, table: Table) -> tuple[FloatArray, FloatArray]:
+        mean, deviation = np.empty(len(table)), np.empty(len(table))
+        for rows in _by_task(table.task):
+            beliefs = self.beliefs(table.select(rows))
+            mean[rows], deviation[rows] = beliefs.mean, beliefs.deviation()
+        return mean, deviation
+
+    def _in_units(self, beliefs: Beliefs, table: Table) -> Beliefs:
+        """Return ratios to the local run as seconds or dollars."""
+        beliefs = beliefs.moved(log_anchor(table, self.level))
+        if self.target is Objective.TIME:
+            return beliefs
+        if self.rates is None:
+            return beliefs.moved(np.full(len(table), np.nan))
+        rate, variance = self.rates.logarithms(table)
+        covariance = beliefs.covariance + np.diag(np.where(np.isfinite(variance), variance, 0.0))
+        return Beliefs(beliefs.mean + rate, covariance)
+
+    def _with_reference(self, table: Table) -> Table:
+        """Return the rows and, where none is the local run's own configuration, one that is: its outcome is known."""
+        if self.reference is None or table.is_anchor.any() or not has_anchor(table).any():
+            return table
+        one = table.select(np.flatnonzero(has_anchor(table))[:1])
+        columns = table.columns("config.")
+        features = one.features.copy()
+        features[:, columns] = self.reference.features[:, columns]
+        key = self.reference.configuration_key
+        one = replace(one, features=features, configuration_key=key, is_anchor=np.array([True]))
+        return concatenated([table, one])
+
+
+def _part(beliefs: Beliefs, rows: IntArray) -> Beliefs:
+    if len(rows) == len(beliefs.mean):
+        return beliefs
+    return Beliefs(beliefs.mean[rows], beliefs.covariance[np.ix_(rows, rows)])
+
+
+def _by_task(task: TextArray) -> list[IntArray]:
+    return [np.flatnonzero(task == one) for one in np.unique(task)]
+
+
+def _reference(ran: Table) -> Table | None:
+    anchors = np.flatnonzero(ran.is_anchor)
+    same = len(set(ran.configuration_key[anchors].tolist())) == 1
+    return ran.select(anchors[:1]) if same else None
+
+
+def _calibrated(process: Process, ran: Table, targets: FloatArray) -> Calibration:
+    """Leave out every task in turn, but for the row that is its local run's: that would be known."""
+    errors, of = [], []
+    for rows in _by_task(ran.task):
+        unseen = rows[~ran.is_anchor[rows]]
+        if len(unseen):
+            beliefs = left_out(process, targets, unseen)
+            errors.append(beliefs.mean / beliefs.deviation())
+            of.append(ran.task[unseen])
+    return Calibration.of(np.concatenate(of), np.concatenate(errors))
