@@ -18,6 +18,10 @@ OLDEST_FRR: Final = (8, 0)
 DAEMONS: Final = ("zebra", "bgpd", "bfdd")
 _PROGRAMS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"), Path("/usr/local/sbin"))
 _NET_ADMIN: Final = 12
+_NET_RAW: Final = 13
+_FAST_PATH: Final = "TURNBUCKLE_FAST_PATH__"
+_SHORTEST_KEY: Final = 16
+_BRIDGED_FRAMES: Final = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _VERSION: Final = re.compile(r"FRRouting (?P<text>(?P<major>\d+)\.(?P<minor>\d+)\S*)")
 _NO_NEXTHOPS: Final = "no zebra nexthop kernel enable"
 
@@ -39,12 +43,83 @@ def check_kernel(find: Callable[[], Mapping[Feature, str]] = missing_features) -
 
 def check_net_admin(status: str | None = None) -> Finding:
     """Whether tc rules may be written."""
-    text = Path("/proc/self/status").read_text(encoding="ascii") if status is None else status
-    line = next((line for line in text.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
-    if int(line.split()[1], 16) >> _NET_ADMIN & 1:
+    if _capabilities(status) >> _NET_ADMIN & 1:
         return Finding("network rights", Level.OK, "CAP_NET_ADMIN")
     mend = "sudo, or AmbientCapabilities=CAP_NET_ADMIN in the reconciler's unit"
     return Finding("network rights", Level.MISSING, "no CAP_NET_ADMIN: no tc rule can be written", mend)
+
+
+def _capabilities(status: str | None) -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii") if status is None else status
+    line = next((line for line in text.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
+    return int(line.split()[1], 16)
+
+
+def check_fast_path_rights(status: str | None = None) -> Finding:
+    """Whether overrides may be written, and switches be watched."""
+    held = _capabilities(status)
+    troubles = {
+        "no CAP_NET_ADMIN: no override can be written": held >> _NET_ADMIN & 1,
+        "no CAP_NET_RAW: a switch that closes its BGP session is not noticed": held >> _NET_RAW & 1,
+    }
+    lacking = [trouble for trouble, there in troubles.items() if not there]
+    if not lacking:
+        return Finding("fast path rights", Level.OK, "CAP_NET_ADMIN, CAP_NET_RAW")
+    mend = "sudo, or AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW in the fast path's unit"
+    return Finding("fast path rights", Level.MISSING, "; ".join(lacking), mend)
+
+
+def check_fabric_key(environ: Mapping[str, str]) -> Finding:
+    """Whether this host can be told of other hosts' faults, and who else could tell it."""
+    name, variable = "fabric key", f"{_FAST_PATH}FABRIC_KEY"
+    if environ.get(variable):
+        found = f"{variable} stands in the environment, which every child process inherits"
+        return Finding(name, Level.NOTE, found, f"put it into a file of mode 600, and set {variable}_FILE")
+    if not environ.get(f"{variable}_FILE"):
+        found = f"{variable}_FILE is not set here: without it hosts do not tell each other of faults"
+        return Finding(name, Level.NOTE, found, "openssl rand -hex 32 > fabric.key, the same on all hosts, mode 600")
+    path = Path(environ[f"{variable}_FILE"]).expanduser()
+    try:
+        key, mode = path.read_text(encoding="utf-8").strip(), path.stat().st_mode & 0o777
+    except (OSError, UnicodeDecodeError) as error:
+        mend = f"copy another host's, or openssl rand -hex 32 > {path}; chmod 600 {path}"
+        return Finding(name, Level.MISSING, f"{path} cannot be read: {getattr(error, 'strerror', error)}", mend)
+    if len(key.encode()) < _SHORTEST_KEY:
+        found = f"{path} holds fewer than {_SHORTEST_KEY} characters: the fast path does not start"
+        return Finding(name, Level.MISSING, found, f"openssl rand -hex 32 > {path}, the same on all hosts")
+    if mode & 0o077:
+        found = f"{path} has mode {mode:03o}: others than its owner can use it to tell of faults that there are not"
+        return Finding(name, Level.NOTE, found, f"chmod 600 {path}")
+    return Finding(name, Level.OK, f"{path}, mode {mode:03o}")
+
+
+def check_bfdd_socket(environ: Mapping[str, str]) -> Finding:
+    """Whether the fast path can hear BFD, and who else can speak to bfdd."""
+    directory = Path(environ.get(f"{_FAST_PATH}FRR_DIRECTORY") or DIRECTORY)
+    directory /= environ.get(f"{_FAST_PATH}FRR_PATHSPACE") or ""
+    try:
+        mode = directory.stat().st_mode & 0o777
+        socket_mode = (directory / "bfdd.sock").stat().st_mode
+    except OSError as error:
+        mend = f"turnbuckle fabric up, systemctl start frr, or set {_FAST_PATH}FRR_PATHSPACE or ..._DIRECTORY"
+        found = f"{error.filename}: {error.strerror}: the fast path is blind until bfdd runs"
+        return Finding("bfdd socket", Level.MISSING, found, mend)
+    if mode & 0o001 and socket_mode & 0o002:
+        found = f"every local user may add and delete BFD sessions at {directory / 'bfdd.sock'}"
+        return Finding("bfdd socket", Level.NOTE, found, f"chmod o-rwx {directory}")
+    return Finding("bfdd socket", Level.OK, f"{directory / 'bfdd.sock'}, directory of mode {mode:03o}")
+
+
+def check_bridged_frames(setting: Path = _BRIDGED_FRAMES) -> Finding:
+    """Whether frames that cross the fabric's bridge are filtered on their way."""
+    try:
+        filtered = setting.read_text(encoding="ascii").strip() != "0"
+    except OSError:
+        return Finding("bridged frames", Level.OK, "pass no iptables (br_netfilter is not loaded)")
+    if not filtered:
+        return Finding("bridged frames", Level.OK, f"pass no iptables ({setting.name}=0)")
+    found = f"pass iptables ({setting.name}=1): a FORWARD policy of DROP, as Docker sets, ends what crosses the bridge"
+    return Finding("bridged frames", Level.NOTE, found, f"sysctl -w net.bridge.{setting.name}=0")
 
 
 def check_frr_installed(places: tuple[Path, ...] = _PROGRAMS) -> Finding:
@@ -104,4 +179,7 @@ async def run_network_checks() -> list[Finding]:
     installed = await asyncio.to_thread(check_frr_installed)
     frr = Frr(os.environ.get(PATHSPACE_VARIABLE) or None, directory=DIRECTORY)
     running = await check_frr_running(frr) if installed.level is Level.OK else []
-    return [*kernel, check_net_admin(), installed, *running]
+    fast_path = [check_fast_path_rights(), check_fabric_key(os.environ)]
+    if installed.level is Level.OK:
+        fast_path.append(check_bfdd_socket(os.environ))
+    return [*kernel, check_net_admin(), check_bridged_frames(), installed, *running, *fast_path]

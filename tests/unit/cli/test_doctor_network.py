@@ -59,6 +59,75 @@ async def test_frr_running(tmp_path):
         assert "no zebra nexthop kernel enable" in found["nexthop objects"].mend
 
 
+def test_rights_of_the_fast_path():
+    assert network.check_fast_path_rights("CapEff:\t0000000000003000\n").level is Level.OK
+    finding = network.check_fast_path_rights("CapEff:\t0000000000001000\n")
+    assert (finding.level, "CAP_NET_RAW" in finding.found, "CAP_NET_ADMIN" in finding.found) == (
+        Level.MISSING,
+        True,
+        False,
+    )
+    assert "AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW" in finding.mend
+    nothing = network.check_fast_path_rights("CapEff:\t0000000000000000\n").found
+    assert "no override can be written; no CAP_NET_RAW" in nothing
+
+
+def test_the_fabric_key_and_who_can_read_it(tmp_path):
+    path, variable = tmp_path / "fabric.key", "TURNBUCKLE_FAST_PATH__FABRIC_KEY"
+    environ = {f"{variable}_FILE": str(path)}
+    absent = network.check_fabric_key(environ)
+    assert (absent.level, f"chmod 600 {path}" in absent.mend) == (Level.MISSING, True)
+    assert "No such file" in absent.found
+
+    path.write_text("0123456789abcde\n")
+    path.chmod(0o600)
+    short = network.check_fabric_key(environ)
+    assert (short.level, "fewer than 16" in short.found) == (Level.MISSING, True)
+
+    path.write_text("0123456789abcdef\n")
+    assert network.check_fabric_key(environ).level is Level.OK
+    path.chmod(0o640)
+    shared = network.check_fabric_key(environ)
+    assert (shared.level, shared.mend) == (Level.NOTE, f"chmod 600 {path}")
+    assert "mode 640" in shared.found
+    path.write_bytes(b"\xff" * 32)
+    assert "cannot be read" in network.check_fabric_key(environ).found
+
+    assert "not set here" in network.check_fabric_key({}).found
+    open_to_children = network.check_fabric_key({variable: "0123456789abcdef"})
+    assert (open_to_children.level, f"set {variable}_FILE" in open_to_children.mend) == (Level.NOTE, True)
+    assert "0123456789abcdef" not in open_to_children.found + open_to_children.mend
+
+
+def test_where_bfdd_listens_and_for_whom(tmp_path):
+    environ = {"TURNBUCKLE_FAST_PATH__FRR_DIRECTORY": str(tmp_path), "TURNBUCKLE_FAST_PATH__FRR_PATHSPACE": "h1"}
+    directory = tmp_path / "h1"
+    absent = network.check_bfdd_socket(environ)
+    assert (absent.level, f"{directory}: No such file" in absent.found) == (Level.MISSING, True)
+    directory.mkdir()
+    assert f"{directory}/bfdd.sock: No such file" in network.check_bfdd_socket(environ).found
+
+    (directory / "bfdd.sock").touch()
+    (directory / "bfdd.sock").chmod(0o777)
+    directory.chmod(0o755)
+    everybody = network.check_bfdd_socket(environ)
+    assert (everybody.level, everybody.mend) == (Level.NOTE, f"chmod o-rwx {directory}")
+    directory.chmod(0o750)
+    assert network.check_bfdd_socket(environ).level is Level.OK
+
+
+def test_whether_bridged_frames_pass_iptables(tmp_path):
+    setting = tmp_path / "bridge-nf-call-iptables"
+    assert network.check_bridged_frames(setting).level is Level.OK
+    setting.write_text("0\n")
+    assert network.check_bridged_frames(setting).level is Level.OK
+    setting.write_text("1\n")
+    finding = network.check_bridged_frames(setting)
+    assert (finding.level, finding.mend) == (Level.NOTE, "sysctl -w net.bridge.bridge-nf-call-iptables=0")
+    assert "DROP" in finding.found
+
+
 def test_this_host_can_be_examined():
     findings = asyncio.run(network.run_network_checks())
-    assert {"network rights", "frr"} <= {finding.name for finding in findings}
+    names = {finding.name for finding in findings}
+    assert {"network rights", "frr", "bridged frames", "fast path rights", "fabric key"} <= names
