@@ -65,7 +65,7 @@ class FastPathCore:
         self._due_s = _NEVER
         self._peers: dict[str, FaultCount] = {}
         self._ignored: dict[str, float] = {}
-        self._out = _empty()
+        self._out = Outcome.nothing()
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
@@ -361,7 +361,7 @@ class FastPathCore:
         """Everything that is due, in one."""
         if now_s >= self._due_s:
             self._expire(now_s)
-        outcome, self._out = self._out, _empty()
+        outcome, self._out = self._out, Outcome.nothing()
         return outcome
 
     def _expire(self, now_s: float) -> None:
@@ -397,7 +397,3 @@ class FastPathCore:
         if now_s < mark.since_s + self._limits.t_max_s:
             return False
         return mark.cause in WORDS or index not in self._dead
-
-
-def _empty() -> Outcome:
-    return Outcome([], None, [], [], [], [])

@@ -75,7 +75,7 @@ class FastPathKernel:
         return [encode(Rule(family, table, priority, PROTOCOL)) for family in FAMILIES]
 
     def clear(self) -> int:
-        """Leave nothing of ours behind: rules first, which ends every override, then routes. Returns how many these were.
+        """Leave nothing of ours behind: rules first, which ends every override, then routes. Returns how many routes.
 
         Only rules and routes of our protocol are deleted, and only those of our tables.
         """

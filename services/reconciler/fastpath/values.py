@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 PROTOCOL: Final = 200
 """Of every route and rule of ours: nobody else's is ever deleted."""
@@ -187,6 +187,11 @@ class Outcome(NamedTuple):
     released: list[Released]
     groups: list[GroupChange]
     statuses: list[Status]
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """To begin with: its lists are filled in."""
+        return cls([], None, [], [], [], [])
 
 
 class Limits(NamedTuple):
