@@ -78,7 +78,8 @@ class Kernel:
         self._namespace = Namespace(netns)
         self._socket = NetlinkSocket(netns)
         self._filter_reader = FilterReader()
-        self._fdb = RowMemory(link_codec.decode_fdb, link_codec.ages_of_fdb)
+        self._fdb = RowMemory(link_codec.decode_fdb, link_codec.ages)
+        self._neighbours = RowMemory(link_codec.decode_neighbour, link_codec.ages)
         self._actions = RowMemory(decode_action, counters_of_action)
         self._probed: tuple[tuple[Action, ...], frozenset[Action]] = ((), frozenset())
 
@@ -151,8 +152,7 @@ class Kernel:
 
     def neighbours(self) -> tuple[Neighbour, ...]:
         """Neighbour tables of IPv4 and IPv6."""
-        request = link_codec.dump_neighbours()
-        return _present(link_codec.decode_neighbour(payload) for payload in self._dump(request))
+        return self._neighbours.read(self._rows(link_codec.dump_neighbours()))
 
     def nexthops(self) -> tuple[NexthopObject, ...]:
         """Nexthop objects; none in kernels before 5.3."""

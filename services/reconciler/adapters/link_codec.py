@@ -127,8 +127,8 @@ def decode_fdb(payload: bytes) -> FdbEntry | None:
     )
 
 
-def ages_of_fdb(payload: bytes) -> list[Varying]:
-    """Where a row holds how long ago it was used (NDA_CACHEINFO)."""
+def ages(payload: bytes) -> list[Varying]:
+    """Where a forwarding entry or a neighbour holds how long ago it was used (NDA_CACHEINFO)."""
     found = spans(payload, _NDMSG.size, len(payload))
     return [Varying(start - 4, end) for kind, (start, end) in found if kind == _NDA_CACHEINFO]
 

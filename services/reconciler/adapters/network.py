@@ -84,6 +84,7 @@ class KernelNetwork:
         self._event_buffer_bytes = event_buffer_bytes
         self._kernel: Kernel | None = None
         self._own_port = 0
+        self._probe_of: tuple[Snapshot, Probe] | None = None
         self._lacks: str | None = None
         self._try_again_s = 0.0
         """Monotonic; infinite once everything was found to be there."""
@@ -98,7 +99,11 @@ class KernelNetwork:
 
     def probe_of(self, snapshot: Snapshot) -> Hashable:
         """The same from a look."""
-        return Probe(frozenset(snapshot.links), snapshot.clsact, snapshot.ingress, frozenset(snapshot.actions))
+        known = self._probe_of
+        if known is None or known[0] is not snapshot:  # asked each second, and hashing thousands of actions is dear
+            links, actions = frozenset(snapshot.links), frozenset(snapshot.actions)
+            known = self._probe_of = (snapshot, Probe(links, snapshot.clsact, snapshot.ingress, actions))
+        return known[1]
 
     def paths(self) -> Paths:
         """Links, routes, and which tables count."""

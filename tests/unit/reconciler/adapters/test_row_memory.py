@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.reconciler.adapters.attributes import MalformedError, attribute, u16
-from services.reconciler.adapters.link_codec import add_fdb, ages_of_fdb, decode_fdb
+from services.reconciler.adapters.link_codec import add_fdb, ages, decode_fdb
 from services.reconciler.adapters.row_memory import RowMemory
 from services.reconciler.adapters.tc_decode import actions_in, counters_of_action, decode_action, decode_actions
 from services.reconciler.core.state import FdbEntry
@@ -79,7 +79,7 @@ def test_golden_bytes_of_a_static_entry() -> None:
 @settings(max_examples=50)
 @given(st.lists(ENTRIES, max_size=5), st.lists(ENTRIES, max_size=3), st.randoms())
 def test_each_dump_is_read_as_if_it_were_the_first(first: list[FdbEntry], news: list[FdbEntry], random) -> None:
-    memory = RowMemory(decode_fdb, ages_of_fdb)
+    memory = RowMemory(decode_fdb, ages)
     second = first + news
     random.shuffle(second)
     del second[random.randrange(len(second) + 1) :]
@@ -93,7 +93,7 @@ def test_unchanged_rows_are_the_very_same_objects() -> None:
     """Comparing two looks at ten thousand rows is cheap then."""
     learned = [FdbEntry(4, f"02:00:00:00:00:{i:02x}", own=False, vlan=1, extern_learn=True) for i in range(9)]
     remote = [replace(entry, own=True, vlan=0, destination="10.255.0.2") for entry in learned]
-    memory = RowMemory(decode_fdb, ages_of_fdb)
+    memory = RowMemory(decode_fdb, ages)
     first = read(memory, [row(entry, bytes(16), last=False) for entry in learned + remote])
     second = read(memory, [row(entry, b"\1" * 16, last=False) for entry in remote + learned[1:]])
     assert second == tuple(remote + learned[1:])
@@ -104,13 +104,13 @@ def test_unchanged_rows_are_the_very_same_objects() -> None:
 @given(st.lists(ENTRIES, min_size=1, max_size=4), st.data())
 def test_a_memory_does_not_hide_nonsense(entries: list[FdbEntry], data: st.DataObject) -> None:
     rows = [row(entry, bytes(16)) for entry in entries]
-    memory = RowMemory(decode_fdb, ages_of_fdb)
+    memory = RowMemory(decode_fdb, ages)
     read(memory, rows)
     which = data.draw(st.integers(0, len(rows) - 1))
     at = data.draw(st.integers(0, len(rows[which]) - 1))
     rows[which] = rows[which][:at] + bytes([data.draw(st.integers(0, 255))]) + rows[which][at + 1 :]
     try:
-        expected = read(RowMemory(decode_fdb, ages_of_fdb), rows)
+        expected = read(RowMemory(decode_fdb, ages), rows)
     except MalformedError:
         with pytest.raises(MalformedError):
             read(memory, rows)
@@ -147,7 +147,7 @@ def test_actions_but_for_their_counters(random) -> None:
 def test_garbage_is_read_or_refused(garbage: bytes, data: st.DataObject) -> None:
     whole = row(FdbEntry(4, "02:00:00:00:00:01", own=False, static=True), bytes(16))
     cut = data.draw(st.integers(0, len(whole)))
-    memory = RowMemory(decode_fdb, ages_of_fdb)
+    memory = RowMemory(decode_fdb, ages)
     for payload in (whole, garbage, whole[:cut] + garbage, whole[:cut]):
         with suppress(MalformedError):
             read(memory, [payload])

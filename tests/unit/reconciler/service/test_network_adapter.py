@@ -11,6 +11,7 @@ from services.reconciler.adapters.framing import Message
 from services.reconciler.adapters.network import KernelNetwork, cause_of
 from services.reconciler.adapters.rights import why_not_allowed
 from services.reconciler.adapters.rtnetlink import AF_BRIDGE, AF_INET, Rtm
+from services.reconciler.core.state import Snapshot
 from services.reconciler.ports import UnreadableError
 from services.reconciler.settings import ReconcilerSettings
 
@@ -67,6 +68,16 @@ def test_what_the_kernel_lacks_is_tried_again_now_and_then(monkeypatch):
     assert network.unsupported() is None
     now[0] += 1_000
     assert network.unsupported() is None, "not tried again"
+
+
+def test_what_a_probe_would_show_is_made_once_for_each_look():
+    network = KernelNetwork(None, event_buffer_bytes=4096)
+    first, second = Snapshot(clsact=frozenset({1})), Snapshot(clsact=frozenset({1}))
+    probe = network.probe_of(first)
+    assert network.probe_of(first) is probe
+    assert network.probe_of(second) == probe
+    assert network.probe_of(second) is not probe
+    assert network.probe_of(Snapshot()) != probe
 
 
 def test_rights(tmp_path):
