@@ -1,0 +1,182 @@
+"""The emulated cloud: ``python -m services.collector.emulate [GRID] --out DIR``. Needs root.
+
+Runs every configuration of a grid on this machine, in random order, and keeps a record of each: in the directory's
+journal at once, on the bus and in ``records.parquet`` at the end. Started again with the same directory it goes on.
+Events on standard output: ``plan``, ``row`` (a record), ``progress``, ``published``, ``result``, ``error``;
+with ``--unmeasured`` ``unmeasured``, with ``--check`` ``check``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from schemas.jobs import JobRecord, JobState, TaskFeatures
+from schemas.runs import RunProfile
+from services._runtime.job_files import JobFileError, write_job_file
+from services.collector.emulated.campaign import Campaign, Progress, campaign_name, machine_cores
+from services.collector.emulated.checking import compare, never_measured, read_predictions, table
+from services.collector.emulated.grid import SHIPPED, BadGridError, Grid, Row, expand, read, unmeasured
+from services.collector.emulated.orders import Outcome
+from services.collector.emulated.records import job_record, local_run_name
+from services.collector.emulated.warm_client import WarmParent
+from services.collector.journal import Journal, read_journal
+from services.collector.settings import CollectorSettings
+from services.collector.tool import (
+    BadDataError,
+    ToolParser,
+    UnavailableError,
+    default_directory,
+    emit,
+    publish_to_bus,
+    run_tool,
+    say,
+)
+
+PARQUET: Final = "records.parquet"
+CHECKS: Final = "checks"
+"""Below the directory: the live check's own journal, so that no model learns from what it was checked with."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ToolParser(prog="python -m services.collector.emulate", description=__doc__)
+    parser.add_argument("grid", nargs="?", type=Path, default=SHIPPED, help="grid.yaml; the shipped data set's if none")
+    parser.add_argument("--out", type=Path, default=default_directory("emulate"), help="directory of the journal")
+    parser.add_argument("--json", choices=["lines"], default="lines", help="form of standard output")
+    parser.add_argument("--no-bus", action="store_true", help="publish nothing; the journal keeps it")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--plan", action="store_true", help="tell of the runs and make none")
+    what.add_argument("--unmeasured", type=int, metavar="N", help="tell of N configurations that the grid leaves out")
+    what.add_argument("--check", type=Path, metavar="FILE", help="run what FILE predicts and set both side by side")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tool; returns its exit code."""
+    asked = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        grid = read(asked.grid)
+    except BadGridError as error:
+        raise BadDataError(str(error)) from error
+    cores = machine_cores()
+    rows = expand(grid, cores)
+    if asked.plan:
+        _tell_plan(rows)
+    elif asked.unmeasured is not None:
+        _tell_unmeasured(asked.out, grid, unmeasured(grid, cores, asked.unmeasured))
+    elif asked.check is not None:
+        _check(asked.check, asked.out, grid, rows)
+    else:
+        _run(grid, rows, asked.out, bus=not asked.no_bus)
+    return 0
+
+
+def _interrupt(_signal: int, _frame: types.FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _tell_plan(rows: Sequence[Row]) -> None:
+    for row in rows:
+        emit("plan", run=str(row), contended=row.contended)
+    say(f"{len(rows)} runs, {sum(row.contended for row in rows)} of them contended")
+
+
+def _run(grid: Grid, rows: Sequence[Row], out: Path, *, bus: bool) -> None:
+    with Journal(out) as journal:
+        name = campaign_name(out, grid, rows)
+        with WarmParent() as parent:
+            campaign = Campaign(grid, rows, name, journal, parent, _tell)
+            say(f"{name}: {len(campaign.pending())} of {len(rows)} runs to make in {out}")
+            campaign.go_on()
+        _export(out, journal)
+        if bus:
+            asyncio.run(publish_to_bus(journal, CollectorSettings.load()))
+    states = [record.state for record in _records(out)]
+    counts = {str(state): states.count(state) for state in JobState if state in states}
+    emit("result", directory=str(out), campaign=name, parquet=str(out / PARQUET), runs=len(states), states=counts)
+    say(f"{len(states)} records in {out / PARQUET}: {', '.join(f'{n} {state}' for state, n in counts.items())}")
+
+
+def _tell(record: JobRecord | RunProfile, outcome: Outcome, progress: Progress) -> None:
+    emit("row", record=record.model_dump(mode="json"), memory_bytes=outcome.memory_bytes, wall_s=outcome.wall_s)
+    emit("progress", done=progress.done, total=progress.total, elapsed_s=progress.elapsed_s, left_s=progress.left_s)
+    configuration = record.configuration
+    took = "-" if outcome.duration_s is None else f"{outcome.duration_s:.2f} s"
+    local = ", local run" if isinstance(record, RunProfile) else ""
+    say(
+        f"[{progress.done}/{progress.total}] {record.task.task} on {configuration.workers} x "
+        f"{configuration.instance_type}, batch {configuration.batch_size}{local}: {outcome.state} {took}, "
+        f"{outcome.memory_bytes / 1e6:.0f} MB; {progress.left_s / 60:.0f} min left"
+    )
+
+
+def _export(out: Path, journal: Journal) -> None:
+    kept = list(journal.records())
+    records = [record for record in kept if isinstance(record, JobRecord)]
+    profiles = [record for record in kept if isinstance(record, RunProfile)]
+    try:
+        write_job_file(out / PARQUET, records, profiles)
+    except JobFileError as error:
+        raise UnavailableError(str(error)) from error
+
+
+def _records(out: Path) -> list[JobRecord]:
+    return [record for record in read_journal(out) if isinstance(record, JobRecord)]
+
+
+# -- the live check ---------------------------------------------------------------------------------------------
+
+
+def _known_features(out: Path) -> dict[str, TaskFeatures]:
+    return {record.task.task: record.task for record in read_journal(out)}
+
+
+def _tell_unmeasured(out: Path, grid: Grid, rows: Sequence[Row]) -> None:
+    """What to predict: the task's features and its local run are in the directory's journal."""
+    features = _known_features(out)
+    measured = _records(out)
+    for row, fresh in zip(rows, never_measured(rows, measured), strict=True):
+        if fresh and row.task in features:
+            emit(
+                "unmeasured",
+                task=features[row.task].model_dump(mode="json"),
+                configuration=row.instance.configuration(row.workers, row.batch_size).model_dump(mode="json"),
+                run=local_run_name(measured[0].job.rsplit(f"-{measured[0].task.task}-", 1)[0], row.task),
+            )
+
+
+def _check(file: Path, out: Path, grid: Grid, rows: Sequence[Row]) -> None:
+    predictions = read_predictions(file, grid, machine_cores())
+    asked = [row for row, _ in predictions]
+    for row, fresh in zip(asked, never_measured(asked, _records(out)), strict=True):
+        if not fresh:
+            raise BadDataError(f"{row} has been measured: a check of it would say nothing")
+    features = _known_features(out)
+    name = f"{campaign_name(out, grid, rows)}-check"
+    checked = grid.model_copy(update={"dataset": f"{grid.dataset}-check", "local_run": None})
+    with Journal(out / CHECKS) as journal, WarmParent() as parent:
+        campaign = Campaign(checked, asked, name, journal, parent, _tell)
+
+        def make(row: Row) -> JobRecord:
+            known = features.get(row.task) or campaign.features(row.task)
+            record = job_record(checked, name, row, known, parent.run(campaign.order(row)))
+            journal.append(record)
+            return record
+
+        comparisons = []
+        for each in compare(predictions, make):
+            emit("check", **each.fields())
+            comparisons.append(each)
+    say(table(comparisons))
+
+
+if __name__ == "__main__":
+    run_tool("collector-emulate", main)
+    sys.exit(70)  # not reached

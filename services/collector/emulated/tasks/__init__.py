@@ -1,0 +1,22 @@
+"""The training tasks of the emulated cloud: ordinary torch code, a module each, as in Table 4.2 of the thesis.
+
+Names are known without torch; a module is imported where it is trained.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PACKAGE: Final = "services.collector.emulated.tasks"
+TASKS: Final = {
+    "audio-conv": f"{_PACKAGE}.audio_conv",
+    "image-cnn": f"{_PACKAGE}.image_cnn",
+    "image-digits": f"{_PACKAGE}.image_digits",
+    "image-vgg": f"{_PACKAGE}.image_vgg",
+    "recommendation": f"{_PACKAGE}.recommendation",
+    "tabular-mlp": f"{_PACKAGE}.tabular_mlp",
+    "tagging-lstm": f"{_PACKAGE}.tagging_lstm",
+    "text-dnn": f"{_PACKAGE}.text_dnn",
+    "text-transformer": f"{_PACKAGE}.text_transformer",
+}
+"""Module of each task; it holds a `TASK`."""
