@@ -273,10 +273,10 @@ class Cells:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Kill and remove every cell."""
-        gone = all([cell.remove() for cell in self._cells.values()])
+        removed = [cell.remove() for cell in self._cells.values()]
         self._cells.clear()
         self._switch.close()
-        if gone and remove_run(self._layout, self._record):
+        if all(removed) and remove_run(self._layout, self._record):
             forget(self._record, self._records)
         self._warden.kill()
         self._warden.communicate()

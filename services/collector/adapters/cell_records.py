@@ -104,7 +104,8 @@ def remove_run(layout: CgroupLayout, record: RunRecord) -> bool:
         for directory, _, _ in os.walk(top / record.directory):
             found.add(str(Path(directory).relative_to(top)))
     deepest_first = sorted(found, key=lambda directory: directory.count("/"), reverse=True)
-    return all([remove_group(ManagedCgroup(layout, directory)) for directory in deepest_first])
+    removed = [remove_group(ManagedCgroup(layout, directory)) for directory in deepest_first]
+    return all(removed)
 
 
 def remove_group(group: ManagedCgroup, within_s: float = REMOVE_WITHIN_S) -> bool:

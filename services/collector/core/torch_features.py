@@ -1,0 +1,192 @@
+"""The application features of Table 4.1 out of any `torch.nn.Module`, by one forward pass.
+
+FLOPs are counted by `torch.utils.flop_counter`: matrix products, convolutions and attention, a multiplication with its
+addition as two; what works element by element is left out. Fused kernels that it does not know (oneDNN's recurrent
+layers, the fast path of transformers) are switched off meanwhile, else they would count as nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import is_lazy
+from torch.utils.flop_counter import FlopCounterMode
+
+BATCH: Final = 2
+"""Samples of the forward pass where only a shape is given. One would not do for a BatchNorm in training."""
+
+
+class FeatureError(Exception):
+    """The module's features cannot be had; the message says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFeatures:
+    """What one forward pass says, per sample where it depends on the batch."""
+
+    parameter_count: int
+    frozen_parameter_count: int
+    layers: tuple[str, ...]
+    input_elements: int
+    output_elements: int
+    forward_flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class InputShape:
+    """An input to be made up: one sample's shape, and the type of its elements."""
+
+    dimensions: tuple[int, ...]
+    """Without the batch; empty: one number per sample."""
+    dtype: str = "float32"
+    high: int = 2
+    """Whole numbers are drawn from 0 to high - 1: the size of a vocabulary."""
+
+    def example(self, batch: int = BATCH) -> Tensor:
+        """A batch of this shape, the same at every call.
+
+        Raises:
+            FeatureError: torch has no such type, or a dimension makes no sense.
+        """
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise FeatureError(f"{self.dtype!r} is no type of torch: use such as float32 or int64")
+        if any(size < 1 for size in self.dimensions) or self.high < 1:
+            raise FeatureError(f"input shape {self.dimensions}: sizes are at least 1")
+        source = torch.Generator().manual_seed(0)
+        shape = (batch, *self.dimensions)
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape, generator=source, dtype=torch.float32).to(dtype)
+        return torch.randint(0, self.high, shape, generator=source).to(dtype)
+
+
+def leaf_types(module: nn.Module) -> tuple[str, ...]:
+    """Types of the modules without children, in the order of registration; a shared one once, where it comes first."""
+    return tuple(type(part).__name__ for part in module.modules() if next(part.children(), None) is None)
+
+
+def count_parameters(module: nn.Module) -> tuple[int, int]:
+    """Trainable and frozen parameters; a shared one counts once.
+
+    Raises:
+        FeatureError: a lazy module was not initialised by the forward pass.
+    """
+    trainable = frozen = 0
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise FeatureError(f"{name}: a lazy module that the forward pass does not reach has no size")
+        if parameter.requires_grad:
+            trainable += parameter.numel()
+        else:
+            frozen += parameter.numel()
+    return trainable, frozen
+
+
+def measure(module: nn.Module, example: Any) -> ModuleFeatures:
+    """All features, by one forward pass in evaluation mode; a tuple is taken as arguments, a mapping as keywords.
+
+    Raises:
+        FeatureError: the forward pass fails on it, or input or output hold no tensor.
+    """
+    inputs = list(_tensors(example))
+    if not inputs:
+        raise FeatureError("the example input holds no tensor")
+    batch = _batch_of(inputs)
+    output, flops = _forward(module, example)
+    trainable, frozen = count_parameters(module)
+    return ModuleFeatures(
+        trainable,
+        frozen,
+        leaf_types(module),
+        sum(_per_sample(tensor, batch) for tensor in inputs),
+        _per_sample(_main_output(output), batch),
+        flops / batch,
+    )
+
+
+def _batch_of(inputs: Sequence[Tensor]) -> int:
+    first = inputs[0]
+    if first.dim() == 0 or first.shape[0] == 0:
+        raise FeatureError(f"the example input {_describe(first)} has no batch: its first dimension is one's size")
+    return int(first.shape[0])
+
+
+def _per_sample(tensor: Tensor, batch: int) -> int:
+    """Elements per sample; a tensor whose first dimension is no batch (a loss, a shared mask) counts as a whole."""
+    if batch in tensor.shape:
+        return math.prod(tensor.shape) // batch
+    return tensor.numel()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _main_output(output: Any) -> Tensor:
+    """Where there are several: the logits by name, else the first."""
+    named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = named if isinstance(named, Tensor) else next(_tensors(output), None)
+    if found is None and hasattr(output, "__dict__"):
+        found = next(_tensors(vars(output)), None)
+    if found is None:
+        raise FeatureError(f"the forward pass returns {type(output).__name__}, which holds no tensor")
+    return found
+
+
+def _forward(module: nn.Module, example: Any) -> tuple[Any, int]:
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.no_grad(), _unfused(), counter:
+            output = _call(module, example)
+    except FeatureError:
+        raise
+    except Exception as error:
+        given = ", ".join(_describe(tensor) for tensor in _tensors(example))
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        raise FeatureError(
+            f"the module's forward pass fails on {given}: {type(error).__name__}: {reason}. "
+            "Check the input's shape and type, or let your function return (module, example_input)"
+        ) from error
+    finally:
+        for part in training:
+            part.training = True
+    return output, counter.get_total_flops()
+
+
+def _call(module: nn.Module, example: Any) -> Any:
+    if isinstance(example, Mapping):
+        return module(**example)
+    if isinstance(example, tuple):
+        return module(*example)
+    return module(example)
+
+
+@contextmanager
+def _unfused() -> Iterator[None]:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,56 @@
+"""What each worker of a data-parallel job is told, as torch's ``env://`` rendezvous and gloo read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+MASTER: Final = "master"
+MASTER_PORT: Final = 29_500
+_NETWORK_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the workers meet."""
+
+    workers: int
+    master_address: str
+    master_port: int
+    device: str
+    """The network device that they use."""
+    threads: int
+    """Of each worker's numerical libraries, unless the user has said so."""
+
+
+def worker_names(workers: int) -> tuple[str, ...]:
+    """``master``, ``worker-1``, ``worker-2``..., by rank."""
+    return (MASTER, *(f"worker-{rank}" for rank in range(1, workers)))
+
+
+def worker_environment(base: Mapping[str, str], rank: int, meeting: Rendezvous) -> dict[str, str]:
+    """The environment of one worker: the user's own, and one process per machine as torchrun would have it."""
+    threads = str(meeting.threads)
+    return {
+        "OMP_NUM_THREADS": threads,  # torchrun sets it, too: else each worker takes every core
+        "MKL_NUM_THREADS": threads,
+        **base,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(meeting.workers),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": str(rank),
+        "GROUP_WORLD_SIZE": str(meeting.workers),
+        "NODE_RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(meeting.workers),
+        "MASTER_ADDR": meeting.master_address,
+        "MASTER_PORT": str(meeting.master_port),
+        **dict.fromkeys(_NETWORK_VARIABLES, meeting.device),
+    }
+
+
+def threads_per_worker(workers: int, cores: int, cpu_cores: float | None) -> int:
+    """As many as a worker has whole cores, of its own or of the machine's; at least one."""
+    return max(1, int(cpu_cores) if cpu_cores is not None else cores // workers)
