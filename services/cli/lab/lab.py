@@ -39,7 +39,7 @@ class Lab:
 
     @classmethod
     def up(cls, settings: LabSettings, progress: Progress = silent, *, within_s: float = READY_WITHIN_S) -> Self:
-        """Build one and wait until every application reaches every other over both uplinks.
+        """Build one and wait until it is whole (`wait_ready`).
 
         Raises:
             CommandError: it exists already, something is missing, or it does not get ready. What was made is removed.
@@ -164,7 +164,7 @@ class Lab:
         return time.monotonic() - started_s
 
     def wait_ready(self, within_s: float = READY_WITHIN_S, progress: Progress = silent) -> float:
-        """As `wait_wide`, and until every application reaches every other.
+        """As `wait_wide`, and until every application reaches every other, and the switches each other.
 
         Raises:
             UnavailableError: some do not.
@@ -172,8 +172,8 @@ class Lab:
         started_s = time.monotonic()
         progress(f"every host has both uplinks to every other after {self.wait_wide(within_s):.1f} s")
         left_s = within_s - (time.monotonic() - started_s)
-        if wrong := reach.wait_until(lambda: reach.deaf_pairs(self.topology), left_s):
-            raise UnavailableError(f"after {within_s:g} s applications do not get through: {', '.join(wrong)}")
+        if wrong := reach.wait_until(self._deaf, left_s):
+            raise UnavailableError(f"after {within_s:g} s packets do not get through: {', '.join(wrong)}")
         took_s = time.monotonic() - started_s
         progress(f"every application reaches every other after {took_s:.1f} s")
         return took_s
@@ -191,6 +191,9 @@ class Lab:
         """Fast paths and reconcilers that were started: whether each still lives."""
         self._reload()
         return {one.name: record.start_ticks(one.pid) == one.start_ticks for one in self._record.processes}
+
+    def _deaf(self) -> list[str]:
+        return reach.deaf_pairs(self.topology) + reach.deaf_switches(self.topology)
 
     def _reload(self) -> None:
         """Another process may have injected faults meanwhile."""

@@ -1,22 +1,30 @@
-"""Whether every application reaches every other, over both uplinks."""
+"""Whether every application reaches every other, over both uplinks, and the switches each other."""
 
 from __future__ import annotations
 
 import itertools
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Final
 
 from services._runtime.netns import socket_in
 from services._runtime.readiness import readable
 from services.cli.lab.netlink import LabNetlink
-from services.cli.lab.topology import DualTor, HostNode
+from services.cli.lab.topology import DualTor
 
 PORT: Final = 4_790 + 100
 _POLL_S: Final = 0.05
 _ANSWER_WITHIN_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    name: str
+    netns: str
+    address: str
 
 
 def narrow_paths(topology: DualTor) -> list[str]:
@@ -36,19 +44,18 @@ def narrow_paths(topology: DualTor) -> list[str]:
 
 def deaf_pairs(topology: DualTor) -> list[str]:
     """Pairs of applications between which a datagram does not get through, such as ``a1->a2``."""
-    with ExitStack() as stack:
-        sockets = {host.number: stack.enter_context(_application_socket(host)) for host in topology.hosts}
-        waited_for = {(one.number, other.number) for one, other in itertools.permutations(topology.hosts, 2)}
-        for one, other in itertools.permutations(topology.hosts, 2):
-            with suppress(OSError):
-                sockets[one.number].sendto(bytes([one.number]), (other.application_address, PORT))
-        deadline = time.monotonic() + _ANSWER_WITHIN_S
-        while waited_for and (left := deadline - time.monotonic()) > 0:
-            for answered in readable(sockets.values(), left):
-                receiver = next(number for number, owner in sockets.items() if owner is answered)
-                with suppress(OSError):
-                    waited_for.discard((answered.recv(16)[0], receiver))
-    return [f"a{one}->a{other}" for one, other in sorted(waited_for)]
+    return _deaf(
+        [_Speaker(f"a{host.number}", host.application_netns, host.application_address) for host in topology.hosts]
+    )
+
+
+def deaf_switches(topology: DualTor) -> list[str]:
+    """As `deaf_pairs` between the switches, which have no other way than the link between them: ``s1->s2``.
+
+    Hosts do not show whether it works. FRR may have routes over it that lead nowhere: its neighbour is entered only
+    with the other side's next router advertisement, up to 10 s after the session has come back.
+    """
+    return _deaf([_Speaker(switch.name, switch.netns, switch.router_id) for switch in topology.switches])
 
 
 def wait_until(condition: Callable[[], list[str]], within_s: float) -> list[str]:
@@ -61,8 +68,24 @@ def wait_until(condition: Callable[[], list[str]], within_s: float) -> list[str]
     return wrong
 
 
-def _application_socket(host: HostNode) -> socket.socket:
-    made = socket_in(host.application_netns, socket.AF_INET, socket.SOCK_DGRAM)
+def _deaf(speakers: Sequence[_Speaker]) -> list[str]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(_socket(speaker)) for speaker in speakers]
+        waited_for = set(itertools.permutations(range(len(speakers)), 2))
+        for one, other in sorted(waited_for):
+            with suppress(OSError):
+                sockets[one].sendto(bytes([one]), (speakers[other].address, PORT))
+        deadline = time.monotonic() + _ANSWER_WITHIN_S
+        while waited_for and (left := deadline - time.monotonic()) > 0:
+            for answered in readable(sockets, left):
+                receiver = sockets.index(answered)
+                with suppress(OSError):
+                    waited_for.discard((answered.recv(16)[0], receiver))
+    return [f"{speakers[one].name}->{speakers[other].name}" for one, other in sorted(waited_for)]
+
+
+def _socket(speaker: _Speaker) -> socket.socket:
+    made = socket_in(speaker.netns, socket.AF_INET, socket.SOCK_DGRAM)
     made.settimeout(0)
-    made.bind((host.application_address, PORT))
+    made.bind((speaker.address, PORT))
     return made
