@@ -145,16 +145,14 @@ def _copy(lines: Path, target: Path, *, empty: bool) -> None:
     duckdb = _duckdb()
     columns = {"job": struct_type(JobRecord), "run": struct_type(RunProfile)}
     definitions = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
-    source = (
-        f"SELECT * FROM read_json('{_quoted(lines)}', format='newline_delimited', columns={{{definitions}}}, "
-        f"maximum_object_size={_MAX_LINE_BYTES})"
-    )
+    options = f"format='newline_delimited', columns={{{definitions}}}, maximum_object_size={_MAX_LINE_BYTES}"
+    source = f"SELECT * FROM read_json('{_quoted(lines)}', {options})"  # noqa: S608 - names and types are ours, quoted
     if empty:  # read_json finds nothing to read in an empty file
         source = "SELECT " + ", ".join(f"NULL::{kind} AS {name}" for name, kind in columns.items()) + " LIMIT 0"
-    options = f"FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{FORM_KEY}: '{FORM}'}}"
+    form = f"FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{FORM_KEY}: '{FORM}'}}"
     try:
         with duckdb.connect(config=_CONFIG) as connection:
-            connection.execute(f"COPY ({source}) TO '{_quoted(target)}' ({options})")  # noqa: S608 - names are quoted
+            connection.execute(f"COPY ({source}) TO '{_quoted(target)}' ({form})")
     except duckdb.Error as error:
         raise JobFileError(f"{target.name} cannot be written: {_first_line(error)}") from error
 
@@ -191,16 +189,12 @@ def _type_of(annotation: Any) -> str:
     if annotation == Attributes:
         return _ATTRIBUTES_TYPE
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _type_of(arguments[0])
-    if origin in (types.UnionType, typing.Union):
+    if origin in (types.UnionType, typing.Union, typing.Annotated):  # optional, or with bounds
         return _type_of(next(argument for argument in arguments if argument is not types.NoneType))
     if origin is tuple:
         return f"{_type_of(arguments[0])}[]"
-    if issubclass(annotation, StrEnum):
-        return "VARCHAR"
-    assert issubclass(annotation, Message), annotation
-    return struct_type(annotation)
+    assert issubclass(annotation, StrEnum | Message), annotation
+    return "VARCHAR" if issubclass(annotation, StrEnum) else struct_type(annotation)
 
 
 def _as_row(message: Message) -> dict[str, Any]:

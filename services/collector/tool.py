@@ -117,5 +117,5 @@ async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publi
     return publisher
 
 
-def _tell_published(record: Record, sent: bool) -> None:  # noqa: FBT001 - called by the publisher only
+def _tell_published(record: Record, sent: bool) -> None:
     emit("published", id=record_id(record), already_there=not sent)

@@ -15,7 +15,8 @@ _REASON_CHARACTERS: Final = 1_000
 _DEADLINE_EXCEEDED: Final = 4
 """google.rpc.Code."""
 _OUT_OF_MEMORY: Final = re.compile(
-    r"out[ -]of[ -]memory|\boom[ -]?kill|outofmemory|cannot allocate memory|can't allocate memory|bad_alloc", re.IGNORECASE
+    r"out[ -]of[ -]memory|\boom[ -]?kill|outofmemory|cannot allocate memory|can't allocate memory|bad_alloc",
+    re.IGNORECASE,
 )
 """Vertex AI writes "ran out-of-memory and exited with a non-zero status of 9(SIGKILL)"; the rest comes from the
 training code. A SIGKILL alone may have had any cause and stays a plain failure."""

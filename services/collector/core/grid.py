@@ -1,4 +1,4 @@
-"""A grid of training jobs (thesis 4.4.2): machine types x workers x batch sizes, each with a name and label of its own."""
+"""A grid of training jobs (thesis 4.4.2): machine types x workers x batch sizes, each job with a label of its own."""
 
 from __future__ import annotations
 

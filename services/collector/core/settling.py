@@ -62,7 +62,9 @@ class Settled(StrEnum):
     """Less than nothing: someone has to look at it."""
 
 
-def observe(before: Observation | None, billed: BilledCost | None, now_s: float, patience: Patience) -> Observation | None:
+def observe(
+    before: Observation | None, billed: BilledCost | None, now_s: float, patience: Patience
+) -> Observation | None:
     """One more look; None: there is no row yet (or no more)."""
     if billed is None or billed.rows == 0:
         return None

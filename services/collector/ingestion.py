@@ -1,0 +1,156 @@
+"""From finished cloud jobs to records in the journal: once each, and not before the cost is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from schemas.jobs import CostKind, JobRecord
+from services.collector.core.cloud_jobs import CloudJob, CloudState, JobCost, derived_cost, job_record
+from services.collector.core.settling import Patience, Settled, judge, observe
+from services.collector.cost_book import CostBook
+from services.collector.journal import Journal, JournalFullError, UnsendableRecordError
+from services.collector.ports import Billing, CloudError, TrainingCloud
+from services.collector.settings import CollectorSettings
+
+_USAGE_MARGIN: Final = timedelta(days=1)
+"""Usage is billed by the hour, and the hour of the first second begins before it."""
+
+
+@dataclass(slots=True)
+class Look:
+    """What one look has shown."""
+
+    waiting: int = 0
+    """Jobs that are queued."""
+    running: int = 0
+    unsettled: int = 0
+    """Finished jobs whose cost is not believed yet."""
+    recorded: list[JobRecord] = field(default_factory=list)
+    """Written to the journal (or, in a dry run, what would be)."""
+    problems: list[str] = field(default_factory=list)
+    """What keeps a job, or all of them, from being recorded."""
+
+
+def patience(settings: CollectorSettings) -> Patience:
+    """How sure to be of a cost."""
+    return Patience(
+        looks=settings.settle_looks,
+        apart_s=0.9 * settings.billing_poll_s,  # looks are a little irregular
+        settle_s=settings.settle_hours * 3_600,
+        give_up_s=settings.give_up_hours * 3_600,
+    )
+
+
+class Ingestion:
+    """Looks at the cloud and at the billing export. Blocks; not to be used by two threads at once."""
+
+    def __init__(
+        self, clouds: tuple[TrainingCloud, Billing | None], journal: Journal, settings: CollectorSettings
+    ) -> None:
+        self._cloud, self._billing = clouds
+        self._journal = journal
+        self._settings = settings
+        self._patience = patience(settings)
+        self._book = CostBook(journal.directory)
+        self._billing_due_s = 0.0
+
+    def look(self, now_s: float, *, grid: str | None = None, dry_run: bool = False) -> Look:
+        """Look once.
+
+        Args:
+            now_s: Unix time.
+            grid: only jobs of this grid.
+            dry_run: note nothing and count no look at costs.
+
+        Raises:
+            CloudError: jobs cannot be listed.
+            JournalFullError: a record cannot be written; it is tried again at the next look.
+        """
+        look = Look()
+        since = datetime.fromtimestamp(now_s, UTC) - timedelta(days=self._settings.lookback_days)
+        finished: list[CloudJob] = []
+        for job in self._cloud.jobs(since=since, grid=grid):
+            look.waiting += job.state is CloudState.WAITING
+            look.running += not job.is_finished and job.state is not CloudState.WAITING
+            if job.is_finished and f"job:{job.job}" not in self._journal:
+                finished.append(job)
+        self._look_at_costs(_first_of_each(finished), look, now_s, dry_run=dry_run)
+        return look
+
+    def _look_at_costs(self, jobs: list[CloudJob], look: Look, now_s: float, *, dry_run: bool) -> None:
+        if self._billing is not None and jobs and (dry_run or now_s >= self._billing_due_s):
+            try:
+                self._read_costs(self._billing, jobs, now_s, dry_run=dry_run)
+            except (CloudError, OSError) as error:
+                look.problems.append(f"billing: {error}")
+        for job in jobs:
+            try:
+                cost = self._settled_cost(job, now_s)
+                if cost is None:
+                    look.unsettled += 1
+                    continue
+                record = job_record(job, cost)
+                if not dry_run:
+                    self._journal.append(record)
+                    self._book.seen.pop(job.job, None)
+                look.recorded.append(record)
+            except JournalFullError:
+                raise
+            except (ValueError, UnsendableRecordError) as error:
+                look.problems.append(f"{job.job}: {error}")
+
+    def _read_costs(self, billing: Billing, jobs: list[CloudJob], now_s: float, *, dry_run: bool) -> None:
+        """One more look at the costs of these jobs."""
+        first_ns = min(job.created_ns or job.started_ns or job.ended_ns for job in jobs)
+        billed = billing.costs(datetime.fromtimestamp(first_ns / 1e9, UTC) - _USAGE_MARGIN)
+        seen = self._book.seen
+        after = {job.job: observe(seen.get(job.job), billed.get(job.job), now_s, self._patience) for job in jobs}
+        self._book.seen = {job: observation for job, observation in after.items() if observation is not None}
+        if not dry_run:
+            self._billing_due_s = now_s + self._settings.billing_poll_s
+            self._book.store()
+
+    def _settled_cost(self, job: CloudJob, now_s: float) -> JobCost | None:
+        """None: wait.
+
+        Raises:
+            ValueError: the cost is absurd.
+        """
+        if self._billing is None:
+            return derived_cost(job)
+        seen = self._book.seen.get(job.job)
+        if seen is None and job.duration_s is None:
+            return JobCost(None, CostKind.DERIVED) if self._may_never_cost(job, now_s) else None
+        verdict = judge(seen, job.ended_ns / 1e9, now_s, self._patience)
+        if verdict is Settled.WAIT:
+            return None
+        if verdict is Settled.DERIVED:
+            return derived_cost(job)
+        assert seen is not None
+        if verdict is Settled.ABSURD:
+            raise ValueError(f"its billed cost with credits is {seen.usd:.2f} USD: less than nothing")
+        return JobCost(max(0.0, seen.usd), CostKind.BILLED)
+
+    def _may_never_cost(self, job: CloudJob, now_s: float) -> bool:
+        """A job that never ran is not waited for as long as one that did: most such jobs have no row at all."""
+        return now_s - job.ended_ns / 1e9 >= self._patience.settle_s
+
+
+def _first_of_each(jobs: list[CloudJob]) -> list[CloudJob]:
+    """One job per label value, the first that was created."""
+    found: dict[str, CloudJob] = {}
+    for job in sorted(jobs, key=lambda job: (job.created_ns, job.name)):
+        found.setdefault(job.job, job)
+    return list(found.values())
+
+
+def described(look: Look) -> Iterator[str]:
+    """A look in words, for people."""
+    yield (
+        f"{look.waiting} waiting, {look.running} running, {look.unsettled} finished with a cost that is not settled, "
+        f"{len(look.recorded)} recorded"
+    )
+    yield from look.problems
