@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from services.advisor.core.model import (
 )
 from services.advisor.core.table import Table
 
-LEVEL = 0.9
+LEVEL: Final = 0.9
 """Nominal coverage of the intervals that are asked for."""
 
 
@@ -66,7 +67,7 @@ def leave_one_task_out(table: Table, groups: TextArray | None = None) -> Iterato
 
 def asked(table: Table, rows: IntArray) -> IntArray:
     """Return which of `rows` are asked about: not the reference configuration's, whose outcome is known before."""
-    return rows[~table.is_anchor[rows]]
+    return np.asarray(rows[~table.is_anchor[rows]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +127,13 @@ def _question(model: Regressor | Ranker, table: Table, split: Split, task: str, 
     )  # fmt: skip
 
 
-def evaluate_split(model: Regressor | Ranker, table: Table, split: Split, *, seed: int) -> Answer:
-    """Fit on one side and answer about all of the other at once."""
+def evaluate_split(
+    model: Regressor | Ranker, table: Table, split: Split, *, seed: int
+) -> tuple[Answer, Fitted | FittedRanker]:
+    """Fit on one side and answer about all of the other at once; returns also what was fitted."""
     fitted = model.fit(table.select(split.training), seed=seed)
     rows = asked(table, split.test)
-    return answer_of(fitted, table, rows, _question(model, table, split, "", rows))
+    return answer_of(fitted, table, rows, _question(model, table, split, "", rows)), fitted
 
 
 def evaluate_left_out(
@@ -179,7 +182,7 @@ def best_threshold(labels: BoolArray, scores: FloatArray) -> float:
     order = np.argsort(-scores, kind="stable")
     found = np.cumsum(labels[order])
     f1 = 2 * found / (np.arange(1, len(scores) + 1) + labels.sum())
-    last_of_equals = np.append(np.diff(scores[order]) != 0, True)  # noqa: FBT003 - the last is always one
+    last_of_equals = np.append(np.diff(scores[order]) != 0, True)
     return float(scores[order][int(np.argmax(np.where(last_of_equals, f1, -1.0)))])
 
 

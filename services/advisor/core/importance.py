@@ -41,9 +41,7 @@ def shuffled(table: Table, family: str, columns: IntArray, random: np.random.Gen
     return changed
 
 
-def _dealt_out(
-    series: Mapping[str, FloatArray], channel: int, random: np.random.Generator
-) -> Mapping[str, FloatArray]:
+def _dealt_out(series: Mapping[str, FloatArray], channel: int, random: np.random.Generator) -> Mapping[str, FloatArray]:
     tasks = sorted(series)
     result = {}
     for task, other in zip(tasks, random.permutation(tasks), strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -44,26 +43,25 @@ def _role(workers: tuple[WorkerSeries, ...]) -> FloatArray:
 
 
 def series_of(profile: RunProfile) -> FloatArray | None:
-    """Return a profile's series, shape ``(8 channels, SERIES_STEPS)`` in `SERIES_CHANNELS` order; None if it has none."""
+    """Return a profile's series, shape ``(8, SERIES_STEPS)``, rows as `SERIES_CHANNELS`; None if it has none."""
     if not any(worker.samples for worker in profile.workers):
         return None
     return np.concatenate((_role(profile.workers[:1]), _role(profile.workers[1:])))
 
 
-_STATISTICS: Final = MappingProxyType(
-    {
-        "mean": lambda channel: float(channel.mean()),
-        "std": lambda channel: float(channel.std()),
-        "p90": lambda channel: float(np.quantile(channel, 0.9)),
-        "late": lambda channel: float(channel[-SERIES_STEPS // 3 :].mean()),
+def _summaries(channel: FloatArray) -> dict[str, float]:
+    return {
+        "mean": float(channel.mean()),
+        "std": float(channel.std()),
+        "p90": float(np.quantile(channel, 0.9)),
+        "late": float(channel[-SERIES_STEPS // 3 :].mean()),  # later use tells more than the start (thesis 4.5.2.2)
     }
-)
 
 
 def series_features(series: FloatArray) -> Mapping[str, float]:
     """Return summaries by feature name, such as ``series.master.cpu_cores.mean``."""
     return {
-        f"series.{name}.{statistic}": summary(series[row])
+        f"series.{name}.{statistic}": value
         for row, name in enumerate(SERIES_CHANNELS)
-        for statistic, summary in _STATISTICS.items()
+        for statistic, value in _summaries(series[row]).items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -77,7 +77,10 @@ class Table:
         return replace(self, time_s=unknown, cost_usd=unknown, censored=no, feasible=yes)
 
     def without_repeats(self) -> Table:
-        """Return one row per task and configuration, in order of the first: geometric means of what ran through."""
+        """Return one row per task and configuration, in order of the first: geometric means of what ran through.
+
+        Where any repeat was stopped at a limit, so is the row. It is feasible where at least half of the repeats ran.
+        """
         _, first, group = np.unique(
             np.char.add(np.char.add(self.task, "\n"), self.configuration_key), return_index=True, return_inverse=True
         )
@@ -90,7 +93,7 @@ class Table:
             kept,
             time_s=np.array([self._mean(self.time_s, one) for one in rows]),
             cost_usd=np.array([self._mean(self.cost_usd, one) for one in rows]),
-            censored=np.array([bool(self.censored[one].any() and not self._exact(one).any()) for one in rows]),
+            censored=np.array([bool((self.censored & self.feasible)[one].any()) for one in rows]),
             feasible=np.array([float(self.feasible[one].mean()) >= 0.5 for one in rows]),
             contended=np.array([bool(self.contended[one].any()) for one in rows]),
             is_anchor=np.array([bool(self.is_anchor[one].any()) for one in rows]),
@@ -106,13 +109,9 @@ class Table:
             return np.full(len(self), np.nan)
         return np.asarray(self.features[:, self.feature_names.index(name)])
 
-    def _exact(self, rows: IntArray) -> BoolArray:
-        return np.asarray(self.feasible[rows] & ~self.censored[rows])
-
     def _mean(self, values: FloatArray, rows: IntArray) -> float:
-        """Geometric mean over exact outcomes; over lower bounds where there are no exact ones; NaN of none."""
-        exact = rows[self._exact(rows)]
-        measured = values[exact if len(exact) else rows]
+        """Geometric mean over what ran; NaN of none."""
+        measured = values[rows[self.feasible[rows]]]
         measured = measured[np.isfinite(measured) & (measured > 0)]
         return float(np.exp(np.log(measured).mean())) if len(measured) else float("nan")
 
@@ -130,7 +129,7 @@ def concatenated(tables: Sequence[Table]) -> Table:
     if not tables or any(one.feature_names != tables[0].feature_names for one in tables):
         raise ValueError("tables of different features cannot be joined")
     series = {task: values for one in reversed(tables) for task, values in one.task_series.items()}
-    rows = {name: np.concatenate([getattr(one, name) for one in tables]) for name in _row_names()}
+    rows: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in tables]) for name in _row_names()}
     return replace(tables[0], task_series=series, **rows)
 
 

@@ -1,0 +1,53 @@
+"""Who takes part in the advisor's benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from schemas.predictions import Objective
+from services.advisor.core.baselines_blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
+from services.advisor.core.baselines_learned import Boosting, Forest, ForestClassifier, Linear, Poisson
+from services.advisor.core.ernest import Ernest
+from services.advisor.core.model import Ranker, Regressor, Sequential
+from services.advisor.core.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch
+
+MEAN_RANKING: Final = "mean ranking"
+"""What everything is compared with."""
+
+REGRESSORS: Final[Mapping[str, Callable[[Objective], Regressor]]] = {
+    "linear": Linear,
+    "poisson": Poisson,
+    "random forest": Forest,
+    "boosting": Boosting,
+    "boosting of ratio": lambda target: Boosting(target, "boosting of ratio", ratio=True),
+    "ernest": Ernest,
+}
+"""Predict a quantity, and rank by it."""
+
+RANKERS: Final[Mapping[str, Callable[[Objective], Ranker]]] = {
+    MEAN_RANKING: MeanRanking,
+    "cheapest $/h": CheapestHour,
+    "largest machine": LargestMachine,
+    "random": RandomChoice,
+    "forest classifier": ForestClassifier,
+}
+"""Order configurations, and predict nothing."""
+
+SEARCHES: Final[Mapping[str, Callable[[Objective], Sequential]]] = {
+    "bayesian": Bayesian,
+    "random search": RandomSearch,
+    "ernest search": ErnestSearch,
+    f"first of {MEAN_RANKING}": lambda target: FirstOf(MeanRanking(target)),
+    "first of boosting": lambda target: FirstOf(Boosting(target)),
+}
+"""Run k configurations of the asked task."""
+
+ONLY_KNOWN_TASKS: Final = frozenset({"ernest"})
+"""Says nothing about a task that was never run, so it is not asked about left-out ones."""
+
+BY_CHANCE: Final = frozenset({"random", "bayesian", "random search", "ernest search"})
+"""Averaged over several seeds also where tasks are left out."""
+
+SLOW: Final[frozenset[str]] = frozenset()
+"""Fitted for fewer random splits, and without tuning of thresholds inside the training tasks, unless asked for."""
