@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from schemas.message import Message
 from schemas.registry import Endpoint
-from schemas.streams import BucketSpec, StreamSpec
+from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 
 
@@ -31,6 +31,14 @@ class RequestTimeoutError(BusError):
 
 class RevisionConflictError(BusError):
     """A KV compare-and-swap met another revision (or an existing key)."""
+
+
+class CorruptObjectError(BusError):
+    """What is stored under an object's name is not what was put there: pieces are missing, or the digest differs."""
+
+
+class ObjectStoreFullError(BusError):
+    """The object store holds as many bytes as it may: delete something first."""
 
 
 class RequestRefusedError(BusError):
@@ -57,6 +65,27 @@ class Entry:
     key: str
     message: Message | None
     revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What an object store tells of an object without reading it."""
+
+    name: str
+    revision: int
+    """Rises with every put of the store: the greatest is the newest object."""
+    size_bytes: int
+    sha256: str
+    """Of the content, in hexadecimal."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object, whole: its content has the digest that was noted when it was put."""
+
+    info: ObjectInfo
+    data: bytes
 
 
 Handler = Callable[[Delivery], None]
@@ -103,6 +132,37 @@ class KeyValue(Protocol):
         """
 
 
+class ObjectStore(Protocol):
+    """A store of named objects of any size. Any text is a name. A put replaces the object whole or not at all."""
+
+    async def put(self, name: str, data: bytes, attributes: Mapping[str, str] | None = None) -> ObjectInfo:
+        """Store an object.
+
+        Raises:
+            ObjectStoreFullError: there is no room.
+        """
+
+    async def get(self, name: str) -> StoredObject | None:
+        """The object, or None.
+
+        Raises:
+            CorruptObjectError: it is there, but not whole.
+        """
+
+    async def names(self) -> dict[str, ObjectInfo]:
+        """All objects by name. One whose description cannot be read is left out."""
+
+    async def delete(self, name: str) -> None:
+        """Remove the object; a missing or corrupt one is fine."""
+
+
+class Replay(Subscription, Protocol):
+    """A subscription to all that a stream holds and will hold."""
+
+    async def caught_up(self) -> None:
+        """Return once everything has been handled that was stored when the replay began."""
+
+
 class Bus(Protocol):
     """Publish, subscribe, request, serve, store. Methods raise `BusError` only."""
 
@@ -136,6 +196,13 @@ class Bus(Protocol):
     async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> Subscription:
         """Receive facts through a durable pull consumer, at least once, from the first stored one."""
 
+    async def replay(self, stream: StreamSpec, handler: FactHandler) -> Replay:
+        """Receive all facts, from the first stored one, for this process alone; at least once.
+
+        For those who hold what a stream says in memory: each process needs all of it, again after every start, so the
+        server remembers nothing of it for longer than a minute after its end.
+        """
+
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
         """Send a command and wait for the reply.
 
@@ -156,6 +223,9 @@ class Bus(Protocol):
 
     def bucket(self, spec: BucketSpec) -> KeyValue:
         """A KV bucket, declared at connect."""
+
+    def objects(self, spec: ObjectStoreSpec) -> ObjectStore:
+        """An object store, declared at connect."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call back each time the connection has come back."""

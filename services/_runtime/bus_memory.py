@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from schemas.message import Message
 from schemas.registry import Endpoint
-from schemas.streams import BUCKETS, STREAMS, BucketSpec, StreamSpec
+from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS, BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus import (
     BusError,
@@ -23,6 +23,7 @@ from services._runtime.dispatch import Dispatch
 from services._runtime.facts import Fact, FactOutbox
 from services._runtime.memory_broker import Durable, MemoryBroker, MemoryStream, MemorySubscription
 from services._runtime.memory_kv import MemoryKeyValue, first_of
+from services._runtime.memory_objects import MemoryObjects
 
 _REDELIVERY_S: Final = 0.05
 _PENDING_MESSAGES: Final = 8_192
@@ -56,7 +57,19 @@ class _Consumer:
         self._durable = durable
         self._handler = handler
         self._stopping = asyncio.Event()
+        self._to_come = len(stream.messages) - durable.next_index
+        self._caught_up = asyncio.Event()
+        self._count_down(0)
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def caught_up(self) -> None:
+        """Return once everything has been handled that was stored at the start."""
+        await self._caught_up.wait()
+
+    def _count_down(self, handled: int) -> None:
+        self._to_come -= handled
+        if self._to_come <= 0:
+            self._caught_up.set()
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
@@ -67,6 +80,8 @@ class _Consumer:
             subject, data = self._stream.messages[index]
             if await self._bus.dispatch.deliver_fact(self._handler, subject, data) is False:
                 asyncio.get_running_loop().call_later(_REDELIVERY_S, self._stream.give_back, self._durable, index)
+            else:
+                self._count_down(1)
 
     async def stop(self) -> None:
         """Finish the message under way and stop."""
@@ -101,6 +116,8 @@ class MemoryBus:
             broker.declare_stream(stream.stream_name(root), stream, stream.subjects(root))
         for bucket in buckets:
             broker.declare_bucket(bucket.bucket_name(root), bucket)
+        for store in OBJECT_STORES:
+            broker.declare_object_store(store.bucket_name(root), store)
         broker.on_online(lambda _online: self._update())
         self._sender: asyncio.Task[None] | None = None
 
@@ -199,11 +216,22 @@ class MemoryBus:
 
     async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> _Consumer:
         """Receive facts."""
+        found = self._stream(stream)
+        return self._consume(found, found.durables.setdefault(durable, Durable()), handler)
+
+    async def replay(self, stream: StreamSpec, handler: FactHandler) -> _Consumer:
+        """Receive all facts, for this process alone."""
+        return self._consume(self._stream(stream), Durable(), handler)
+
+    def _stream(self, spec: StreamSpec) -> MemoryStream:
         self.require_connection()
-        found = self.broker.stream(stream.stream_name(self.root))
+        found = self.broker.stream(spec.stream_name(self.root))
         if found is None:
-            raise BusError(f"stream {stream.name} was not declared")
-        consumer = _Consumer(self, found, found.durables.setdefault(durable, Durable()), handler)
+            raise BusError(f"stream {spec.name} was not declared")
+        return found
+
+    def _consume(self, stream: MemoryStream, durable: Durable, handler: FactHandler) -> _Consumer:
+        consumer = _Consumer(self, stream, durable, handler)
         self.open.add(consumer)
         return consumer
 
@@ -275,6 +303,13 @@ class MemoryBus:
         if found is None:
             raise BusError(f"bucket {spec.name} was not declared")
         return MemoryKeyValue(self, found)
+
+    def objects(self, spec: ObjectStoreSpec) -> MemoryObjects:
+        """An object store, declared when the bus was made."""
+        found = self.broker.object_store(spec.bucket_name(self.root))
+        if found is None:
+            raise BusError(f"object store {spec.name} was not declared")
+        return MemoryObjects(self, found)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call back each time the connection has come back."""

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 import nats.errors
-import nats.js.errors
 from nats.js import JetStreamContext
-from nats.js.api import KeyValueConfig, StorageType, StreamConfig
 
 from schemas.codec import CodecError, encode
 from schemas.message import Message
 from schemas.registry import Endpoint
-from schemas.streams import BucketSpec, StreamSpec
+from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus import (
     BusError,
@@ -31,14 +29,14 @@ from services._runtime.dispatch import Dispatch
 from services._runtime.facts import Fact, FactOutbox
 from services._runtime.logging import log_once
 from services._runtime.nats_connection import Connection, ConnectionEvents, as_bus_errors, describe, open_connection
+from services._runtime.nats_declarations import declare
 from services._runtime.nats_kv import NatsKeyValue, NatsWatch
+from services._runtime.nats_objects import NatsObjects
 from services._runtime.nats_subscriptions import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe
 from services._runtime.telemetry import span
 
 _JETSTREAM_TIMEOUT_S: Final = 5.0
 _DECLARE_RETRY_S: Final = 1.0
-_CONFIGURATION_DIFFERS: Final = 10058
-"""Server error: a stream of this name exists with another configuration."""
 
 
 class NatsBus:
@@ -176,6 +174,13 @@ class NatsBus:
         await consumer.start()
         return consumer
 
+    async def replay(self, stream: StreamSpec, handler: FactHandler) -> NatsConsumer:
+        """Receive all facts, for this process alone."""
+        self._require_first_connection()
+        consumer = NatsConsumer(self, stream, None, handler)
+        await consumer.start()
+        return consumer
+
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
         """Send a command and wait for the reply."""
         _refuse_pattern(subject)
@@ -210,6 +215,10 @@ class NatsBus:
     def bucket(self, spec: BucketSpec) -> NatsKeyValue:
         """A KV bucket, declared at connect."""
         return NatsKeyValue(self, spec)
+
+    def objects(self, spec: ObjectStoreSpec) -> NatsObjects:
+        """An object store, declared at connect."""
+        return NatsObjects(self, spec)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call back each time the connection has come back."""
@@ -313,10 +322,7 @@ class NatsBus:
         """Make streams and buckets exist as specified; services that start together may all do so at once."""
         while True:
             try:
-                for stream in self.options.streams:
-                    await self._declare_stream(stream)
-                for bucket in self.options.buckets:
-                    await self._declare_bucket(bucket)
+                await declare(self.jetstream, self.options)
             except BusUnavailableError as error:
                 if self.options.connect_deadline_s is not None or self._closing:
                     raise BusUnavailableError(f"{error} (is JetStream enabled there?)") from error
@@ -324,48 +330,6 @@ class NatsBus:
                 await asyncio.sleep(_DECLARE_RETRY_S)
             else:
                 return
-
-    async def _declare_stream(self, spec: StreamSpec) -> None:
-        wanted = StreamConfig(
-            name=spec.stream_name(self.root),
-            subjects=[subject.text for subject in spec.subjects(self.root)],
-            storage=StorageType.FILE,
-            max_age=spec.max_age_s,
-            max_bytes=spec.max_bytes,
-            duplicate_window=spec.duplicate_window_s,
-            allow_direct=True,
-        )
-        with as_bus_errors(f"declare stream {wanted.name} at {self.options.address}"):
-            await self._add_or_update(
-                spec.stream_name(self.root), wanted, ("subjects", "max_age", "max_bytes", "duplicate_window")
-            )
-
-    async def _declare_bucket(self, spec: BucketSpec) -> None:
-        name = spec.bucket_name(self.root)
-        config = KeyValueConfig(bucket=name, description=spec.description, ttl=spec.ttl_s, history=1)
-        with as_bus_errors(f"declare bucket {name} at {self.options.address}"):
-            try:
-                await self.jetstream.create_key_value(config)
-            except nats.js.errors.APIError as error:
-                if error.err_code != _CONFIGURATION_DIFFERS:
-                    raise
-                info = await self.jetstream.stream_info(f"KV_{name}")
-                age_s = spec.ttl_s or 0
-                window_s = min(120.0, spec.ttl_s) if spec.ttl_s else 120.0
-                await self.jetstream.update_stream(
-                    info.config.evolve(description=spec.description, max_age=age_s, duplicate_window=window_s)
-                )
-
-    async def _add_or_update(self, name: str, wanted: StreamConfig, fields: tuple[str, ...]) -> None:
-        try:
-            await self.jetstream.add_stream(wanted)
-        except nats.js.errors.APIError as error:
-            if error.err_code != _CONFIGURATION_DIFFERS:
-                raise
-            info = await self.jetstream.stream_info(name)
-            await self.jetstream.update_stream(
-                info.config.evolve(**{field: getattr(wanted, field) for field in fields})
-            )
 
 
 def _refuse_pattern(subject: Subject) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-from schemas.streams import BUCKETS, STREAMS, BucketSpec, StreamSpec
+from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS, BucketSpec, ObjectStoreSpec, StreamSpec
 
 DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 
@@ -41,6 +41,7 @@ class BusOptions:
     """Bytes that may wait for a server that reads slowly; observations beyond are dropped and counted."""
     streams: tuple[StreamSpec, ...] = STREAMS
     buckets: tuple[BucketSpec, ...] = BUCKETS
+    object_stores: tuple[ObjectStoreSpec, ...] = OBJECT_STORES
 
     @property
     def address(self) -> str:

@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from schemas.streams import BucketSpec, StreamSpec
+from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus import RevisionConflictError
 from services._runtime.clock import Clock, SystemClock
+from services._runtime.memory_objects import MemoryObjectStore
 
 
 @dataclass(slots=True, eq=False)
@@ -160,6 +161,7 @@ class MemoryBroker:
         self._subscriptions: list[MemorySubscription] = []
         self._streams: dict[str, MemoryStream] = {}
         self._buckets: dict[str, MemoryBucket] = {}
+        self._object_stores: dict[str, MemoryObjectStore] = {}
         self._watchers: list[Callable[[bool], None]] = []
         self._turn = 0
 
@@ -189,6 +191,10 @@ class MemoryBroker:
         """Make a bucket, or update its specification."""
         self._buckets.setdefault(name, MemoryBucket(spec, self.clock)).spec = spec
 
+    def declare_object_store(self, name: str, spec: ObjectStoreSpec) -> None:
+        """Make an object store, or update its specification."""
+        self._object_stores.setdefault(name, MemoryObjectStore(spec)).spec = spec
+
     def stream(self, name: str) -> MemoryStream | None:
         """A stream by its name on the server."""
         return self._streams.get(name)
@@ -196,6 +202,10 @@ class MemoryBroker:
     def bucket(self, name: str) -> MemoryBucket | None:
         """A bucket by its name on the server."""
         return self._buckets.get(name)
+
+    def object_store(self, name: str) -> MemoryObjectStore | None:
+        """An object store by its name on the server."""
+        return self._object_stores.get(name)
 
     def add(self, subscription: MemorySubscription) -> None:
         """Begin to deliver."""

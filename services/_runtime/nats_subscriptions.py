@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import nats.errors
@@ -29,6 +31,8 @@ _BATCH: Final = 16
 _PULL_EXPIRES_S: Final = 30.0
 _ACK_WAIT_S: Final = 30.0
 _LONGEST_REDELIVERY_S: Final = 30.0
+_FORGOTTEN_S: Final = 60.0
+"""The server forgets a replay's consumer when nobody has pulled from it for so long."""
 
 
 class NatsSubscription:
@@ -209,10 +213,14 @@ class NatsConsumer:
     restart it waits for a request that the new server has never seen.
     """
 
-    def __init__(self, bus: NatsBus, stream: StreamSpec, durable: str, handler: FactHandler) -> None:
+    def __init__(self, bus: NatsBus, stream: StreamSpec, durable: str | None, handler: FactHandler) -> None:
+        """`durable` None: a replay, under a name that nobody else has."""
         self._bus = bus
         self._stream = stream.stream_name(bus.root)
-        self._durable = durable
+        self._replay = durable is None
+        self._durable = durable or f"replay-{uuid.uuid4().hex}"
+        self._to_come = 0
+        self._caught_up = asyncio.Event()
         self._handler = handler
         self._waiting: asyncio.Queue[Msg | None] = asyncio.Queue()
         self._raw: Any = None
@@ -221,14 +229,25 @@ class NatsConsumer:
 
     async def start(self) -> None:
         """Make the consumer on the server if it is not there, and begin to pull."""
-        await self._ensure()
+        self._to_come = await self._ensure()
+        self._count_down(0)
         with as_bus_errors(f"consume {self._stream}"):
             self._inbox = self._bus.connection.new_inbox()
             self._raw = await self._bus.connection.subscribe(self._inbox, cb=self._on_message)
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"consume {self._stream}")
         self._bus.subscriptions.add(self)
 
-    async def _ensure(self) -> None:
+    async def caught_up(self) -> None:
+        """Return once everything has been handled that was stored at the start."""
+        await self._caught_up.wait()
+
+    def _count_down(self, handled: int) -> None:
+        self._to_come -= handled
+        if self._to_come <= 0:
+            self._caught_up.set()
+
+    async def _ensure(self) -> int:
+        """The number of messages that wait on the server."""
         config = ConsumerConfig(
             durable_name=self._durable,
             deliver_policy=DeliverPolicy.ALL,
@@ -236,8 +255,11 @@ class NatsConsumer:
             ack_wait=_ACK_WAIT_S,
             max_deliver=-1,
         )
+        if self._replay:
+            config = config.evolve(inactive_threshold=_FORGOTTEN_S, mem_storage=True, num_replicas=1)
         with as_bus_errors(f"declare consumer {self._durable} of {self._stream}"):
-            await self._bus.jetstream.add_consumer(self._stream, config)
+            info = await self._bus.jetstream.add_consumer(self._stream, config)
+        return int(info.num_pending or 0)
 
     async def _on_message(self, message: Msg) -> None:
         self._waiting.put_nowait(message)
@@ -295,6 +317,8 @@ class NatsConsumer:
             task.cancel()
             raise
         handled = task.result()
+        if handled is not False:
+            self._count_down(1)
         if handled:
             await _quietly(message.ack())
         elif handled is None:
@@ -316,6 +340,14 @@ class NatsConsumer:
             self._bus.dispatch.log.debug("consumer_not_drained", error=describe(error))
         self._waiting.put_nowait(None)
         await self._task
+        if self._replay:
+            await self._forget()
+
+    async def _forget(self) -> None:
+        """Nobody pulls from a replay again; an unreachable server forgets it by itself."""
+        with suppress(nats.errors.Error, TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await self._bus.jetstream.delete_consumer(self._stream, self._durable)
 
 
 async def _quietly(acknowledgement: Any) -> None:

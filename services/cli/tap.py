@@ -88,7 +88,7 @@ class _Tap:
 
     def __init__(self, options: BusOptions, *, raw: bool, text: bool = False) -> None:
         # No stream or bucket is needed to listen, so none is made, and a server without JetStream will do.
-        self._options = dataclasses.replace(options, streams=(), buckets=())
+        self._options = dataclasses.replace(options, streams=(), buckets=(), object_stores=())
         self._raw = raw
         self._text = text
         self._waiting: asyncio.Queue[tuple[str, bytes] | None] = asyncio.Queue()

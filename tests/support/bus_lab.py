@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 import uuid
-from typing import Protocol
+from typing import Literal, Protocol
 
 import nats
 from nats.aio.client import Client
 
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
-from schemas.streams import BUCKETS, CONTAINER_STREAM, BucketSpec
+from schemas.streams import BUCKETS, CONTAINER_STREAM, BucketSpec, ObjectStoreSpec
 from schemas.subjects import CONTAINER_EVENTS, Subject
 from services._runtime.bus import Bus
 from services._runtime.bus_memory import MemoryBus
@@ -21,6 +23,9 @@ from services._runtime.nats_server import EmbeddedNats
 
 SHORT_LIVED = BucketSpec("shortlived", "expires quickly", ttl_s=0.6)
 LAB_BUCKETS = (*BUCKETS, SHORT_LIVED)
+
+
+Damage = Literal["missing", "changed"]
 
 
 class BusLab(Protocol):
@@ -36,6 +41,9 @@ class BusLab(Protocol):
 
     async def put_raw(self, bucket: BucketSpec, key: str, data: bytes) -> None:
         """Any bytes under a key."""
+
+    async def spoil_object(self, store: ObjectStoreSpec, name: str, how: Damage) -> None:
+        """Pieces of an object get lost, or others are there than were put."""
 
     async def stop_server(self) -> None:
         """The server goes away."""
@@ -68,6 +76,13 @@ class MemoryLab:
         found = self.broker.bucket(bucket.bucket_name(self.root))
         assert found is not None
         found.store(key, data)
+
+    async def spoil_object(self, store: ObjectStoreSpec, name: str, how: Damage) -> None:
+        found = self.broker.object_store(store.bucket_name(self.root))
+        assert found is not None
+        held = found.objects[name]
+        spoiled = held.data[:-1] if how == "missing" else bytes([held.data[0] ^ 1]) + held.data[1:]
+        found.objects[name] = dataclasses.replace(held, data=spoiled)
 
     async def stop_server(self) -> None:
         self.broker.stop()
@@ -109,6 +124,23 @@ class NatsLab:
     async def put_raw(self, bucket: BucketSpec, key: str, data: bytes) -> None:
         raw = await self.raw()
         await raw.jetstream().publish(f"$KV.{bucket.bucket_name(self.root)}.{key}", data)
+
+    async def spoil_object(self, store: ObjectStoreSpec, name: str, how: Damage) -> None:
+        bucket, raw = store.bucket_name(self.root), (await self.raw()).jetstream()
+        stream = f"OBJ_{bucket}"
+        info = await raw.stream_info(stream, subjects_filter=f"$O.{bucket}.M.>")
+        for subject in info.state.subjects or {}:
+            message = await raw.get_last_msg(stream, subject)
+            assert message.data is not None
+            description = json.loads(message.data)
+            if description["name"] != name:
+                continue
+            pieces = f"$O.{bucket}.C.{description['nuid']}"
+            first = await raw.get_msg(stream, seq=1, subject=pieces, next=True)
+            assert first.data is not None
+            await raw.purge_stream(stream, subject=pieces, keep=description["chunks"] - 1)
+            if how == "changed":
+                await raw.publish(pieces, bytes([first.data[0] ^ 1]) + first.data[1:])
 
     async def stop_server(self) -> None:
         self.server.kill()
@@ -171,6 +203,7 @@ __all__ = [
     "LAB_BUCKETS",
     "SHORT_LIVED",
     "BusLab",
+    "Damage",
     "MemoryLab",
     "NatsLab",
     "container_event",
