@@ -38,6 +38,15 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {"p50": float(p50), "p90": float(p90), "p99": float(p99), "max": float(max(values))}
 
 
+def expectation_lines(rows: Sequence[Expectation], what_width: int, digits: int) -> list[str]:
+    """A table of them, with its head; empty where there are none."""
+    return ["expected and measured: median (range)"] * bool(rows) + [
+        f"  {row.what:<{what_width}} <= {row.at_most:<5g}{row.measured.text(digits):>24} {row.unit:<20}"
+        f" {'met' if row.met else 'MISSED'}"
+        for row in rows
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """A figure that the project has set itself, beside what was measured. Never asserted."""

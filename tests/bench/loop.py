@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from schemas.apps import Policy
 from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
@@ -21,12 +19,12 @@ from tests.bench import comparison, report
 from tests.bench.cluster import Cluster, open_cluster
 from tests.bench.containers import Containers
 from tests.bench.machine import this_machine
+from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell
 from tests.bench.report import Results
 from tests.bench.scenario_agent import Scheduling, run_agent
 from tests.bench.scenario_allocator import CHANGE_SHARE, run_allocator
 from tests.bench.synthetic_agents import Load
 
-OUTPUT = Path("bench-results")
 CONTAINERS_PER_NODE = 100
 CONTAINERS_PER_APP = 20
 FOCUS = 100
@@ -104,9 +102,9 @@ async def _run_agents(plan: Plan, cluster: Cluster, containers: Containers, resu
     schedulings = plan.schedulings if containers.count == FOCUS else plan.schedulings[:1]
     for turn in range(plan.repetitions):
         for scheduling in schedulings:
-            _say(f"agent, {containers.count} containers, {scheduling}, {turn + 1} of {plan.repetitions}")
+            say(f"agent, {containers.count} containers, {scheduling}, {turn + 1} of {plan.repetitions}")
             results.agent.append(await run_agent(cluster, containers, scheduling, plan.seconds))
-        _say(f"agent, {containers.count} containers, idle, {turn + 1} of {plan.repetitions}")
+        say(f"agent, {containers.count} containers, idle, {turn + 1} of {plan.repetitions}")
         results.agent.append(await run_agent(cluster, containers, "default", plan.seconds, burning=False))
     await cluster.withdraw_all()
 
@@ -115,7 +113,7 @@ async def _run_allocators(plan: Plan, cluster: Cluster, results: Results) -> Non
     for turn in range(plan.repetitions):
         for count, per_app, policy in _allocator_cases(plan):
             load = Load(count, CONTAINERS_PER_NODE, per_app, CHANGE_SHARE[policy])
-            _say(f"allocator, {count} containers, {len(load.apps)} apps, {policy}, {turn + 1} of {plan.repetitions}")
+            say(f"allocator, {count} containers, {len(load.apps)} apps, {policy}, {turn + 1} of {plan.repetitions}")
             try:
                 run = await run_allocator(cluster, load, policy, plan.seconds)
             except RuntimeError as error:  # too much for this machine: say so, and go on
@@ -135,7 +133,7 @@ async def _compare(plan: Plan, cluster: Cluster, results: Results) -> None:
     repetitions = 5 if plan.repetitions == 1 else 15
     with Containers(FOCUS) as containers:
         containers.set_burning(burning=False)
-        _say("comparison: reading, telling, writing")
+        say("comparison: reading, telling, writing")
         results.comparisons.append(comparison.compare_reading(containers, repetitions))
         results.comparisons.append(await comparison.compare_messages(cluster, FOCUS, repetitions))
         written = comparison.compare_writing(containers, min(repetitions, 5))
@@ -145,21 +143,14 @@ async def _compare(plan: Plan, cluster: Cluster, results: Results) -> None:
             results.comparisons.append(written)
 
 
-def _say(text: str) -> None:
-    print(f"... {text}", file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """Measure and report; 69 where this machine does not allow it."""
     plan, as_json = parse(sys.argv[1:])
     if reason := why_not():
         print(f"bench-loop: {reason}", file=sys.stderr)
-        return 69
+        return UNAVAILABLE
     results = asyncio.run(measure(plan))
-    written = report.write(results, OUTPUT)
-    print(json.dumps(report.as_json(results)) if as_json else report.table(results))
-    for path in written:
-        print(f"written: {path}", file=sys.stderr)
+    tell(report.table(results), report.as_json(results), report.write(results, OUTPUT), as_json=as_json)
     return 0
 
 

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter
 
 from tests.bench.cluster import open_cluster
 from tests.bench.figures import Spread, percentiles
-from tests.bench.loop import OUTPUT, why_not
+from tests.bench.loop import why_not
 from tests.bench.machine import Machine, this_machine
 from tests.bench.memory_growth import GrowthRun, Kind, Scheduling, open_lab
+from tests.bench.outcome import OUTPUT, UNAVAILABLE, tell, write_record
+from tests.bench.pictures import panels, save
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCHEDULINGS: tuple[Scheduling, ...] = get_args(Scheduling)
@@ -115,10 +112,8 @@ def _milliseconds(values: dict[str, float] | None) -> str:
 
 def write(machine: Machine, runs: list[GrowthRun], directory: Path) -> list[Path]:
     """JSON and picture into a directory; returns what was written."""
-    directory.mkdir(parents=True, exist_ok=True)
-    record, picture = directory / "memory.json", directory / "memory.png"
-    record.write_text(json.dumps(as_json(machine, runs), indent=1), encoding="utf-8")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
+    record = write_record(as_json(machine, runs), directory / "memory.json")
+    figure, (left, right) = panels(2, (12, 4.5))
     for (scheduling, kind), group in grouped(runs).items():
         style = "-" if scheduling == "default" else "--"
         for axes, values in (
@@ -133,11 +128,7 @@ def write(machine: Machine, runs: list[GrowthRun], directory: Path) -> list[Path
     left.xaxis.set_minor_formatter(NullFormatter())
     right.set(title="growth", xlabel="GB/s", ylabel="share")
     right.legend(fontsize=8)
-    figure.suptitle(machine.line, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
-    return [record, picture]
+    return [record, save(figure, machine.line, directory / "memory.png")]
 
 
 def as_json(machine: Machine, runs: list[GrowthRun]) -> dict[str, Any]:
@@ -157,12 +148,10 @@ def main() -> int:
     plan = parse(sys.argv[1:])
     if reason := why_not():
         print(f"bench-memory: {reason}", file=sys.stderr)
-        return 69
+        return UNAVAILABLE
     machine = this_machine()
     runs = asyncio.run(measure(plan))
-    print(json.dumps(as_json(machine, runs)) if plan.json else table(machine, runs))
-    for path in write(machine, runs, OUTPUT):
-        print(f"written: {path}", file=sys.stderr)
+    tell(table(machine, runs), as_json(machine, runs), write(machine, runs, OUTPUT), as_json=plan.json)
     return 0
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 from tests.bench.comparison import Comparison
-from tests.bench.figures import Expectation, Spread, percentiles
+from tests.bench.figures import Expectation, Spread, expectation_lines, percentiles
 from tests.bench.machine import Machine
+from tests.bench.outcome import write_record
+from tests.bench.pictures import panels, save
 from tests.bench.scenario_agent import AgentRun
 from tests.bench.scenario_allocator import AllocatorRun
 
@@ -90,12 +86,7 @@ def table(results: Results) -> str:
             for row in results.comparisons
         ]
         lines.append("")
-    lines += ["expected and measured: median (range)"]
-    lines += [
-        f"  {row.what:<58} <= {row.at_most:<4g} {row.measured.text(2):>22} {row.unit:<20}"
-        f" {'met' if row.met else 'MISSED'}"
-        for row in results.expectations()
-    ]
+    lines += expectation_lines(results.expectations(), 58, 2)
     return "\n".join([*lines, *results.notes])
 
 
@@ -177,18 +168,12 @@ def as_json(results: Results) -> dict[str, Any]:
 
 def write(results: Results, directory: Path) -> list[Path]:
     """JSON and picture into a directory; returns what was written."""
-    directory.mkdir(parents=True, exist_ok=True)
-    record, picture = directory / "loop.json", directory / "loop.png"
-    record.write_text(json.dumps(as_json(results), indent=1), encoding="utf-8")
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 4.5))
+    record = write_record(as_json(results), directory / "loop.json")
+    figure, (left, middle, right) = panels(3, (16, 4.5))
     _draw_costs(left, results)
     _draw_latencies(middle, results)
     _draw_allocator(right, results)
-    figure.suptitle(results.machine.line, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
-    return [record, picture]
+    return [record, save(figure, results.machine.line, directory / "loop.png")]
 
 
 def _draw_costs(axes: Any, results: Results) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
@@ -24,10 +22,10 @@ from services.cli.lab import frr_daemons
 from tests.bench import thorn_report as report
 from tests.bench.cluster import open_cluster
 from tests.bench.machine import this_machine
+from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell
 from tests.bench.thorn_outage import FAULTS, NAMES, SETUPS, FaultCase, Setup, measure_setup
 from tests.bench.thorn_report import OutageResults
 
-OUTPUT = Path("bench-results")
 SECONDS_A_FAULT = {True: 20.0, False: 6.0}
 """By whether only BGP's timers help; measured."""
 
@@ -96,9 +94,9 @@ async def measure(plan: Plan) -> OutageResults:
         for visit in range(plan.rounds):
             share = plan.hits // plan.rounds + (visit < plan.hits % plan.rounds)
             for setup in plan.setups if share else ():
-                _say(f"{setup.name}, round {visit + 1} of {plan.rounds}")
+                say(f"{setup.name}, round {visit + 1} of {plan.rounds}")
                 try:
-                    found = await asyncio.to_thread(measure_setup, setup, plan.cases, share, events, _say)
+                    found = await asyncio.to_thread(measure_setup, setup, plan.cases, share, events, say)
                 except CommandError as error:  # this setup does not work here: say so, and go on
                     results.notes.append(f"{setup.name}: {error}")
                     continue
@@ -106,24 +104,17 @@ async def measure(plan: Plan) -> OutageResults:
     return results
 
 
-def _say(text: str) -> None:
-    print(f"... {text}", file=sys.stderr, flush=True)
-
-
 def main() -> int:
     """Measure and report; 69 where this machine does not allow it."""
     plan, as_json = parse(sys.argv[1:])
     if reason := why_not():
         print(f"bench-thorn: {reason}", file=sys.stderr)
-        return 69
-    _say(f"about {plan.minutes:.0f} minutes")
+        return UNAVAILABLE
+    say(f"about {plan.minutes:.0f} minutes")
     began_s = time.monotonic()
     results = asyncio.run(measure(plan))
-    _say(f"took {(time.monotonic() - began_s) / 60:.1f} minutes")
-    written = report.write(results, OUTPUT)
-    print(json.dumps(report.as_json(results)) if as_json else report.table(results))
-    for path in written:
-        print(f"written: {path}", file=sys.stderr)
+    say(f"took {(time.monotonic() - began_s) / 60:.1f} minutes")
+    tell(report.table(results), report.as_json(results), report.write(results, OUTPUT), as_json=as_json)
     return 0
 
 

@@ -12,30 +12,28 @@ Nothing is asserted, and nothing calculated: restarts are real ones.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from services.cli.failure import CommandError
 from services.cli.lab.topology import LabSettings
 from tests.bench.machine import Machine, this_machine
+from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record
 from tests.bench.thorn_job_faults import FaultCycle
 from tests.bench.thorn_job_figures import draw
 from tests.bench.thorn_job_ground import FaultName, Ground, single_homed, why_not
 from tests.bench.thorn_job_lab import dual_tor
 from tests.bench.thorn_job_report import JobResult, table, target_accuracy
-from tests.bench.thorn_job_supervisor import CHECKOUT, JobError, JobOptions, JobRun, Limits, Supervisor
+from tests.bench.thorn_job_supervisor import JobError, JobOptions, JobRun, Limits, Supervisor
 
 RunName = Literal["none", "thorn", "fast", "restart-once", "restart"]
-OUTPUT: Final = CHECKOUT / "bench-results"
 LAB_PREFIX: Final = "tbjob"
 """Always the same: what a killed run has left is named by the next, with the command that removes it."""
-EXIT_UNAVAILABLE: Final = 69
 EXIT_FAILED: Final = 70
 EXIT_INTERRUPTED: Final = 130
 _TELL_EVERY_S: Final = 5.0
@@ -136,12 +134,7 @@ class Teller:
         say(f"{self._name}, {seconds:.0f} s: {text}")
 
 
-def say(text: str) -> None:
-    """Progress, beside the result on stdout."""
-    print(f"... {text}", file=sys.stderr, flush=True)
-
-
-def as_json(machine: Machine, plan: argparse.Namespace, results: list[JobResult]) -> dict[str, object]:
+def as_json(machine: Machine, plan: argparse.Namespace, results: list[JobResult]) -> dict[str, Any]:
     """Everything, single iterations included."""
     return {
         "machine": machine.as_dict(),
@@ -153,9 +146,7 @@ def as_json(machine: Machine, plan: argparse.Namespace, results: list[JobResult]
 
 def write(machine: Machine, plan: argparse.Namespace, results: list[JobResult], directory: Path) -> list[Path]:
     """JSON and pictures into a directory; returns what was written."""
-    directory.mkdir(parents=True, exist_ok=True)
-    record = directory / "thorn_job.json"
-    record.write_text(json.dumps(as_json(machine, plan, results), indent=1), encoding="utf-8")
+    record = write_record(as_json(machine, plan, results), directory / "thorn_job.json")
     return [record, *draw(results, machine.line, directory)]
 
 
@@ -183,15 +174,14 @@ def main() -> int:
     plan = parse(sys.argv[1:])
     if reason := why_not():
         print(f"bench-thorn-job: {reason}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
+        return UNAVAILABLE
     for number in (signal.SIGINT, signal.SIGTERM):  # in the background SIGINT would be ignored
         signal.signal(number, signal.default_int_handler)
     machine = this_machine()
     results, code = measure_all(plan)
     if results:
-        print(json.dumps(as_json(machine, plan, results)) if plan.json else f"{machine.line}\n\n{table(results)}")
-        for path in write(machine, plan, results, OUTPUT):
-            print(f"written: {path}", file=sys.stderr)
+        record, written = as_json(machine, plan, results), write(machine, plan, results, OUTPUT)
+        tell(f"{machine.line}\n\n{table(results)}", record, written, as_json=plan.json)
     return code
 
 

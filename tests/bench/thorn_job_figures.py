@@ -6,32 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter
 
+from tests.bench.pictures import panels, save
 from tests.bench.thorn_job_report import JobResult
 
 
 def draw(results: Sequence[JobResult], caption: str, directory: Path) -> list[Path]:
     """Write both pictures into a directory; returns their paths."""
-    accuracy, iterations = directory / "thorn_job_accuracy.png", directory / "thorn_job_iterations.png"
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    _draw_accuracy(axes, results)
-    _save(figure, caption, accuracy)
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    _draw_iterations(axes, results)
-    _save(figure, caption, iterations)
-    return [accuracy, iterations]
-
-
-def _save(figure: Any, caption: str, path: Path) -> None:
-    figure.suptitle(caption, fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    written = []
+    for name, fill in (("accuracy", _draw_accuracy), ("iterations", _draw_iterations)):
+        figure, axes = panels(1, (8, 4.5))
+        fill(axes, results)
+        written.append(save(figure, caption, directory / f"thorn_job_{name}.png", 7))
+    return written
 
 
 def _draw_accuracy(axes: Any, results: Sequence[JobResult]) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 from services.cli.lab.frr_daemons import BINARIES
-from tests.bench.figures import Expectation, Spread
+from tests.bench.figures import Expectation, Spread, expectation_lines
 from tests.bench.machine import Machine
+from tests.bench.outcome import write_record
+from tests.bench.pictures import panels, save
 from tests.bench.thorn_outage import FaultRun, Hit, Setup, SetupRuns
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green")
@@ -106,14 +102,7 @@ def table(results: OutageResults) -> str:
         directions = sorted({hit.direction for run in runs for hit in run.hits})
         lines += [_outage_line(setup, case, direction, runs) for direction in directions]
     lines += _rest(results)
-    if wanted := results.expectations():
-        lines += ["", "expected and measured"]
-        lines += [
-            f"  {row.what:<72} <= {row.at_most:<5g}{row.measured.text(1):>24} {row.unit:<3}"
-            f" {'met' if row.met else 'MISSED'}"
-            for row in wanted
-        ]
-    return "\n".join([*lines, *results.notes])
+    return "\n".join([*lines, "", *expectation_lines(results.expectations(), 72, 1), *results.notes])
 
 
 def _outage_line(setup: str, case: str, direction: str, runs: list[FaultRun]) -> str:
@@ -185,17 +174,11 @@ def as_json(results: OutageResults) -> dict[str, Any]:
 
 def write(results: OutageResults, directory: Path) -> list[Path]:
     """JSON and picture into a directory; returns what was written."""
-    directory.mkdir(parents=True, exist_ok=True)
-    record, picture = directory / "thorn.json", directory / "thorn.png"
-    record.write_text(json.dumps(as_json(results), indent=1), encoding="utf-8")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(15, 5), width_ratios=(2, 1))
+    record = write_record(as_json(results), directory / "thorn.json")
+    figure, (left, right) = panels(2, (15, 5), width_ratios=(2, 1))
     _draw_outages(left, results)
     _draw_first(right, results)
-    figure.suptitle(f"{results.machine.line}, FRR {results.frr}", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
-    return [record, picture]
+    return [record, save(figure, f"{results.machine.line}, FRR {results.frr}", directory / "thorn.png")]
 
 
 def _draw_outages(axes: Any, results: OutageResults) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.machine import this_machine
+from tests.bench.outcome import OUTPUT, UNAVAILABLE, write_record
 from tests.bench.thorn_rules import Extent
 from tests.lab.vm.guest import Guest
 from tests.lab.vm.guest_pytest import python
 from tests.lab.vm.machine import build, missing
 
 WITHIN_S = 900.0
-OUTPUT = Path("bench-results/thorn_rules.json")
 
 
 def in_machine(extent: Extent | None = None) -> dict[str, Any]:
@@ -58,10 +58,8 @@ def main() -> int:
     """Measure and write the record; 69 where no machine can be built."""
     if reason := missing():
         print(f"bench-thorn-rules: {reason}", file=sys.stderr)
-        return 69
-    OUTPUT.parent.mkdir(exist_ok=True)
-    OUTPUT.write_text(json.dumps(in_machine(), indent=1), encoding="utf-8")
-    print(f"written: {OUTPUT}", file=sys.stderr)
+        return UNAVAILABLE
+    print(f"written: {write_record(in_machine(), OUTPUT / 'thorn_rules.json')}", file=sys.stderr)
     return 0
 
 
