@@ -19,6 +19,7 @@ _SECRET_WORDS: Final = frozenset(
         "cookie", "dsn", "sas", "pat",
     }
 )  # fmt: skip
+_SECRET_ENDINGS: Final = ("password", "passwd", "passphrase", "secret", "token", "apikey")
 _KEY_KINDS: Final = frozenset({"api", "access", "secret", "private", "auth", "account", "encryption", "license", "ssh"})
 """What makes a word ``key`` a secret: ``--api-key``, but not ``--sort-key``."""
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -46,7 +47,7 @@ _KNOWN_SHAPES: Final = re.compile(
 def names_secret(name: str) -> bool:
     """Whether an option or variable of this name holds a secret: ``--api-key``, ``WANDB_API_KEY``, ``dbPassword``."""
     words = [word.lower() for part in _NOT_WORD.split(name) for word in _CAMEL.split(part) if word]
-    return not _SECRET_WORDS.isdisjoint(words) or any(
+    return any(word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) for word in words) or any(
         kind in _KEY_KINDS and key == "key" for kind, key in itertools.pairwise(words)
     )
 
@@ -80,7 +81,7 @@ def mask_command(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _mask_word(word: str) -> str:
-    """``name=value`` as one word: here the value may hold spaces and quotes."""
+    """``name=value`` as one word: here the value may hold spaces and quotes, so that all of it is masked."""
     name, sign, value = word.partition("=")
     if sign and value and " " not in name and names_secret(name):
         return f"{name}={MASK}"
