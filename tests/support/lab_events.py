@@ -13,6 +13,7 @@ from services.reconciler.adapters.subscription import Subscription
 
 OVERLAY: Final = ("br0", "vx100", "vxenc0", "rep0")
 _ROUTES: Final = frozenset({Rtm.NEWROUTE, Rtm.DELROUTE})
+_RULES: Final = frozenset({Rtm.NEWRULE, Rtm.DELRULE})
 _NEIGHBOURS: Final = frozenset({Rtm.NEWNEIGH, Rtm.DELNEIGH})
 
 
@@ -21,10 +22,11 @@ class LabEvents:
 
     def __init__(self, netns: str) -> None:
         self._netns = netns
-        self._subscription = Subscription((Group.NEIGH, Group.TC, Group.IPV4_ROUTE, Group.NEXTHOP), netns)
+        groups = (Group.NEIGH, Group.TC, Group.IPV4_ROUTE, Group.IPV4_RULE, Group.NEXTHOP)
+        self._subscription = Subscription(groups, netns)
 
     def counted(self) -> Counter[str]:
-        """Since the last call: ``route``, ``fdb``, ``neigh`` (of overlay devices), ``underlay``, ``tc and nexthop``."""
+        """Since the last call: ``route``, ``rule``, ``fdb``, ``neigh`` (overlay), ``underlay``, ``tc and nexthop``."""
         names = self._names()
         found: Counter[str] = Counter()
         received = self._subscription.read(100_000)
@@ -32,6 +34,8 @@ class LabEvents:
         for message in received.messages:
             if message.kind in _ROUTES:
                 found["route"] += 1
+            elif message.kind in _RULES:
+                found["rule"] += 1
             elif message.kind in _NEIGHBOURS:
                 family, index = struct.unpack_from("=Bxxxi", message.payload)
                 overlay = names.get(index) in OVERLAY

@@ -43,22 +43,36 @@ def start(topology: DualTor, held: LabRecord, tell: Callable[[str], None]) -> No
     Raises:
         UnavailableError: one has ended at once; holds the end of its log.
     """
-    logs = record.directory_of(held.settings.prefix) / "log"
-    wanted: list[_Companion] = []
     if held.settings.fast_path:
-        key = _make_key(held)
-        wanted += [_fast_path(host, key, logs) for host in topology.hosts]
+        key, logs = _make_key(held), _logs(held)
+        _start([_fast_path(host, key, logs) for host in topology.hosts], held, tell)
     if held.settings.reconciler:
-        wanted += [_reconciler(host, logs) for host in topology.hosts]
-    if not wanted:
-        return
+        start_reconcilers(topology, held, tell)
+
+
+def start_reconcilers(topology: DualTor, held: LabRecord, tell: Callable[[str], None]) -> None:
+    """A reconciler for every host; where the kernel lacks flower they watch, and write nothing.
+
+    Raises:
+        UnavailableError: as `start`.
+    """
+    _start([_reconciler(host, _logs(held)) for host in topology.hosts], held, tell)
+
+
+def _logs(held: LabRecord) -> Path:
+    return record.directory_of(held.settings.prefix) / "log"
+
+
+def _start(wanted: list[_Companion], held: LabRecord, tell: Callable[[str], None]) -> None:
+    started = []
     for companion in wanted:
         pid = _spawn(companion)
-        held.processes.append(StartedProcess(name=companion.name, pid=pid, start_ticks=record.start_ticks(pid) or 0))
+        started.append(StartedProcess(name=companion.name, pid=pid, start_ticks=record.start_ticks(pid) or 0))
+        held.processes.append(started[-1])
         record.save(held)
     deadline = time.monotonic() + _LIVES_FOR_S
     while time.monotonic() < deadline:
-        for companion, process in zip(wanted, held.processes, strict=True):
+        for companion, process in zip(wanted, started, strict=True):
             if not _lives(process):
                 end = companion.log.read_text(encoding="utf-8", errors="replace")[-2_000:]
                 raise UnavailableError(f"{companion.name} does not start:\n{end}")

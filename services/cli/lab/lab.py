@@ -187,6 +187,15 @@ class Lab:
         frr_daemons.stop([netns], at_once=at_once)
         build.start_router(self.topology, self._record, netns)
 
+    def start_reconcilers(self, progress: Progress = silent) -> None:
+        """A reconciler for every host, also where the kernel lacks what rules need: it watches, and writes nothing.
+
+        Raises:
+            UnavailableError: one does not start; holds the end of its log.
+        """
+        self._reload()
+        companions.start_reconcilers(self.topology, self._record, progress)
+
     def companions(self) -> dict[str, bool]:
         """Fast paths and reconcilers that were started: whether each still lives."""
         self._reload()
