@@ -19,8 +19,8 @@ BOUNDS: Final = {
     "rule writes": 0,
 }
 """Per fault: twice what one costs. Messages of the kernel about routes, rules of routing, FDB, the overlay's neighbours
-and tc at the host that heard most; overrides, their releases and writes of tc rules at all hosts; lost BGP sessions at both
-ends of a link."""
+and tc at the host that heard most; overrides, their releases and writes of tc rules at all hosts; BGP sessions lost at
+both ends of a link."""
 
 
 @dataclass(frozen=True, slots=True)
