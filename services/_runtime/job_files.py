@@ -173,7 +173,8 @@ def _rows(records: Iterable[JobRecord], profiles: Iterable[RunProfile]) -> Itera
 
 def struct_type(model: type[Message]) -> str:
     """The DuckDB type that mirrors a message."""
-    return f"STRUCT({', '.join(f'{name} {_column_type(model, name)}' for name in model.model_fields)})"
+    columns = [f'"{name}" {_column_type(model, name)}' for name in model.model_fields]
+    return f"STRUCT({', '.join(columns)})"
 
 
 def _column_type(model: type[Message], name: str) -> str:
