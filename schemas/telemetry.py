@@ -45,6 +45,9 @@ _ATTRIBUTES: Final = (
     AttributeSpec("set", "which rules: desired, right, own or foreign"),
     AttributeSpec("messaging.system", "nats"),
     AttributeSpec("messaging.destination.name", "subject of a command, or template of a query"),
+    AttributeSpec("advisor.model", "version of the model that answers, or is trained"),
+    AttributeSpec("advisor.configurations", "configurations that were asked about; 0: all of the catalogue's"),
+    AttributeSpec("advisor.records", "records that are learned from"),
 )
 _METRICS: Final = (
     MetricSpec("turnbuckle_build_info", "gauge", "always 1; which version runs", ("service", "version")),
@@ -124,10 +127,22 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_fast_path_blind_info", "gauge", "1 while an input is lost, else 0"),
     MetricSpec("turnbuckle_fast_path_damped_info", "gauge", "1 while faults are left to FRR alone, else 0"),
     MetricSpec("turnbuckle_fast_path_peer_messages_total", "counter", "datagrams between hosts", ("kind",)),
+    MetricSpec("turnbuckle_advisor_records", "gauge", "jobs that are known"),
+    MetricSpec("turnbuckle_advisor_local_runs", "gauge", "local runs that are known"),
+    MetricSpec("turnbuckle_advisor_rejected_records_total", "counter", "records with values that nothing can have"),
+    MetricSpec("turnbuckle_advisor_answered_questions_total", "counter", "questions that were answered"),
+    MetricSpec("turnbuckle_advisor_refused_questions_total", "counter", "questions that could not be answered"),
+    MetricSpec("turnbuckle_advisor_trainings_total", "counter", "models that this replica has trained"),
+    MetricSpec("turnbuckle_advisor_failed_trainings_total", "counter", "trainings that brought no model"),
+    MetricSpec("turnbuckle_advisor_unusable_models_total", "counter", "stored models that could not be used"),
 )
 _SPANS: Final = (
     SpanSpec("bus.request", "a command sent, until its reply", ("messaging.system", "messaging.destination.name")),
     SpanSpec("bus.respond", "a command answered", ("messaging.system", "messaging.destination.name")),
+    SpanSpec("advisor.predict", "configurations predicted", ("advisor.model", "advisor.configurations")),
+    SpanSpec("advisor.rank", "configurations ranked", ("advisor.model", "advisor.configurations")),
+    SpanSpec("advisor.explain", "one prediction explained", ("advisor.model", "advisor.configurations")),
+    SpanSpec("advisor.train", "a model trained", ("advisor.model", "advisor.records")),
     SpanSpec("bus.handle_fact", "a stored fact handled", ("messaging.system", "messaging.destination.name")),
 )
 

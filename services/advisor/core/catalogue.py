@@ -77,9 +77,7 @@ def to_plain(snapshot: Snapshot) -> dict[str, Any]:
         "as_of": snapshot.as_of.isoformat(),
         "made": snapshot.made,
         "note": snapshot.note,
-        "machines": [
-            {name: getattr(one, name) for name in Machine.__dataclass_fields__} for one in snapshot.machines
-        ],
+        "machines": [{name: getattr(one, name) for name in Machine.__dataclass_fields__} for one in snapshot.machines],
     }
 
 
@@ -91,8 +89,7 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
     """
     try:
         fields = json.loads(text)
-        if fields["format"] != FORMAT:
-            raise BadCatalogueError(f"{where}: format {fields['format']!r} is not {FORMAT}: a newer version wrote it")
+        _check_format(fields["format"], where)
         machines = tuple(_machine(dict(row), f"{where}: machine {at}") for at, row in enumerate(fields["machines"]))
         snapshot = Snapshot(
             str(fields["source"]), str(fields["provider"]), date.fromisoformat(fields["as_of"]), str(fields["region"]),
@@ -105,6 +102,11 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
     return _checked(snapshot, where)
 
 
+def _check_format(found: object, where: str) -> None:
+    if found != FORMAT:
+        raise BadCatalogueError(f"{where}: format {found!r} is not {FORMAT}: a newer version wrote it")
+
+
 def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
     """Read SkyPilot's ``vms.csv`` (schemas v5 to v8): machines without accelerators, of the snapshot's region.
 
@@ -115,7 +117,9 @@ def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
     """
     rows = csv.DictReader(io.StringIO(text))
     if missing := set(_SKYPILOT_COLUMNS) - set(rows.fieldnames or ()):
-        raise BadCatalogueError(f"{where} is no vms.csv of SkyPilot's catalogue: no column {', '.join(sorted(missing))}")
+        raise BadCatalogueError(
+            f"{where} is no vms.csv of SkyPilot's catalogue: no column {', '.join(sorted(missing))}"
+        )
     found: dict[str, Machine] = {}
     regions: set[str] = set()
     for row in rows:

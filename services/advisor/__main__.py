@@ -1,0 +1,7 @@
+"""``python -m services.advisor``."""
+
+from services._runtime.app import main
+from services.advisor.service import Advisor
+
+if __name__ == "__main__":
+    main(Advisor)

@@ -1,0 +1,53 @@
+"""The price catalogue as the service uses it: read again when its files change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from services._runtime.logging import Logger
+from services.advisor.core.catalogue import Listing, Snapshot, listing
+from services.advisor.core.questions import BadQuestionError
+from services.advisor.price_files import directories, read_snapshots
+from services.advisor.records import Records
+
+
+class Catalogue:
+    """All snapshots, and the listing of a day."""
+
+    def __init__(self, directory: str, preferred: Sequence[str], log: Logger) -> None:
+        self._places = directories(directory)
+        self._preferred = tuple(preferred)
+        self._log = log
+        self._seen: frozenset[tuple[Path, int]] = frozenset()
+        self._cache: tuple[object, Listing] | None = None
+        self.snapshots: tuple[Snapshot, ...] = ()
+
+    def read(self) -> None:
+        """Read the files again if any has come, gone or changed. What is wrong is logged, the rest counts."""
+        seen = frozenset(
+            (path, path.stat().st_mtime_ns) for place in self._places for path in place.glob("*.json") if path.exists()
+        )
+        if seen == self._seen:
+            return
+        found, problems = read_snapshots(self._places)
+        for problem in problems:
+            self._log.error("price_file_unusable", error=problem)
+        self._seen, self.snapshots = seen, tuple(found)
+        self._log.info("prices_read", snapshots=len(found))
+
+    def listing(self, as_of: date | None, records: Records) -> Listing:
+        """The prices of a day, or the newest; machines that only records know have the newest record's price.
+
+        Raises:
+            BadQuestionError: nothing is as old as that.
+        """
+        key = (as_of, self._seen, len(records))
+        if self._cache is None or self._cache[0] != key:
+            found = listing(self.snapshots, self._preferred, as_of, records.jobs.values())
+            if as_of is not None and not found.machines:
+                oldest = min((one.as_of for one in self.snapshots), default=None)
+                raise BadQuestionError(f"no prices are known of {as_of} or before (the oldest are of {oldest})")
+            self._cache = (key, found)
+        return self._cache[1]

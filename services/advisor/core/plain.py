@@ -1,0 +1,229 @@
+"""Any regression as an adviser: intervals from its errors on left-out tasks, neighbours by distance.
+
+It is what the service falls back to, and what ours is compared with in the same place. Reasons come from putting one
+feature after the other to the middle of the known values, which needs nothing of the regression but its predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from schemas.jobs import JobRecord
+from schemas.predictions import Contribution, Neighbour, Objective
+from schemas.runs import RunProfile
+from services.advisor.core.advising import Outlook, Worthwhile
+from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
+from services.advisor.core.encoder import CATEGORY_MARK, Encoder
+from services.advisor.core.model import Fitted, Regressor
+from services.advisor.core.preparation import Preparation
+from services.advisor.core.table import Table, build
+
+LEVEL: Final = 0.9
+_FOLDS: Final = 6
+"""Groups of tasks that are left out in turn to learn how wrong a prediction for an unknown task is."""
+_LEAST_ROWS: Final = 8
+_SPAN_UNKNOWN: Final = 25.0
+"""An interval whose ends differ by more than this factor is no answer."""
+_NOTHING: Final = 0.02
+"""A factor closer to 1 than this is no reason."""
+_REASONS: Final = 8
+_PER_TASK: Final = ("task.", "local.", "series.")
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What was measured: for neighbours, and to tell inside from outside."""
+
+    preparation: Preparation
+    tasks: tuple[str, ...]
+    places: FloatArray
+    """Shape ``(tasks, prepared features)``."""
+    records: IntArray
+    scale: float
+    """Median distance of two known tasks."""
+    names: tuple[str, ...]
+    least: FloatArray
+    most: FloatArray
+    middle: FloatArray
+    """Per feature of the table, over the rows where it is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlainAdviser:
+    """A fitted regression of time with what surrounds it."""
+
+    level: float
+    encoder: Encoder
+    regression: Fitted
+    low: float
+    high: float
+    """Quantiles of log(true / predicted) on left-out tasks."""
+    failing: Mapping[str, float]
+    """Share of jobs that did not run, by configuration."""
+    known: Known
+
+    def outlook(self, table: Table) -> Outlook:
+        """Return predictions."""
+        median = self.regression.predict(table)
+        usable = np.isfinite(median) & (median > 0)
+        safe = np.where(usable, median, 1.0)
+        time_s = np.stack([safe * np.exp(min(self.low, 0.0)), safe, safe * np.exp(max(self.high, 0.0))], axis=1)
+        span = float(np.exp(max(self.high, 0.0) - min(self.low, 0.0)))
+        wide = f"the {self.level:.0%} interval spans a factor of {span:.0f}" if span > _SPAN_UNKNOWN else ""
+        unknown = tuple(wide if one else "the model cannot tell" for one in usable)
+        outside = _outside(table, self.known)
+        feasible = np.array([1.0 - self.failing.get(key, 0.0) for key in table.configuration_key.tolist()])
+        return Outlook(time_s, feasible, np.ones(len(table)), unknown, outside)
+
+    def contributions(self, table: Table, rows: IntArray) -> list[tuple[Contribution, ...]]:
+        """Return what each varying feature does, by setting it to the middle of the known values."""
+        asked = table.select(rows)
+        if not len(asked):
+            return []
+        base = self.regression.predict(asked)
+        factors: dict[str, FloatArray] = {}
+        for at in range(len(table.feature_names)):
+            name = table.feature_names[at]
+            if CATEGORY_MARK in name or name.startswith("series.") or not np.isfinite(self.known.middle[at]):
+                continue
+            features = asked.features.copy()
+            features[:, at] = self.known.middle[at]
+            factors[name] = base / self.regression.predict(replace(asked, features=features))
+        return [_strongest(asked, factors, row) for row in range(len(asked))]
+
+    def neighbours(self, table: Table, count: int) -> tuple[Neighbour, ...]:
+        """Return the nearest known tasks by their features and local runs."""
+        known = self.known
+        if not len(table) or not len(known.tasks):
+            return ()
+        place = known.preparation.apply(table)[0]
+        apart = np.abs(known.places - place)
+        distance = np.sqrt((apart**2).mean(axis=1)) / known.scale
+        order = np.argsort(distance, kind="stable")[:count]
+        return tuple(
+            Neighbour(
+                task=known.tasks[at], distance=float(distance[at]), records=int(known.records[at]),
+                alike=_alike(known, place, at),
+            )
+            for at in order.tolist()
+        )  # fmt: skip
+
+    def propose(self, table: Table, outlook: Outlook, values: FloatArray, count: int) -> list[Worthwhile]:
+        """Return the configurations with the lowest lower ends: they may be the best."""
+        del table
+        spread = outlook.time_s[:, 0] / outlook.time_s[:, 1]
+        lower = np.where(np.isfinite(values), values * spread, np.inf)
+        best = float(np.nanmin(values, initial=np.inf))
+        order = [row for row in np.argsort(lower, kind="stable")[:count].tolist() if np.isfinite(lower[row])]
+        return [Worthwhile(row, f"it may be as low as {lower[row] / best:.2f} x the best prediction") for row in order]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Learns a `PlainAdviser`."""
+
+    regressor: Regressor
+    level: float = LEVEL
+
+    @property
+    def name(self) -> str:
+        """The regression's."""
+        return self.regressor.name
+
+    def fit(self, records: Sequence[JobRecord], profiles: Mapping[str, RunProfile], *, seed: int) -> PlainAdviser:
+        """Learn."""
+        table, encoder = build(records, profiles)
+        table = table.without_repeats()
+        rows = table.select(table.completed(Objective.TIME))
+        if len(rows) < _LEAST_ROWS:
+            raise ValueError(f"{len(rows)} finished jobs are known: at least {_LEAST_ROWS} are needed to learn from")
+        errors = _errors_on_left_out(self.regressor, rows, seed)
+        tail = (1.0 - self.level) / 2.0
+        low, high = np.quantile(errors, [tail, 1.0 - tail])
+        regression = self.regressor.fit(rows, seed=seed)
+        return PlainAdviser(self.level, encoder, regression, float(low), float(high), _failing(table), _known(rows))
+
+
+def _errors_on_left_out(regressor: Regressor, rows: Table, seed: int) -> FloatArray:
+    """log(true / predicted) of tasks that were left out; of rows where there is one task only."""
+    tasks = np.unique(rows.task)
+    groups = np.searchsorted(tasks, rows.task) if len(tasks) > 1 else np.arange(len(rows))
+    fold = groups % min(_FOLDS, int(groups.max()) + 1)
+    errors: list[FloatArray] = []
+    for one in np.unique(fold):
+        out = fold == one
+        predicted = regressor.fit(rows.select(~out), seed=seed).predict(rows.select(out).without_outcomes())
+        ratio = np.log(rows.time_s[out]) - np.log(np.where(predicted > 0, predicted, np.nan))
+        errors.append(ratio[np.isfinite(ratio)])
+    return np.concatenate(errors) if errors else np.zeros(1)
+
+
+def _failing(table: Table) -> dict[str, float]:
+    """Shrunk towards none: half an imagined success each."""
+    shares: dict[str, float] = {}
+    for key in np.unique(table.configuration_key[~table.feasible]):
+        rows = table.configuration_key == key
+        shares[str(key)] = float((~table.feasible[rows]).sum() / (rows.sum() + 0.5))
+    return shares
+
+
+def _known(rows: Table) -> Known:
+    tasks, first = np.unique(rows.task, return_index=True)
+    preparation = Preparation.fit(rows.select(first.astype(np.int64)), _PER_TASK)
+    places = preparation.apply(rows.select(first.astype(np.int64)))
+    apart = np.sqrt(((places[:, None, :] - places[None, :, :]) ** 2).mean(axis=2)) if places.size else np.ones((1, 1))
+    others = apart[np.triu_indices(len(tasks), 1)]
+    seen = np.isfinite(rows.features)
+    middle = np.array([
+        float(np.median(column[known])) if known.any() else np.nan
+        for column, known in zip(rows.features.T, seen.T, strict=True)
+    ])  # fmt: skip
+    return Known(
+        preparation, tuple(tasks.tolist()), places, np.array([(rows.task == one).sum() for one in tasks]),
+        float(np.median(others)) if len(others) and np.median(others) > 0 else 1.0, rows.feature_names,
+        np.where(seen, rows.features, np.inf).min(axis=0), np.where(seen, rows.features, -np.inf).max(axis=0), middle,
+    )  # fmt: skip
+
+
+def _outside(table: Table, known: Known) -> tuple[tuple[str, ...], ...]:
+    """Features beyond all known values, in words."""
+    beyond: BoolArray = (table.features < known.least) | (table.features > known.most)
+    said: list[tuple[str, ...]] = []
+    for row in range(len(table)):
+        columns = [at for at in np.flatnonzero(beyond[row]) if not known.names[at].startswith("series.")]
+        said.append(
+            tuple(
+                f"{known.names[at].partition('.')[2]} {table.features[row, at]:g} "
+                f"(measured: {known.least[at]:g} to {known.most[at]:g})"
+                for at in columns
+                if np.isfinite(known.least[at])
+            )
+        )
+    return tuple(said)
+
+
+def _strongest(asked: Table, factors: Mapping[str, FloatArray], row: int) -> tuple[Contribution, ...]:
+    found = [
+        Contribution(
+            feature=name.partition(".")[2], value=f"{asked.feature(name)[row]:g}", factor=float(factors[name][row])
+        )
+        for name in factors
+        if np.isfinite(factors[name][row]) and abs(np.log(factors[name][row])) > _NOTHING
+    ]
+    return tuple(sorted(found, key=lambda one: -abs(float(np.log(one.factor))))[:_REASONS])
+
+
+def _alike(known: Known, place: FloatArray, at: int) -> tuple[str, ...]:
+    """What differs least and what most."""
+    apart = np.abs(known.places[at] - place)
+    names = [known.names[column] for column in known.preparation.kept.tolist()]
+    plain = [index for index, name in enumerate(names) if name.startswith("task.") and CATEGORY_MARK not in name]
+    if not plain:
+        return ()
+    order = sorted(plain, key=lambda index: (float(apart[index]), names[index]))
+    told = [f"most alike: {names[order[0]].partition('.')[2]}"]
+    return (*told, f"least: {names[order[-1]].partition('.')[2]}") if len(order) > 1 else tuple(told)

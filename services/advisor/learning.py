@@ -1,0 +1,167 @@
+"""When to train, and which model is in use: one training at a time, beside everything else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.predictions import TrainRequest
+from services._runtime.app import Runtime
+from services._runtime.bus import BusError
+from services._runtime.telemetry import span
+from services.advisor.model_file import UnusableModelError
+from services.advisor.model_store import Model, ModelStore
+from services.advisor.ports import Lesson, Trainer, TrainingFailedError
+from services.advisor.records import Records
+from services.advisor.settings import AdvisorSettings
+
+
+class Learning:
+    """Follows the records and the store. Run `run` as a task; cancelling it ends a training."""
+
+    def __init__(
+        self, runtime: Runtime[AdvisorSettings], records: Records, store: ModelStore, trainer: Trainer
+    ) -> None:
+        self._settings = runtime.settings
+        self._clock = runtime.clock
+        self._log = runtime.log
+        self._records = records
+        self._store = store
+        self._trainer = trainer
+        self._wake = asyncio.Event()
+        self._asked: TrainRequest | None = None
+        self._heard_s = self._clock.monotonic()
+        self._failed: tuple[str, int] | None = None
+        """Version that could not be trained, and the number of records then: not tried again until more have come."""
+        self._failure = ""
+        self._began_s: float | None = None
+        self.model: Model | None = None
+        self.trainings = 0
+        self.failed_trainings = 0
+
+    @property
+    def unusable_models(self) -> int:
+        """Models in the store that could not be used."""
+        return self._store.unusable_count
+
+    @property
+    def training(self) -> bool:
+        """Whether a training is under way."""
+        return self._began_s is not None
+
+    def heard(self) -> None:
+        """A record has come."""
+        self._heard_s = self._clock.monotonic()
+        self._wake.set()
+
+    def ask(self, request: TrainRequest) -> str | None:
+        """Ask for a training; returns why there will be none, or None."""
+        if self._began_s is not None or self._asked is not None:
+            return "a training is under way already: ask again when it has ended"
+        if not len(self._records):
+            return "no record is known: nothing can be learned"
+        version = self._lesson(request.seed).version
+        if self.model is not None and self.model.name.version == version and not request.force:
+            return "no record has come since the last training"
+        self._asked = request
+        self._wake.set()
+        return None
+
+    def why_no_model(self) -> str:
+        """Why no question can be answered yet."""
+        known, least = len(self._records), self._settings.least_records
+        if self._began_s is not None:
+            seconds = self._clock.monotonic() - self._began_s
+            return f"the first model is being trained on {known} records ({seconds:.0f} s so far): ask again"
+        if self._failure:
+            return f"no model could be trained: {self._failure}"
+        if known < least:
+            return (
+                f"{known} records are known, a model needs {least}: import some (turnbuckle jobs import), "
+                "or let the advisor read the shipped dataset (TURNBUCKLE_ADVISOR__DATASETS=shipped)"
+            )
+        return f"the first model will be trained on {known} records: ask again"
+
+    async def run(self) -> None:
+        """Adopt and train for ever; cancel to stop."""
+        while True:
+            self._wake.clear()
+            await self._adopt()
+            if (seed := self._due()) is not None:
+                await self._train(seed)
+                continue
+            try:
+                async with asyncio.timeout(self._patience_s()):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _patience_s(self) -> float:
+        """Until the next look: short while a training waits for quiet."""
+        quiet_s = self._settings.quiet_s - (self._clock.monotonic() - self._heard_s)
+        return min(self._settings.look_s, max(quiet_s, 0.05)) if self._wants() else self._settings.look_s
+
+    async def _adopt(self) -> None:
+        """Take the store's newest model if it is newer than ours."""
+        try:
+            model = await self._store.newest(self.model.revision if self.model is not None else 0)
+        except BusError as error:
+            self._log.warning("models_not_listed", error=str(error))
+            return
+        if model is not None:
+            self.model = model
+            self._log.info("model_in_use", version=model.name.version, records=model.name.records)
+
+    def _wants(self) -> bool:
+        """Whether the records alone call for a training."""
+        known = len(self._records)
+        if known < self._settings.least_records:
+            return False
+        if self._failed is not None and known < self._failed[1] + self._settings.retrain_after:
+            return False
+        return self.model is None or known >= self.model.name.records + self._settings.retrain_after
+
+    def _due(self) -> int | None:
+        """The seed of the training that is due now, or None."""
+        if self._asked is not None:
+            return self._asked.seed
+        quiet = self._clock.monotonic() - self._heard_s >= self._settings.quiet_s
+        return self._settings.seed if self._wants() and quiet else None
+
+    def _lesson(self, seed: int) -> Lesson:
+        records = self._records
+        return Lesson(
+            tuple(records.jobs[job] for job in sorted(records.jobs)),
+            tuple(records.runs[run] for run in sorted(records.runs)),
+            self._settings.algorithm, seed, records.data_hash(),
+        )  # fmt: skip
+
+    async def _train(self, seed: int) -> None:
+        lesson = self._lesson(seed)
+        forced, self._asked = self._asked is not None and self._asked.force, None
+        self._began_s = self._clock.monotonic()
+        self._log.info("training_begun", version=lesson.version, records=len(lesson.records))
+        try:
+            with span("advisor.train", advisor__model=lesson.version, advisor__records=len(lesson.records)):
+                await self._learn(lesson, forced=forced)
+        except (TrainingFailedError, UnusableModelError) as error:
+            self.failed_trainings += 1
+            self._failed, self._failure = (lesson.version, len(lesson.records)), str(error)
+            self._log.error("training_failed", version=lesson.version, error=str(error))
+        finally:
+            self._began_s = None
+
+    async def _learn(self, lesson: Lesson, *, forced: bool) -> None:
+        if not forced and await self._is_stored(lesson.version):
+            return  # another replica was faster; it is adopted in the next round
+        data = await self._trainer.train(lesson)
+        self.model = await self._store.save(data)
+        self.trainings += 1
+        self._failed, self._failure = None, ""
+        seconds = self._clock.monotonic() - (self._began_s or 0.0)
+        self._log.info("training_ended", version=lesson.version, bytes=len(data), seconds=round(seconds, 2))
+
+    async def _is_stored(self, version: str) -> bool:
+        try:
+            return (self.model is None or self.model.name.version != version) and await self._store.has(version)
+        except BusError:
+            return False

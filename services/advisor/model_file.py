@@ -1,0 +1,142 @@
+r"""A trained model as bytes: a header that says what it is, a digest, and the model itself.
+
+Layout: ``TBMODEL1\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
+rest: a pickle of the `Adviser`. The digest finds damage, not malice: who may write to the store may also write the
+digest. So the pickle is read through an allow-list: classes of the advisor's core, of numpy, scikit-learn, LightGBM and
+the schemas, and a few functions that rebuild arrays; anything else refuses the file before it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import json
+import pickle
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any, Final, cast
+
+from schemas.predictions import ModelName
+from services.advisor.core.advising import Adviser
+
+MAGIC: Final = b"TBMODEL1\n"
+_LIBRARIES: Final = ("numpy", "scikit-learn", "lightgbm")
+_LENGTH_BYTES: Final = 4
+_DIGEST_BYTES: Final = 32
+_MAX_HEADER_BYTES: Final = 1 << 16
+_CLASSES_OF: Final = ("services.advisor.core.", "schemas.", "sklearn.", "lightgbm.", "numpy.", "scipy.")
+_ALLOWED: Final = frozenset(
+    {
+        ("builtins", "set"), ("builtins", "frozenset"), ("builtins", "complex"), ("builtins", "bytearray"),
+        ("builtins", "slice"), ("builtins", "object"),
+        ("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter"),
+        ("copyreg", "_reconstructor"), ("datetime", "date"),
+        ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "float64"), ("numpy", "int64"), ("numpy", "bool"),
+        ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "scalar"),
+        ("numpy._core.numeric", "_frombuffer"),
+        ("_codecs", "encode"), ("services.advisor.core.advising", "Outlook"),
+    }
+)  # fmt: skip
+"""Beside classes of `_CLASSES_OF`: what rebuilds plain values."""
+
+
+class UnusableModelError(ValueError):
+    """The bytes are no model that this version can use; the text says why. Training anew helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a stored model is."""
+
+    algorithm: str
+    version: str
+    data_hash: str
+    records: int
+    tasks: int
+    trained_ns: int
+    seed: int
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+    def name(self) -> ModelName:
+        """As it is told with every prediction."""
+        return ModelName(
+            model=self.algorithm, version=self.version, data_hash=self.data_hash,
+            records=self.records, tasks=self.tasks, trained_ns=self.trained_ns,
+        )  # fmt: skip
+
+
+def libraries() -> dict[str, str]:
+    """What a model's bytes depend on, with versions."""
+    return {name: version(name) for name in _LIBRARIES}
+
+
+def pack(header: Header, adviser: Adviser) -> bytes:
+    """Return the file's bytes."""
+    body = pickle.dumps(adviser, protocol=5)
+    said = json.dumps(asdict(header), sort_keys=True).encode()
+    digest = hashlib.sha256(said + body).digest()
+    return MAGIC + len(said).to_bytes(_LENGTH_BYTES, "big") + said + digest + body
+
+
+def read_header(data: bytes) -> Header:
+    """Return what the file says it is.
+
+    Raises:
+        UnusableModelError: it is no such file, it is damaged, or it was made with other versions of its libraries.
+    """
+    return _split(data)[0]
+
+
+def unpack(data: bytes) -> tuple[Header, Adviser]:
+    """Return the header and the model.
+
+    Raises:
+        UnusableModelError: as `read_header`, or the model holds what a model may not hold.
+    """
+    header, body = _split(data)
+    try:
+        adviser = _Unpickler(io.BytesIO(body)).load()
+    except UnusableModelError:
+        raise
+    except Exception as error:  # a pickle's content can raise anything
+        raise UnusableModelError(f"model {header.version} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not all(hasattr(adviser, name) for name in ("outlook", "level", "encoder")):
+        raise UnusableModelError(f"model {header.version} is a {type(adviser).__name__}, no adviser")
+    return header, cast("Adviser", adviser)
+
+
+def _split(data: bytes) -> tuple[Header, bytes]:
+    start = len(MAGIC) + _LENGTH_BYTES
+    if data[: len(MAGIC)] != MAGIC or len(data) < start:
+        raise UnusableModelError("this is no model file of ours, or of another format version")
+    length = int.from_bytes(data[len(MAGIC) : start], "big")
+    if length > _MAX_HEADER_BYTES or len(data) < start + length + _DIGEST_BYTES:
+        raise UnusableModelError("the model file ends too early")
+    said, body = data[start : start + length], data[start + length + _DIGEST_BYTES :]
+    digest = data[start + length : start + length + _DIGEST_BYTES]
+    if hashlib.sha256(said + body).digest() != digest:
+        raise UnusableModelError("the model file is damaged: its digest differs")
+    try:
+        header = Header(**json.loads(said))
+    except (ValueError, TypeError) as error:
+        raise UnusableModelError(f"the model file's header cannot be read: {error}") from error
+    here = libraries()
+    if header.libraries != here:
+        changed = [f"{name} {header.libraries.get(name)} (here {found})" for name, found in here.items()
+                   if header.libraries.get(name) != found]  # fmt: skip
+        raise UnusableModelError(f"model {header.version} was made with {', '.join(changed)}")
+    return header, body
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Only what a model is made of."""
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        if f"{module}.".startswith(_CLASSES_OF):
+            found = getattr(importlib.import_module(module), name, None)
+            if isinstance(found, type):
+                return found
+        raise UnusableModelError(f"the model holds {module}.{name}, which no model may hold")

@@ -1,0 +1,96 @@
+"""The models in the bus's object store: each under its version, the newest by the store's own order."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from schemas.predictions import ModelName
+from services._runtime.bus import BusError, CorruptObjectError, ObjectInfo, ObjectStore
+from services._runtime.logging import Logger
+from services.advisor.core.advising import Adviser
+from services.advisor.model_file import UnusableModelError, read_header, unpack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A model in use."""
+
+    name: ModelName
+    adviser: Adviser
+    revision: int
+    """In the store; 0: it could not be stored."""
+
+
+class ModelStore:
+    """Keeps and finds models. What cannot be used is told once, and left until its place is taken by a better one."""
+
+    def __init__(self, objects: ObjectStore, kept: int, log: Logger) -> None:
+        self._objects = objects
+        self._kept = kept
+        self._log = log
+        self._unusable: set[int] = set()
+        """Revisions."""
+        self.unusable_count = 0
+
+    async def newest(self, beyond_revision: int = 0) -> Model | None:
+        """The newest usable model that is newer than a revision, or None.
+
+        Raises:
+            BusError: the store cannot be read.
+        """
+        infos = sorted((await self._objects.names()).values(), key=lambda one: -one.revision)
+        for info in infos:
+            if info.revision <= beyond_revision:
+                return None
+            if info.revision not in self._unusable and (model := await self._load(info)) is not None:
+                return model
+        return None
+
+    async def _load(self, info: ObjectInfo) -> Model | None:
+        try:
+            stored = await self._objects.get(info.name)
+            if stored is None:
+                return None
+            header, adviser = await asyncio.to_thread(unpack, stored.data)
+        except (CorruptObjectError, UnusableModelError) as error:
+            self._unusable.add(info.revision)
+            self.unusable_count += 1
+            self._log.error("model_unusable", version=info.name, error=str(error), remedy="it is trained anew")
+            return None
+        return Model(header.name(), adviser, stored.info.revision)
+
+    async def has(self, version: str) -> bool:
+        """Whether a model of this version is there that is not known to be unusable."""
+        info = (await self._objects.names()).get(version)
+        return info is not None and info.revision not in self._unusable
+
+    async def save(self, data: bytes) -> Model:
+        """Store a model file and return the model; where it cannot be stored, it is used all the same.
+
+        Raises:
+            UnusableModelError: the file is none.
+        """
+        header = read_header(data)
+        attributes = {
+            "algorithm": header.algorithm,
+            "data_hash": header.data_hash,
+            "records": str(header.records),
+            "seed": str(header.seed),
+            "libraries": ", ".join(f"{name} {found}" for name, found in header.libraries.items()),
+        }
+        revision = 0
+        try:
+            await self._make_room()
+            revision = (await self._objects.put(header.version, data, attributes)).revision
+        except BusError as error:
+            self._log.error("model_not_stored", version=header.version, error=str(error))
+        _, adviser = await asyncio.to_thread(unpack, data)
+        return Model(header.name(), adviser, revision)
+
+    async def _make_room(self) -> None:
+        """Delete the oldest, so that with the coming one there are as many as are kept."""
+        infos = sorted((await self._objects.names()).values(), key=lambda one: -one.revision)
+        for info in infos[max(0, self._kept - 1) :]:
+            await self._objects.delete(info.name)
+            self._log.info("model_removed", version=info.name)

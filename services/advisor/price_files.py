@@ -1,0 +1,93 @@
+"""Price snapshots as files: read from every directory, written once and never changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Final
+
+from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_snapshot, to_plain
+
+SHIPPED: Final = Path(__file__).parent / "data" / "prices"
+_MAX_BYTES: Final = 64 << 20
+
+
+def user_directory(environ: Mapping[str, str]) -> Path:
+    """Where refreshed snapshots are kept: ``$XDG_DATA_HOME/turnbuckle/prices``, by default below ``~/.local/share``."""
+    base = environ.get("XDG_DATA_HOME")
+    home = Path(environ.get("HOME", "~")).expanduser()
+    return (Path(base) if base else home / ".local" / "share") / "turnbuckle" / "prices"
+
+
+def directories(given: str, environ: Mapping[str, str] | None = None) -> tuple[Path, ...]:
+    """The directories that snapshots are read from: the shipped one, and the given or the user's."""
+    own = Path(given).expanduser() if given else user_directory(os.environ if environ is None else environ)
+    return SHIPPED, own
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+        BadCatalogueError: it cannot be read.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise BadCatalogueError(f"{path} is larger than {_MAX_BYTES} bytes: this is no price file")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadCatalogueError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadCatalogueError(f"{path} is no UTF-8 text (byte {error.start})") from error
+
+
+def read_snapshots(places: Iterable[Path]) -> tuple[list[Snapshot], list[str]]:
+    """All snapshots below the directories that exist, and what is wrong with those that cannot be used."""
+    found: list[Snapshot] = []
+    problems: list[str] = []
+    for path in sorted(one for place in places for one in place.glob("*.json")):
+        try:
+            found.append(parse_snapshot(read_text(path), str(path)))
+        except BadCatalogueError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def write_snapshot(snapshot: Snapshot, place: Path) -> tuple[Path, bool]:
+    """Write a snapshot beside the older ones.
+
+    Returns:
+        The file, and whether it is new: the same prices of the same day are written once.
+
+    Raises:
+        BadCatalogueError: the directory cannot be written.
+    """
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for path in sorted(place.glob(f"{snapshot.source}-{snapshot.as_of.isoformat()}*.json")):
+            if parse_snapshot(read_text(path), str(path)).digest == snapshot.digest:
+                return path, False
+        path = place / f"{snapshot.source}-{snapshot.as_of.isoformat()}.json"
+        if path.exists():
+            path = path.with_name(f"{path.stem}-{snapshot.digest[:8]}.json")
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps(to_plain(snapshot), indent=1) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise BadCatalogueError(f"{place} cannot be written: {error.strerror}") from error
+    return path, True
+
+
+def parse_day(text: str) -> date:
+    """A day in ISO 8601.
+
+    Raises:
+        BadCatalogueError: it is none.
+    """
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise BadCatalogueError(f"{text!r} is no day: write such as 2026-11-21") from error

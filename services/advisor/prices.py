@@ -1,0 +1,119 @@
+"""The price catalogue as a tool: ``python -m services.advisor.prices list`` and ``... refresh``.
+
+Prints one JSON object a line on standard output (``event`` is row, result or error), text for people on standard
+error. Exit codes: 0; 64 usage; 65 bad data; 70 our own fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_skypilot, parse_snapshot
+from services.advisor.price_files import directories, parse_day, read_snapshots, read_text, write_snapshot
+
+USAGE: Final = 64
+BAD_DATA: Final = 65
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with the tools' exit code for wrong usage."""
+        _tell("error", message=message)
+        print(f"{message}\n{self.format_usage()}", file=sys.stderr)  # noqa: T201 - for people
+        raise SystemExit(USAGE)
+
+
+def _tell(event: str, **fields: Any) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)  # noqa: T201 - the tool's output
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="turnbuckle prices", description="Dated prices of machines; old snapshots stay.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    listing = commands.add_parser("list", help="snapshots, or with --source the machines of the newest one")
+    refresh = commands.add_parser("refresh", help="take a new snapshot in")
+    for each in (listing, refresh):
+        each.add_argument("--directory", default="", metavar="DIR", help="where refreshed snapshots are kept")
+        each.add_argument("--as-of", default="", metavar="DAY", help="the day, such as 2026-11-21")
+        each.add_argument("--source", default="", metavar="NAME", help="the catalogue's name, such as gcp-vertex")
+    what = refresh.add_mutually_exclusive_group(required=True)
+    what.add_argument("--file", type=Path, metavar="FILE.JSON", help="a snapshot in the shipped files' format")
+    what.add_argument("--skypilot", type=Path, metavar="VMS.CSV", help="a vms.csv of SkyPilot's catalogue")
+    refresh.add_argument("--region", default="us-central1", help="of SkyPilot's catalogue (default: %(default)s)")
+    refresh.add_argument("--provider", default="gcp", help="whose machines these are (default: %(default)s)")
+    return parser.parse_args(argv)
+
+
+def _list(options: argparse.Namespace) -> None:
+    snapshots, problems = read_snapshots(directories(options.directory))
+    for problem in problems:
+        print(problem, file=sys.stderr)  # noqa: T201 - for people
+    last = parse_day(options.as_of) if options.as_of else None
+    wanted = [
+        one
+        for one in sorted(snapshots, key=lambda each: (each.source, each.as_of, each.made))
+        if (not options.source or one.source == options.source) and (last is None or one.as_of <= last)
+    ]
+    if not wanted:
+        known = ", ".join(sorted({one.source for one in snapshots})) or "none"
+        raise BadCatalogueError(f"no such snapshot (sources known: {known})")
+    if options.source:
+        newest = wanted[-1]
+        for machine in newest.machines:
+            fields = {name: getattr(machine, name) for name in machine.__dataclass_fields__}
+            _tell("row", source=newest.source, as_of=newest.as_of.isoformat(), **fields)
+        _tell("result", **_told(newest))
+        return
+    for one in wanted:
+        _tell("row", **_told(one))
+    _tell("result", snapshots=len(wanted), problems=problems)
+
+
+def _told(one: Snapshot) -> dict[str, Any]:
+    return {
+        "source": one.source, "provider": one.provider, "region": one.region, "as_of": one.as_of.isoformat(),
+        "machines": len(one.machines), "digest": one.digest, "note": one.note,
+        "spot": sum(machine.spot_usd_per_hour is not None for machine in one.machines),
+    }  # fmt: skip
+
+
+def _refresh(options: argparse.Namespace) -> None:
+    now = datetime.now(UTC)
+    made = now.isoformat(timespec="microseconds")
+    if options.skypilot is not None:
+        day = parse_day(options.as_of) if options.as_of else now.date()
+        source = options.source or f"{options.provider}-skypilot"
+        note = f"Read from SkyPilot's catalogue ({options.skypilot.name}), region {options.region}, lowest zone."
+        empty = Snapshot(source, options.provider, day, options.region, note, (), made)
+        snapshot = parse_skypilot(read_text(options.skypilot), empty, str(options.skypilot))
+    else:
+        snapshot = parse_snapshot(read_text(options.file), str(options.file))
+        if options.as_of or options.source:
+            raise BadCatalogueError("--as-of and --source stand in the file itself")
+    path, new = write_snapshot(snapshot, directories(options.directory)[1])
+    _tell("result", file=str(path), new=new, **_told(snapshot))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the tool; returns the exit code."""
+    options = _arguments(argv)
+    try:
+        {"list": _list, "refresh": _refresh}[options.command](options)
+    except BadCatalogueError as error:
+        _tell("error", message=str(error))
+        print(error, file=sys.stderr)  # noqa: T201 - for people
+        return BAD_DATA
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""The records and local runs that an advisor holds in memory: each job once, whatever is told twice."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from types import MappingProxyType
+
+from schemas.codec import encode
+from schemas.jobs import Attributes, JobRecord, TaskFeatures
+from schemas.runs import RunProfile
+from services.advisor.core.questions import LEAST_PROFILE_S, Measured
+
+
+class Records:
+    """What is known. Counts say what was left out, and why is logged by the caller."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobRecord] = {}
+        self.runs: dict[str, RunProfile] = {}
+        self.rejected = 0
+        self.repeated = 0
+        self._digests: dict[str, bytes] = {}
+        self._measured: Measured | None = None
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def add(self, record: JobRecord) -> str | None:
+        """Take a record in; returns why not, or None. A job that is known already is passed over."""
+        if record.job in self.jobs:
+            self.repeated += 1
+            return None
+        if (reason := _wrong(record)) is not None:
+            self.rejected += 1
+            return reason
+        self.jobs[record.job] = record
+        self._digests[f"job {record.job}"] = hashlib.sha256(encode(record)).digest()
+        self._measured = None
+        return None
+
+    def add_run(self, profile: RunProfile) -> str | None:
+        """Take a local run in; returns why not, or None. The first one of a name counts."""
+        if profile.run in self.runs:
+            self.repeated += 1
+            return None
+        if not _finite(profile.task.attributes) or not any(worker.samples for worker in profile.workers):
+            self.rejected += 1
+            return f"local run {profile.run} holds no samples, or a number that is not finite"
+        self.runs[profile.run] = profile
+        self._digests[f"run {profile.run}"] = hashlib.sha256(encode(profile)).digest()
+        self._measured = None
+        return None
+
+    def data_hash(self) -> str:
+        """A digest of everything that a model learns from, in whatever order it came."""
+        whole = hashlib.sha256()
+        for name in sorted(self._digests):
+            whole.update(name.encode("utf-8", "surrogatepass") + b"\0" + self._digests[name])
+        return whole.hexdigest()
+
+    def measured(self) -> Measured:
+        """What questions are completed from."""
+        if self._measured is None:
+            tasks: dict[str, TaskFeatures] = {}
+            batches: dict[str, set[int]] = {}
+            local: dict[str, str] = {}
+            for profile in self.runs.values():
+                if profile.duration_s >= LEAST_PROFILE_S:
+                    local.setdefault(profile.task.task, profile.run)
+                tasks[profile.task.task] = profile.task
+            for record in self.jobs.values():
+                name = record.task.task
+                tasks[name] = record.task
+                batches.setdefault(name, set()).add(record.configuration.batch_size)
+                if record.local_run in self.runs:
+                    local[name] = record.local_run
+            self._measured = Measured(
+                MappingProxyType(tasks),
+                MappingProxyType(self.runs),
+                MappingProxyType(local),
+                frozenset(record.configuration.provider for record in self.jobs.values()),
+                MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in batches.items()}),
+            )
+        return self._measured
+
+
+def _wrong(record: JobRecord) -> str | None:
+    if record.cost_usd is not None and not math.isfinite(record.cost_usd):
+        return f"job {record.job}: a cost of {record.cost_usd}"
+    if not _finite(record.task.attributes) or not _finite(record.configuration.attributes):
+        return f"job {record.job}: a feature is not finite"
+    return None
+
+
+def _finite(attributes: Attributes) -> bool:
+    return all(math.isfinite(value) for value in attributes.values() if isinstance(value, float))

@@ -1,0 +1,65 @@
+"""A training in a process of its own: see `services.advisor.training`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import Final
+
+from schemas.codec import encode
+from services.advisor.ports import Lesson, TrainingFailedError
+
+_WORKER: Final = "services.advisor.training"
+_LENGTH_BYTES: Final = 4
+_ERROR_CHARACTERS: Final = 2_000
+
+
+class TrainingProcess:
+    """`Trainer` with a process for each training."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.pid: int | None = None
+        """Of the process that trains now."""
+
+    async def train(self, lesson: Lesson) -> bytes:
+        """Train; cancelling kills the process."""
+        data = await asyncio.to_thread(_pack_lesson, lesson)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", _WORKER, str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        self.pid = process.pid
+        try:
+            async with asyncio.timeout(self._limit_s):
+                model, said = await process.communicate(data)
+        except TimeoutError as error:
+            raise TrainingFailedError(f"the training took longer than {self._limit_s:g} s") from error
+        finally:
+            self.pid = None
+            await _end(process)
+        if process.returncode:
+            lines = said.decode(errors="replace").strip()[-_ERROR_CHARACTERS:].splitlines()
+            reason = lines[-1] if lines else f"it ended with {process.returncode} and said nothing"
+            raise TrainingFailedError(reason)
+        return model
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill and reap it, also while being cancelled."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await asyncio.shield(process.wait())
+
+
+def _pack_lesson(lesson: Lesson) -> bytes:
+    head = {"algorithm": lesson.algorithm, "seed": lesson.seed, "data_hash": lesson.data_hash}
+    parts = [json.dumps(head).encode() + b"\n"]
+    for message in (*lesson.records, *lesson.profiles):
+        data = encode(message)
+        parts += [len(data).to_bytes(_LENGTH_BYTES, "big"), data]
+    return b"".join(parts)
