@@ -182,7 +182,9 @@ def _unfused() -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
+        # None leaves a flag alone: the default would set TF32, with a warning on machines that have none.
+        unfused = torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None)
+        with unfused, sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
