@@ -66,7 +66,7 @@ class LocalRunEntry(_Strict):
     """None: `instance_types.LOCAL`."""
     workers: WorkerCount = 3
     batch_size: BatchSize = 32
-    interval_s: Annotated[float, Field(ge=0.05, le=10)] = 0.2
+    interval_s: Annotated[float, Field(ge=0.05, le=10)] = 0.1
     timeout_s: Positive = 60.0
 
     @property
@@ -191,7 +191,8 @@ def is_contended(instance: InstanceType, workers: int, cores: int) -> bool:
 def _configurations(grid: Grid, task: str, cores: int) -> tuple[list[Row], list[Row]]:
     """Those drawn, and those left out (without the contended ones)."""
     draw = random.Random(f"{grid.seed}:{task}")  # noqa: S311 - a reproducible draw, no secret
-    calm, contended = [], []
+    calm: list[Row] = []
+    contended: list[Row] = []
     for instance, workers, batch_size in product(grid.instance_types, grid.workers, grid.batch_sizes):
         crowded = is_contended(instance, workers, cores)
         row = Row(task, instance, workers, batch_size, 0, crowded)

@@ -57,6 +57,7 @@ class _Run:
     started_ns: int
     released_ns: int = 0
     memory_bytes: int = 0
+    cpu_s: float = 0.0
 
     def wait(self, until: Callable[[Worker], bool], deadline_ns: int) -> bool:
         """Until it holds for all workers (True); until the deadline, or until one has died (False).
@@ -96,10 +97,11 @@ class _Run:
                 elapsed_s = (time.monotonic_ns() - self.released_ns) / 1e9
                 recording.add(Counters(elapsed_s, used.cpu_s, used.memory_bytes, used.rx_bytes, used.tx_bytes))
 
-    def look_at_memory(self) -> None:
-        """Remember what the largest worker holds."""
-        held = [sample.memory_bytes for sample in (worker.cell.sample() for worker in self.workers) if sample]
-        self.memory_bytes = max([self.memory_bytes, *held])
+    def look(self) -> None:
+        """Remember what the largest worker holds, and what all have used."""
+        samples = [sample for sample in (worker.cell.sample() for worker in self.workers) if sample]
+        self.memory_bytes = max((sample.memory_bytes for sample in samples), default=0)
+        self.cpu_s = sum(sample.cpu_s for sample in samples)
 
     def limit(self, cores: float | None) -> None:
         """Give each worker's group its quota; None: none."""
@@ -173,7 +175,7 @@ def measure(bench: Bench, order: Order, training: Training) -> Outcome:
         try:
             state, duration_s, reason = _train(run)
         finally:
-            run.look_at_memory()
+            run.look()
             run.finish()
         state, duration_s, reason = _judge(run, cells, (state, duration_s, reason))
     return Outcome(
@@ -185,6 +187,7 @@ def measure(bench: Bench, order: Order, training: Training) -> Outcome:
         reason,
         tuple(worker.exit_code or 0 for worker in run.workers),
         run.memory_bytes,
+        run.cpu_s,
         run.workers[0].loss,
         _series(run),
     )

@@ -55,6 +55,8 @@ class Outcome:
     exit_codes: tuple[int, ...] = ()
     memory_bytes: int = 0
     """What the largest worker held when it was last looked at."""
+    cpu_s: float = 0.0
+    """Processor time of all workers together, setting up included."""
     loss: float | None = None
     """Of the master's last batch: shows that it trained."""
     series: tuple[WorkerSeries, ...] = ()

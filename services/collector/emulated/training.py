@@ -34,7 +34,9 @@ class Place:
     """The network device to the others."""
 
 
-def train(task: TrainingTask, data: TensorDataset, batch_size: int, place: Place, at_the_start: Callable[[], None]) -> float:
+def train(
+    task: TrainingTask, data: TensorDataset, batch_size: int, place: Place, at_the_start: Callable[[], None]
+) -> float:
     """Train for the task's epochs; returns the last batch's loss. The seed is the process' (`torch.manual_seed`).
 
     `at_the_start` is called when all is ready, and returns when all workers may begin.
@@ -59,6 +61,6 @@ def train(task: TrainingTask, data: TensorDataset, batch_size: int, place: Place
         for *inputs, target in loader:
             optimizer.zero_grad()
             loss = task.loss(model(*inputs), target)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return float(loss)

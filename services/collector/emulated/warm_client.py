@@ -75,7 +75,9 @@ class WarmParent:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise WarmParentError(f"the process that trains has ended with {self._process.wait()}; start again to go on")
+            raise WarmParentError(
+                f"the process that trains has ended with {self._process.wait()}; start again to go on"
+            )
         answer: dict[str, Any] = json.loads(line)
         if "unavailable" in answer:
             raise UnavailableError(answer["unavailable"])

@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 import torch
+import torch._dynamo  # its 900 modules would be imported by each worker, with the first optimizer
 from torch.utils.data import TensorDataset
 
 from schemas.jobs import TaskFeatures

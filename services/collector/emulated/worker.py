@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -100,7 +99,7 @@ def _be_a_worker(cell: Cell, training: Training, place: Place, line: socket.sock
         line.recv(1)
         code = 0
     except BaseException as error:  # noqa: BLE001 - whatever it is, the parent tells of it
-        _quietly(lambda: _say(line, error=f"{type(error).__name__}: {error}"[:500]))
+        _say_quietly(line, f"{type(error).__name__}: {error}"[:500])
     finally:
         os._exit(code)
 
@@ -118,8 +117,8 @@ def _say(line: socket.socket, **fields: object) -> None:
     line.sendall(json.dumps(fields).encode() + b"\n")
 
 
-def _quietly(work: Callable[[], None]) -> None:
+def _say_quietly(line: socket.socket, error: str) -> None:
     try:
-        work()
-    except OSError:
+        _say(line, error=error)
+    except OSError:  # the parent has gone
         return

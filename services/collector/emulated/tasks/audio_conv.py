@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from services.collector.emulated.tasks.task import TrainingTask
 
-LENGTH, RATE_HZ, CLASSES, SAMPLES = 4000, 8000, 6, 1536
+LENGTH, RATE_HZ, CLASSES, SAMPLES = 4000, 8000, 6, 3072
 
 
 class AudioConv(nn.Module):

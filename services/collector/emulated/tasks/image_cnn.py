@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 from services.collector.emulated.tasks.task import TrainingTask
 from services.collector.emulated.tasks.textures import CHANNELS, CLASSES, build_textures
 
-SAMPLES = 1536
+SAMPLES = 4096
 
 
 class ImageCnn(nn.Module):

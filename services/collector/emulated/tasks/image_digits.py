@@ -20,7 +20,7 @@ class ImageDigits(nn.Module):
         self.layers = nn.Sequential(
             nn.Conv2d(1, 24, 3, padding=1), nn.ReLU(),
             nn.Conv2d(24, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(32 * 16, 96), nn.ReLU(), nn.Linear(96, CLASSES),
+            nn.Flatten(), nn.Linear(32 * 16, 48), nn.ReLU(), nn.Linear(48, CLASSES),
         )  # fmt: skip
 
     def forward(self, picture: Tensor) -> Tensor:
@@ -43,5 +43,5 @@ TASK = TrainingTask(
     build_data=build_data,
     loss=nn.functional.cross_entropy,
     build_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
-    epochs=3,
+    epochs=6,
 )

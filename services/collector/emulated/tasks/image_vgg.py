@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 from services.collector.emulated.tasks.task import TrainingTask
 from services.collector.emulated.tasks.textures import CHANNELS, CLASSES, build_textures
 
-SAMPLES = 1024
+SAMPLES = 2048
 
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:
@@ -24,7 +24,7 @@ class ImageVgg(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(*_block(CHANNELS, 16), *_block(16, 32), *_block(32, 64))
+        self.features = nn.Sequential(*_block(CHANNELS, 24), *_block(24, 32), *_block(32, 64))
         self.classify = nn.Sequential(
             nn.Flatten(), nn.Linear(64 * 16, 160), nn.ReLU(), nn.Dropout(0.5), nn.Linear(160, CLASSES)
         )

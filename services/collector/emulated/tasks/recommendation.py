@@ -1,4 +1,4 @@
-"""Recommendation by factors of users and items: the largest gradients of all, next to nothing to compute."""
+"""Recommendation by factors of users and items: large gradients, little to compute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from services.collector.emulated.tasks.task import TrainingTask
 
-USERS, ITEMS, FACTORS, SAMPLES = 2500, 2000, 32, 4096
+USERS, ITEMS, FACTORS, SAMPLES = 1000, 600, 32, 6144
 
 
 class Recommendation(nn.Module):
@@ -18,7 +18,9 @@ class Recommendation(nn.Module):
         super().__init__()
         self.users = nn.Embedding(USERS, FACTORS)
         self.items = nn.Embedding(ITEMS, FACTORS)
-        self.layers = nn.Sequential(nn.Linear(2 * FACTORS, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(2 * FACTORS, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 1)
+        )
 
     def forward(self, pair: Tensor) -> Tensor:
         """Shape ``(batch, 2)``, user and item, to ``(batch,)``."""

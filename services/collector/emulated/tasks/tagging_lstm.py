@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from services.collector.emulated.tasks.task import TrainingTask
 
-VOCABULARY, WORDS, WIDTH, HIDDEN, TAGS, SAMPLES = 600, 20, 32, 48, 12, 2048
+VOCABULARY, WORDS, WIDTH, HIDDEN, TAGS, SAMPLES = 600, 24, 32, 48, 12, 6144
 
 
 class TaggingLstm(nn.Module):
