@@ -48,6 +48,7 @@ from services.collector.adapters.cell_records import (
 from services.collector.adapters.cell_usage import Usage
 
 _NAME: Final = re.compile(NAME_PATTERN)
+REAPED_WITHIN_S: Final = 2.0
 _PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -92,6 +93,7 @@ class Cell:
         """IPv4, reachable from the other cells of the run."""
         self._group, self._namespace, self._usage = parts
         self._traffic = self._namespace.open_traffic()
+        self._spawned: list[subprocess.Popen[bytes]] = []
         self._removed = False
 
     def enter(self) -> None:
@@ -126,7 +128,7 @@ class Cell:
         where = output or Output()
         opened = [subprocess.DEVNULL if path is None else _append(path) for path in (where.stdout, where.stderr)]
         try:
-            return subprocess.Popen(  # noqa: S603 - the user's own command
+            process = subprocess.Popen(  # noqa: S603 - the user's own command
                 list(argv),
                 env=None if env is None else dict(env),
                 cwd=cwd,
@@ -136,6 +138,7 @@ class Cell:
                 start_new_session=True,
                 preexec_fn=self.enter,  # noqa: PLW1509 - makes system calls only
             )
+            self._spawned.append(process)
         except subprocess.SubprocessError as error:
             raise CellUnavailableError(
                 f"the kernel does not let {argv[0]} into cell {self.name} (a real-time process? see chrt -p $$)"
@@ -144,6 +147,7 @@ class Cell:
             for descriptor in opened:
                 if descriptor >= 0:
                     os.close(descriptor)
+        return process
 
     def sample(self) -> CellSample | None:
         """What it has used so far; None once it was removed."""
@@ -169,6 +173,10 @@ class Cell:
             return True
         self._removed = True
         gone = remove_group(self._group)
+        for process in self._spawned:
+            # Reaped here, so that nobody has to; it leaves its group a moment before it can be.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(REAPED_WITHIN_S if gone else 0)
         self._usage.close()
         os.close(self._traffic)
         self._namespace.close()
