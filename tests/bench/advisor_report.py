@@ -188,6 +188,12 @@ def regrets_by_task(part: Part, runs: int) -> dict[str, float]:
     return {task: float(np.mean(values)) for task, values in found.items()}
 
 
+def _search_difference(part: Part, rival: Part, runs: int) -> str:
+    if part is rival:
+        return ""
+    return difference_text(paired(regrets_by_task(part, runs), regrets_by_task(rival, runs)))
+
+
 def search_table(parts: Mapping[str, Part]) -> list[str]:
     """Regret after k runs, and paired differences at 3 and 5 runs."""
     most = max((len(one["regrets"]) for part in parts.values() for one in part["searches"]), default=0)
@@ -198,10 +204,9 @@ def search_table(parts: Mapping[str, Part]) -> list[str]:
     for model, part in parts.items():
         cells = "".join(f"{number(float(np.mean(list(regrets_by_task(part, k).values())))):>8}" for k in shown)
         against = "".join(
-            f"   {difference_text(paired(regrets_by_task(part, k), regrets_by_task(parts[name], k))):<32}"
+            f"   {_search_difference(part, parts[name], k):<{len('k=3, less ') + 22}}"
             for name in rivals
             for k in (3, 5)
-            if name != model
         )
         lines.append(f"  {model:<26}{cells}{against}")
     return lines

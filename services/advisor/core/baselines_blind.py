@@ -12,6 +12,7 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
+from services.advisor.core.chance import generator
 from services.advisor.core.labels import ranks
 from services.advisor.core.table import Table
 
@@ -97,7 +98,7 @@ class _ByChance:
 
     def score(self, table: Table) -> FloatArray:
         """Return numbers drawn for each job anew, the same under the same seed."""
-        return np.random.default_rng(self.seed).random(len(table))
+        return generator(self.seed, table).random(len(table))
 
 
 @dataclass(frozen=True, slots=True)

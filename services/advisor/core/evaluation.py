@@ -99,7 +99,7 @@ class Answer:
 
     def relative(self) -> FloatArray:
         """Return scores less the best score of the counted ones: comparable between tasks."""
-        return self.scores - self.scores[self.counted].max(initial=-np.inf)
+        return np.asarray(self.scores - self.scores[self.counted].max(initial=-np.inf))
 
 
 def answer_of(fitted: Fitted | FittedRanker, table: Table, rows: IntArray, about: Answer) -> Answer:
