@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-job fuzz soak format clean anew
+.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-job bench-advisor fuzz soak format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -74,6 +74,9 @@ bench-thorn-rules: $(STAMP_DEV)  ## Cost of 1 to 10,000 tc rules beside tc and p
 
 bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, and restarted instead (about 25 minutes; --quick: 6)
 	$(BIN)/python -m tests.bench.thorn_job $(ARGS)
+
+bench-advisor: $(STAMP_DEV)  ## Predictions and choices of the advisor's models on left-out applications (hours; --quick: minutes)
+	$(BIN)/python -m tests.bench.advisor $(ARGS)
 
 fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; ARGS="--seed 7 --count 20000")
 	$(BIN)/python -m tests.fuzz.message_fuzzer $(ARGS)

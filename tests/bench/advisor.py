@@ -18,14 +18,13 @@ from typing import Any, Final
 
 from schemas.predictions import Objective
 from tests.bench import advisor_figures, advisor_report
-from tests.bench.advisor_data import DEFAULT_DATA, PUBLIC, DataSet, MissingDataError
+from tests.bench.advisor_data import DEFAULT_DATA, SETS, DataSet, MissingDataError
 from tests.bench.advisor_models import RANKERS, REGRESSORS, SEARCHES
 from tests.bench.advisor_runs import PROTOCOLS, Job, Plan, measured, planned
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record
 
 PARTS: Final = OUTPUT / "advisor"
-SETS: Final = tuple(PUBLIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def parse(arguments: list[str]) -> Order:
     given = parser.parse_args(arguments)
     models = frozenset(one.strip() for one in given.models.split(",") if one.strip())
     for name, asked, known in (
-        ("sets", given.sets.split(","), SETS),
+        ("sets", given.sets.split(","), tuple(SETS)),
         ("models", models, (*REGRESSORS, *RANKERS, *SEARCHES)),
         ("objectives", given.objectives.split(","), tuple(Objective)),
         ("protocols", given.protocols.split(","), PROTOCOLS),
@@ -86,7 +85,7 @@ def load(order: Order) -> list[DataSet]:
     found = []
     for name in order.sets:
         try:
-            found.append(PUBLIC[name](order.data))
+            found.append(SETS[name](order.data))
         except MissingDataError as error:
             say(f"{name} is left out: {error}")
     return found

@@ -19,11 +19,13 @@ import numpy as np
 
 from schemas.jobs import Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.runs import RunEnd, RunProfile
+from services._runtime.job_files import read_job_file
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.encoder import configuration_key
 from services.advisor.core.table import SECONDS_PER_HOUR, Table, build
 
 DEFAULT_DATA: Final = Path("../shared/data")
+SHIPPED: Final = Path("services/advisor/data")
 DOWNLOADED: Final = date(2026, 11, 21)
 
 
@@ -243,7 +245,24 @@ def trimtuner_sizes(data: Path) -> DataSet:
                    applications={})  # fmt: skip
 
 
-PUBLIC: Final[Mapping[str, Callable[[Path], DataSet]]] = {
+def emulated(_data: Path) -> DataSet:
+    """The set that is shipped with the project: see docs/dataset.md."""
+    paths = sorted(SHIPPED.glob("*.parquet"))
+    if not paths:
+        raise MissingDataError(f"{SHIPPED} holds no Parquet file")
+    files = [read_job_file(path) for path in paths]
+    records = [record for one in files for record in one.records if not record.contended]
+    return DataSet(
+        "emulated",
+        "ours: PyTorch DDP on instance types emulated on one machine, every task with a local run and its series; "
+        "runs that were contended are not used; prices are synthetic",
+        tuple(records),
+        {profile.run: profile for one in files for profile in one.profiles},
+    )
+
+
+SETS: Final[Mapping[str, Callable[[Path], DataSet]]] = {
+    "emulated": emulated,
     "multicloud_ibm": multicloud_ibm,
     "trimtuner": trimtuner,
     "trimtuner_sizes": trimtuner_sizes,

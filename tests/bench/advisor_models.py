@@ -10,12 +10,14 @@ from services.advisor.core.baselines_blind import CheapestHour, LargestMachine, 
 from services.advisor.core.baselines_learned import Boosting, Forest, ForestClassifier, Linear, Poisson
 from services.advisor.core.ernest import Ernest
 from services.advisor.core.model import Ranker, Regressor, Sequential
+from services.advisor.core.ours.model import Ours
 from services.advisor.core.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch
 
 MEAN_RANKING: Final = "mean ranking"
 """What everything is compared with."""
 
 REGRESSORS: Final[Mapping[str, Callable[[Objective], Regressor]]] = {
+    "ours": Ours,
     "linear": Linear,
     "poisson": Poisson,
     "random forest": Forest,
@@ -35,6 +37,7 @@ RANKERS: Final[Mapping[str, Callable[[Objective], Ranker]]] = {
 """Order configurations, and predict nothing."""
 
 SEARCHES: Final[Mapping[str, Callable[[Objective], Sequential]]] = {
+    "ours": Ours,
     "bayesian": Bayesian,
     "random search": RandomSearch,
     "ernest search": ErnestSearch,
