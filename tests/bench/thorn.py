@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
@@ -40,6 +41,8 @@ class Plan:
     """Setups take turns, so that a change of the machine's load meets all of them."""
     setups: tuple[Setup, ...]
     cases: tuple[FaultCase, ...]
+    join: tuple[Path, ...] = ()
+    """Records to show as one, instead of measuring."""
 
     @property
     def minutes(self) -> float:
@@ -57,6 +60,7 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
     parser.add_argument("--setups", help=f"some of {','.join(NAMES)}; default all")
     parser.add_argument("--kinds", help=f"some of {','.join(FAULTS)}; default all")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--join", nargs="+", type=Path, metavar="RECORD", help="show records of this machine as one")
     given = parser.parse_args(arguments)
     try:
         setups = (given.setups or ("50x3,50x3-fast" if given.quick else ",".join(NAMES))).split(",")
@@ -66,6 +70,7 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
             1 if given.quick else max(given.rounds, 1),
             tuple(SETUPS[NAMES[name]] for name in setups),
             tuple(FAULTS[name] for name in kinds),
+            tuple(given.join or ()),
         )
     except KeyError as error:
         parser.error(f"there is no {error}")
@@ -107,6 +112,10 @@ async def measure(plan: Plan) -> OutageResults:
 def main() -> int:
     """Measure and report; 69 where this machine does not allow it."""
     plan, as_json = parse(sys.argv[1:])
+    if plan.join:
+        results = report.joined(list(plan.join))
+        tell(report.table(results), report.as_json(results), report.write(results, OUTPUT), as_json=as_json)
+        return 0
     if reason := why_not():
         print(f"bench-thorn: {reason}", file=sys.stderr)
         return UNAVAILABLE

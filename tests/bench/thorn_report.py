@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from services.cli.lab.frr_daemons import BINARIES
 from tests.bench.figures import Expectation, Spread, expectation_lines
@@ -170,6 +173,33 @@ def as_json(results: OutageResults) -> dict[str, Any]:
         "runs": [asdict(run) for run in results.runs],
         "notes": results.notes,
     }
+
+
+def joined(records: list[Path]) -> OutageResults:
+    """What was measured in several goes on one machine, as one; machine and load are the first's.
+
+    Raises:
+        ValueError: a file is no such record, or another machine's (its load may differ).
+    """
+    found: OutageResults | None = None
+    for path in records:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        part = TypeAdapter(OutageResults).validate_python(
+            {name: plain[name] for name in ("machine", "frr", "runs", "notes", "ready_s", "realtime")}
+        )
+        if found is None:
+            found = part
+        elif replace(part.machine, load_at_start=found.machine.load_at_start) != found.machine:
+            raise ValueError(f"{path} was measured on another machine: {part.machine.line}")
+        else:
+            found.runs += part.runs
+            found.notes += part.notes
+            found.realtime = found.realtime and part.realtime
+            for setup, ready_s in part.ready_s.items():
+                found.ready_s.setdefault(setup, []).extend(ready_s)
+    if found is None:
+        raise ValueError("no record given")
+    return found
 
 
 def write(results: OutageResults, directory: Path) -> list[Path]:
