@@ -61,6 +61,10 @@ class Rates:
         mean = np.where(listed, with_price, without) + np.log(table.workers)
         return mean, np.where(listed, self.variance, self.rate_variance)
 
+    def ratio(self, table: Table) -> FloatArray:
+        """Return what is billed, over price x machines x time, shape ``(rows,)``."""
+        return np.exp(np.array([self.remainder_of.get(one, self.remainder) for one in machines(table)]))
+
 
 def machines(table: Table) -> TextArray:
     """Return each row's machine by name; empty where it is none of those known to the table's encoder."""

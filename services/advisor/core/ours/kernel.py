@@ -2,10 +2,13 @@
 
 The logarithm of a job's duration over its task's local run is
 
-    ``r(t, c) = m(c) + f(t, c) + e``
+    ``r(t, c) = m(c) + g(k(t), c) + f(t, c) + e``
 
-with ``m``, what configurations have in common for all tasks, a Gaussian process over configurations, ``f``, what is
-particular to a task, one over tasks and configurations with covariance ``K_T(t, t') K_F(c, c')``, and noise ``e``.
+with ``m``, what configurations have in common for all tasks, a Gaussian process over configurations, ``g`` its like
+for tasks of one kind (where all known tasks are of one kind, another one may differ: the data cannot tell by how much,
+so the prior does), ``f``, what is
+particular to a task, one over tasks and configurations with covariance ``K_T(t, t') K_F(c, c')``, and noise ``e`` of
+two parts: a relative one, and one in seconds, such as the start's, which makes short jobs the noisier ones.
 Without ``f`` the posterior of ``m`` orders configurations by their mean logarithmic ratio, shrunk where there are few
 tasks: mean ranking is the special case, and the marginal likelihood decides how far to leave it.
 """
@@ -18,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.ours.space import Points, Space
+from services.advisor.core.ours.space import CATEGORY, Points, Space
 
 VAGUE: Final = 25.0
 """Variance of the level that all tasks share: it is not assumed to be known."""
@@ -26,11 +29,12 @@ VAGUE: Final = 25.0
 _PRIOR_MEANS: Final = {
     "length": 1.0, "common.smooth": 0.1, "common.own": 0.01, "common.linear": 0.1,
     "particular.level": 0.1, "particular.smooth": 0.05, "particular.linear": 0.02,
-    "task.variant": 0.1, "task.linear": 0.1, "task.alike": 0.3, "task.length": 1.0, "noise": 0.01,
+    "common.kind": 0.3, "task.kind": 1.0, "task.variant": 0.1, "task.linear": 0.1, "task.alike": 0.3, "task.length": 1.0, "noise.relative": 0.01,
+    "noise.absolute": 0.1,
 }  # fmt: skip
 """Medians of the hyperparameters' logarithmic normal priors: variances of logarithms, and lengths in deviations."""
 
-_PRIOR_DEVIATIONS: Final = {"length": 0.7, "task.length": 0.7}
+_PRIOR_DEVIATIONS: Final = {"length": 0.7, "task.length": 0.7, "common.kind": 0.7, "task.kind": 0.7}
 _PRIOR_DEVIATION: Final = 2.0
 
 
@@ -46,10 +50,10 @@ class Kernel:
         """Return the hyperparameters in order."""
         groups = self.configurations.groups
         return (
-            *(f"length.{one}" for one in groups), "common.smooth", "common.own",
+            *(f"length.{one}" for one in groups), "common.smooth", "common.own", "common.kind",
             *(f"common.linear.{one}" for one in groups), "particular.level", "particular.smooth",
             *(f"particular.linear.{one}" for one in groups),
-            "task.variant", "task.linear", "task.alike", "task.length", "noise",
+            "task.variant", "task.kind", "task.linear", "task.alike", "task.length", "noise.relative", "noise.absolute",
         )  # fmt: skip
 
     def prior(self) -> tuple[FloatArray, FloatArray]:
@@ -81,15 +85,20 @@ class Likeness:
     def between(space: Space, a: Points, b: Points) -> Likeness:
         """Compare every point of `a` with every one of `b`."""
         squared, products = [], []
-        for columns in space.members():
+        for columns, count in zip(space.members(), space.sources(), strict=True):
             left, right = a.coordinates[:, columns], b.coordinates[:, columns]
             product = left @ right.T
             norms = (left**2).sum(1)[:, None] + (right**2).sum(1)[None, :]
-            squared.append(np.maximum(norms - 2.0 * product, 0.0) / len(columns))
-            products.append(product / len(columns))
+            squared.append(np.maximum(norms - 2.0 * product, 0.0) / count)
+            products.append(product / count)
         same = (a.names[:, None] == b.names[None, :]).astype(np.float64)
         apart = np.sum(squared, axis=0) if squared else np.zeros_like(same)
         return Likeness(space.groups, tuple(squared), tuple(products), same, same * (apart < 1e-12))
+
+    @property
+    def kind(self) -> FloatArray:
+        """Part of the categories that are the same; of tasks without any, whether they are the same task."""
+        return self.products[self.groups.index(CATEGORY)] if CATEGORY in self.groups else self.same
 
     @property
     def distance(self) -> FloatArray:
@@ -108,7 +117,7 @@ class ConfigurationCovariance:
 
     smooth: FloatArray
     common: FloatArray
-    """Of ``m``."""
+    """Of ``m``, without the level that all tasks share."""
     particular: FloatArray
     """``K_F``."""
 
@@ -119,7 +128,7 @@ class ConfigurationCovariance:
         for group, squared in zip(like.groups, like.squared, strict=True):
             exponent += squared / (2.0 * value[f"length.{group}"] ** 2)
         smooth = np.exp(-exponent)
-        common = VAGUE + value["common.smooth"] * smooth + value["common.own"] * like.same
+        common = value["common.smooth"] * smooth + value["common.own"] * like.same
         particular = value["particular.level"] + value["particular.smooth"] * smooth
         for group, product in zip(like.groups, like.products, strict=True):
             common += value[f"common.linear.{group}"] * product
@@ -132,15 +141,19 @@ class TaskCovariance:
     """``K_T`` between two sets of tasks: 1 for the same task, more for the same variant, less for one that is alike."""
 
     alike: FloatArray
+    kind: FloatArray
+    """Which part of their texts, such as the network's name, is the same; without any, whether the task is."""
+    moved: FloatArray
+    """Covariance by coordinates, for tasks of different kinds."""
     total: FloatArray
 
     @staticmethod
     def of(like: Likeness, value: dict[str, float]) -> TaskCovariance:
         """Evaluate at hyperparameters by name."""
         alike = np.exp(-like.distance / (2.0 * value["task.length"] ** 2))
-        total = like.same + value["task.variant"] * like.identical
-        total = total + value["task.linear"] * like.product + value["task.alike"] * alike
-        return TaskCovariance(alike, total)
+        moved = value["task.linear"] * like.product + value["task.alike"] * alike
+        total = like.same + value["task.variant"] * like.identical + moved * (1.0 + value["task.kind"] * like.kind)
+        return TaskCovariance(alike, like.kind, moved, total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,5 +166,12 @@ class Design:
     configuration_of: IntArray
     task_of: IntArray
 
+    duration_s: FloatArray
+    """About how long each row's job takes: what its noise in seconds is divided by."""
+
     def __len__(self) -> int:
         return len(self.task_of)
+
+    def noise(self, value: dict[str, float]) -> FloatArray:
+        """Return the variance of each row's logarithm around what is to be expected, from hyperparameters by name."""
+        return value["noise.relative"] + value["noise.absolute"] / self.duration_s**2

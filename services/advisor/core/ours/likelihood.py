@@ -10,7 +10,7 @@ from scipy.linalg import cho_solve, cholesky
 from scipy.optimize import minimize
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.ours.kernel import ConfigurationCovariance, Design, Likeness, TaskCovariance
+from services.advisor.core.ours.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
 
 JITTER: Final = 1e-8
 ITERATIONS: Final = 40
@@ -27,6 +27,8 @@ class Covariances:
     task: TaskCovariance
     common: FloatArray
     """Rows by rows, as the following."""
+    kinds: FloatArray
+    """Factor of `common`."""
     particular: FloatArray
     between_tasks: FloatArray
 
@@ -38,17 +40,10 @@ def _pairs(matrix: FloatArray, rows: IntArray) -> FloatArray:
 class MarginalLikelihood:
     """Negative logarithm of the posterior of the hyperparameters, as a function of their logarithms."""
 
-    def __init__(self, design: Design, targets: FloatArray, spread: FloatArray) -> None:
-        """Take rows.
-
-        Args:
-            design: Of the rows.
-            targets: Logarithmic ratios.
-            spread: Factor of each row's noise variance.
-        """
+    def __init__(self, design: Design, targets: FloatArray) -> None:
+        """Take rows and their logarithmic ratios."""
         self._design = design
         self._targets = targets
-        self._spread = spread
         self._configurations = Likeness.between(
             design.kernel.configurations, design.configurations, design.configurations
         )
@@ -63,14 +58,15 @@ class MarginalLikelihood:
         return Covariances(
             value, configuration, task,
             _pairs(configuration.common, self._design.configuration_of),
+            _pairs(1.0 + value["common.kind"] * task.kind, self._design.task_of),
             _pairs(configuration.particular, self._design.configuration_of),
             _pairs(task.total, self._design.task_of),
         )  # fmt: skip
 
     def factor(self, parts: Covariances) -> FloatArray:
         """Return the lower Cholesky factor of the rows' covariance."""
-        total = parts.common + parts.between_tasks * parts.particular
-        total[np.diag_indices_from(total)] += parts.value["noise"] * self._spread + JITTER
+        total = VAGUE + parts.common * parts.kinds + parts.between_tasks * parts.particular
+        total[np.diag_indices_from(total)] += self._design.noise(parts.value) + JITTER
         return np.asarray(cholesky(total, lower=True, overwrite_a=True, check_finite=False))
 
     def __call__(self, logarithms: FloatArray) -> tuple[float, FloatArray]:
@@ -89,22 +85,27 @@ class MarginalLikelihood:
     def _slopes(self, parts: Covariances, outer: FloatArray) -> dict[str, float]:
         """Return derivatives by each hyperparameter (not its logarithm) from that by the covariance, `outer`."""
         design, like, value = self._design, self._configurations, parts.value
-        common = _summed(outer, design.configuration_of, len(design.configurations))
+        common = _summed(outer * parts.kinds, design.configuration_of, len(design.configurations))
         particular = _summed(outer * parts.between_tasks, design.configuration_of, len(design.configurations))
         tasks = _summed(outer * parts.particular, design.task_of, len(design.tasks))
+        moved = tasks * (1.0 + value["task.kind"] * parts.task.kind)
+        kinds = _summed(outer * parts.common, design.task_of, len(design.tasks))
         smooth = parts.configuration.smooth
         slopes = {
+            "common.kind": float((kinds * parts.task.kind).sum()),
             "common.smooth": float((common * smooth).sum()),
             "common.own": float((common * like.same).sum()),
             "particular.level": float(particular.sum()),
             "particular.smooth": float((particular * smooth).sum()),
             "task.variant": float((tasks * self._tasks.identical).sum()),
-            "task.linear": float((tasks * self._tasks.product).sum()),
-            "task.alike": float((tasks * parts.task.alike).sum()),
-            "noise": float((np.diag(outer) * self._spread).sum()),
+            "task.kind": float((tasks * parts.task.kind * parts.task.moved).sum()),
+            "task.linear": float((moved * self._tasks.product).sum()),
+            "task.alike": float((moved * parts.task.alike).sum()),
+            "noise.relative": float(np.trace(outer)),
+            "noise.absolute": float((np.diag(outer) / design.duration_s**2).sum()),
         }
         stretched = value["task.alike"] * parts.task.alike * self._tasks.distance / value["task.length"] ** 3
-        slopes["task.length"] = float((tasks * stretched).sum())
+        slopes["task.length"] = float((moved * stretched).sum())
         both = (value["common.smooth"] * common + value["particular.smooth"] * particular) * smooth
         for group, squared, product in zip(like.groups, like.squared, like.products, strict=True):
             slopes[f"length.{group}"] = float((both * squared).sum()) / value[f"length.{group}"] ** 3

@@ -12,6 +12,7 @@ from services.advisor.core.arrays import FloatArray, IntArray, TextArray
 from services.advisor.core.ours.calibration import Calibration
 from services.advisor.core.ours.cost import Rates
 from services.advisor.core.ours.decision import expected_improvement, expected_regret
+from services.advisor.core.ours.feasibility import Feasibility
 from services.advisor.core.ours.kernel import Kernel
 from services.advisor.core.ours.likelihood import MarginalLikelihood, most_likely
 from services.advisor.core.ours.observations import (
@@ -56,12 +57,24 @@ class Ours:
         level = Level.of(ran)
         targets = np.log(ran.time_s) - training_offsets(ran, level)
         few = thinned(ran, LEARN_ROWS, seed)
-        likelihood = MarginalLikelihood(design_of(kernel, ran.select(few)), targets[few], np.ones(len(few)))
+        likelihood = MarginalLikelihood(design_of(kernel, ran.select(few), level), targets[few])
         logarithms = most_likely(likelihood, kernel.prior()[0])
-        process, _ = learned(design_of(kernel, ran), targets, logarithms)
-        return FittedOurs(
-            process, level, Rates.of(table), _calibrated(process, ran, targets), _reference(ran), self.target, seed
-        )
+        process = learned(design_of(kernel, ran, level), targets, logarithms)
+        calibration = _calibrated(process, ran, targets)
+        around = Around(level, Rates.of(table), calibration, _reference(ran), Feasibility.of(table, seed))
+        return FittedOurs(process, around, self.target, seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Around:
+    """What was learned beside the process."""
+
+    level: Level
+    rates: Rates | None
+    calibration: Calibration
+    reference: Table | None
+    """The configuration that all local runs were made on, where it is one of the table's; one row."""
+    feasibility: Feasibility
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,11 +82,7 @@ class FittedOurs:
     """What was learned; questions are tables without outcomes, of any number of tasks."""
 
     process: Process
-    level: Level
-    rates: Rates | None
-    calibration: Calibration
-    reference: Table | None
-    """The configuration that all local runs were made on, where it is one of the table's; one row."""
+    around: Around
     target: Objective
     seed: int
 
@@ -85,10 +94,18 @@ class FittedOurs:
         """Return medians, shape ``(rows,)``; NaN for a cost without any price."""
         return np.exp(self._by_row(table)[0])
 
+    def medians(self, table: Table) -> FloatArray:
+        """Return the logarithms of `predict`."""
+        return self._by_row(table)[0]
+
+    def feasible(self, table: Table) -> FloatArray:
+        """Return the probability that each row runs at all."""
+        return self.around.feasibility.probability(table)
+
     def interval(self, table: Table, level: float) -> tuple[FloatArray, FloatArray]:
         """Return the ends of the central interval, calibrated on left-out tasks."""
         mean, deviation = self._by_row(table)
-        half = self.calibration.factor(level) * deviation
+        half = self.around.calibration.factor(level) * deviation
         return np.exp(mean - half), np.exp(mean + half)
 
     def score(self, table: Table) -> FloatArray:
@@ -110,9 +127,9 @@ class FittedOurs:
             values: Theirs.
         """
         asked = self._with_reference(table)
-        design = design_of(self.process.design.kernel, asked)
+        design = design_of(self.process.design.kernel, asked, self.around.level)
         unknown = not has_anchor(asked).any()
-        beliefs = self.process.beliefs(design, self.level.variance if unknown else 0.0)
+        beliefs = self.process.beliefs(design, self.around.level.variance if unknown else 0.0)
         anchors = np.flatnonzero(asked.is_anchor & has_anchor(asked))
         beliefs = beliefs.given(anchors, np.zeros(len(anchors)), EXACT)
         beliefs = self._in_units(_part(beliefs, np.arange(len(table))), table)
@@ -144,24 +161,24 @@ class FittedOurs:
 
     def _in_units(self, beliefs: Beliefs, table: Table) -> Beliefs:
         """Return ratios to the local run as seconds or dollars."""
-        beliefs = beliefs.moved(log_anchor(table, self.level))
+        beliefs = beliefs.moved(log_anchor(table, self.around.level))
         if self.target is Objective.TIME:
             return beliefs
-        if self.rates is None:
+        if self.around.rates is None:
             return beliefs.moved(np.full(len(table), np.nan))
-        rate, variance = self.rates.logarithms(table)
+        rate, variance = self.around.rates.logarithms(table)
         covariance = beliefs.covariance + np.diag(np.where(np.isfinite(variance), variance, 0.0))
         return Beliefs(beliefs.mean + rate, covariance)
 
     def _with_reference(self, table: Table) -> Table:
         """Return the rows and, where none is the local run's own configuration, one that is: its outcome is known."""
-        if self.reference is None or table.is_anchor.any() or not has_anchor(table).any():
+        if self.around.reference is None or table.is_anchor.any() or not has_anchor(table).any():
             return table
         one = table.select(np.flatnonzero(has_anchor(table))[:1])
         columns = table.columns("config.")
         features = one.features.copy()
-        features[:, columns] = self.reference.features[:, columns]
-        key = self.reference.configuration_key
+        features[:, columns] = self.around.reference.features[:, columns]
+        key = self.around.reference.configuration_key
         one = replace(one, features=features, configuration_key=key, is_anchor=np.array([True]))
         return concatenated([table, one])
 

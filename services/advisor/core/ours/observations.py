@@ -60,7 +60,7 @@ def training_offsets(table: Table, level: Level) -> FloatArray:
     return offsets
 
 
-def design_of(kernel: Kernel, table: Table) -> Design:
+def design_of(kernel: Kernel, table: Table, level: Level) -> Design:
     """Return the rows' configurations and tasks; variants of a task (such as other data sizes) are told apart."""
     at, of = kernel.configurations.coordinates(table), kernel.tasks.coordinates(table)
     first, configuration_of = distinct(table.configuration_key, at)
@@ -71,6 +71,7 @@ def design_of(kernel: Kernel, table: Table) -> Design:
         Points(table.task[first_task], of[first_task]),
         configuration_of,
         task_of,
+        np.exp(log_anchor(table, level)),
     )
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.ours.kernel import ConfigurationCovariance, Design, Likeness, TaskCovariance
+from services.advisor.core.ours.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
 from services.advisor.core.ours.likelihood import JITTER, MarginalLikelihood
-
-FREEDOM: Final = 4.0
-"""Degrees of freedom of the noise: a run that was disturbed does not bend its neighbours."""
-REWEIGHTINGS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +63,6 @@ class Process:
     weights: FloatArray
     """Its inverse times the targets."""
 
-    @property
-    def noise(self) -> float:
-        """Variance of the logarithm of repeated runs."""
-        return self.value["noise"]
-
     def beliefs(self, asked: Design, extra_level: float = 0.0) -> Beliefs:
         """Return what is to be expected of the rows asked about.
 
@@ -80,44 +70,30 @@ class Process:
             asked: Rows of one task.
             extra_level: Variance of the task's level, where it has no local run.
         """
-        kernel, known = self.design.kernel, self.design
-        across = ConfigurationCovariance.of(
-            Likeness.between(kernel.configurations, asked.configurations, known.configurations), self.value
-        )
-        tasks = TaskCovariance.of(Likeness.between(kernel.tasks, asked.tasks, known.tasks), self.value).total
-        pairs = np.ix_(asked.configuration_of, known.configuration_of)
-        cross = across.common[pairs] + across.particular[pairs] * tasks[np.ix_(asked.task_of, known.task_of)]
+        cross = self._between(asked, self.design)
         half = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
-        covariance = self._prior(asked) - half.T @ half + extra_level
-        covariance[np.diag_indices_from(covariance)] += self.noise
+        covariance = self._between(asked, asked) - half.T @ half + extra_level
+        covariance[np.diag_indices_from(covariance)] += asked.noise(self.value)
         return Beliefs(cross @ self.weights, covariance)
 
-    def _prior(self, asked: Design) -> FloatArray:
+    def _between(self, a: Design, b: Design) -> FloatArray:
+        """Return covariances without noise, shape ``(rows of a, rows of b)``."""
         kernel = self.design.kernel
-        own = ConfigurationCovariance.of(
-            Likeness.between(kernel.configurations, asked.configurations, asked.configurations), self.value
+        configuration = ConfigurationCovariance.of(
+            Likeness.between(kernel.configurations, a.configurations, b.configurations), self.value
         )
-        tasks = TaskCovariance.of(Likeness.between(kernel.tasks, asked.tasks, asked.tasks), self.value).total
-        pairs = np.ix_(asked.configuration_of, asked.configuration_of)
-        return np.asarray(own.common[pairs] + own.particular[pairs] * tasks[np.ix_(asked.task_of, asked.task_of)])
+        task = TaskCovariance.of(Likeness.between(kernel.tasks, a.tasks, b.tasks), self.value)
+        machines, tasks = np.ix_(a.configuration_of, b.configuration_of), np.ix_(a.task_of, b.task_of)
+        common = configuration.common[machines] * (1.0 + self.value["common.kind"] * task.kind[tasks])
+        return np.asarray(VAGUE + common + configuration.particular[machines] * task.total[tasks])
 
 
-def learned(design: Design, targets: FloatArray, logarithms: FloatArray) -> tuple[Process, FloatArray]:
-    """Return the process after the rows, and the factors of their noise: far-off rows count less (Student's t)."""
-    spread = np.ones(len(targets))
-    for _ in range(REWEIGHTINGS):
-        likelihood = MarginalLikelihood(design, targets, spread)
-        parts = likelihood.covariances(logarithms)
-        lower = likelihood.factor(parts)
-        inverse = cho_solve((lower, True), np.eye(len(lower)), check_finite=False)
-        # Leaving one row out, in closed form (Rasmussen and Williams 5.4.2): residual over its standard deviation.
-        off = spread * (inverse @ targets) ** 2 / np.diag(inverse)
-        spread = np.maximum(1.0, (FREEDOM + off) / (FREEDOM + 1.0))
-    likelihood = MarginalLikelihood(design, targets, spread)
+def learned(design: Design, targets: FloatArray, logarithms: FloatArray) -> Process:
+    """Return the process after the rows."""
+    likelihood = MarginalLikelihood(design, targets)
     parts = likelihood.covariances(logarithms)
     lower = likelihood.factor(parts)
-    weights = cho_solve((lower, True), targets, check_finite=False)
-    return Process(design, parts.value, lower, weights), spread
+    return Process(design, parts.value, lower, cho_solve((lower, True), targets, check_finite=False))
 
 
 def left_out(process: Process, targets: FloatArray, rows: IntArray) -> Beliefs:

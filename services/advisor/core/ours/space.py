@@ -21,6 +21,9 @@ _MACHINE: Final = ("config.vcpu", "config.memory_gb", "config.disk_gb", "config.
 _MACHINE_NAMES: Final = ("config.instance_type=", "config.provider=")
 _DERIVED: Final = frozenset({"config.workers", "config.batch_size", PRICE, *_MACHINE})
 _TASK_FAMILIES: Final = ("task.layers.", "task.", "local.", "series.")
+CATEGORY: Final = "category"
+"""The group of a task's texts, one column per value; kept also where all known tasks share it: another may not."""
+
 _WIDE: Final = 3.0
 """A positive feature whose largest value is this many times its smallest one is measured by its logarithm."""
 
@@ -36,10 +39,12 @@ class Column:
     group: str
     centre: float
     scale: float
+    least: float = -np.inf
+    most: float = np.inf
 
     def values(self, table: Table) -> FloatArray:
         """Return the scaled coordinate, shape ``(rows,)``; 0, the middle, where not known."""
-        scaled = (_formed(table.feature(self.source), self.form) - self.centre) / self.scale
+        scaled = (np.clip(_formed(table.feature(self.source), self.form), self.least, self.most) - self.centre) / self.scale
         return np.where(np.isfinite(scaled), scaled, 0.0)
 
 
@@ -58,6 +63,14 @@ class Space:
         """Return the columns of each group."""
         return tuple(
             np.array([at for at, column in enumerate(self.columns) if column.group == group], dtype=np.int64)
+            for group in self.groups
+        )
+
+
+    def sources(self) -> tuple[int, ...]:
+        """Return how many quantities each group holds: the categories of one text are one."""
+        return tuple(
+            len({(column.source.partition("=")[0], column.form) for column in self.columns if column.group == group})
             for group in self.groups
         )
 
@@ -84,19 +97,21 @@ def task_space(table: Table) -> Space:
     for name in table.feature_names:
         family = next((one for one in _TASK_FAMILIES if name.startswith(one)), None)
         if family is not None:
-            columns.append((name, _form(table.feature(name)), "category" if "=" in name else family))
-    return _fitted(table, columns)
+            columns.append((name, _form(table.feature(name)), CATEGORY if "=" in name else family))
+    return _fitted(table, columns, clip=True)
 
 
-def _fitted(table: Table, wanted: list[tuple[str, str, str]]) -> Space:
+def _fitted(table: Table, wanted: list[tuple[str, str, str]], *, clip: bool = False) -> Space:
     columns = []
     for source, form, group in wanted:
         values = _formed(table.feature(source), form)
         values = np.unique(values[np.isfinite(values)])
-        if len(values) > 1:
-            plain = form == "plain" and set(values) <= {0.0, 1.0}
+        category = "=" in source
+        if len(values) > 1 or (category and group == CATEGORY):
+            plain = category or (form == "plain" and set(values) <= {0.0, 1.0})
             centre, scale = (0.0, 1.0) if plain else (float(values.mean()), float(values.std()))
-            columns.append(Column(source, form, group, centre, scale))
+            ends = (float(values.min()), float(values.max())) if clip and not category else (-np.inf, np.inf)
+            columns.append(Column(source, form, group, centre, scale, *ends))
     return Space(tuple(columns), tuple(dict.fromkeys(column.group for column in columns)))
 
 

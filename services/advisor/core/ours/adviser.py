@@ -1,0 +1,109 @@
+"""Ours as the service needs it: predictions with intervals, feasibility, reasons, known tasks and proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from schemas.jobs import JobRecord
+from schemas.predictions import Contribution, Neighbour, Objective
+from schemas.runs import RunProfile
+from services.advisor.core.advising import Outlook, Worthwhile
+from services.advisor.core.arrays import FloatArray, IntArray
+from services.advisor.core.encoder import Encoder
+from services.advisor.core.ours.decision import DRAWS
+from services.advisor.core.ours.model import FittedOurs, Ours
+from services.advisor.core.ours.process import Beliefs
+from services.advisor.core.ours.reasons import KnownTasks, Middles, contributions
+from services.advisor.core.table import Table, build
+
+LEVEL: Final = 0.9
+LEAST_ROWS: Final = 8
+SPAN_UNKNOWN: Final = 25.0
+"""An interval whose ends differ by more than this factor is no answer."""
+REASONS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OurAdviser:
+    """What the service asks."""
+
+    level: float
+    encoder: Encoder
+    fitted: FittedOurs
+    middles: Middles
+    tasks: KnownTasks
+
+    def outlook(self, table: Table) -> Outlook:
+        """Return predictions for one task's rows."""
+        time = self.fitted.aimed_at(Objective.TIME)
+        median = time.predict(table)
+        low, high = time.interval(table, self.level)
+        span = high / low
+        unknown = tuple(
+            f"the {self.level:.0%} interval spans a factor of {one:.0f}" if one > SPAN_UNKNOWN else ""
+            for one in span.tolist()
+        )
+        time_s = np.stack([low, median, high], axis=1)
+        ratio = self.fitted.around.rates.ratio(table) if self.fitted.around.rates is not None else np.ones(len(table))
+        return Outlook(time_s, self.fitted.feasible(table), ratio, unknown, self.middles.outside(table))
+
+    def contributions(self, table: Table, rows: IntArray) -> list[tuple[Contribution, ...]]:
+        """Return what makes each of these rows slower or faster, strongest first."""
+        if not len(rows):
+            return []
+        return contributions(self.fitted.aimed_at(Objective.TIME), self.middles, table.select(rows), REASONS)
+
+    def neighbours(self, table: Table, count: int) -> tuple[Neighbour, ...]:
+        """Return the known tasks that resemble the table's, nearest first."""
+        return self.tasks.nearest(self.fitted, table, count)
+
+    def propose(self, table: Table, outlook: Outlook, values: FloatArray, count: int) -> list[Worthwhile]:
+        """Return runs that together find the best configuration: each next one for where the former disappoint."""
+        rows = np.flatnonzero(np.isfinite(values) & (values > 0))
+        if not len(rows):
+            return []
+        beliefs = self.fitted.aimed_at(Objective.TIME).beliefs(table.select(rows))
+        shift = np.log(values[rows]) - np.log(outlook.time_s[rows, 1])
+        return [Worthwhile(int(rows[at]), reason) for at, reason in _together(beliefs.moved(shift), count, self.fitted.seed)]
+
+
+def _together(beliefs: Beliefs, count: int, seed: int) -> list[tuple[int, str]]:
+    """Greedy: the row that makes the expected regret of the best of all chosen ones smallest, one after the other."""
+    draws = beliefs.draws(DRAWS, seed)
+    regrets = np.exp(draws - draws.min(axis=1, keepdims=True))
+    best, before = np.full(len(regrets), np.inf), float("inf")
+    chosen: list[tuple[int, str]] = []
+    for _ in range(min(count, regrets.shape[1])):
+        expected = np.minimum(best[:, None], regrets).mean(axis=0)
+        expected[[at for at, _ in chosen]] = np.inf
+        row = int(np.argmin(expected))
+        after = float(expected[row])
+        saves = "" if not chosen else f"; without this run {before:.2f} x"
+        chosen.append((row, f"the best of the runs so far is then expected at {after:.2f} x the optimum{saves}"))
+        best, before = np.minimum(best, regrets[:, row]), after
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class OurAlgorithm:
+    """Learns an `OurAdviser`."""
+
+    level: float = LEVEL
+    name: str = "ours"
+
+    def fit(self, records: Sequence[JobRecord], profiles: Mapping[str, RunProfile], *, seed: int) -> OurAdviser:
+        """Learn.
+
+        Raises:
+            ValueError: Too few jobs ran through.
+        """
+        table, encoder = build(records, profiles)
+        rows = int(table.completed(Objective.TIME).sum())
+        if rows < LEAST_ROWS:
+            raise ValueError(f"{rows} finished jobs are known: at least {LEAST_ROWS} are needed to learn from")
+        fitted = Ours(Objective.TIME).fit(table, seed=seed)
+        return OurAdviser(self.level, encoder, fitted, Middles.of(table), KnownTasks.of(fitted))

@@ -1,0 +1,194 @@
+"""Why a prediction is as it is: features put to the middle of the known values one after the other, and known tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from schemas.predictions import Contribution, Neighbour
+from services.advisor.core.arrays import FloatArray, IntArray
+from services.advisor.core.ours.kernel import Likeness
+from services.advisor.core.ours.model import FittedOurs
+from services.advisor.core.ours.space import Points
+from services.advisor.core.table import Table, concatenated
+
+_MACHINE: Final = (
+    "config.vcpu", "config.memory_gb", "config.disk_gb", "config.network_gbps", "config.instance_type",
+    "config.provider", "config.price_usd_per_hour",
+)  # fmt: skip
+_NOTHING: Final = 0.02
+"""A logarithmic factor closer to 0 than this is no reason."""
+_ELSEWHERE: Final = "~"
+"""The key of a configuration that is none of the known ones."""
+_CONFIGURATION: Final = "config."
+
+
+def family(feature: str) -> str:
+    """Return what a feature is told as: the machine is one thing, so are a series' summaries and the layers' counts."""
+    name = feature.partition("=")[0]
+    if name in _MACHINE:
+        return "machine"
+    if name.startswith("series."):
+        return f"local run's {name.split('.')[2]}"
+    if name.startswith("task.layers."):
+        return "layers"
+    if name == "local.time_s":
+        return "local run's duration"
+    return name.partition(".")[2].removeprefix("attr.").replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Middles:
+    """The middle of the known values, and their ends, per feature."""
+
+    median: FloatArray
+    """Of numbers; 0 of categories, NaN where nothing is known."""
+    least: FloatArray
+    most: FloatArray
+    anchor_time_s: float
+    families: Mapping[str, IntArray]
+    """Columns that vary, by `family`."""
+
+    @staticmethod
+    def of(table: Table) -> Middles:
+        """Learn from the rows."""
+        features = table.features
+        known = np.isfinite(features)
+        least = np.where(known, features, np.inf).min(axis=0, initial=np.inf)
+        most = np.where(known, features, -np.inf).max(axis=0, initial=-np.inf)
+        median = np.array([_median(column[mask]) for column, mask in zip(features.T, known.T, strict=True)])
+        category = np.array(["=" in name for name in table.feature_names], dtype=bool)
+        found: dict[str, list[int]] = {}
+        for at in np.flatnonzero(most > least).tolist():
+            found.setdefault(family(table.feature_names[at]), []).append(at)
+        families = {name: np.array(columns, dtype=np.int64) for name, columns in found.items()}
+        anchors = table.anchor_time_s[np.isfinite(table.anchor_time_s)]
+        return Middles(np.where(category, 0.0, median), least, most, _median(anchors), families)
+
+    def outside(self, table: Table) -> tuple[tuple[str, ...], ...]:
+        """Return what of each row lies beyond all known values, such as ``workers 64 (measured: 1 to 8)``."""
+        with np.errstate(invalid="ignore"):
+            slack = 1e-9 * np.maximum(np.abs(self.least), np.abs(self.most))
+            beyond = (table.features < self.least - slack) | (table.features > self.most + slack)
+        beyond &= np.isfinite(self.least) & ~np.char.startswith(np.array(table.feature_names), "series.")
+        named = np.array(["config.instance_type=" in name for name in table.feature_names], dtype=bool)
+        strange = ~(table.features[:, named] > 0.5).any(axis=1) if named.any() else np.zeros(len(table), dtype=bool)
+        return tuple(
+            (*(self._told(table, row, at) for at in np.flatnonzero(beyond[row]).tolist()), *_strange(table, row, strange[row]))
+            for row in range(len(table))
+        )
+
+    def _told(self, table: Table, row: int, at: int) -> str:
+        name = table.feature_names[at].partition(".")[2].removeprefix("attr.")
+        return f"{name} {table.features[row, at]:g} (measured: {self.least[at]:g} to {self.most[at]:g})"
+
+
+def _strange(table: Table, row: int, strange: bool) -> tuple[str, ...]:  # noqa: FBT001 - one flag per row
+    return (f"machine {_machine(table, row)} (never measured)",) if strange else ()
+
+
+def _median(values: FloatArray) -> float:
+    return float(np.median(values)) if len(values) else float("nan")
+
+
+def contributions(fitted: FittedOurs, middles: Middles, table: Table, count: int) -> list[tuple[Contribution, ...]]:
+    """Return, per row of one task, what makes it slower or faster than with a feature at its middle, strongest first."""
+    names = list(middles.families)
+    variants = [table, *(_changed(table, middles, name) for name in names)]
+    mean = fitted.medians(concatenated(variants)).reshape(len(variants), len(table))
+    told = []
+    for row in range(len(table)):
+        effects = mean[0, row] - mean[1:, row]
+        order = np.argsort(-np.abs(effects), kind="stable")
+        order = [at for at in order.tolist() if abs(effects[at]) > _NOTHING][:count]
+        told.append(
+            tuple(
+                Contribution(
+                    feature=names[at],
+                    value=_value(table, middles, names[at], row),
+                    factor=float(np.exp(effects[at])),
+                )
+                for at in order
+            )
+        )
+    return told
+
+
+def _changed(table: Table, middles: Middles, name: str) -> Table:
+    columns = middles.families[name]
+    features = table.features.copy()
+    features[:, columns] = middles.median[columns]
+    changed = replace(table, features=features)
+    if any(table.feature_names[at].startswith(_CONFIGURATION) for at in columns.tolist()):
+        moved = (features != table.features) & np.isfinite(table.features)
+        key = np.where(moved.any(axis=1), _ELSEWHERE, table.configuration_key)
+        changed = replace(changed, configuration_key=key)
+    if any(table.feature_names[at] == "local.time_s" for at in columns.tolist()):
+        changed = replace(changed, anchor_time_s=np.full(len(table), middles.anchor_time_s))
+    return changed
+
+
+def _machine(table: Table, row: int) -> str:
+    return str(table.configuration_key[row]).partition(" ")[0].partition("/")[2]
+
+
+def _value(table: Table, middles: Middles, name: str, row: int) -> str:
+    if name == "machine":
+        return _machine(table, row)
+    columns = middles.families[name].tolist()
+    for at in columns:
+        feature, value = table.feature_names[at], float(table.features[row, at])
+        if "=" not in feature:
+            return f"{value:.4g}" if len(columns) == 1 or name.startswith("local run") else f"{len(columns)} figures"
+        if value > 0.5:
+            return feature.partition("=")[2]
+    return "another"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownTasks:
+    """The tasks that were learned from, in the process' coordinates of tasks."""
+
+    points: Points
+    records: IntArray
+    unit: float
+    """Median distance of two of them."""
+
+    @staticmethod
+    def of(fitted: FittedOurs) -> KnownTasks:
+        """Collect; of a task's variants each is a point of its own."""
+        design = fitted.process.design
+        apart = np.sqrt(Likeness.between(design.kernel.tasks, design.tasks, design.tasks).distance)
+        pairs = apart[np.triu_indices(len(apart), 1)]
+        pairs = pairs[pairs > 0]
+        records = np.bincount(design.task_of, minlength=len(design.tasks)).astype(np.int64)
+        return KnownTasks(design.tasks, records, float(np.median(pairs)) if len(pairs) else 1.0)
+
+    def nearest(self, fitted: FittedOurs, table: Table, count: int) -> tuple[Neighbour, ...]:
+        """Return the known tasks that are most like the first row's; none where tasks have no features."""
+        space = fitted.process.design.kernel.tasks
+        if not len(table) or not space.columns:
+            return ()
+        asked = Points(table.task[:1], space.coordinates(table.select(np.arange(1))))
+        distance = np.sqrt(Likeness.between(space, asked, self.points).distance[0]) / self.unit
+        found: list[Neighbour] = []
+        for at in np.argsort(distance, kind="stable").tolist():
+            name = str(self.points.names[at])
+            if len(found) < count and name not in {one.task for one in found}:
+                rows = int(self.records[self.points.names == name].sum())
+                alike = self._alike(fitted, asked.coordinates[0], at)
+                found.append(Neighbour(task=name, distance=float(distance[at]), records=rows, alike=alike))
+        return tuple(found)
+
+    def _alike(self, fitted: FittedOurs, place: FloatArray, at: int) -> tuple[str, ...]:
+        columns = fitted.process.design.kernel.tasks.columns
+        apart = np.abs(self.points.coordinates[at] - place)
+        plain = [index for index, column in enumerate(columns) if "=" not in column.source]
+        if not plain:
+            return ()
+        order = sorted(plain, key=lambda index: (float(apart[index]), columns[index].source))
+        told = tuple(dict.fromkeys(family(columns[index].source) for index in (order[0], order[-1])))
+        return (f"most alike: {told[0]}", *(f"least: {one}" for one in told[1:]))
