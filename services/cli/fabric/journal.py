@@ -16,32 +16,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.fabric.resources import (
-    Address,
-    Daemon,
-    Device,
-    Directory,
-    LinkAttribute,
-    Namespace,
-    PortFlag,
-    Resource,
-    StaticEntry,
-    Sysctl,
-    TextFile,
-)
-from services.cli.fabric.sriov import Feature, MovedFunction, Representor, SwitchMode, VirtualFunctions
+from services.cli.fabric import resources, sriov
+from services.cli.fabric.resources import Directory, Resource, TextFile
 from services.cli.failure import CommandError
 
 VERSION: Final = 1
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-_KINDS: Final[dict[str, type[Resource]]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Namespace, Device, LinkAttribute, PortFlag, Address, StaticEntry, Sysctl, Directory, TextFile, Daemon),
-        *(SwitchMode, VirtualFunctions, Representor, Feature, MovedFunction),
-    )
-}
+_KINDS: Final = {kind.__name__: kind for kind in (*resources.KINDS, *sriov.KINDS)}
 
 
 class JournalError(CommandError):

@@ -7,7 +7,8 @@ value back. A resource with a ``parent`` disappears with it.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 PRESENT: Final = "present"
@@ -31,7 +32,7 @@ def _within(netns: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resource:
+class Resource(ABC):
     """The base of all."""
 
     value: str = PRESENT
@@ -43,9 +44,9 @@ class Resource:
     """Cannot be changed in place: one that differs is made anew if we made it, and is a conflict if not."""
 
     @property
+    @abstractmethod
     def key(self) -> str:
         """Names it among a host's resources."""
-        raise NotImplementedError
 
     def is_ours(self, current: str) -> bool:
         """Whether this value is what we gave it, so that it may be undone."""
@@ -55,13 +56,17 @@ class Resource:
         """A value in a few words."""
         return "absent" if value is None else value or "none"
 
+    @abstractmethod
     def commands(self) -> tuple[str, ...]:
         """Shell commands that have the same effect."""
-        raise NotImplementedError
+
+    def removal(self) -> tuple[str, ...]:
+        """Shell commands that remove it; none for what cannot be absent while its device is there."""
+        return ()
 
     def undo_commands(self, before: str | None) -> tuple[str, ...]:
-        """Shell commands that undo it, given the value that it had."""
-        raise NotImplementedError
+        """Shell commands that undo it, given the value that it had (None: it was absent)."""
+        return self.removal() if before is None else replace(self, value=before).commands()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,7 @@ class Namespace(Resource):
         """As in the base."""
         return (f"ip netns add {self.name}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"ip netns del {self.name}",)
 
@@ -113,7 +118,7 @@ class Device(Resource):
         """As in the base."""
         return (f"{ip_command(self.netns)} link add {self.name} type {self.value}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"{ip_command(self.netns)} link del {self.name}",)
 
@@ -150,20 +155,13 @@ class LinkAttribute(Resource):
 
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
-        return (self._command(self.value),)
-
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:
-        """As in the base."""
-        return (self._command(before or ""),)
-
-    def _command(self, value: str) -> str:
         if self.attribute == "state":
-            words = value
+            words = self.value
         elif self.attribute == "master":
-            words = f"master {value}" if value else "nomaster"
+            words = f"master {self.value}" if self.value else "nomaster"
         else:
-            words = f"{self.attribute} {value}"
-        return f"{ip_command(self.netns)} link set {self.device} {words}"
+            words = f"{self.attribute} {self.value}"
+        return (f"{ip_command(self.netns)} link set {self.device} {words}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +181,6 @@ class PortFlag(Resource):
         """As in the base."""
         return (f"{ip_command(self.netns, 'bridge')} link set dev {self.device} {self.flag} {self.value}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{ip_command(self.netns, 'bridge')} link set dev {self.device} {self.flag} {before}",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address(Resource):
@@ -205,7 +199,7 @@ class Address(Resource):
         """As in the base."""
         return (f"{ip_command(self.netns)} address add {self.address} dev {self.device}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"{ip_command(self.netns)} address del {self.address} dev {self.device}",)
 
@@ -231,7 +225,7 @@ class StaticEntry(Resource):
         """As in the base."""
         return (f"{ip_command(self.netns, 'bridge')} fdb replace {self.mac} dev {self.device} master static",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - a learned one comes back by itself
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"{ip_command(self.netns, 'bridge')} fdb del {self.mac} dev {self.device} master",)
 
@@ -252,10 +246,6 @@ class Sysctl(Resource):
         """As in the base."""
         return (f"{_within(self.netns)}sysctl -w {self.name}={self.value}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"{_within(self.netns)}sysctl -w {self.name}={before}",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory(Resource):
@@ -275,7 +265,7 @@ class Directory(Resource):
         """As in the base."""
         return (f"install -d -m {self.mode:o} -o {self.owner} -g {self.owner} {self.path}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was absent
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"rm -r {self.path}" if self.volatile else f"rmdir {self.path}",)
 
@@ -303,9 +293,13 @@ class TextFile(Resource):
         made = f"cat > {self.path} <<'EOF'\n{text}\nEOF" if text else f": > {self.path}"
         return (made, f"chown {self.owner}:{self.owner} {self.path} && chmod {self.mode:o} {self.path}")
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
-        return (f"rm {self.path}",) if before is None else (f"# {self.path}: its earlier text again",)
+        return (f"rm {self.path}",)
+
+    def undo_commands(self, before: str | None) -> tuple[str, ...]:
+        """As in the base, without the text."""
+        return self.removal() if before is None else (f"# {self.path}: its earlier text again",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +338,21 @@ class Daemon(Resource):
         """As in the base."""
         return (f"{_within(self.netns)}{shlex.join(self.launch)}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was not running
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"kill $(cat {self.pid_file})",)
+
+
+KINDS: Final[tuple[type[Resource], ...]] = (
+    Namespace,
+    Device,
+    LinkAttribute,
+    PortFlag,
+    Address,
+    StaticEntry,
+    Sysctl,
+    Directory,
+    TextFile,
+    Daemon,
+)
+"""All of this module."""

@@ -28,14 +28,8 @@ class SwitchMode(Resource):
 
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
-        return (self._command(self.value),)
-
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:
-        """As in the base."""
-        return (self._command(before or "legacy"),)
-
-    def _command(self, mode: str) -> str:
-        return f"devlink dev eswitch set pci/$(basename $(readlink /sys/class/net/{self.nic}/device)) mode {mode}"
+        device = f"pci/$(basename $(readlink /sys/class/net/{self.nic}/device))"
+        return (f"devlink dev eswitch set {device} mode {self.value}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +47,7 @@ class VirtualFunctions(Resource):
         """As in the base."""
         return (f"echo {self.value} > /sys/class/net/{self.nic}/device/sriov_numvfs",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - there were none
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"echo 0 > /sys/class/net/{self.nic}/device/sriov_numvfs",)
 
@@ -75,10 +69,6 @@ class Representor(Resource):
         found = f"$(grep -lx 'pf[0-9]*vf{self.number}' /sys/class/net/*/phys_port_name | cut -d/ -f5)"
         return (f"ip link set {found} name {self.value}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"ip link set {self.value} name {before}",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature(Resource):
@@ -95,10 +85,6 @@ class Feature(Resource):
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"ethtool -K {self.device} {self.feature} {self.value}",)
-
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:
-        """As in the base."""
-        return (f"ethtool -K {self.device} {self.feature} {before}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +112,10 @@ class MovedFunction(Resource):
         found = f"$(ls /sys/class/net/{self.nic}/device/virtfn{self.number}/net)"
         return (f"ip link set {found} netns {self.netns} name {self.device}",)
 
-    def undo_commands(self, before: str | None) -> tuple[str, ...]:  # noqa: ARG002 - it was not there
+    def removal(self) -> tuple[str, ...]:
         """As in the base."""
         return (f"ip -n {self.netns} link set {self.device} netns 1 name {self.home_name}",)
+
+
+KINDS: Final[tuple[type[Resource], ...]] = (SwitchMode, VirtualFunctions, Representor, Feature, MovedFunction)
+"""All of this module."""

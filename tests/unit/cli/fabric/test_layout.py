@@ -125,7 +125,7 @@ def test_for_a_running_frr_only_a_file_is_written():
 def test_every_resource_survives_the_journal_and_has_commands_both_ways(file):
     for resource in layout(file, 1450, PATHS):
         assert from_plain(to_plain(resource)) == resource
-        for command in (*resource.commands(), *resource.undo_commands("1")):
+        for command in (*resource.commands(), *resource.undo_commands("1"), *resource.removal()):
             assert shlex.split(command.split("<<'EOF'")[0], comments=True) or command.startswith("#")
 
 
