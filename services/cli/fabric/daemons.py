@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +21,7 @@ MARK: Final = "TURNBUCKLE_FABRIC_DIGEST"
 """Variable in a daemon's environment: which command line and configuration it was started with."""
 START_DEADLINE_S: Final = 30.0
 STOP_DEADLINE_S: Final = 5.0
+_POLL_S: Final = 0.02
 
 
 class DaemonError(Exception):
@@ -47,21 +51,45 @@ def digest_of(daemon: Daemon) -> str | None:
     return next((word.removeprefix(prefix).decode() for word in environ if word.startswith(prefix)), "")
 
 
-def start(daemon: Daemon) -> None:
-    """Start a daemon; it has read its configuration when this returns.
+def start(daemon: Daemon, *, tried: bool = False) -> None:
+    """Start a daemon; it has read its configuration when this returns. `tried`: that is known to be accepted.
 
     Raises:
         DaemonError: it refuses a line of its configuration, ends at once, or does not detach.
         OSError: it cannot be run.
     """
+    if not tried:
+        _try(daemon)
+    code, said = _run(command_in(daemon.netns, daemon.launch), daemon)
+    if code:
+        raise DaemonError(f"{daemon.name} ended with {code}: {said or 'it said nothing'}")
+    if daemon.name == "zebra":
+        _wait_for_listener(Path(daemon.pid_file).with_name("zserv.api"))
+
+
+def _try(daemon: Daemon) -> None:
     code, said = _run(command_in(daemon.netns, (*daemon.command, "--dryrun")), daemon)
     # FRR skips a line that it does not know and goes on: with half a configuration.
     refused = [line for line in said.splitlines() if "on config line" in line or "open configuration file" in line]
     if code or refused:
         raise DaemonError(f"{daemon.name} refuses its configuration: {'; '.join(refused) or said or code}")
-    code, said = _run(command_in(daemon.netns, daemon.launch), daemon)
-    if code:
-        raise DaemonError(f"{daemon.name} ended with {code}: {said or 'it said nothing'}")
+
+
+def _wait_for_listener(path: Path) -> None:
+    """A daemon that does not find zebra's socket at once tries again only after 10 s (zclient.c)."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not _listens(path):
+        if time.monotonic() > deadline:
+            raise DaemonError(f"zebra does not listen at {path}")
+        time.sleep(_POLL_S)
+
+
+def _listens(path: Path) -> bool:
+    """Not only left over from one that was killed."""
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
 
 
 def _run(command: Sequence[str], daemon: Daemon) -> tuple[int, str]:

@@ -237,16 +237,21 @@ def load_command(host: HostFile, paths: FrrPaths, daemon: str) -> str:
 def started_frr(host: HostFile, configuration: FrrConfiguration, paths: FrrPaths) -> list[Resource]:
     """A set of daemons of our own, with a pathspace of its own."""
     pathspace = host.pathspace or host.name
-    wanted = [name for name in DAEMON_PRIORITIES if name != "bfdd" or host.bfd is not None]
-    priorities = {name: DAEMON_PRIORITIES[name] if host.frr.realtime else 0 for name in wanted}
-    return daemons(pathspace, host.netns, configuration, priorities, paths)
+    order = priorities(with_bfd=host.bfd is not None, realtime=host.frr.realtime)
+    return daemon_resources(pathspace, host.netns, configuration, order, paths)
 
 
-def daemons(
+def priorities(*, with_bfd: bool, realtime: bool) -> dict[str, int]:
+    """Daemons in the order in which they are started, and the priority of each; 0: as everybody."""
+    wanted = [name for name in DAEMON_PRIORITIES if name != "bfdd" or with_bfd]
+    return {name: DAEMON_PRIORITIES[name] if realtime else 0 for name in wanted}
+
+
+def daemon_resources(
     pathspace: str,
     netns: str | None,
     configuration: FrrConfiguration,
-    priorities: dict[str, int],
+    order: dict[str, int],
     paths: FrrPaths,
 ) -> list[Resource]:
     """Directories, files and daemons of one pathspace; also for the lab's switches."""
@@ -255,7 +260,7 @@ def daemons(
     texts = {"zebra": configuration.zebra, "bgpd": configuration.bgpd, "bfdd": configuration.bfdd}
     files: list[Resource] = [TextFile(path=f"{etc.path}/vtysh.conf", value="", parent=None)]
     started: list[Resource] = []
-    for name, priority in priorities.items():
+    for name, priority in order.items():
         file = TextFile(path=f"{etc.path}/{name}.conf", value=texts[name])
         files.append(file)
         started.append(_daemon(name, (pathspace, netns, priority), file, paths))

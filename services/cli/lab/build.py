@@ -11,7 +11,6 @@ from services._runtime.netns import NETNS_DIRECTORY
 from services.cli.fabric.places import Places
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab import companions, frr_daemons, hosts, network, record
-from services.cli.lab.frr_daemons import FrrNode
 from services.cli.lab.record import LabRecord
 from services.cli.lab.topology import DualTor, LabSettings
 
@@ -72,10 +71,7 @@ def build(topology: DualTor, held: LabRecord, progress: Progress) -> None:
     steps = hosts.build(topology, places_of(held), realtime=held.realtime)
     progress(f"hosts run, after {steps} steps of `turnbuckle fabric`")
     # Right after the hosts' FRR: who starts later misses the first router advertisements, and the next come after 10 s.
-    nodes = [_switch_node(topology, held, switch.netns) for switch in topology.switches]
-    for node in nodes:
-        frr_daemons.write_configs(node)
-    frr_daemons.start(nodes)
+    hosts.start_switches(topology, places_of(held), realtime=held.realtime)
     progress("switches run")
 
 
@@ -85,10 +81,7 @@ def start_router(topology: DualTor, held: LabRecord, netns: str) -> None:
     Raises:
         CommandError: it does not start.
     """
-    if any(switch.netns == netns for switch in topology.switches):
-        frr_daemons.start([_switch_node(topology, held, netns)])
-    else:
-        hosts.start_frr(topology, places_of(held), netns, realtime=held.realtime)
+    hosts.start_frr(topology, places_of(held), netns, realtime=held.realtime)
 
 
 def places_of(held: LabRecord) -> Places:
@@ -121,12 +114,6 @@ def remove(held: LabRecord, progress: Progress) -> list[str]:
     record.forget(held.settings.prefix)
     progress("namespaces removed")
     return left
-
-
-def _switch_node(topology: DualTor, held: LabRecord, netns: str) -> FrrNode:
-    switch = next(switch for switch in topology.switches if switch.netns == netns)
-    logs = record.directory_of(held.settings.prefix) / "log" / switch.name
-    return FrrNode(netns, hosts.switch_configs(held.settings, switch), logs, held.realtime)
 
 
 def _inhabitants(netns: str) -> list[tuple[int, str]]:

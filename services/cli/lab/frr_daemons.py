@@ -1,56 +1,32 @@
-"""FRR's daemons in a namespace, under a pathspace of the same name: started, found again, stopped or killed."""
+"""FRR's daemons of the lab, each in a pathspace named as its namespace: found again, stopped or killed, cleared away.
+
+The fabric starts them, those of switches too (`hosts`).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services._runtime.netns import command_in
-from services.cli.failure import CommandError, UnavailableError
+from services.cli.fabric.layout import DAEMON_PRIORITIES
+from services.cli.fabric.places import FrrPaths
+from services.cli.failure import CommandError
 
-BINARIES: Final = Path("/usr/lib/frr")
-CONFIGURATION: Final = Path("/etc/frr")
-RUNTIME: Final = Path("/var/run/frr")
+_PATHS: Final = FrrPaths()
+BINARIES: Final = Path(_PATHS.binaries)
+CONFIGURATION: Final = Path(_PATHS.configuration)
+RUNTIME: Final = Path(_PATHS.runtime)
 USER: Final = "frr"
-DAEMONS: Final = ("zebra", "bgpd", "bfdd")
-PRIORITIES: Final = {"bfdd": 30, "zebra": 15, "bgpd": 15}
-"""SCHED_RR. bgpd at bfdd's priority starves it, then BFD flaps, which makes more work for bgpd: a storm."""
-_RECEIVE_BUFFER_BYTES: Final = 90_000_000
-"""Of zebra's netlink socket."""
-_START_WITHIN_S: Final = 20.0
+DAEMONS: Final = tuple(DAEMON_PRIORITIES)
 _STOP_WITHIN_S: Final = 3.0
 _POLL_S: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class FrrNode:
-    """One router's daemons."""
-
-    netns: str
-    """Also FRR's pathspace."""
-    configs: Mapping[str, str]
-    """Daemon -> configuration."""
-    logs: Path
-    realtime: bool
-
-    @property
-    def configuration(self) -> Path:
-        """Directory of its configuration files."""
-        return CONFIGURATION / self.netns
-
-    @property
-    def runtime(self) -> Path:
-        """Directory of its sockets and pid files."""
-        return RUNTIME / self.netns
 
 
 def missing() -> str | None:
@@ -75,40 +51,6 @@ def prepare() -> None:
     if not RUNTIME.exists():
         RUNTIME.mkdir(parents=True)
         shutil.chown(RUNTIME, USER, USER)
-
-
-def write_configs(node: FrrNode) -> None:
-    """Make a node's directories and configuration files, readable for FRR's user.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    for directory in (node.configuration, node.runtime, node.logs):
-        directory.mkdir(parents=True, exist_ok=True)
-        shutil.chown(directory, USER, USER)
-    for daemon, text in {**{f"{name}.conf": text for name, text in node.configs.items()}, "vtysh.conf": ""}.items():
-        path = node.configuration / daemon
-        path.write_text(text, encoding="utf-8")
-        shutil.chown(path, USER, USER)
-
-
-def start(nodes: Iterable[FrrNode]) -> None:
-    """Start every node's daemons and wait until each has read its configuration.
-
-    zebra is first: a daemon that does not find its socket at once tries again after 10 s (zclient.c).
-
-    Raises:
-        CommandError: one did not start; holds what it said.
-    """
-    given = tuple(nodes)
-    _start([(node, daemon) for node in given for daemon in node.configs if daemon == "zebra"])
-    deadline = time.monotonic() + _START_WITHIN_S
-    sockets = [node.runtime / "zserv.api" for node in given if "zebra" in node.configs]
-    while not all(_listens(path) for path in sockets):
-        if time.monotonic() > deadline:
-            raise UnavailableError(f"zebra does not listen at {', '.join(map(str, sockets))}")
-        time.sleep(_POLL_S)
-    _start([(node, daemon) for node in given for daemon in node.configs if daemon != "zebra"])
 
 
 def running(netns: str) -> dict[str, int]:
@@ -152,57 +94,6 @@ def remove_directories(netns: str) -> None:
     """Remove a node's configuration, sockets and pid files."""
     for directory in (CONFIGURATION / netns, RUNTIME / netns):
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _start(wanted: list[tuple[FrrNode, str]]) -> None:
-    """All at once."""
-    started = [(node, daemon, _spawn(node, daemon)) for node, daemon in wanted]
-    problems = []
-    for node, daemon, process in started:
-        try:
-            code = process.wait(_START_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            problems.append(f"{daemon} of {node.netns} did not detach within {_START_WITHIN_S:g} s")
-            continue
-        if code:
-            said = _output_of(node, daemon).read_text(encoding="utf-8", errors="replace")
-            problems.append(f"{daemon} of {node.netns} ended with {code}: {said.strip() or 'it said nothing'}")
-    if problems:
-        raise UnavailableError("; ".join(problems))
-
-
-def _listens(path: Path) -> bool:
-    """Not only left over from one that was killed."""
-    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
-        probe.connect(str(path))
-        return True
-    return False
-
-
-def _spawn(node: FrrNode, daemon: str) -> subprocess.Popen[bytes]:
-    command = [
-        str(BINARIES / daemon),
-        *("-d", "-N", node.netns, "-F", "datacenter"),
-        *("-f", str(node.configuration / f"{daemon}.conf")),
-        *("--log", f"file:{node.logs / daemon}.log", "--log-level", "informational"),
-        *(("-s", str(_RECEIVE_BUFFER_BYTES)) if daemon == "zebra" else ()),
-    ]
-    scheduled = ["chrt", "-r", str(PRIORITIES[daemon]), *command] if node.realtime else command
-    # Not a pipe: the daemon would hold its other end.
-    with _output_of(node, daemon).open("wb") as output:
-        return subprocess.Popen(  # noqa: S603 - FRR's own binaries
-            command_in(node.netns, scheduled),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _output_of(node: FrrNode, daemon: str) -> Path:
-    return node.logs / f"{daemon}.out"
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

@@ -1,15 +1,22 @@
-"""The lab's hosts, as the fabric builds them from a host.yaml: what a lab host is, a real one is too."""
+"""The lab's hosts, as the fabric builds them from a host.yaml: what a lab host is, a real one is too; switches' FRR."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from services.cli.fabric import daemons
 from services.cli.fabric.apply import up
 from services.cli.fabric.frr_text import TorSwitch, tor_configuration
+from services.cli.fabric.layout import daemon_resources, priorities
+from services.cli.fabric.machine import Machine
 from services.cli.fabric.model import Bfd as FabricBfd
 from services.cli.fabric.model import Bgp, HostFile
+from services.cli.fabric.nic import Nics
 from services.cli.fabric.places import Places
+from services.cli.fabric.resources import Daemon
+from services.cli.fabric.run import REFUSALS, describe
+from services.cli.failure import UnavailableError
 from services.cli.lab.topology import (
     APPLICATION_DEVICE,
     APPLICATION_MTU_BYTES,
@@ -50,13 +57,11 @@ def host_file(topology: DualTor, host: HostNode, *, realtime: bool) -> HostFile:
     )
 
 
-def switch_configs(settings: LabSettings, switch: SwitchNode) -> dict[str, str]:
-    """Daemon -> configuration of a switch; no bfdd where the lab has no BFD."""
+def tor_switch(settings: LabSettings, switch: SwitchNode) -> TorSwitch:
+    """A switch's description for the fabric."""
     bfd = None if settings.bfd is None else FabricBfd.model_validate(settings.bfd.model_dump())
     bgp = Bgp(keepalive_s=settings.keepalive_s, hold_s=settings.hold_s)
-    found = tor_configuration(TorSwitch(switch.name, switch.asn, switch.router_id, switch.ports, bfd, bgp))
-    configs = {"zebra": found.zebra, "bgpd": found.bgpd}
-    return configs if bfd is None else {**configs, "bfdd": found.bfdd}
+    return TorSwitch(switch.name, switch.asn, switch.router_id, switch.ports, bfd, bgp)
 
 
 def build(topology: DualTor, places: Places, *, realtime: bool) -> int:
@@ -70,14 +75,46 @@ def build(topology: DualTor, places: Places, *, realtime: bool) -> int:
         return sum(pool.map(lambda file: _build_one(file, places), files))
 
 
+def start_switches(topology: DualTor, places: Places, *, realtime: bool) -> None:
+    """Start every switch's FRR, all at once.
+
+    Raises:
+        UnavailableError: one does not start.
+    """
+    with ThreadPoolExecutor(len(topology.switches)) as pool:
+        list(pool.map(lambda switch: _start_switch(topology, switch, places, realtime=realtime), topology.switches))
+
+
 def start_frr(topology: DualTor, places: Places, netns: str, *, realtime: bool) -> None:
-    """Start a host's FRR where it does not run: the fabric leaves alone what is there already.
+    """Start a host's or switch's FRR where it does not run: the fabric leaves alone what is there already.
 
     Raises:
         CommandError: it does not start.
     """
-    host = next(host for host in topology.hosts if host.netns == netns)
-    _build_one(host_file(topology, host, realtime=realtime), places)
+    switch = next((switch for switch in topology.switches if switch.netns == netns), None)
+    if switch is not None:
+        _start_switch(topology, switch, places, realtime=realtime)
+    else:
+        host = next(host for host in topology.hosts if host.netns == netns)
+        _build_one(host_file(topology, host, realtime=realtime), places)
+
+
+def _start_switch(topology: DualTor, switch: SwitchNode, places: Places, *, realtime: bool) -> None:
+    described = tor_switch(topology.settings, switch)
+    order = priorities(with_bfd=described.bfd is not None, realtime=realtime)
+    wanted = daemon_resources(switch.netns, switch.netns, tor_configuration(described), order, places.frr)
+    with Machine(Nics(places.sysfs)) as machine:
+        for resource in wanted:
+            if machine.read(resource) == resource.value:
+                continue
+            try:
+                if isinstance(resource, Daemon):
+                    # Its configuration is of our own making; and each start takes seconds in an emulated machine.
+                    daemons.start(resource, tried=True)
+                else:
+                    machine.write(resource)
+            except REFUSALS as error:
+                raise UnavailableError(f"{resource.key}: {describe(error)}") from error
 
 
 def _build_one(file: HostFile, places: Places) -> int:

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from services.cli.fabric.frr_text import tor_configuration
+from services.cli.fabric.layout import priorities
 from services.cli.lab.faults import (
     HEALTHY,
     Direction,
@@ -20,7 +22,7 @@ from services.cli.lab.faults import (
     dead_switches,
     port_states,
 )
-from services.cli.lab.hosts import host_file, switch_configs
+from services.cli.lab.hosts import host_file, tor_switch
 from services.cli.lab.netlink import PortState
 from services.cli.lab.topology import Bfd, CableEnd, DualTor, LabSettings
 
@@ -62,8 +64,9 @@ def test_without_bfd_no_bfdd_is_configured() -> None:
     topology = DualTor.of(settings)
 
     assert host_file(topology, topology.host(1), realtime=False).bfd is None
-    assert set(switch_configs(settings, topology.switch(1))) == {"zebra", "bgpd"}
-    assert " bfd" not in switch_configs(settings, topology.switch(1))["bgpd"]
+    switch = tor_switch(settings, topology.switch(1))
+    assert set(priorities(with_bfd=switch.bfd is not None, realtime=False)) == {"zebra", "bgpd"}
+    assert " bfd" not in tor_configuration(switch).bgpd
 
 
 def test_a_bfd_timing_is_read_as_people_write_it() -> None:
