@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection
 from types import MappingProxyType
 
 from schemas.codec import encode
@@ -15,7 +16,9 @@ from services.advisor.core.questions import LEAST_PROFILE_S, Measured
 class Records:
     """What is known. Counts say what was left out, and why is logged by the caller."""
 
-    def __init__(self) -> None:
+    def __init__(self, leave_out: Collection[str] = ()) -> None:
+        """`leave_out`: tasks whose jobs are passed over."""
+        self._leave_out = frozenset(leave_out)
         self.jobs: dict[str, JobRecord] = {}
         self.runs: dict[str, RunProfile] = {}
         self.rejected = 0
@@ -28,6 +31,8 @@ class Records:
 
     def add(self, record: JobRecord) -> str | None:
         """Take a record in; returns why not, or None. A job that is known already is passed over."""
+        if record.task.task in self._leave_out:
+            return None
         if record.job in self.jobs:
             self.repeated += 1
             return None

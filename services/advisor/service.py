@@ -60,7 +60,7 @@ class Advisor:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._log = runtime.log
-        self.records = Records()
+        self.records = Records(settings.leave_out)
         self.catalogue = Catalogue(settings.prices_directory, settings.price_sources, runtime.log)
         self._trainer = TrainingProcess(settings.training_limit_s)
         self.learning: Learning | None = None

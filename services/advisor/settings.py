@@ -29,6 +29,9 @@ class AdvisorSettings(CommonSettings):
         tuple[str, ...],
         Field(description="record files (Parquet) that are known beside those of the bus; shipped: the project's own"),
     ] = ()
+    leave_out: Annotated[
+        tuple[str, ...], Field(description="tasks that are not learned from: for trials; their local runs stay known")
+    ] = ()
     least_records: Annotated[int, Field(ge=1, description="records from which on a first model is trained")] = 20
     retrain_after: Annotated[int, Field(ge=1, description="new records after which the model is trained anew")] = 50
     quiet_s: Annotated[

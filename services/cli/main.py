@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from services.cli import (
+    advise,
     apply,
     apps,
     delete,
@@ -16,11 +17,13 @@ from services.cli import (
     exec,  # noqa: A004 - the command's name
     explain,
     fabric_command,
+    jobs,
     network,
     tap,
     top,
     up,
 )
+from services.cli.collector_commands import add_tools
 from services.cli.failure import CommandError
 from services.cli.lab.command import lab_app
 from services.cli.output import discard_stdout, print_error, stdout_console
@@ -86,6 +89,9 @@ app.command("paths", epilog=network.PATHS_EXAMPLES)(network.paths_command)
 app.command("tap", epilog=tap.EXAMPLES)(tap.tap_command)
 app.add_typer(fabric_command.app, name="fabric")
 app.add_typer(lab_app, name="lab")
+app.command("advise", epilog=advise.EXAMPLES)(advise.advise_command)
+app.add_typer(jobs.app, name="jobs")
+add_tools(app)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 
 

@@ -64,10 +64,15 @@ def records(tasks: Sequence[str], *, noise: float = 0.03, seed: int = 0) -> list
                     fits = name != "small" or batch < 64
                     found.append(
                         JobRecord(
-                            job=f"{task}-{name}-{workers}-{batch}", dataset="made-up", task=about, configuration=where,
+                            job=f"{task}-{name}-{workers}-{batch}",
+                            dataset="made-up",
+                            task=about,
+                            configuration=where,
                             state=JobState.SUCCEEDED if fits else JobState.OUT_OF_MEMORY,
-                            duration_s=time_s if fits else None, price=price(name), local_run=f"run-{task}",
-                        )  # fmt: skip
+                            duration_s=time_s if fits else None,
+                            price=price(name),
+                            local_run=f"run-{task}",
+                        )
                     )
     return found
 
@@ -78,15 +83,15 @@ def profile(task: str, *, samples: int = 30, run: str = "") -> RunProfile:
     load = np.full(samples, 0.4) + 0.05 * np.sin(np.arange(samples))
     series = tuple(
         WorkerSeries(
-            worker=name, cpu_cores=load.tolist(), memory_bytes=(2e8 * np.ones(samples)).tolist(),
+            worker=name,
+            cpu_cores=load.tolist(),
+            memory_bytes=(2e8 * np.ones(samples)).tolist(),
             network_in_bytes_per_s=(1e5 * about.parameter_count / 1e5 * np.ones(samples)).tolist(),
             network_out_bytes_per_s=(1e5 * np.ones(samples)).tolist(),
-        )  # fmt: skip
+        )
         for name in ("master", "worker-1", "worker-2")
     )
-    where = Configuration(
-        instance_type="local", provider="local", workers=3, batch_size=32, vcpu=0.5, memory_gb=1.0
-    )
+    where = Configuration(instance_type="local", provider="local", workers=3, batch_size=32, vcpu=0.5, memory_gb=1.0)
     return RunProfile(
         run=run or f"run-{task}", task=about, configuration=where, duration_s=float(samples), end=RunEnd.FINISHED,
         workers=series,

@@ -1,4 +1,4 @@
-"""The algorithms that the service can be told to use, by name."""
+"""The algorithms that the service can be told to use, by name; each loads only what it needs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,35 @@ from typing import Final
 
 from schemas.predictions import Objective
 from services.advisor.core.advising import Algorithm
-from services.advisor.core.baselines_learned import Boosting, Forest, Linear
-from services.advisor.core.ours.adviser import OurAlgorithm
-from services.advisor.core.plain import Plain
+
+
+def _ours() -> Algorithm:
+    from services.advisor.core.ours.adviser import OurAlgorithm  # noqa: PLC0415 - see the module's text
+
+    return OurAlgorithm()
+
+
+def _boosting() -> Algorithm:
+    from services.advisor.core.baselines_learned import Boosting  # noqa: PLC0415 - as above
+    from services.advisor.core.plain import Plain  # noqa: PLC0415 - as above
+
+    return Plain(Boosting(Objective.TIME))
+
+
+def _forest() -> Algorithm:
+    from services.advisor.core.baselines_learned import Forest  # noqa: PLC0415 - as above
+    from services.advisor.core.plain import Plain  # noqa: PLC0415 - as above
+
+    return Plain(Forest(Objective.TIME, name="forest"))
+
+
+def _linear() -> Algorithm:
+    from services.advisor.core.baselines_learned import Linear  # noqa: PLC0415 - as above
+    from services.advisor.core.plain import Plain  # noqa: PLC0415 - as above
+
+    return Plain(Linear(Objective.TIME))
+
 
 ALGORITHMS: Final[Mapping[str, Callable[[], Algorithm]]] = MappingProxyType(
-    {
-        "ours": OurAlgorithm,
-        "boosting": lambda: Plain(Boosting(Objective.TIME)),
-        "forest": lambda: Plain(Forest(Objective.TIME, name="forest")),
-        "linear": lambda: Plain(Linear(Objective.TIME)),
-    }
+    {"ours": _ours, "boosting": _boosting, "forest": _forest, "linear": _linear}
 )

@@ -1,0 +1,56 @@
+"""`turnbuckle profile`, `features`, `emulate`, `vertex`, `prices`, `jobs import|export`: tools of other services.
+
+Their options are theirs: whatever is typed goes on unchanged, ``--help`` shows the tool's own, ``--json`` its lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from services.cli.tool_run import Tool, run_tool
+
+PROFILE: Final = Tool("services.collector.local_run", "profile")
+FEATURES: Final = Tool("services.collector.features", "features")
+EMULATE: Final = Tool("services.collector.emulate", "emulate")
+VERTEX: Final = Tool("services.collector.vertex_jobs", "vertex")
+PRICES: Final = Tool("services.advisor.prices", "prices")
+IMPORT: Final = Tool("services.collector.import_jobs", "jobs", ("import",))
+EXPORT: Final = Tool("services.collector.import_jobs", "jobs", ("export",))
+
+
+class PassOn(TyperCommand):
+    """A command that hands everything on as typed, ``--`` and ``--help`` included."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments as they are."""
+        ctx.args = list(args)
+        return []
+
+
+def command_for(tool: Tool, text: str) -> Callable[[typer.Context], None]:
+    """The command of a tool; `text` is its help in lists of commands."""
+
+    def command(ctx: typer.Context) -> None:
+        raise typer.Exit(run_tool(tool, ctx.args))
+
+    command.__doc__ = text
+    return command
+
+
+TOOLS: Final = {
+    "profile": command_for(PROFILE, "Run a training command locally for some minutes and record what it uses."),
+    "features": command_for(FEATURES, "Read a training task's features from its PyTorch module."),
+    "emulate": command_for(EMULATE, "Run a grid of training jobs on emulated machines of this host (root)."),
+    "vertex": command_for(VERTEX, "Submit a grid of training jobs to Vertex AI, and take in what they took and cost."),
+    "prices": command_for(PRICES, "The price catalogue: dated snapshots, listed and refreshed."),
+}
+
+
+def add_tools(app: typer.Typer) -> None:
+    """Make every tool a command."""
+    for name, command in TOOLS.items():
+        app.command(name, cls=PassOn)(command)
