@@ -17,7 +17,7 @@ from services.advisor.core.series import series_of
 
 SECONDS_PER_HOUR: Final = 3600.0
 _RAN: Final = frozenset({JobState.SUCCEEDED, JobState.TIMED_OUT})
-_NOT_ROWS: Final = frozenset({"feature_names", "task_series"})
+_NOT_ROWS: Final = frozenset({"feature_names", "task_series", "task_layers"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +53,8 @@ class Table:
     """The local run's own configuration: its outcome is known beforehand, so it is never scored."""
     task_series: Mapping[str, FloatArray] = field(default_factory=dict)
     """Per task, shape ``(8, 60)``: see `SERIES_CHANNELS`. A task without a local run's series is absent."""
+    task_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Per task, the types of its layers in order; a task that did not tell them is absent."""
 
     def __len__(self) -> int:
         return len(self.task)
@@ -129,8 +131,9 @@ def concatenated(tables: Sequence[Table]) -> Table:
     if not tables or any(one.feature_names != tables[0].feature_names for one in tables):
         raise ValueError("tables of different features cannot be joined")
     series = {task: values for one in reversed(tables) for task, values in one.task_series.items()}
+    layers = {task: types for one in reversed(tables) for task, types in one.task_layers.items()}
     rows: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in tables]) for name in _row_names()}
-    return replace(tables[0], task_series=series, **rows)
+    return replace(tables[0], task_series=series, task_layers=layers, **rows)
 
 
 def build(
@@ -163,6 +166,7 @@ def build(
         anchor_time_s=np.array([anchor_time_s(one) for one in jobs], dtype=np.float64),
         is_anchor=np.array([_is_anchor(one) for one in jobs], dtype=bool),
         task_series=_task_series(jobs),
+        task_layers={one.task.task: one.task.layers for one in reversed(jobs) if one.task.layers},
     )
     return table, known
 

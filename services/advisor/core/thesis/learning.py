@@ -1,0 +1,167 @@
+"""How the networks are trained: Table 4.3 and section 4.5.1, with the curves of Figure 4.4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from schemas.predictions import Objective
+from services.advisor.core import metrics
+from services.advisor.core.arrays import AnyArray, FloatArray
+from services.advisor.core.thesis.inputs import Rows
+from services.advisor.core.thesis.network import Architecture, Network, initialised
+
+EPOCHS: Final = 400
+BATCH_ROWS: Final = 32
+HUBER_DELTA: Final = 1.0
+_POISSON_EPSILON: Final = 1e-8
+
+
+class Loss(StrEnum):
+    """What is made small."""
+
+    HUBER = "huber"
+    POISSON = "poisson"
+    CROSS_ENTROPY = "cross_entropy"
+
+    def of(self, network: Network, rows: Rows, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean over rows."""
+        before = network(rows)
+        if self is Loss.CROSS_ENTROPY:  # of the sigmoid, in the form that does not saturate
+            return functional.binary_cross_entropy_with_logits(before, targets)
+        predicted = network.output.of(before)
+        if self is Loss.HUBER:
+            return functional.huber_loss(predicted, targets, delta=HUBER_DELTA)
+        # the output is the mean itself and not its logarithm, which torch would take it for
+        return functional.poisson_nll_loss(predicted, targets, log_input=False, eps=_POISSON_EPSILON)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Hyperparameters of a training, with Adam."""
+
+    loss: Loss
+    learning_rate: float
+    epochs: int = EPOCHS
+    batch_rows: int = BATCH_ROWS
+    beta_1: float = 0.9
+    """The thesis' text gives none; its slides say 0.5."""
+
+
+REGRESSION: Final[Mapping[Objective, Recipe]] = {
+    Objective.COST: Recipe(Loss.HUBER, 1e-4),
+    Objective.TIME: Recipe(Loss.POISSON, 8e-4),
+}
+"""Table 4.3."""
+
+CLASSIFICATION: Final = Recipe(Loss.CROSS_ENTROPY, 1e-4)
+"""Section 4.5.1; it gives no epochs and no batch size for the classifiers: those of Table 4.3 are taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Rows with what is to be learned of them."""
+
+    rows: Rows
+    targets: torch.Tensor
+    """Shape ``(rows,)``: hours, dollars, or labels of 0 and 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a training leaves."""
+
+    tensors: Mapping[str, AnyArray]
+    curves: Mapping[str, FloatArray]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread, so that sums are the same everywhere; then as before.
+
+    The networks are so small that a second thread gains nothing.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def batches(count: int, size: int, random: torch.Generator) -> list[torch.Tensor]:
+    """Return a random partition of rows; a last batch of a single row, of which there is no variance, joins another."""
+    parts = list(torch.split(torch.randperm(count, generator=random), size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
+def train(architecture: Architecture, recipe: Recipe, lesson: Lesson, watched: Lesson | None, seed: int) -> Trained:
+    """Train a new network.
+
+    Args:
+        architecture: Which.
+        recipe: How.
+        lesson: At least two rows.
+        watched: Validation rows: followed by the curves, never learned from and never chosen by. The weights are those
+            after the last epoch.
+        seed: Of the first weights and of the order of rows.
+    """
+    random = torch.Generator().manual_seed(seed)
+    with one_thread(), torch.enable_grad():
+        network = initialised(architecture, random)
+        optimizer = torch.optim.Adam(
+            network.parameters(), recipe.learning_rate, betas=(recipe.beta_1, 0.999), fused=True
+        )
+        told: list[dict[str, float]] = []
+        for _ in range(recipe.epochs):
+            network.train()
+            for batch in batches(len(lesson.rows), recipe.batch_rows, random):
+                optimizer.zero_grad()
+                recipe.loss.of(network, lesson.rows.take(batch), lesson.targets[batch]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            told.append(figures(network, recipe.loss, {"training": lesson, "validation": watched}))
+        names = told[0] if told else {}
+        curves = {name: np.array([one[name] for one in told]) for name in names}
+        return Trained({name: values.numpy().copy() for name, values in network.state_dict().items()}, curves)
+
+
+def figures(network: Network, loss: Loss, lessons: Mapping[str, Lesson | None]) -> dict[str, float]:
+    """Return loss with R2 and RMSE (of a classifier: the area under the ROC curve) of each set, as if asked now."""
+    network.eval()
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for name, lesson in lessons.items():
+            if lesson is None:
+                continue
+            found[f"{name} loss"] = float(loss.of(network, lesson.rows, lesson.targets))
+            actual = lesson.targets.numpy().astype(np.float64)
+            predicted = network.predict(lesson.rows).numpy().astype(np.float64)
+            if loss is Loss.CROSS_ENTROPY:
+                found[f"{name} AUC"] = metrics.auc(actual > 0.5, predicted)
+            else:
+                found[f"{name} R2"] = metrics.r2(actual, predicted)
+                found[f"{name} RMSE"] = metrics.rmse(actual, predicted)
+    return found
+
+
+def restored(architecture: Architecture, trained: Trained) -> Network:
+    """Return the network, ready to be asked."""
+    with torch.device("meta"):
+        network = Network(architecture)
+    network.to_empty(device="cpu")
+    network.load_state_dict({name: torch.from_numpy(values.copy()) for name, values in trained.tensors.items()})
+    return network.eval()
+
+
+def with_epochs(recipe: Recipe, epochs: int, beta_1: float) -> Recipe:
+    """Return another length and momentum."""
+    return replace(recipe, epochs=epochs, beta_1=beta_1)
