@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from typing import Final
@@ -69,12 +70,22 @@ class LocalRun:
         self._interrupts += 1
         self._changed.set()
 
+    def _tell(self, event: str, **fields: object) -> None:
+        """An event for whoever listens. If nobody does any more, the run ends, and what there is is kept."""
+        try:
+            emit(event, **fields)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
+            self._interrupt()
+
     def _tell_started(self) -> None:
         workers = [
             {"worker": worker.name, "address": worker.cell.address, "pid": worker.process.pid}
             for worker in self._workers.workers
         ]
-        emit("started", run=self._plan.run, logs=str(self._plan.logs), limit_s=self._plan.limit_s, workers=workers)
+        self._tell(
+            "started", run=self._plan.run, logs=str(self._plan.logs), limit_s=self._plan.limit_s, workers=workers
+        )
 
     async def _record(self, start_s: float) -> RunEnd:
         """Sample on a grid that starts with the workers, so that no delay adds up."""
@@ -122,7 +133,7 @@ class LocalRun:
     def _tell_sample(self, elapsed_s: float, rows: dict[str, Usage]) -> None:
         workers = [{"worker": name, **usage._asdict()} for name, usage in rows.items()]
         samples = len(self._recordings[0].rows)
-        emit("sample", sample=samples, elapsed_s=elapsed_s, limit_s=self._plan.limit_s, workers=workers)
+        self._tell("sample", sample=samples, elapsed_s=elapsed_s, limit_s=self._plan.limit_s, workers=workers)
         if self._bus is not None:
             subject = RUN_SAMPLES.subject(self._bus.root, run=self._plan.run)
             for name, usage in rows.items():
@@ -133,7 +144,7 @@ class LocalRun:
         """SIGTERM, and SIGKILL after the grace or at a second interrupt; returns when all have ended."""
         loop = asyncio.get_running_loop()
         if not self._workers.all_ended:
-            emit("stopping", reason=self.end.value, grace_s=self._plan.grace_s)
+            self._tell("stopping", reason=self.end.value, grace_s=self._plan.grace_s)
             self._workers.terminate()
         before = self._interrupts
         deadline_s = loop.time() + self._plan.grace_s

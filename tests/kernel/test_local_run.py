@@ -129,6 +129,20 @@ def test_an_interrupt_keeps_what_there_is(tmp_path: Path, number: signal.Signals
     wait_gone(token, pids)
 
 
+def test_whoever_listened_has_gone(tmp_path: Path) -> None:
+    """Killed, perhaps: what was recorded until then is kept."""
+    with running([*arguments(tmp_path), "sh", "-c", SLEEP]) as (process, first):
+        token = token_of(first["workers"][0]["pid"])
+        assert process.stdout is not None
+        wait_until(lambda: json.loads(process.stdout.readline())["sample"] >= 12, within_s=10, what="twelve samples")
+        process.stdout.close()
+        assert process.wait(20) == 130
+        process.stdout = None
+    (profile,) = stored(tmp_path)
+    assert profile.end is RunEnd.INTERRUPTED
+    wait_gone(token, [])
+
+
 def test_an_early_interrupt(tmp_path: Path) -> None:
     with running([*arguments(tmp_path, "--interval", "5"), "sh", "-c", SLEEP]) as (process, _):
         process.send_signal(signal.SIGINT)

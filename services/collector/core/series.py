@@ -5,6 +5,7 @@ A series has one value per interval: the mean over that interval. Shape ``(sampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -17,7 +18,9 @@ Series = np.ndarray[Any, np.dtype[np.float64]]
 MIN_SAMPLES: Final = 10
 """A shorter run says nothing: mostly imports and the process group's start."""
 _PERIOD_CORRELATION: Final = 0.35
-"""From here on a repetition counts as one; white noise of 100 samples stays below 0.3 in 99 % of the cases."""
+"""From here on a repetition counts as one, where there are enough intervals."""
+_PERIOD_DEVIATIONS: Final = 3.5
+"""White noise's autocorrelation has a standard deviation of 1 / sqrt(terms): so many of them are no chance."""
 
 
 class Counters(NamedTuple):
@@ -187,7 +190,8 @@ def period(values: Series, least: int = 2) -> float | None:
     found = [autocorrelation(straight, lag) * len(data) / (len(data) - lag) for lag in range(1, lags + 1)]
     for lag in range(max(2, least), lags):
         before, here, after = found[lag - 2], found[lag - 1], found[lag]
-        if here >= _PERIOD_CORRELATION and before <= here > after:
+        least_correlation = max(_PERIOD_CORRELATION, _PERIOD_DEVIATIONS / math.sqrt(len(data) - lag))
+        if here >= least_correlation and before <= here > after:
             bend = before - 2 * here + after
             return lag + (0.5 * (before - after) / bend if bend < 0 else 0.0)
     return None

@@ -1,0 +1,217 @@
+"""A local run with workers in memory: the grid of its samples, its ends, what it tells the bus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from schemas.runs import RunEnd, RunProfile, RunSample
+from schemas.streams import RUN_STREAM
+from schemas.subjects import RUN_SAMPLES
+from services._runtime.bus import Delivery
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.collector.core.series import Counters
+from services.collector.journal import Journal
+from services.collector.local_options import LocalRunPlan, parse
+from services.collector.local_recording import LocalRun, describe_exit
+from services.collector.local_run import publish, store
+from tests.support.deadline import until
+
+INTERVAL_S = 0.05
+
+
+@dataclass
+class FakeWorkers:
+    """Two workers that use one core and send 1,000 bytes per second, until told otherwise."""
+
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    """Tick at which a worker ends, and its exit code."""
+    stubborn: bool = False
+    hold_up_s: float = 0.0
+    """At the fifth sample."""
+    elapsed: list[float] = field(default_factory=list)
+    signals: list[str] = field(default_factory=list)
+    workers: list[SimpleNamespace] = field(default_factory=list)
+    names: tuple[str, ...] = ("master", "worker-1")
+    told: Callable[[], None] = lambda: None
+
+    def prepare(self) -> None:
+        """Nothing to make."""
+
+    def start(self) -> None:
+        for name in self.names:
+            cell = SimpleNamespace(address="10.77.0.1")
+            self.workers.append(
+                SimpleNamespace(name=name, exit_code=None, cell=cell, process=SimpleNamespace(pid=1), order=None)
+            )
+
+    def watch(self, _loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
+        self.told = ended
+
+    def counters(self, elapsed_s: float) -> list[Counters]:
+        tick = len(self.elapsed)
+        self.elapsed.append(elapsed_s)
+        if tick == 5 and self.hold_up_s:
+            threading.Event().wait(self.hold_up_s)  # the whole thread, as a machine that is suspended
+        for number, (when, code) in enumerate(self.ends):
+            if when == tick:
+                self._end(number, code)
+        return [Counters(elapsed_s, elapsed_s, 1 << 20, 0, int(1000 * elapsed_s)) for _ in self.names]
+
+    def _end(self, number: int, code: int) -> None:
+        self.workers[number].exit_code = code
+        self.workers[number].order = len([worker for worker in self.workers if worker.order is not None])
+        self.told()
+
+    @property
+    def all_ended(self) -> bool:
+        return all(worker.exit_code is not None for worker in self.workers)
+
+    @property
+    def failed(self) -> SimpleNamespace | None:
+        failed = [worker for worker in self.workers if worker.exit_code]
+        return min(failed, key=lambda worker: worker.order, default=None)
+
+    def out_of_memory(self, worker: SimpleNamespace) -> bool:
+        return worker.exit_code == -9 and not self.stubborn
+
+    def terminate(self) -> None:
+        self.signals.append("TERM")
+        if not self.stubborn:
+            self._end_all(-15)
+
+    def kill(self) -> None:
+        self.signals.append("KILL")
+        self._end_all(-9)
+
+    def _end_all(self, code: int) -> None:
+        for number, worker in enumerate(self.workers):
+            if worker.exit_code is None:
+                self._end(number, code)
+
+
+def plan_of(tmp_path: Path, *options: str) -> LocalRunPlan:
+    fixed = ["--interval", str(INTERVAL_S), "--grace", "0.2", "--run", "r", "--out", str(tmp_path)]
+    return parse([*fixed, *options, "--", "train", "--token", "hidden"])
+
+
+async def lived(plan: LocalRunPlan, workers: FakeWorkers, bus: MemoryBus | None = None) -> tuple[LocalRun, RunProfile]:
+    run = LocalRun(plan, workers, bus)  # type: ignore[arg-type]  # what it needs of them
+    await run.live()
+    return run, run.profile()
+
+
+def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+async def test_time_up_on_a_grid_without_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workers = FakeWorkers()
+    _, profile = await lived(plan_of(tmp_path, "--seconds", "1"), workers)
+    assert (profile.end, profile.exit_codes, workers.signals[0]) == (RunEnd.TIME_UP, (-15, -15), "TERM")
+    assert [worker.samples for worker in profile.workers] == [20, 20]
+    # most are near their place on the grid: were delays to add up, later ones would lie anywhere
+    late_s = [seconds - round(seconds / INTERVAL_S) * INTERVAL_S for seconds in workers.elapsed]
+    assert sorted(map(abs, late_s))[len(late_s) // 2] < INTERVAL_S / 5
+    assert profile.workers[0].column("cpu_cores") == pytest.approx([1.0] * 20)
+    assert profile.workers[1].column("network_out_bytes_per_s") == pytest.approx([1000.0] * 20, rel=0.1)
+    assert profile.command == ("train", "--token", "***")
+    told = events(capsys)
+    assert told[0]["event"] == "started"
+    assert told[-1]["event"] == "stopping"
+
+
+async def test_a_held_up_machine_keeps_the_grid(tmp_path: Path) -> None:
+    workers = FakeWorkers(hold_up_s=0.32)
+    _, profile = await lived(plan_of(tmp_path, "--seconds", "1"), workers)
+    assert len(workers.elapsed) < 18
+    assert profile.workers[0].samples == pytest.approx(20, abs=1)
+    assert profile.workers[0].column("cpu_cores") == pytest.approx([1.0] * profile.workers[0].samples)
+
+
+async def test_all_end_by_themselves(tmp_path: Path) -> None:
+    _, profile = await lived(plan_of(tmp_path), FakeWorkers(ends=[(12, 0), (14, 0)]))
+    assert (profile.end, profile.exit_codes, profile.reason) == (RunEnd.FINISHED, (0, 0), "")
+    assert profile.workers[0].samples >= 14
+
+
+async def test_the_first_death_is_the_reason(tmp_path: Path) -> None:
+    run, profile = await lived(plan_of(tmp_path), FakeWorkers(ends=[(12, 1), (12, 7)]))
+    assert (profile.end, profile.exit_codes) == (RunEnd.FAILED, (1, 7))
+    assert profile.reason == "master ended with exit code 1"
+    assert run.dead_worker is not None
+
+
+async def test_out_of_memory(tmp_path: Path) -> None:
+    _, profile = await lived(plan_of(tmp_path, "--memory", "64MiB"), FakeWorkers(ends=[(1, 0), (3, -9)]))
+    assert profile.reason == "worker-1 ran out of memory (its limit: 64 MiB)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_interrupts(tmp_path: Path, number: signal.Signals) -> None:
+    workers = FakeWorkers()
+    living = asyncio.create_task(lived(plan_of(tmp_path), workers))
+    await until(lambda: len(workers.elapsed) > 3)
+    os.kill(os.getpid(), number)
+    run, profile = await living
+    assert (profile.end, workers.signals[0], run.dead_worker) == (RunEnd.INTERRUPTED, "TERM", None)
+
+
+async def test_the_stubborn_are_killed_after_the_grace(tmp_path: Path) -> None:
+    workers = FakeWorkers(stubborn=True)
+    _, profile = await lived(plan_of(tmp_path, "--seconds", "0.5"), workers)
+    assert workers.signals[:2] == ["TERM", "KILL"]
+    assert profile.exit_codes == (-9, -9)
+    assert profile.duration_s == pytest.approx(0.5, abs=0.1)
+
+
+async def test_samples_go_to_the_bus(tmp_path: Path) -> None:
+    bus = MemoryBus(MemoryBroker())
+    heard: list[RunSample] = []
+
+    def hear(delivery: Delivery) -> None:
+        assert isinstance(delivery.message, RunSample)
+        heard.append(delivery.message)
+
+    await bus.subscribe(RUN_SAMPLES.pattern(bus.root), hear)
+    await lived(plan_of(tmp_path), FakeWorkers(ends=[(11, 0), (11, 0)]), bus)
+    await until(lambda: len(heard) >= 22)
+    assert {sample.worker for sample in heard} == {"master", "worker-1"}
+    assert {sample.run for sample in heard} == {"r"}
+    assert heard[0].cpu_cores == pytest.approx(1.0)
+    await bus.close(1.0)
+
+
+async def test_a_profile_is_stored_and_published_once(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    bus = MemoryBus(broker)
+    plan = plan_of(tmp_path)
+    _, profile = await lived(plan, FakeWorkers(ends=[(11, 0), (11, 0)]))
+    with Journal(tmp_path) as journal:
+        path = store(plan, journal, profile)
+        assert not await publish(journal, None)
+        assert journal.waiting == 1
+        assert await publish(journal, bus)
+        assert await publish(journal, bus)
+        assert journal.waiting == 0
+    stream = broker.stream(RUN_STREAM.stream_name(bus.root))
+    assert stream is not None
+    assert len(stream.messages) == 1
+    assert RunProfile.model_validate(json.loads(path.read_text())) == profile
+    await bus.close(1.0)
+
+
+def test_exit_codes_in_words() -> None:
+    assert describe_exit(3) == "with exit code 3"
+    assert describe_exit(-9) == "killed by SIGKILL"
+    assert describe_exit(-99) == "killed by signal 99"
