@@ -1,0 +1,119 @@
+"""Rows of a CSV or Parquet file, through DuckDB: as text, in order, with the number of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import duckdb
+
+_BATCH: Final = 1_000
+_SAFE: Final[dict[str, str | bool | int | float | list[str]]] = {
+    "threads": 1,
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
+
+
+class TableError(Exception):
+    """The file cannot be read; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedRow:
+    """A row, and where it stands: the line of a CSV file (the header is line 1), the row of a Parquet file."""
+
+    number: int
+    cells: dict[str, str | None]
+
+
+@dataclass(slots=True)
+class Table:
+    """A file's rows."""
+
+    columns: tuple[str, ...]
+    rows: list[NumberedRow]
+    rejected: list[tuple[int, str]] = field(default_factory=list)
+    """Lines that are no rows, with the reason."""
+
+
+def read_table(path: Path, separator: str = ",") -> Table:
+    """Read a file; its name says what it is (``.parquet``, else CSV).
+
+    Raises:
+        TableError: it cannot be read, has no header, or names a column twice.
+    """
+    try:
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise TableError(f"{path} is empty")
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        with duckdb.connect(config=_SAFE) as connection:
+            if path.suffix.lower() == ".parquet":
+                return _parquet(connection, path)
+            return _csv(connection, path, separator)
+    except duckdb.Error as error:
+        raise TableError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def _literal(path: Path) -> str:
+    """A path that DuckDB does not take for a pattern."""
+    return "".join(f"[{character}]" if character in "*?[" else character for character in str(path.absolute()))
+
+
+def _parquet(connection: duckdb.DuckDBPyConnection, path: Path) -> Table:
+    connection.execute("SELECT * FROM read_parquet(?)", [_literal(path)])
+    columns = tuple(column[0] for column in connection.description or ())
+    rows = [NumberedRow(number, _texts(columns, row)) for number, row in enumerate(_fetched(connection), start=1)]
+    return Table(columns, rows)
+
+
+def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> Table:
+    """Everything as text: what a cell means is the mapping's business, not a guess from the first rows."""
+    header = _header(connection, path, separator)
+    definition = "{" + ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header))) + "}"
+    connection.execute(
+        f"SELECT * FROM read_csv(?, delim=?, quote='\"', escape='\"', header=false, skip=1, columns={definition}, "
+        "auto_detect=false, store_rejects=true, nullstr='', encoding='utf-8')",  # noqa: S608 - names are ours
+        [_literal(path), separator],
+    )
+    found = list(_fetched(connection))
+    # A line may be wrong in several ways.
+    errors = connection.execute("SELECT line, min(error_message) FROM reject_errors GROUP BY line ORDER BY line")
+    rejected = [(int(line), str(text).partition("\n")[0]) for line, text in errors.fetchall()]
+    lines = _lines_without({line for line, _ in rejected})
+    return Table(header, [NumberedRow(next(lines), _texts(header, row)) for row in found], rejected)
+
+
+def _header(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> tuple[str, ...]:
+    row = connection.execute(
+        "SELECT * FROM read_csv(?, delim=?, quote='\"', escape='\"', header=false, all_varchar=true, "
+        "auto_detect=true, sample_size=1, strict_mode=false, null_padding=true) LIMIT 1",
+        [_literal(path), separator],
+    ).fetchone()
+    names = tuple("" if name is None else str(name).lstrip("\ufeff") for name in row or ())
+    twice = {name for name in names if names.count(name) > 1}
+    if not names or twice:
+        raise TableError(f"{path}: the header " + (f"names {sorted(twice)} twice" if twice else "is missing"))
+    return names
+
+
+def _lines_without(rejected: set[int]) -> Iterator[int]:
+    line = 1
+    while True:
+        line += 1
+        if line not in rejected:
+            yield line
+
+
+def _fetched(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[object, ...]]:
+    while batch := connection.fetchmany(_BATCH):
+        yield from batch
+
+
+def _texts(columns: tuple[str, ...], row: tuple[object, ...]) -> dict[str, str | None]:
+    return {name: None if cell is None else str(cell) for name, cell in zip(columns, row, strict=True)}

@@ -1,0 +1,160 @@
+"""Grids of jobs, and when a cost is believed."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from services.collector.core.grid import GridFile, JobPlan, job_requests
+from services.collector.core.settling import BilledCost, Observation, Patience, Settled, judge, observe
+from tests.support.grid_files import grid_fields, grid_requests
+
+
+def test_a_grid_is_the_product_and_whole_rounds_come_first() -> None:
+    requests = grid_requests(repeats=2)
+
+    assert len(requests) == 2 * 2 * 2 * 2
+    assert [request.plan.repeat for request in requests] == [0] * 8 + [1] * 8
+    places = {
+        (it.plan.configuration.instance_type, it.plan.configuration.workers, it.plan.configuration.batch_size)
+        for it in requests
+    }
+    assert len(places) == 8
+    assert all(re.fullmatch(r"[a-z0-9_-]{1,63}", request.plan.job) for request in requests)
+    assert len({request.plan.job for request in requests}) == 16
+    assert all(request.container.env == {"RUN": request.plan.job} for request in requests)
+
+
+def test_the_same_job_has_the_same_label_whatever_else_changes() -> None:
+    """What was submitted is found again: labels depend on what a job is, not on prices, images or order."""
+    first = {request.plan.job for request in grid_requests()}
+    fields = grid_fields(workers=[3, 2], batch_sizes=[64, 16], parallel=3, prices=None)
+    fields["machine_types"] = {"e2-highmem-8": {}, "n1-standard-4": {}}
+    fields["tasks"][0]["container"]["image_uri"] = "gcr.io/p/agnews:2"
+
+    assert {request.plan.job for request in job_requests(GridFile.model_validate(fields))} == first
+    assert not first & {request.plan.job for request in grid_requests(name="other")}
+
+
+def test_what_is_known_travels_with_the_job() -> None:
+    plan = grid_requests()[0].plan
+    assert JobPlan.model_validate_json(plan.model_dump_json()) == plan
+    assert plan.price is not None
+    assert (plan.price.usd_per_hour, plan.configuration.vcpu, plan.local_run) == (0.2185, 4, "local-1")
+
+
+def test_a_task_may_vary_other_things() -> None:
+    fields = grid_fields()
+    fields["tasks"].append(
+        {
+            **fields["tasks"][0],
+            "task": {"task": "udpos"},
+            "workers": [1],
+            "batch_sizes": [8],
+            "machine_types": {"x": {}},
+        }
+    )
+    requests = job_requests(GridFile.model_validate(fields))
+    assert len(requests) == 9
+    assert requests[-1].plan.configuration.instance_type == "x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"tasks": []}, "at least 1 item"),
+        ({"workers": []}, "no numbers of workers"),
+        ({"workers": [0]}, "greater than or equal to 1"),
+        ({"machine_types": {}}, "no machine_types"),
+        ({"prices": None}, "a price without a day is none"),
+        ({"name": "With Space"}, "pattern"),
+        ({"wrokers": [1]}, "Extra inputs"),
+        ({"parallel": 0}, "greater than or equal to 1"),
+        ({"machine_types": {"x": {"usd_per_hour": -1}}}, "greater than or equal to 0"),
+    ],
+)
+def test_what_is_wrong_in_a_grid_is_named(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        GridFile.model_validate_json(json.dumps(grid_fields(**changes)))
+
+
+def test_an_unknown_placeholder_is_named() -> None:
+    fields = grid_fields()
+    fields["tasks"][0]["container"]["args"] = ["{batchsize}"]
+    with pytest.raises(ValidationError, match=r"\{batchsize\} in '\{batchsize\}' is none of task, machine_type"):
+        GridFile.model_validate(fields)
+
+
+def test_a_job_that_stands_twice_is_named() -> None:
+    fields = grid_fields()
+    fields["tasks"].append(fields["tasks"][0])
+    with pytest.raises(ValueError, match="stands in the file twice"):
+        job_requests(GridFile.model_validate(fields))
+
+
+PATIENCE = Patience(looks=3, apart_s=3_600, settle_s=86_400, give_up_s=604_800)
+ENDED_S = 1_000_000.0
+
+
+def _after(costs: list[float | None], every_s: float = 3_600.0) -> tuple[Observation | None, float]:
+    """Looks that see these costs, and the time of the last."""
+    seen: Observation | None = None
+    now_s = ENDED_S
+    for usd in costs:
+        now_s += every_s
+        seen = observe(seen, None if usd is None else BilledCost(usd, 1), now_s, PATIENCE)
+    return seen, now_s
+
+
+@pytest.mark.parametrize(
+    ("costs", "verdict"),
+    [
+        ([None] * 30, Settled.WAIT),
+        ([1.0] * 23, Settled.WAIT),  # not a day old
+        ([1.0] * 24, Settled.BILLED),
+        ([1.0] * 22 + [1.5, 1.5], Settled.WAIT),  # changed two looks ago
+        ([1.0] * 22 + [1.5, 1.5, 1.5], Settled.BILLED),
+        ([1.0] * 22 + [1.0000000001] * 2, Settled.BILLED),  # the order of adding
+        ([1.0] * 20 + [None] * 4 + [1.0] * 2, Settled.WAIT),  # vanished and came back
+        ([-2.0] * 30, Settled.ABSURD),
+        ([-0.001] * 30, Settled.BILLED),
+        ([None] * 168, Settled.DERIVED),
+        ([None] * 167 + [1.0], Settled.WAIT),  # late, but there
+    ],
+)
+def test_a_cost_is_believed_when_it_stays(costs: list[float | None], verdict: Settled) -> None:
+    seen, now_s = _after(costs)
+    assert judge(seen, ENDED_S, now_s, PATIENCE) is verdict
+
+
+def test_looks_in_a_hurry_count_once() -> None:
+    seen, now_s = _after([1.0] * 2_000, every_s=60.0)  # 33 hours: about one counted look an hour
+    assert seen is not None
+    assert seen.looks == 34
+    hasty = None
+    for second in range(100):
+        hasty = observe(hasty, BilledCost(1.0, 1), 2e6 + second, PATIENCE)
+    assert judge(hasty, ENDED_S, 2e6 + 100, PATIENCE) is Settled.WAIT
+    assert now_s > ENDED_S
+
+
+def test_a_row_more_starts_anew_even_at_the_same_sum() -> None:
+    seen = observe(None, BilledCost(1.0, 1), 0.0, PATIENCE)
+    seen = observe(seen, BilledCost(1.0, 2), 4_000.0, PATIENCE)
+    assert seen is not None
+    assert seen.looks == 1
+
+
+@given(st.lists(st.none() | st.sampled_from([1.0, 2.0]), max_size=60))
+def test_billed_is_only_what_the_last_looks_agree_on(costs: list[float | None]) -> None:
+    seen, now_s = _after(costs)
+    if judge(seen, ENDED_S, now_s, PATIENCE) is Settled.BILLED:
+        assert seen is not None
+        assert costs[-3:] == [seen.usd] * 3
+        assert len(costs) >= 24
