@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -103,27 +103,34 @@ def _configuration_columns(configuration: Configuration, price: Price | None) ->
     return columns | _attributes(CONFIGURATION, configuration.attributes)
 
 
-def _local_columns(features: JobFeatures) -> dict[str, float]:
-    profile = features.profile
-    if profile is None:
-        return {}
+def _profile_columns(profile: RunProfile) -> dict[str, float]:
     columns = _known(LOCAL, profile.configuration, ("workers", "batch_size", "vcpu", "memory_gb"))
     columns["local.observed_s"] = profile.duration_s
-    columns["local.work_ratio"] = work_ratio(features.task, profile)
-    time_s = anchor_time_s(features)
-    if np.isfinite(time_s):
-        columns["local.time_s"] = time_s
     series = series_of(profile)
     return columns if series is None else columns | dict(series_features(series))
 
 
-def columns_of(features: JobFeatures) -> Mapping[str, float]:
-    """Return the known features by name. A name holds ``=`` where it is one category of a text."""
-    return (
-        _task_columns(features.task)
-        | _configuration_columns(features.configuration, features.price)
-        | _local_columns(features)
-    )
+def _local_columns(features: JobFeatures, known: dict[int, dict[str, float]]) -> dict[str, float]:
+    profile = features.profile
+    if profile is None:
+        return {}
+    if id(profile) not in known:
+        known[id(profile)] = _profile_columns(profile)
+    columns = known[id(profile)] | {"local.work_ratio": work_ratio(features.task, profile)}
+    time_s = anchor_time_s(features)
+    return columns | {"local.time_s": time_s} if np.isfinite(time_s) else columns
+
+
+def columns_of(jobs: Iterable[JobFeatures]) -> Iterator[Mapping[str, float]]:
+    """Yield each job's known features by name. A name holds ``=`` where it is one category of a text.
+
+    A local run that many jobs share is summed up once.
+    """
+    known: dict[int, dict[str, float]] = {}
+    for job in jobs:
+        yield (
+            _task_columns(job.task) | _configuration_columns(job.configuration, job.price) | _local_columns(job, known)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +143,26 @@ class Encoder:
     @staticmethod
     def fit(jobs: Iterable[JobFeatures]) -> Encoder:
         """Return the encoder of all quantities and categories that any of `jobs` has."""
-        return Encoder(tuple(sorted({name for job in jobs for name in columns_of(job)})))
+        return Encoder(tuple(sorted({name for columns in columns_of(jobs) for name in columns})))
 
     def encode(self, job: JobFeatures) -> FloatArray:
-        """Return a row, shape ``(features,)``: NaN where not known, 0 for another category."""
-        known = columns_of(job)
-        return np.array([known.get(name, _absent(name)) for name in self.feature_names], dtype=np.float64)
+        """Return one row, shape ``(features,)``."""
+        return np.asarray(self.encode_all((job,))[0])
+
+    def encode_all(self, jobs: Sequence[JobFeatures]) -> FloatArray:
+        """Return a row per job, shape ``(jobs, features)``: NaN where not known, 0 for another category."""
+        absent = [_absent(name) for name in self.feature_names]
+        rows = np.tile(np.array(absent, dtype=np.float64), (len(jobs), 1))
+        at = {name: column for column, name in enumerate(self.feature_names)}
+        for row, columns in zip(rows, columns_of(jobs), strict=True):
+            for name, value in columns.items():
+                if name in at:
+                    row[at[name]] = value
+        return rows
 
     def unseen(self, job: JobFeatures) -> tuple[str, ...]:
         """Return what the job has and no record had, such as another instance type: a prediction cannot use it."""
-        return tuple(sorted(set(columns_of(job)) - set(self.feature_names)))
+        return tuple(sorted(set(next(columns_of((job,)))) - set(self.feature_names)))
 
 
 def _absent(name: str) -> float:

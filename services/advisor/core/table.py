@@ -154,7 +154,7 @@ def build(
         task=_text([one.task.task for one in jobs]),
         job=_text([one.job for one in records]),
         configuration_key=_text([configuration_key(one.configuration) for one in jobs]),
-        features=np.array([known.encode(one) for one in jobs]).reshape(len(jobs), len(known.feature_names)),
+        features=known.encode_all(jobs),
         feature_names=known.feature_names,
         time_s=time_s,
         cost_usd=np.array(cost_usd, dtype=np.float64),
