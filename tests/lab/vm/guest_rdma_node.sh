@@ -61,5 +61,10 @@ ip -batch - <<BATCH
 link set app address 02:00:00:00:00:0$number mtu 1400 up
 address add 172.16.0.$number/24 dev app
 BATCH
-for node in ${tors:+s1 s2} "$host"; do routing "$node"; done
+started=
+for node in ${tors:+s1 s2} "$host"; do
+    routing "$node" &
+    started="$started $!"
+done
+for job in $started; do wait "$job"; done
 rdma link add rxe0 type rxe netdev app

@@ -287,7 +287,8 @@ def test_after_kill_9_nothing_is_written_again(lab: Lab) -> None:
 
 def test_nats_dead_during_churn_and_the_audit_is_complete(lab: Lab) -> None:
     lab.server.kill()
-    deadline = time.monotonic() + 20.0
+    # For how long is no matter of the kernel: tests/integration/test_reconciler_bus.py takes a minute.
+    deadline = time.monotonic() + 6.0
     rounds = 0
     while time.monotonic() < deadline:
         rounds += 1
