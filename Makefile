@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-job bench-advisor fuzz soak format clean anew
+.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ bench-thorn: $(STAMP_DEV)  ## Outages of the dual-ToR lab, with and without BFD 
 
 bench-thorn-rules: $(STAMP_DEV)  ## Cost of 1 to 10,000 tc rules beside tc and pyroute2, in an emulated machine (3 minutes)
 	$(BIN)/python -m tests.bench.thorn_rules_vm $(ARGS)
+
+bench-thorn-storm: $(STAMP_DEV)  ## What a storm of edge faults costs per fault, and what is left of it (10 minutes; ARGS="--minutes 2")
+	$(BIN)/python -m tests.bench.thorn_storm $(ARGS)
 
 bench-thorn-job: $(STAMP_DEV)  ## A distributed training job under edge faults, and restarted instead (about 25 minutes; --quick: 6)
 	$(BIN)/python -m tests.bench.thorn_job $(ARGS)
