@@ -127,6 +127,18 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_fast_path_blind_info", "gauge", "1 while an input is lost, else 0"),
     MetricSpec("turnbuckle_fast_path_damped_info", "gauge", "1 while faults are left to FRR alone, else 0"),
     MetricSpec("turnbuckle_fast_path_peer_messages_total", "counter", "datagrams between hosts", ("kind",)),
+    MetricSpec("turnbuckle_collector_cloud_configured_info", "gauge", "1 where a cloud is looked after, else 0"),
+    MetricSpec("turnbuckle_collector_looks_total", "counter", "looks at the cloud's jobs"),
+    MetricSpec("turnbuckle_collector_failed_looks_total", "counter", "looks that brought nothing"),
+    MetricSpec("turnbuckle_collector_unfinished_jobs", "gauge", "cloud jobs that wait or run"),
+    MetricSpec("turnbuckle_collector_unsettled_jobs", "gauge", "finished jobs whose cost is not believed yet"),
+    MetricSpec("turnbuckle_collector_problem_jobs", "gauge", "what keeps finished jobs from being recorded"),
+    MetricSpec("turnbuckle_collector_journal_records", "gauge", "records on disk"),
+    MetricSpec("turnbuckle_collector_unpublished_records", "gauge", "of these, not known to be on the bus"),
+    MetricSpec("turnbuckle_collector_published_records_total", "counter", "records that this process published"),
+    MetricSpec(
+        "turnbuckle_collector_already_stored_records_total", "counter", "records that the bus was found to have already"
+    ),
     MetricSpec("turnbuckle_advisor_records", "gauge", "jobs that are known"),
     MetricSpec("turnbuckle_advisor_local_runs", "gauge", "local runs that are known"),
     MetricSpec("turnbuckle_advisor_rejected_records_total", "counter", "records with values that nothing can have"),

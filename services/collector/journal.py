@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class _Content:
 
 
 class Journal:
-    """The one writer of a directory. A context manager; `close` lets go of the directory."""
+    """The one writer of a directory. A context manager; `close` lets go of the directory. Threads may share it."""
 
     _open_here: Final[set[Path]] = set()
     """POSIX locks do not hold between parts of one process."""
@@ -94,6 +95,7 @@ class Journal:
         """
         self.directory = directory.absolute()
         self._path = self.directory / FILE_NAME
+        self._writing = threading.RLock()
         self._lock = self._take_lock()
         try:
             with _as_journal_errors(self._path):
@@ -169,14 +171,28 @@ class Journal:
             UnsendableRecordError: it could never be published.
             JournalError: it cannot be written.
         """
-        key = record_key(record)
-        if key in self._content.places:
-            return False
-        _require_sendable(record)
-        line = _line(to_plain(record))
-        self._write(line)
-        self._content.places[key] = (self._content.size - len(line), len(line))
-        return True
+        return self.append_all([record]) == 1
+
+    def append_all(self, records: Iterable[Record]) -> int:
+        """As `append`, with one fsync for all; returns how many were new.
+
+        Raises:
+            JournalError: as `append`; none of them is written then.
+        """
+        lines: dict[str, bytes] = {}
+        with self._writing:
+            for record in records:
+                key = record_key(record)
+                if key not in self._content.places and key not in lines:
+                    _require_sendable(record)
+                    lines[key] = _line(to_plain(record))
+            start = self._content.size
+            if lines:
+                self._write(b"".join(lines.values()))
+            for key, line in lines.items():
+                self._content.places[key] = (start, len(line))
+                start += len(line)
+        return len(lines)
 
     def mark_published(self, keys: Iterable[str]) -> None:
         """Note that the bus has these. A mark that is lost in a crash costs a question to the bus, no more.
@@ -184,10 +200,11 @@ class Journal:
         Raises:
             JournalError: as `append`.
         """
-        new = [key for key in keys if key in self._content.places and key not in self._content.published]
-        if new:
-            self._write(b"".join(_line({_PUBLISHED: key}) for key in new))
-            self._content.published.update(new)
+        with self._writing:
+            new = [key for key in keys if key in self._content.places and key not in self._content.published]
+            if new:
+                self._write(b"".join(_line({_PUBLISHED: key}) for key in new))
+                self._content.published.update(new)
 
     def is_published(self, key: str) -> bool:
         """Whether a record is marked."""
@@ -195,13 +212,16 @@ class Journal:
 
     def unpublished(self) -> Iterator[Record]:
         """Records without a mark, oldest first."""
-        for key, place in list(self._content.places.items()):
-            if key not in self._content.published:
-                yield self._read(place)
+        with self._writing:
+            places = [place for key, place in self._content.places.items() if key not in self._content.published]
+        for place in places:
+            yield self._read(place)
 
     def records(self) -> Iterator[Record]:
         """Every record, oldest first."""
-        for place in list(self._content.places.values()):
+        with self._writing:
+            places = list(self._content.places.values())
+        for place in places:
             yield self._read(place)
 
     def _read(self, place: tuple[int, int]) -> Record:

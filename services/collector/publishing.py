@@ -51,7 +51,9 @@ class Publisher:
             BusError: the bus is away, or does not take them within `timeout_s` a batch. Call again later.
             JournalError: a mark could not be written.
         """
-        marked = await self._settle(timeout_s) if self._queued else 0
+        marked = await self._settle(timeout_s)
+        if not self._journal.waiting:
+            return marked
         waiting = self._journal.unpublished()
         while batch := list(islice(waiting, _BATCH)):
             if not self._bus.connected:
@@ -76,6 +78,8 @@ class Publisher:
         return marked
 
     def _mark(self, records: list[Record], *, sent: bool) -> int:
+        if not records:
+            return 0
         self._journal.mark_published([record_key(record) for record in records])
         self.published += len(records) if sent else 0
         self.found += 0 if sent else len(records)

@@ -10,6 +10,7 @@ from typing import Final
 import duckdb
 
 _BATCH: Final = 1_000
+_QUOTES: Final = "header=false, quote='\"', escape='\"'"
 _SAFE: Final[dict[str, str | bool | int | float | list[str]]] = {
     "threads": 1,
     "autoinstall_known_extensions": "false",
@@ -76,11 +77,8 @@ def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> T
     """Everything as text: what a cell means is the mapping's business, not a guess from the first rows."""
     header = _header(connection, path, separator)
     definition = "{" + ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header))) + "}"
-    connection.execute(
-        f"SELECT * FROM read_csv(?, delim=?, quote='\"', escape='\"', header=false, skip=1, columns={definition}, "
-        "auto_detect=false, store_rejects=true, nullstr='', encoding='utf-8')",  # noqa: S608 - names are ours
-        [_literal(path), separator],
-    )
+    options = f"{_QUOTES}, skip=1, columns={definition}, auto_detect=false, store_rejects=true, nullstr=''"
+    connection.execute(f"SELECT * FROM read_csv(?, delim=?, {options})", [_literal(path), separator])  # noqa: S608 - ours
     found = list(_fetched(connection))
     # A line may be wrong in several ways.
     errors = connection.execute("SELECT line, min(error_message) FROM reject_errors GROUP BY line ORDER BY line")
@@ -90,11 +88,9 @@ def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> T
 
 
 def _header(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> tuple[str, ...]:
-    row = connection.execute(
-        "SELECT * FROM read_csv(?, delim=?, quote='\"', escape='\"', header=false, all_varchar=true, "
-        "auto_detect=true, sample_size=1, strict_mode=false, null_padding=true) LIMIT 1",
-        [_literal(path), separator],
-    ).fetchone()
+    options = f"{_QUOTES}, all_varchar=true, auto_detect=true, sample_size=1, strict_mode=false, null_padding=true"
+    statement = f"SELECT * FROM read_csv(?, delim=?, {options}) LIMIT 1"  # noqa: S608 - ours
+    row = connection.execute(statement, [_literal(path), separator]).fetchone()
     names = tuple("" if name is None else str(name).lstrip("\ufeff") for name in row or ())
     twice = {name for name in names if names.count(name) > 1}
     if not names or twice:

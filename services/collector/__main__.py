@@ -1,0 +1,7 @@
+"""``python -m services.collector``."""
+
+from services._runtime.app import main
+from services.collector.service import Collector
+
+if __name__ == "__main__":
+    main(Collector)

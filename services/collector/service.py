@@ -1,0 +1,174 @@
+"""The collector's wiring: cloud jobs that have ended go to the journal, and from there to the bus, once each."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import ClassVar, Final
+
+from schemas.jobs import JobRecord
+from services._runtime.app import Runtime, UnusableSettingsError
+from services._runtime.bus import BusError
+from services._runtime.settings import CommonSettings
+from services.collector.clouds import open_clouds
+from services.collector.ingestion import Ingestion, Look
+from services.collector.journal import Journal, JournalError, Record, record_key
+from services.collector.ports import CloudError
+from services.collector.publishing import Publisher
+from services.collector.settings import CollectorSettings
+from services.collector.tool import default_directory
+
+_FAILURES_TO_TELL: Final = 3
+"""Looks in a row that brought nothing; one alone is everyday life."""
+_PUBLISH_RETRY_S: Final = 1.0
+_PUBLISH_S: Final = 5.0
+
+
+class Collector:
+    """Tells of finished cloud jobs: features, configuration, time, settled cost, and the price that held."""
+
+    name: ClassVar[str] = "collector"
+    version: ClassVar[str] = version("turnbuckle")
+    settings_class: ClassVar[type[CommonSettings]] = CollectorSettings
+    bus_patience_s: ClassVar[float] = 1.0
+    """Jobs are written down without NATS, too."""
+
+    def __init__(self, runtime: Runtime[CollectorSettings]) -> None:
+        self._settings = runtime.settings
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._log = runtime.log
+        self._journal: Journal | None = None
+        self._publisher: Publisher | None = None
+        self._ingestion: Ingestion | None = None
+        self._look = Look()
+        self._failures = 0
+        self._troubles: dict[str, str] = {}
+        """What is wrong, by place."""
+        self._told: dict[str, str] = {}
+        self._looking = asyncio.Lock()
+        self.looks = 0
+        self.failed_looks = 0
+
+    async def start(self) -> None:
+        """Open the journal, and look after the cloud, if there is one."""
+        settings = self._settings
+        directory = settings.directory or default_directory("collector")
+        try:
+            self._journal = await asyncio.to_thread(Journal, directory)
+        except JournalError as error:
+            raise UnusableSettingsError(f"{error} (TURNBUCKLE_COLLECTOR__DIRECTORY names another place)") from error
+        self._publisher = Publisher(self._journal, self._runtime.bus, self._tell_published)
+        self._register_metrics(self._journal, self._publisher)
+        self._runtime.spawn(self._publish(self._publisher), name="publish")
+        if settings.project is None:
+            self._log.info(
+                "no_cloud_configured", remedy="set TURNBUCKLE_COLLECTOR__PROJECT to have jobs of Vertex AI collected"
+            )
+            return
+        self._runtime.spawn(self._watch(self._journal), name="watch the cloud")
+
+    async def stop(self) -> None:
+        """Finish the look that is under way; what is written but not published is published at the next start."""
+        await self._runtime.cancel_tasks()
+        async with self._looking:  # a thread cannot be cancelled, and writes to the journal
+            if self._journal is not None:
+                self._journal.close()
+
+    def not_ready(self) -> str | None:
+        """What keeps jobs from being collected, or None."""
+        return "; ".join(f"{place}: {text}" for place, text in sorted(self._troubles.items())) or None
+
+    # -- the cloud ---------------------------------------------------------------------------------------------
+
+    async def _watch(self, journal: Journal) -> None:
+        while True:
+            due_s = self._clock.monotonic() + self._settings.poll_s
+            await self._look_once(journal)
+            await self._clock.sleep_until(due_s)
+
+    async def _look_once(self, journal: Journal) -> None:
+        self.looks += 1
+        try:
+            look = await self._in_thread(journal)
+        except CloudError as error:
+            self.failed_looks += 1
+            self._failures += 1
+            if self._failures >= _FAILURES_TO_TELL or self.looks == 1:
+                self._trouble("cloud", str(error))
+            self._log.warning("look_failed", failures=self._failures, error=str(error))
+        except JournalError as error:
+            self.failed_looks += 1
+            self._trouble("journal", str(error))
+        else:
+            self._failures = 0
+            for place in ("cloud", "journal"):
+                self._trouble(place, "")
+            self._trouble("jobs", self._first(look.problems))
+            self._look = look
+            for record in look.recorded:
+                self._log.info("recorded", job=record.job, state=record.state, cost_usd=record.cost_usd)
+
+    async def _in_thread(self, journal: Journal) -> Look:
+        """One look; also where we are cancelled meanwhile, `stop` waits for its end."""
+
+        def look() -> Look:
+            if self._ingestion is None:
+                self._ingestion = Ingestion(open_clouds(self._settings), journal, self._settings)
+            return self._ingestion.look(self._clock.time_ns() / 1e9)
+
+        await self._looking.acquire()
+        work = asyncio.get_running_loop().run_in_executor(None, look)
+        work.add_done_callback(lambda _work: self._looking.release())
+        return await asyncio.shield(work)
+
+    # -- the bus -----------------------------------------------------------------------------------------------
+
+    async def _publish(self, publisher: Publisher) -> None:
+        """Publish what waits, whenever there is something."""
+        while True:
+            try:
+                await publisher.publish(_PUBLISH_S)
+            except BusError as error:
+                self._log.debug("not_published", error=str(error))
+            except JournalError as error:
+                self._trouble("journal", str(error))
+            await self._clock.sleep_until(self._clock.monotonic() + _PUBLISH_RETRY_S)
+
+    def _tell_published(self, record: Record, sent: bool) -> None:
+        kind = "job" if isinstance(record, JobRecord) else "run"
+        self._log.info("published", kind=kind, key=record_key(record), already_there=not sent)
+
+    # -- what is told ------------------------------------------------------------------------------------------
+
+    def _trouble(self, place: str, text: str) -> None:
+        """Note what is wrong at a place (empty: nothing any more), and log it when it changes."""
+        if text:
+            self._troubles[place] = text
+        else:
+            self._troubles.pop(place, None)
+        if self._told.get(place, "") != text:
+            self._told[place] = text
+            if text:
+                self._log.warning("trouble", place=place, reason=text)
+            else:
+                self._log.info("trouble_over", place=place)
+
+    @staticmethod
+    def _first(problems: list[str]) -> str:
+        if not problems:
+            return ""
+        return problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
+
+    def _register_metrics(self, journal: Journal, publisher: Publisher) -> None:
+        observe, prefix = self._runtime.telemetry.observe, "turnbuckle_collector"
+        observe(f"{prefix}_cloud_configured_info", lambda: float(self._settings.project is not None))
+        observe(f"{prefix}_looks_total", lambda: self.looks)
+        observe(f"{prefix}_failed_looks_total", lambda: self.failed_looks)
+        observe(f"{prefix}_unfinished_jobs", lambda: self._look.waiting + self._look.running)
+        observe(f"{prefix}_unsettled_jobs", lambda: self._look.unsettled)
+        observe(f"{prefix}_problem_jobs", lambda: len(self._look.problems))
+        observe(f"{prefix}_journal_records", lambda: len(journal))
+        observe(f"{prefix}_unpublished_records", lambda: journal.waiting)
+        observe(f"{prefix}_published_records_total", lambda: publisher.published)
+        observe(f"{prefix}_already_stored_records_total", lambda: publisher.found)
