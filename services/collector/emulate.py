@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.plan:
         _tell_plan(rows)
     elif asked.unmeasured is not None:
-        _tell_unmeasured(asked.out, grid, unmeasured(grid, cores, asked.unmeasured))
+        _tell_unmeasured(asked.out, campaign_name(asked.out, grid, rows), unmeasured(grid, cores, asked.unmeasured))
     elif asked.check is not None:
         _check(asked.check, asked.out, grid, rows)
     else:
@@ -138,17 +138,16 @@ def _known_features(out: Path) -> dict[str, TaskFeatures]:
     return {record.task.task: record.task for record in read_journal(out)}
 
 
-def _tell_unmeasured(out: Path, grid: Grid, rows: Sequence[Row]) -> None:
+def _tell_unmeasured(out: Path, name: str, rows: Sequence[Row]) -> None:
     """What to predict: the task's features and its local run are in the directory's journal."""
     features = _known_features(out)
-    measured = _records(out)
-    for row, fresh in zip(rows, never_measured(rows, measured), strict=True):
+    for row, fresh in zip(rows, never_measured(rows, _records(out)), strict=True):
         if fresh and row.task in features:
             emit(
                 "unmeasured",
                 task=features[row.task].model_dump(mode="json"),
                 configuration=row.instance.configuration(row.workers, row.batch_size).model_dump(mode="json"),
-                run=local_run_name(measured[0].job.rsplit(f"-{measured[0].task.task}-", 1)[0], row.task),
+                run=local_run_name(name, row.task),
             )
 
 
@@ -166,7 +165,7 @@ def _check(file: Path, out: Path, grid: Grid, rows: Sequence[Row]) -> None:
 
         def make(row: Row) -> JobRecord:
             known = features.get(row.task) or campaign.features(row.task)
-            record = job_record(checked, name, row, known, parent.run(campaign.order(row)))
+            record = job_record(checked, name, row, known, campaign.make(row))
             journal.append(record)
             return record
 

@@ -31,6 +31,8 @@ class FakeTrainer:
     """Answers at once; can be told to die at a run."""
 
     dies_at: int | None = None
+    fails: int = 0
+    """How many runs fail, from the first on."""
     orders: list[Order] = field(default_factory=list)
     described: list[str] = field(default_factory=list)
 
@@ -42,6 +44,8 @@ class FakeTrainer:
         if len(self.orders) == self.dies_at:
             raise KeyboardInterrupt
         self.orders.append(order)
+        if len(self.orders) <= self.fails:
+            return Outcome(JobState.FAILED, None, 1, 0.5, 1.0, "connection closed", (1,))
         duration_s = expected_duration_s(order)
         state = JobState.SUCCEEDED
         if order.instance.memory_mb < 100:

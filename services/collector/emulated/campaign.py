@@ -106,8 +106,13 @@ class Campaign:
         for task in self.pending_profiles():
             self._profile(task)
         for row in self.pending():
-            outcome = self.trainer.run(self.order(row))
+            outcome = self.make(row)
             self._keep(job_record(self.grid, self.name, row, self.features(row.task), outcome), outcome)
+
+    def make(self, row: Row) -> Outcome:
+        """Make one run; once more where it failed for another reason than memory or time: a connection, say."""
+        outcome = self.trainer.run(self.order(row))
+        return self.trainer.run(self.order(row)) if outcome.state is JobState.FAILED else outcome
 
     def order(self, row: Row) -> Order:
         """The run's order; repeats differ in their seed."""

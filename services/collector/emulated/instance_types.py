@@ -1,8 +1,8 @@
 """Instance types of the emulated cloud: what one machine of each kind gets of this one, and what it is said to cost.
 
 The seven types follow those of the thesis (4.4.2) in name and in ratio, and are no measurement of them: a processor
-core here stands for 32 vCPUs there, memory is divided by 75 (and capped at 1 GiB), prices are the list prices of 2024
-for the zone us-central1 as remembered, by the hour, divided by nothing. Network rates are ours: the cloud's differ by
+core here stands for 32 vCPUs there, memory is divided by 75 (and capped at 1 GiB). Prices are those types' list prices
+as remembered, not looked up, and spot prices 30 % of them: synthetic. Network rates are ours: the cloud's differ by
 less than it takes to see an effect.
 """
 

@@ -20,6 +20,7 @@ from schemas.runs import WorkerSeries
 from services._runtime.cgroupfs import CgroupLayout, detect, paths_of_pid, write_file
 from services.collector.adapters.cell import Cell, Cells
 from services.collector.adapters.cell_network import DEVICE
+from services.collector.adapters.cell_records import CELLS_ROOT
 from services.collector.core.series import Counters, Recording, series_of
 from services.collector.emulated.orders import SETUP_TIMEOUT_S, Order, Outcome
 from services.collector.emulated.training import Place
@@ -58,6 +59,8 @@ class _Run:
     released_ns: int = 0
     memory_bytes: int = 0
     cpu_s: float = 0.0
+    cpu_paths: dict[int, str] = field(default_factory=dict)
+    """The control groups of the workers, by process."""
 
     def wait(self, until: Callable[[Worker], bool], deadline_ns: int) -> bool:
         """Until it holds for all workers (True); until the deadline, or until one has died (False).
@@ -106,9 +109,12 @@ class _Run:
     def limit(self, cores: float | None) -> None:
         """Give each worker's group its quota; None: none."""
         for worker in self.workers:
-            path = paths_of_pid(self.bench.layout, worker.pid).get("cpu")
-            if path is not None:
-                _write_quota(self.bench.layout, path, cores)
+            if worker.pid not in self.cpu_paths:
+                path = paths_of_pid(self.bench.layout, worker.pid)["cpu"]
+                if path is None or f"/{CELLS_ROOT}/" not in path:  # it has died: a zombie is in the root group
+                    continue
+                self.cpu_paths[worker.pid] = path
+            _write_quota(self.bench.layout, self.cpu_paths[worker.pid], cores)
 
     def release(self) -> None:
         """Start the clock."""

@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch._dynamo  # its 900 modules would be imported by each worker, with the first optimizer
@@ -27,7 +27,9 @@ from services.collector.emulated.tasks import TASKS
 from services.collector.emulated.tasks.task import TrainingTask
 from services.collector.emulated.worker import Training
 
-EXIT_UNAVAILABLE = 69
+EXIT_UNAVAILABLE: Final = 69
+DATA_SEED: Final = 0
+"""The same data for every run: a run's seed is for the parameters and the order of the samples."""
 
 
 class Library:
@@ -35,7 +37,7 @@ class Library:
 
     def __init__(self) -> None:
         self._tasks: dict[str, TrainingTask] = {}
-        self._data: dict[tuple[str, int], TensorDataset] = {}
+        self._data: dict[str, TensorDataset] = {}
 
     def task(self, name: str) -> TrainingTask:
         """Import it where it was not."""
@@ -43,16 +45,19 @@ class Library:
             self._tasks[name] = importlib.import_module(TASKS[name]).TASK
         return self._tasks[name]
 
-    def training(self, order: Order, data_seed: int = 0) -> Training:
-        """With its data, which the workers share with us."""
-        task = self.task(order.task)
-        if (task.name, data_seed) not in self._data:
-            self._data[task.name, data_seed] = task.build_data(data_seed)
-        return Training(task, self._data[task.name, data_seed], order.batch_size, order.seed)
+    def data(self, name: str) -> TensorDataset:
+        """Make it where it was not; the workers share it with us."""
+        if name not in self._data:
+            self._data[name] = self.task(name).build_data(DATA_SEED)
+        return self._data[name]
+
+    def training(self, order: Order) -> Training:
+        """What the order's workers have in common."""
+        return Training(self.task(order.task), self.data(order.task), order.batch_size, order.seed)
 
     def features(self, name: str) -> TaskFeatures:
         """What the advisor knows of it."""
-        return describe(self.task(name), self.task(name).build_data(0))
+        return describe(self.task(name), self.data(name))
 
 
 def _lines() -> Any:

@@ -43,5 +43,5 @@ TASK = TrainingTask(
     build_data=build_data,
     loss=nn.functional.cross_entropy,
     build_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=2e-3),
-    epochs=6,
+    epochs=5,
 )

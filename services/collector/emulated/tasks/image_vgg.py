@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 from services.collector.emulated.tasks.task import TrainingTask
 from services.collector.emulated.tasks.textures import CHANNELS, CLASSES, build_textures
 
-SAMPLES = 2048
+SAMPLES = 1536
 
 
 def _block(inputs: int, outputs: int) -> list[nn.Module]:

@@ -42,5 +42,5 @@ TASK = TrainingTask(
     build_data=build_data,
     loss=nn.functional.mse_loss,
     build_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
-    epochs=5,
+    epochs=4,
 )

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from services.collector.emulated.tasks.task import TrainingTask
 
-VOCABULARY, WORDS, WIDTH, CLASSES, SAMPLES = 1000, 256, 48, 4, 6144
+VOCABULARY, WORDS, WIDTH, CLASSES, SAMPLES = 1000, 384, 48, 4, 6144
 
 
 class TextDnn(nn.Module):

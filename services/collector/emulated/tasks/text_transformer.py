@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from services.collector.emulated.tasks.task import TrainingTask
 
-VOCABULARY, WORDS, WIDTH, HEADS, LAYERS, CLASSES, SAMPLES = 800, 48, 64, 4, 2, 2, 2048
+VOCABULARY, WORDS, WIDTH, HEADS, LAYERS, CLASSES, SAMPLES = 800, 48, 64, 4, 2, 2, 1536
 
 
 class TextTransformer(nn.Module):

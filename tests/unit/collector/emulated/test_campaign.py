@@ -107,6 +107,18 @@ def test_a_local_run_that_fails_ends_it(tmp_path):
         finished(tmp_path, too_small)
 
 
+def test_a_run_that_failed_is_tried_once_more(tmp_path):
+    content = {**CONTENT, "local_run": None}
+    for fails, states in ((1, {JobState.SUCCEEDED}), (2, {JobState.FAILED, JobState.SUCCEEDED})):
+        trainer = FakeTrainer(fails=fails)
+        with campaign(tmp_path / str(fails), trainer, content={**content, "instance_types": ["em-wide-16"]}) as made:
+            made.go_on()
+            records = list(made.journal.records())
+        assert {record.state for record in records} == states
+        assert len(trainer.orders) == len(records) + 1
+        assert trainer.orders[0] == trainer.orders[1]
+
+
 @settings(max_examples=15)
 @given(stops=st.lists(st.integers(0, 12), max_size=4))
 def test_however_often_it_is_stopped_nothing_is_lost_or_made_twice(tmp_path_factory, stops):
