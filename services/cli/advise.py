@@ -107,7 +107,8 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
 
     file = load_job(job)
     request = request_for(file, wishes, job.parent)
-    _show(Answer(asyncio.run(_ask(request, find_server(server, context)))), file, wanted)
+    reply = asyncio.run(_ask(request, find_server(server, context)))
+    _show(Answer(reply, request.spot), file, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,8 @@ class Answer:
     """The advisor's, and in the example what was really measured."""
 
     reply: RankReply
+    spot: bool = False
+    """Whether it was asked about spot machines."""
     measured: Measurements | None = None
 
 
@@ -224,7 +227,7 @@ def _show(answer: Answer, file: JobYaml | None, wanted: Wanted) -> None:
     if wanted.skypilot is not None:
         from services.cli.skypilot import task_yaml  # noqa: PLC0415 - quick --help
 
-        _write(wanted.skypilot, task_yaml(reply, file))
+        _write(wanted.skypilot, task_yaml(answer, file))
 
 
 def _draw(answer: Answer, path: Path) -> None:

@@ -52,7 +52,7 @@ def run_example(task: str | None, wishes: Wishes) -> Answer:
         f"{path.name}: {len(found.records)} jobs; {profile.task.task} is left out and asked about, "
         f"with its local run of {profile.duration_s:.0f} s"
     )
-    return Answer(asyncio.run(_ask(request, path, profile.task.task)), _measurements(mine, request))
+    return Answer(asyncio.run(_ask(request, path, profile.task.task)), request.spot, _measurements(mine, request))
 
 
 def shipped_file() -> Path:

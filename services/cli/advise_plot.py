@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,9 +13,10 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
-from schemas.predictions import ConfigurationPrediction
-from services.cli.advise_view import configuration_name, heading
+from schemas.predictions import ConfigurationPrediction, Estimate
+from services.cli.advise_view import configuration_name, dollars, heading, price_of, seconds
 
 if TYPE_CHECKING:
     from services.cli.advise import Answer
@@ -36,25 +39,28 @@ _STYLE: Final[dict[Any, Any]] = {
 def draw_front(answer: Answer, path: Path) -> bool:
     """Write a PNG; False where there is nothing to draw."""
     reply = answer.reply
-    front = [one for one in reply.pareto if one.cost_usd is not None]
-    others = [one for one in reply.ranked if one.cost_usd is not None and not one.pareto]
+    front = _points_of(reply.pareto, answer)
+    others = _points_of([one for one in reply.ranked if not one.pareto], answer)
     if not front and not others:
         return False
     with plt.rc_context(_STYLE):
         figure, axes = plt.subplots(figsize=(8.0, 5.6), layout="constrained")
-        _points(axes, others, _OTHER_COLOUR, "ranked")
-        _points(axes, front, _FRONT_COLOUR, "front")
-        line = sorted((one.time_s.median, one.cost_usd.median) for one in front if one.cost_usd is not None)
-        if line:
+        _draw_points(axes, others, _OTHER_COLOUR, "ranked")
+        _draw_points(axes, front, _FRONT_COLOUR, "on the front")
+        if line := sorted((one.time_s.median, one.cost.median) for one in front):
             axes.step(*zip(*line, strict=True), where="post", color=_FRONT_COLOUR, linewidth=1.0, alpha=0.5)
         _label(axes, front)
         if answer.measured is not None:
             _measured(axes, answer)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_xlabel(f"time (s), intervals of {reply.level:.0%}")
-        axes.set_ylabel("cost (dollars)")
-        axes.set_title(heading(reply), fontsize=8, loc="left")
+        for axis, show in ((axes.xaxis, seconds), (axes.yaxis, dollars)):
+            axis.set_major_formatter(FuncFormatter(lambda value, _, show=show: show(value)))
+            axis.set_minor_formatter(FuncFormatter(lambda value, _, show=show: show(value)))
+            axis.set_tick_params(which="minor", labelsize=8)
+        axes.set_xlabel(f"time; bars hold {reply.level:.0%}")
+        axes.set_ylabel("cost on spot machines" if answer.spot else "cost")
+        axes.set_title(heading(reply).replace("; ", "\n", 1), fontsize=9, loc="left")
         axes.legend(frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
@@ -62,27 +68,38 @@ def draw_front(answer: Answer, path: Path) -> bool:
     return True
 
 
-def _points(axes: Axes, found: list[ConfigurationPrediction], colour: str, label: str) -> None:
-    known = [(one.time_s, one.cost_usd) for one in found if one.cost_usd is not None]
-    if not known:
+@dataclass(frozen=True, slots=True)
+class _Point:
+    name: str
+    time_s: Estimate
+    cost: Estimate
+
+
+def _points_of(found: Sequence[ConfigurationPrediction], answer: Answer) -> list[_Point]:
+    return [
+        _Point(configuration_name(one.configuration), one.time_s, cost)
+        for one in found
+        if (cost := price_of(one, answer)) is not None and cost.low > 0 and one.time_s.low > 0
+    ]
+
+
+def _draw_points(axes: Axes, found: list[_Point], colour: str, label: str) -> None:
+    if not found:
         return
-    across = [time_s.median for time_s, _ in known]
-    up = [cost.median for _, cost in known]
-    wide = [[t.median - t.low for t, _ in known], [t.high - t.median for t, _ in known]]
-    high = [[c.median - c.low for _, c in known], [c.high - c.median for _, c in known]]
+    wide, high = (
+        [[one.median - one.low for one in each], [one.high - one.median for one in each]]
+        for each in ([one.time_s for one in found], [one.cost for one in found])
+    )
     axes.errorbar(
-        across, up, xerr=wide, yerr=high, fmt="o", markersize=5, color=colour, ecolor=colour, elinewidth=0.7,
-        alpha=0.8, label=label,
+        [one.time_s.median for one in found], [one.cost.median for one in found], xerr=wide, yerr=high, fmt="o",
+        markersize=5, color=colour, ecolor=colour, elinewidth=0.7, alpha=0.8, label=label,
     )  # fmt: skip
 
 
-def _label(axes: Axes, front: list[ConfigurationPrediction]) -> None:
-    step = max(1, -(-len(front) // _LABELS))
-    for one in front[::step]:
-        if one.cost_usd is not None:
-            place = (one.time_s.median, one.cost_usd.median)
-            name = configuration_name(one.configuration)
-            axes.annotate(name, place, xytext=(5, 5), textcoords="offset points", fontsize=8)
+def _label(axes: Axes, front: list[_Point]) -> None:
+    for one in front[:: max(1, -(-len(front) // _LABELS))]:
+        place = (one.time_s.median, one.cost.median)
+        axes.annotate(one.name, place, xytext=(5, 5), textcoords="offset points", fontsize=8)
 
 
 def _measured(axes: Axes, answer: Answer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 PLOT_COLUMNS: Final = 60
 PLOT_ROWS: Final = 14
+Place = tuple[float, float, str]
+"""Seconds, dollars, and the configuration's name."""
 _FRONT, _OTHER = "●", "·"
 _REASONS_OF: Final = 3
 _SURE: Final = 0.95
@@ -28,7 +30,7 @@ def print_answer(console: Console, answer: Answer) -> None:
     reply = answer.reply
     console.print(escape(heading(reply)), style="bold")
     if reply.ranked:
-        console.print(ranking(reply, answer.measured))
+        console.print(ranking(answer))
     else:
         console.print("[bold red]not known[/]: nothing can be recommended")
     if reply.rejected:
@@ -36,7 +38,7 @@ def print_answer(console: Console, answer: Answer) -> None:
         console.print(f"left out: {left}", style="dim")
     if answer.measured is not None:
         console.print(escape(comparison(reply, answer.measured)), style="bold green")
-    _print_front(console, reply)
+    _print_front(console, answer)
     _print_reasons(console, reply)
     for warning in reply.warnings:
         console.print(f"[yellow]note:[/] {escape(warning)}")
@@ -58,24 +60,30 @@ def configuration_name(where: Configuration) -> str:
     return f"{where.workers} x {where.instance_type}{batch}"
 
 
-def ranking(reply: RankReply, measured: Measurements | None = None) -> Table:
+def price_of(one: ConfigurationPrediction, answer: Answer) -> Estimate | None:
+    """What it costs, as it was asked for: on spot machines, or on those that are kept."""
+    return one.spot_cost_usd if answer.spot else one.cost_usd
+
+
+def ranking(answer: Answer) -> Table:
     """The best configurations."""
+    reply, measured = answer.reply, answer.measured
     spot = any(one.spot_cost_usd is not None for one in reply.ranked)
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("#", justify="right")
-    table.add_column("configuration")
-    table.add_column("time", justify="right")
-    table.add_column("cost", justify="right")
+    table.add_column("configuration", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("cost", justify="right", no_wrap=True)
     if spot:
-        table.add_column("on spot", justify="right")
+        table.add_column("on spot", justify="right", no_wrap=True)
     table.add_column("runs", justify="right")
     if measured is not None:
-        table.add_column("measured", justify="right")
+        table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("")
     for place, one in enumerate(reply.ranked, 1):
-        row = [str(place), escape(configuration_name(one.configuration)), span(one.time_s, seconds),
-               span(one.cost_usd, dollars)]  # fmt: skip
-        row += [span(one.spot_cost_usd, dollars)] if spot else []
+        row = [str(place), escape(configuration_name(one.configuration)), time_span(one.time_s),
+               cost_span(one.cost_usd)]  # fmt: skip
+        row += [cost_span(one.spot_cost_usd)] if spot else []
         row.append("yes" if one.feasible >= _SURE else f"[yellow]{one.feasible:.0%}[/]")
         row += [_measured(one, measured)] if measured is not None else []
         table.add_row(*row, escape(_remark(one)))
@@ -110,27 +118,33 @@ def comparison(reply: RankReply, measured: Measurements) -> str:
     )
 
 
-def _print_front(console: Console, reply: RankReply) -> None:
-    front = [one for one in reply.pareto if one.cost_usd is not None]
+def _print_front(console: Console, answer: Answer) -> None:
+    reply = answer.reply
+    front = _places(reply.pareto, answer)
     if not front:
         return
-    console.print("\n[bold]fast or cheap: what nothing else beats in both[/]")
-    for line in plot(front, [one for one in reply.ranked if one.cost_usd is not None and not one.pareto]):
+    on_spot = ", on spot machines" if answer.spot else ""
+    console.print(f"\n[bold]fast or cheap{on_spot}: what nothing else beats in both[/]")
+    for line in plot(front, _places([one for one in reply.ranked if not one.pareto], answer)):
         console.print(escape(line), highlight=False)
     shown = front if len(front) <= PLOT_ROWS else [*front[: PLOT_ROWS - 1], front[-1]]
-    for one in shown:
-        assert one.cost_usd is not None
-        where = configuration_name(one.configuration)
-        console.print(f"  {seconds(one.time_s.median):>8}  {dollars(one.cost_usd.median):>9}  {escape(where)}")
+    for time_s, cost, name in shown:
+        console.print(f"  {seconds(time_s):>8}  {dollars(cost):>9}  {escape(name)}")
     if len(shown) < len(front):
         console.print(f"  ... {len(front) - len(shown)} more (--json shows all)", style="dim")
 
 
-def plot(front: Sequence[ConfigurationPrediction], others: Sequence[ConfigurationPrediction]) -> list[str]:
+def _places(found: Sequence[ConfigurationPrediction], answer: Answer) -> list[Place]:
+    return [
+        (one.time_s.median, cost.median, configuration_name(one.configuration))
+        for one in found
+        if (cost := price_of(one, answer)) is not None and cost.median > 0 and one.time_s.median > 0
+    ]
+
+
+def plot(front: Sequence[Place], others: Sequence[Place]) -> list[str]:
     """Time (across) against cost (up), both on logarithmic scales; the front's points are filled."""
-    points = [(one.time_s.median, one.cost_usd.median, mark) for group, mark in ((others, _OTHER), (front, _FRONT))
-              for one in group if one.cost_usd is not None]  # fmt: skip
-    points = [point for point in points if point[0] > 0 and point[1] > 0]
+    points = [(time_s, cost, mark) for group, mark in ((others, _OTHER), (front, _FRONT)) for time_s, cost, _ in group]
     if not points:
         return []
     times, costs = [point[0] for point in points], [point[1] for point in points]
@@ -171,19 +185,36 @@ def _print_reasons(console: Console, reply: RankReply) -> None:
             console.print(f"  {escape(what)}: {escape(one.reason)}")
 
 
-def span(estimate: Estimate | None, show: Callable[[float], str]) -> str:
-    """``1.2 h (0.9 h to 1.6 h)``."""
+def time_span(estimate: Estimate) -> str:
+    """``3.41 min (3.18-3.67)``: all in the middle one's unit."""
+    size, unit = _unit(estimate.median)
+    low, high = _digits(estimate.low / size), _digits(estimate.high / size)
+    return f"{_digits(estimate.median / size)} {unit} ({low}-{high})"
+
+
+def cost_span(estimate: Estimate | None) -> str:
+    """``$5.69 (5.30-6.11)``."""
     if estimate is None:
         return "-"
-    return f"{show(estimate.median)} ({show(estimate.low)} to {show(estimate.high)})"
+    low, high = (dollars(each).removeprefix("$") for each in (estimate.low, estimate.high))
+    return f"{dollars(estimate.median)} ({low}-{high})"
 
 
 def seconds(value: float) -> str:
     """Seconds for people: ``45.2 s``, ``12.1 min``, ``3.4 h``, ``12 d``."""
-    for limit, unit, size in ((120.0, "s", 1.0), (7_200.0, "min", 60.0), (172_800.0, "h", 3_600.0)):
+    size, unit = _unit(value)
+    return f"{_digits(value / size)} {unit}"
+
+
+def _unit(value: float) -> tuple[float, str]:
+    for limit, size, unit in ((120.0, 1.0, "s"), (7_200.0, 60.0, "min"), (172_800.0, 3_600.0, "h")):
         if value < limit:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 86_400.0:.3g} d"
+            return size, unit
+    return 86_400.0, "d"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.3g}"
 
 
 def dollars(value: float) -> str:

@@ -13,11 +13,35 @@ from typer.core import TyperCommand
 
 from services.cli.tool_run import Tool, run_tool
 
-PROFILE: Final = Tool("services.collector.local_run", "profile")
-FEATURES: Final = Tool("services.collector.features", "features")
-EMULATE: Final = Tool("services.collector.emulate", "emulate")
+PROFILE: Final = Tool(
+    "services.collector.local_run",
+    "profile",
+    examples=(
+        "profile --workers 3 --minutes 10 --task my-cnn -- python train.py --batch-size 32",
+        "profile --json --no-bus -- python train.py | jq 'select(.event == \"sample\")'",
+    ),
+)
+FEATURES: Final = Tool(
+    "services.collector.features",
+    "features",
+    examples=("features my_package.model:build_model --batch-size 32 --json > features.json",),
+)
+EMULATE: Final = Tool(
+    "services.collector.emulate",
+    "emulate",
+    examples=("emulate docs/examples/grid.yaml --plan", "emulate grid.yaml --out my-measurements"),
+)
 VERTEX: Final = Tool("services.collector.vertex_jobs", "vertex")
-PRICES: Final = Tool("services.advisor.prices", "prices")
+PRICES: Final = Tool(
+    "services.advisor.prices",
+    "prices",
+    examples=(
+        "prices list",
+        "prices list --source gcp-vertex",
+        "prices refresh --skypilot vms.csv --region us-central1",
+        "prices refresh --file my-prices.json",
+    ),
+)
 IMPORT: Final = Tool("services.collector.import_jobs", "jobs", ("import",))
 EXPORT: Final = Tool("services.collector.import_jobs", "jobs", ("export",))
 

@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from schemas.jobs import Configuration
-from schemas.predictions import RankReply
-from services.cli.advise_view import dollars, seconds
+from services.cli.advise_view import dollars, price_of, seconds
 from services.cli.failure import CommandError
 
 if TYPE_CHECKING:
+    from services.cli.advise import Answer
     from services.cli.job_yaml import JobYaml
 
 CLOUDS: Final = frozenset({"aws", "azure", "gcp", "ibm", "lambda", "nebius", "oci"})
 
 
-def task_yaml(reply: RankReply, file: JobYaml | None) -> str:
+def task_yaml(answer: Answer, file: JobYaml | None) -> str:
     """The text of a SkyPilot task for the first choice.
 
     Raises:
         CommandError: nothing that SkyPilot can rent was ranked.
     """
+    reply = answer.reply
     one = next((each for each in reply.ranked if each.configuration.provider in CLOUDS), None)
     if one is None:
         provider = reply.ranked[0].configuration.provider if reply.ranked else ""
         raise CommandError(f"SkyPilot cannot rent machines of {provider or 'an unknown provider'}: nothing is written")
     where = one.configuration
-    spot = file.spot if file is not None else False
-    cost = one.spot_cost_usd if spot else one.cost_usd
+    cost = price_of(one, answer)
     lines = [
         f"# {where.workers} x {where.instance_type}: {seconds(one.time_s.median)} "
         f"({seconds(one.time_s.low)} to {seconds(one.time_s.high)} with {reply.level:.0%})"
@@ -37,7 +37,7 @@ def task_yaml(reply: RankReply, file: JobYaml | None) -> str:
         f"# predicted by {reply.model.version} with prices of {reply.prices_as_of}",
         f"# time_estimator: sky.Task.set_time_estimator(lambda _: {one.time_s.median:.0f})",
     ]
-    return "\n".join(lines) + "\n" + yaml.safe_dump(_task(where, file, spot=spot), sort_keys=False)
+    return "\n".join(lines) + "\n" + yaml.safe_dump(_task(where, file, spot=answer.spot), sort_keys=False)
 
 
 def _task(where: Configuration, file: JobYaml | None, *, spot: bool) -> dict[str, Any]:

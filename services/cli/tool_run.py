@@ -7,6 +7,7 @@ output they write one JSON object a line with a field ``event``, on standard err
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ _TERMINATED: Final = 128
 _JSON: Final = "--json"
 _QUIET: Final = frozenset({"event", "stderr_tail"})
 _MAX_COLUMNS: Final = 9
+_HELP_COLUMNS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Tool:
     """As the user knows it: ``emulate``."""
     first: tuple[str, ...] = ()
     """Arguments that the command itself stands for."""
+    examples: tuple[str, ...] = ()
+    """Command lines for the end of its help."""
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """How it is run."""
@@ -60,7 +64,7 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
     """
     own, separator, rest = _split(arguments)
     if {"-h", "--help"} & set(own):
-        return _show_help(tool)
+        return _show_help(tool, arguments)
     as_json = _JSON in own
     given = [one for one in own if one != _JSON] + separator + rest
     try:
@@ -85,11 +89,15 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return list(arguments[:at]), ["--"], list(arguments[at + 1 :])
 
 
-def _show_help(tool: Tool) -> int:
-    done = subprocess.run(tool.command(["--help"]), capture_output=True, text=True, check=False)  # noqa: S603 - as above
-    shown = f"{tool.name} {' '.join(tool.first)}".strip()
+def _show_help(tool: Tool, arguments: Sequence[str]) -> int:
+    """The tool's own help under the command's name, with examples."""
+    environment = os.environ | {"COLUMNS": str(min(stdout_console().width, _HELP_COLUMNS))}
+    command = tool.command(arguments)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - as above
     text = (done.stdout or done.stderr).replace(f"python -m {tool.module}", f"turnbuckle {tool.name}")
-    print_line(text.rstrip() if done.returncode == 0 else f"turnbuckle {shown} has no help of its own:\n{text}")
+    print_line(text.rstrip())
+    if tool.examples:
+        print_line("\nexamples:\n" + "\n".join(f"  turnbuckle {line}" for line in tool.examples))
     return done.returncode
 
 

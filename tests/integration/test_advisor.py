@@ -110,7 +110,7 @@ class Ground:
                         last = str(error)
                     except BusError as error:
                         last = str(error)
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.3)
         raise AssertionError(f"{last}\n{self.log.read_text(errors='replace')[-3000:]}")
 
     async def close(self) -> None:

@@ -1,0 +1,191 @@
+"""Model files and the model store: what is damaged, foreign or old is refused with a reason, and never run."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.streams import MODELS
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.logging import get_logger
+from services._runtime.memory_broker import MemoryBroker
+from services.advisor.core.algorithms import ALGORITHMS
+from services.advisor.model_file import MAGIC, Header, UnusableModelError, libraries, pack, read_header, unpack
+from services.advisor.model_store import ModelStore
+from services.advisor.ports import Lesson
+from services.advisor.training import learn, unpack_lesson
+from services.advisor.training_process import _pack_lesson
+from tests.support.fake_adviser import FakeAdviser
+from tests.support.training_jobs import profile, records
+
+
+def header(version: str = "fake-1", **changes: Any) -> Header:
+    made = Header("fake", version, "hash", 9, 3, trained_ns=7, seed=0, libraries=libraries())
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def small() -> bytes:
+    """A small model's file, of a class that a model may hold."""
+    found = ALGORITHMS["linear"]().fit(records(("a", "b")), {}, seed=0)
+    return pack(header(), found)
+
+
+def test_a_model_comes_back(small: bytes) -> None:
+    """With what it says it is."""
+    found, adviser = unpack(small)
+
+    assert found == header()
+    assert adviser.level == 0.9
+    assert found.name().version == "fake-1"
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "words"),
+    [
+        (lambda data: b"", "no model file"),
+        (lambda data: b"\x80\x05N.", "no model file"),
+        (lambda data: data[:20], "ends too early"),
+        (lambda data: data[:-1], "damaged"),
+        (lambda data: data[:-5] + b"xxxxx", "damaged"),
+        (lambda data: data.replace(b'"records": 9', b'"records": 8'), "damaged"),
+        (lambda data: MAGIC + b"\xff\xff\xff\xff" + data, "ends too early"),
+    ],
+)
+def test_damage(small: bytes, spoiled: Any, words: str) -> None:
+    """Is told by its kind."""
+    with pytest.raises(UnusableModelError, match=words):
+        unpack(spoiled(small))
+
+
+def test_other_libraries() -> None:
+    """A model of other versions is trained anew rather than trusted."""
+    data = pack(header(libraries=libraries() | {"numpy": "1.0"}), FakeAdviser())
+
+    with pytest.raises(UnusableModelError, match=r"made with numpy 1\.0 \(here "):
+        read_header(data)
+
+
+class Evil:
+    """Would write a file when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_foreign_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
+    """The digest is right, for whoever may write may also compute it; what it calls is no part of a model."""
+    mark = tmp_path / "ran"
+    data = pack(header(), Evil(mark))  # type: ignore[arg-type]
+
+    with pytest.raises(UnusableModelError, match=r"holds posix\.system"):
+        unpack(data)
+
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"cbuiltins\neval\n(S'1'\ntR.",
+        b"cnumpy.testing\nrundocs\n(tR.",
+        b"cservices.advisor.core.plain\nbuild\n(tR.",
+        b"csklearn.utils.fixes\n_sparse_linalg_cg\n(tR.",
+        b"cservices.advisor.core.nothing\nNothing\n(tR.",
+        b"not a pickle",
+        pickle.dumps(5),
+        pickle.dumps({"level": 1}),
+    ],
+)
+def test_functions_and_other_things_are_refused(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes of the core are welcome, its functions are not; a number is no adviser."""
+    monkeypatch.setattr(pickle, "dumps", lambda *_args, **_keywords: body)
+
+    with pytest.raises(UnusableModelError):
+        unpack(pack(header(), FakeAdviser()))
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_every_algorithm_can_be_stored(algorithm: str) -> None:
+    """What the service can be told to use passes the allow-list, and learns the same under the same seed."""
+    lesson = Lesson(tuple(records(("a", "b", "c"))), tuple(map(profile, "abc")), algorithm, 3, "hash")
+
+    data = learn(lesson, 1)
+
+    found, adviser = unpack(data)
+    assert (found.algorithm, found.version, found.records, found.tasks) == (algorithm, f"{algorithm}-hash-s3", 72, 3)
+    assert adviser.level == 0.9
+    assert learn(lesson, 1) == data
+
+
+def test_records_that_teach_nothing() -> None:
+    """An error with a reason, not a model. Of the three one has run out of memory."""
+    few = Lesson(tuple(records(("a",))[:3]), (), "linear", 0, "hash")
+
+    with pytest.raises(ValueError, match="2 finished jobs are known"):
+        learn(few, 1)
+
+
+def test_a_lesson_comes_back() -> None:
+    """As it goes to the process that learns."""
+    lesson = Lesson(tuple(records(("a",))), (profile("a"),), "ours", 5, "hash")
+
+    assert unpack_lesson(io.BytesIO(_pack_lesson(lesson))) == lesson
+
+
+def store(broker: MemoryBroker, kept: int = 2) -> ModelStore:
+    return ModelStore(MemoryBus(broker).objects(MODELS), kept, get_logger("test"))
+
+
+async def test_the_newest_is_found_and_older_ones_go(small: bytes) -> None:
+    """By the store's order; only so many stay."""
+    broker = MemoryBroker()
+    mine, other = store(broker), store(broker)
+    adviser = unpack(small)[1]
+    for version in ("c", "b", "a"):
+        await mine.save(pack(header(version), adviser))
+
+    found = await other.newest()
+
+    assert found is not None
+    assert found.name.version == "a"
+    assert await other.newest(found.revision) is None
+    assert set(await MemoryBus(broker).objects(MODELS).names()) == {"a", "b"}
+
+
+async def test_a_spoiled_one_is_passed_over_once(small: bytes) -> None:
+    """The one before it serves; the spoiled one counts once and is not there for those who ask whether to train."""
+    broker = MemoryBroker()
+    mine = store(broker)
+    await mine.save(small)
+    objects = MemoryBus(broker).objects(MODELS)
+    await objects.put("newer", b"garbage")
+
+    found, again = await mine.newest(), await mine.newest()
+
+    assert found is not None
+    assert again is not None
+    assert found.name.version == again.name.version == "fake-1"
+    assert mine.unusable_count == 1
+    assert not await mine.has("newer")
+    assert await mine.has("fake-1")
+
+
+async def test_a_model_is_used_also_where_it_cannot_be_stored(small: bytes) -> None:
+    """The bus is away: the answer is there all the same, the store is tried again with the next model."""
+    broker = MemoryBroker()
+    mine = store(broker)
+    broker.stop()
+
+    model = await mine.save(small)
+
+    assert (model.name.version, model.revision) == ("fake-1", 0)

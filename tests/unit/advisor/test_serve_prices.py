@@ -1,0 +1,233 @@
+"""The price catalogue: files, days, preferences, SkyPilot's format, and the tool."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.jobs import Configuration
+from services.advisor.core.catalogue import BadCatalogueError, Snapshot, listing, parse_skypilot, parse_snapshot
+from services.advisor.price_files import SHIPPED, read_snapshots, user_directory, write_snapshot
+from services.advisor.prices import main
+from tests.support.training_jobs import records
+
+HEADER = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice"
+SKYPILOT = f"""{HEADER}
+n1-standard-4,4.0,15.0,,,,us-central1,us-central1-a,0.19,0.04
+n1-standard-4,4.0,15.0,,,,us-central1,us-central1-b,0.19,0.03
+n1-standard-4,4.0,15.0,,,,europe-west4,europe-west4-a,0.21,
+n1-highmem-8,8.0,52.0,T4,1.0,,us-central1,us-central1-a,0.5,0.2
+e2-standard-16,16.0,64.0,,,,us-central1,us-central1-a,0.536,
+c9-preview,2.0,4.0,,,,us-central1,us-central1-a,,
+"""
+
+
+def snapshot(source: str = "s", day: str = "2026-01-01", usd: float = 1.0, **fields: Any) -> Snapshot:
+    machine = {"instance_type": "m", "vcpu": 2, "memory_gb": 4, "usd_per_hour": usd} | fields
+    plain = {
+        "format": 1,
+        "source": source,
+        "provider": "gcp",
+        "region": "r",
+        "as_of": day,
+        "note": "",
+        "machines": [machine],
+    }
+    return parse_snapshot(json.dumps(plain), "test")
+
+
+def price(found: Any, name: str = "m") -> Any:
+    return found.find(Configuration(instance_type=name, provider="gcp", workers=1))[1]
+
+
+def test_the_shipped_snapshots() -> None:
+    """Seven machines each, as of their day, with a note that nobody has checked them; Vertex at 1.15 times GCE."""
+    found, problems = read_snapshots([SHIPPED])
+
+    assert problems == []
+    by_source = {one.source: one for one in found}
+    assert set(by_source) == {"gcp-gce", "gcp-vertex"}
+    for one in found:
+        assert len(one.machines) == 7
+        assert "not checked against Google's list" in one.note
+    gce, vertex = by_source["gcp-gce"], by_source["gcp-vertex"]
+    for machine in gce.machines:
+        other = vertex.machine(machine.instance_type)
+        assert other is not None
+        assert other.usd_per_hour == pytest.approx(1.15 * machine.usd_per_hour, abs=1e-5)
+    highcpu = gce.machine("n1-highcpu-32")
+    assert highcpu is not None
+    assert (highcpu.vcpu, highcpu.memory_gb) == (32.0, 28.8)
+
+
+def test_the_newest_of_the_day_or_before_counts() -> None:
+    """Old snapshots answer for their days."""
+    held = [
+        snapshot(day="2026-01-01", usd=1.0),
+        snapshot(day="2026-03-01", usd=3.0),
+        snapshot(day="2026-02-01", usd=2.0),
+    ]
+
+    assert price(listing(held, (), None)).usd_per_hour == 3.0
+    assert price(listing(held, (), date(2026, 2, 28))).usd_per_hour == 2.0
+    assert listing(held, (), date(2025, 12, 31)).machines == {}
+    assert listing(held, (), None).as_of == date(2026, 3, 1)
+
+
+def test_the_preferred_source_counts() -> None:
+    """Where several list a machine."""
+    held = [snapshot("dear", usd=9.0), snapshot("cheap", usd=1.0)]
+
+    assert price(listing(held, ("dear",), None)).source == "dear"
+    assert price(listing(held, ("cheap", "dear"), None)).source == "cheap"
+
+
+def test_machines_that_only_records_know() -> None:
+    """Have the price of the newest record; a listed one keeps the catalogue's."""
+    found = listing([snapshot()], (), None, records(("a",)))
+
+    assert found.machines["emulated", "large"][1].usd_per_hour == 0.20
+    assert found.providers() == {"emulated", "gcp"}
+
+
+def test_the_digest_is_of_the_prices() -> None:
+    """The same prices are the same snapshot, another price is another."""
+    assert snapshot().digest == snapshot().digest
+    assert len({snapshot().digest, snapshot(usd=2.0).digest, snapshot(day="2026-01-02").digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"usd": -1.0}, "usd_per_hour is -1.0"),
+        ({"usd": float("nan")}, "usd_per_hour is nan"),
+        ({"vcpu": "many"}, "could not convert"),
+        ({"spot_usd_per_hour": -0.1}, "spot_usd_per_hour is -0.1"),
+    ],
+)
+def test_absurd_prices(fields: dict[str, Any], words: str) -> None:
+    """Named with their place."""
+    with pytest.raises(BadCatalogueError, match=words):
+        snapshot(**fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "no price snapshot"),
+        ("[]", "no price snapshot"),
+        ('{"format": 2}', "format 2 is not 1"),
+        ('{"format": 1, "source": "s"}', "machines"),
+    ],
+)
+def test_files_that_are_no_snapshots(text: str, words: str) -> None:
+    """Each says what it lacks."""
+    with pytest.raises(BadCatalogueError, match=words):
+        parse_snapshot(text, "x.json")
+
+
+def empty(region: str = "us-central1") -> Snapshot:
+    return Snapshot("gcp-skypilot", "gcp", date(2026, 11, 21), region, "", ())
+
+
+def test_skypilots_catalogue() -> None:
+    """Machines without accelerators of one region, lowest zone, spot where there is one; no price: left out."""
+    found = parse_skypilot(SKYPILOT, empty(), "vms.csv")
+
+    assert [(one.instance_type, one.usd_per_hour, one.spot_usd_per_hour) for one in found.machines] == [
+        ("e2-standard-16", 0.536, None),
+        ("n1-standard-4", 0.19, 0.03),
+    ]
+
+
+def test_skypilots_catalogue_without_the_region_or_columns() -> None:
+    """Says which regions there are, or which column is missing."""
+    with pytest.raises(BadCatalogueError, match=r"no price for region 'mars'.*europe-west4, us-central1"):
+        parse_skypilot(SKYPILOT, empty("mars"), "vms.csv")
+    with pytest.raises(BadCatalogueError, match=r"no column .*SpotPrice"):
+        parse_skypilot("InstanceType,Price\n", empty(), "vms.csv")
+
+
+def test_old_snapshots_stay(tmp_path: Path) -> None:
+    """The same is written once, another one of the same day beside it; nothing is written over."""
+    first, new = write_snapshot(snapshot(), tmp_path)
+    again, not_new = write_snapshot(snapshot(), tmp_path)
+    other, other_new = write_snapshot(snapshot(usd=2.0), tmp_path)
+
+    assert (new, not_new, other_new) == (True, False, True)
+    assert first == again != other
+    assert len(read_snapshots([tmp_path])[0]) == 2
+
+
+def test_a_bad_file_keeps_no_other_from_being_read(tmp_path: Path) -> None:
+    """It is reported."""
+    write_snapshot(snapshot(), tmp_path)
+    (tmp_path / "bad.json").write_text("{")
+
+    found, problems = read_snapshots([tmp_path, tmp_path / "missing"])
+
+    assert len(found) == 1
+    assert len(problems) == 1
+    assert "bad.json" in problems[0]
+
+
+def test_where_refreshed_ones_are_kept() -> None:
+    """As the XDG specification says."""
+    assert user_directory({"XDG_DATA_HOME": "/d"}) == Path("/d/turnbuckle/prices")
+    assert user_directory({"HOME": "/h"}) == Path("/h/.local/share/turnbuckle/prices")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[dict[str, Any]], str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, [json.loads(line) for line in captured.out.splitlines()], captured.err
+
+
+def test_the_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refresh from SkyPilot's file, twice; list snapshots, and the machines of one."""
+    csv = tmp_path / "vms.csv"
+    csv.write_text(SKYPILOT)
+    place = ("--directory", str(tmp_path / "kept"))
+
+    code, events, _ = run(capsys, "refresh", "--skypilot", str(csv), "--as-of", "2026-11-20", *place)
+    again = run(capsys, "refresh", "--skypilot", str(csv), "--as-of", "2026-11-20", *place)
+    listed = run(capsys, "list", *place)
+    machines = run(capsys, "list", "--source", "gcp-skypilot", *place)
+
+    assert code == again[0] == 0
+    assert (events[-1]["new"], events[-1]["machines"], events[-1]["spot"]) == (True, 2, 1)
+    assert again[1][-1]["new"] is False
+    assert [row["source"] for row in listed[1] if row["event"] == "row"] == ["gcp-gce", "gcp-skypilot", "gcp-vertex"]
+    assert [row["instance_type"] for row in machines[1] if row["event"] == "row"] == ["e2-standard-16", "n1-standard-4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("refresh", "--file", "nothing.json"), "cannot be read"),
+        (("list", "--source", "nobody"), "no such snapshot"),
+        (("list", "--as-of", "yesterday"), "'yesterday' is no day"),
+    ],
+)
+def test_the_tool_with_bad_data(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """65, an error event, and a sentence."""
+    code, events, said = run(capsys, *arguments, "--directory", str(tmp_path))
+
+    assert code == 65
+    assert events[-1]["event"] == "error"
+    assert words in said
+
+
+def test_the_tool_used_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
+    """64, and how to use it."""
+    with pytest.raises(SystemExit) as ended:
+        main(["refresh"])
+
+    assert ended.value.code == 64
+    assert "usage:" in capsys.readouterr().err

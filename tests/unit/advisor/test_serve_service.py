@@ -1,0 +1,320 @@
+"""The advisor on a bus in memory, its trainings in this process: when it trains, what it says, what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.jobs import JobRecord
+from schemas.message import Message
+from schemas.predictions import Prediction, PredictRequest, RankReply, RankRequest, TrainReply, TrainRequest
+from schemas.registry import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
+from schemas.runs import RunProfile
+from schemas.streams import MODELS, PREDICTION_STREAM
+from schemas.subjects import JOB_RECORDS, RUN_PROFILES
+from services._runtime.app import UnusableSettingsError, run_in_process
+from services._runtime.bus import Delivery, RequestRefusedError
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.job_files import write_job_file
+from services._runtime.memory_broker import MemoryBroker
+from services.advisor.ports import Lesson, TrainingFailedError
+from services.advisor.service import Advisor
+from services.advisor.settings import AdvisorSettings
+from services.advisor.training import learn
+from tests.support.deadline import until
+from tests.support.training_jobs import features, profile, records
+
+TASKS = ("a", "b", "c")
+
+
+class Tutor:
+    """Trains here and now; can be held back, and can fail."""
+
+    def __init__(self) -> None:
+        self.lessons: list[Lesson] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.failure = ""
+        self.cancelled = 0
+
+    async def train(self, lesson: Lesson) -> bytes:
+        self.lessons.append(lesson)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.failure:
+            raise TrainingFailedError(self.failure)
+        return learn(lesson, len(self.lessons))
+
+
+class Ground:
+    """A broker, and what an advisor needs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.broker = MemoryBroker()
+        self.bus = MemoryBus(self.broker)
+        self.tutor = Tutor()
+        self.directory = directory
+
+    async def tell(self, *messages: JobRecord | RunProfile) -> None:
+        for message in messages:
+            if isinstance(message, JobRecord):
+                subject, name = JOB_RECORDS.subject(self.bus.root, job=message.job), message.job
+            else:
+                subject, name = RUN_PROFILES.subject(self.bus.root, run=message.run), message.run
+            self.bus.publish_fact(subject, message, message_id=name)
+        await self.bus.flush(5)
+
+    async def ask(self, endpoint: Endpoint, request: Message) -> Message:
+        return await self.bus.request(endpoint.template.subject(self.bus.root), request, timeout_s=5)
+
+    async def rank(self) -> RankReply:
+        reply = await self.ask(ADVISOR_RANK, question())
+        assert isinstance(reply, RankReply)
+        return reply
+
+    @asynccontextmanager
+    async def advisor(self, **settings: Any) -> AsyncIterator[Advisor]:
+        given = {"algorithm": "linear", "quiet_s": 0.0, "look_s": 0.1, "prices_directory": str(self.directory)}
+        made = AdvisorSettings.load({}, **(given | settings))
+        tutor = self.tutor
+
+        class Taught(Advisor):
+            def __init__(self, runtime: Any) -> None:
+                super().__init__(runtime)
+                self._trainer = tutor  # type: ignore[assignment]
+
+        async with run_in_process(Taught, made, MemoryBus(self.broker)) as advisor:
+            yield advisor
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+def question(**changes: Any) -> RankRequest:
+    return RankRequest(**({"task": features("z"), "profile": profile("z"), "workers": (1, 2)} | changes))
+
+
+async def trained(advisor: Advisor, count: int) -> None:
+    learning = advisor.learning
+    assert learning is not None
+    await until(lambda: learning.model is not None and learning.model.name.records == count, within_s=20)
+
+
+async def test_enough_records_bring_a_model(ground: Ground) -> None:
+    """Too few: the answer says how many are missing and what to do. Enough: trained once, answered, not again."""
+    async with ground.advisor(least_records=48) as advisor:
+        await ground.tell(*records(("a",)))
+        with pytest.raises(RequestRefusedError, match="24 records are known, a model needs 48") as refused:
+            await ground.rank()
+        await ground.tell(*records(("b",)))
+        await trained(advisor, 48)
+        reply = await ground.rank()
+
+    assert refused.value.code == 503
+    assert len(ground.tutor.lessons) == 1
+    assert reply.model.tasks == 2
+
+
+async def test_retraining_waits_for_enough_new_records(ground: Ground) -> None:
+    """24 new ones are not yet 25; what is told twice is no new record."""
+    async with ground.advisor(retrain_after=25) as advisor:
+        await ground.tell(*records(TASKS))
+        await trained(advisor, 72)
+        await ground.tell(*records(("d",)))
+        duplicate = records(("a",))[0].model_copy(update={"reason": "told again"})
+        ground.bus.publish_fact(JOB_RECORDS.subject("tb", job=duplicate.job), duplicate, message_id="another id")
+        await ground.bus.flush(5)
+        await until(lambda: advisor.records.repeated == 1)
+        assert len(advisor.records) == 96
+        assert len(ground.tutor.lessons) == 1
+        await ground.tell(records(("e",))[0])
+        await trained(advisor, 97)
+
+    assert len(ground.tutor.lessons) == 2
+
+
+async def test_train_on_request(ground: Ground) -> None:
+    """Answered at once; refused with a reason while one is under way, and where nothing has come since."""
+    await ground.tell(*records(TASKS))
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+        ground.tutor.go.clear()
+        unchanged = await ground.ask(ADVISOR_TRAIN, TrainRequest())
+        forced = await ground.ask(ADVISOR_TRAIN, TrainRequest(force=True))
+        await until(lambda: len(ground.tutor.lessons) == 2)
+        busy = await ground.ask(ADVISOR_TRAIN, TrainRequest(force=True))
+        answered = await ground.rank()
+        ground.tutor.go.set()
+        learning = advisor.learning
+        assert learning is not None
+        await until(lambda: learning.trainings == 2)
+        other_seed = await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=7))
+        await until(lambda: learning.trainings == 3)
+
+    for reply in (unchanged, forced, busy, other_seed):
+        assert isinstance(reply, TrainReply)
+    assert [unchanged.accepted, forced.accepted, busy.accepted, other_seed.accepted] == [False, True, False, True]  # type: ignore[attr-defined]
+    assert "under way" in busy.reason  # type: ignore[attr-defined]
+    assert answered.model.records == 72
+    assert [lesson.seed for lesson in ground.tutor.lessons] == [0, 0, 7]
+
+
+async def test_stop_gives_a_training_up(ground: Ground) -> None:
+    """It does not wait for its end."""
+    await ground.tell(*records(TASKS))
+    ground.tutor.go.clear()
+    async with ground.advisor():
+        await until(lambda: ground.tutor.lessons)
+
+    assert ground.tutor.cancelled == 1
+
+
+async def test_a_failed_training_is_told_and_not_repeated_at_once(ground: Ground) -> None:
+    """The answer holds the reason; new records, or a request, make it try again."""
+    await ground.tell(*records(TASKS))
+    ground.tutor.failure = "the sun shines"
+    async with ground.advisor() as advisor:
+        learning = advisor.learning
+        assert learning is not None
+        await until(lambda: learning.failed_trainings == 1)
+        with pytest.raises(RequestRefusedError, match="no model could be trained: the sun shines"):
+            await ground.rank()
+        ground.tutor.failure = ""
+        assert len(ground.tutor.lessons) == 1
+        await ground.ask(ADVISOR_TRAIN, TrainRequest())
+        await trained(advisor, 72)
+
+
+async def test_a_restart_takes_the_stored_model(ground: Ground) -> None:
+    """And a second replica too: nothing is trained twice."""
+    await ground.tell(*records(TASKS))
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+    async with ground.advisor() as again, ground.advisor() as replica:
+        await trained(again, 72)
+        await trained(replica, 72)
+
+    assert len(ground.tutor.lessons) == 1
+
+
+async def test_a_corrupt_model_is_trained_anew(ground: Ground) -> None:
+    """It counts, and its place is taken."""
+    await ground.tell(*records(TASKS))
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+    objects = ground.bus.objects(MODELS)
+    (version,) = await objects.names()
+    await objects.put(version, b"garbage")
+
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+        learning = advisor.learning
+        assert learning is not None
+        assert learning.unusable_models == 1
+
+    assert len(ground.tutor.lessons) == 2
+    assert (await objects.get(version)).data != b"garbage"  # type: ignore[union-attr]
+
+
+async def test_predictions_are_told(ground: Ground) -> None:
+    """With model, prices' day and the best 20; without a job's name nothing is."""
+    told: list[Prediction] = []
+
+    async def take(delivery: Delivery) -> None:
+        assert isinstance(delivery.message, Prediction)
+        told.append(delivery.message)
+
+    await ground.bus.replay(PREDICTION_STREAM, take)
+    await ground.tell(*records(TASKS))
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+        await ground.rank()
+        reply = await ground.ask(ADVISOR_RANK, question(job="my.job", workers=tuple(range(1, 20))))
+        await ground.ask(ADVISOR_PREDICT, PredictRequest(task=features("z"), job="other"))
+        await until(lambda: len(told) == 2)
+
+    assert isinstance(reply, RankReply)
+    assert [one.job for one in told] == ["my.job", "other"]
+    assert told[0].model == reply.model
+    assert told[0].prices_as_of == reply.prices_as_of
+    assert told[0].considered == 4 * 19
+    assert len(told[0].predictions) <= 20
+
+
+async def test_nonsense_in_records_is_left_out(ground: Ground) -> None:
+    """Features that are no numbers, and local runs without samples, are rejected; the rest is learned from."""
+    good = records(TASKS)
+    strange = features("a").model_copy(update={"attributes": {"f": math.nan}})
+    empty = profile("a").model_copy(update={"run": "empty", "workers": ()})
+    async with ground.advisor() as advisor:
+        await ground.tell(good[0].model_copy(update={"job": "x", "task": strange}), empty, *good)
+        await trained(advisor, 72)
+
+    assert advisor.records.rejected == 2
+    assert advisor.records.runs == {}
+
+
+async def test_data_hash_ignores_order_and_not_content() -> None:
+    """The same records in any order make the same version; one more, or another number, another one."""
+
+    def hashed(found: Sequence[JobRecord]) -> str:
+        from services.advisor.records import Records  # noqa: PLC0415 - the subject
+
+        held = Records()
+        for record in found:
+            assert held.add(record) is None
+        return held.data_hash()
+
+    found = records(("a",))
+    changed = [found[0].model_copy(update={"duration_s": 1.0}), *found[1:]]
+
+    assert hashed(found) == hashed(found[::-1])
+    assert len({hashed(found), hashed(found[1:]), hashed(changed)}) == 3
+
+
+async def test_data_sets_are_known_beside_the_bus(ground: Ground, tmp_path: Path) -> None:
+    """From a file, less the tasks that are left out, whose local run stays known."""
+    path = tmp_path / "jobs.parquet"
+    write_job_file(path, records(TASKS), [profile(task) for task in TASKS])
+
+    async with ground.advisor(datasets=(str(path),), leave_out=("c",)) as advisor:
+        await trained(advisor, 48)
+        assert set(advisor.records.runs) == {"run-a", "run-b", "run-c"}
+        assert {record.task.task for record in advisor.records.jobs.values()} == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ["nothing.parquet", "shipped"])
+async def test_a_data_set_that_is_not_there(
+    ground: Ground, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ends the start with a sentence."""
+    monkeypatch.setattr("services.advisor.datasets.DATA", tmp_path)
+
+    with pytest.raises(UnusableSettingsError, match="TURNBUCKLE_ADVISOR__DATASETS"):
+        async with ground.advisor(datasets=(name,)):
+            pass
+
+
+async def test_prices_of_a_day(ground: Ground) -> None:
+    """A day before all prices is refused; records' own prices count where nothing lists a machine."""
+    await ground.tell(*records(TASKS))
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+        with pytest.raises(RequestRefusedError, match="no prices are known of 2001-01-01") as refused:
+            await ground.ask(ADVISOR_RANK, question(prices_as_of="2001-01-01"))
+        reply = await ground.rank()
+
+    assert refused.value.code == 400
+    assert str(reply.prices_as_of) == "2026-11-20"
+    assert {one.configuration.provider for one in reply.ranked} == {"emulated"}
