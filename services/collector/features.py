@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from schemas.jobs import TaskFeatures
-from services.collector.adapters.user_module import UserCodeError, call, load, output_on_stderr
+from services.collector.adapters.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
 from services.collector.tool import EXIT_OK, BadDataError, ToolParser, UnavailableError, UsageError, emit, run_tool
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _measure(given: argparse.Namespace) -> ModuleFeatures:
     except ImportError as error:
         raise UnavailableError(f"{error}: pip install 'turnbuckle[collector]'") from error
     try:
-        with output_on_stderr():
+        with output_on_stderr(), own_modules_hidden():
             module, example = _build(given.model)
             if example is None:
                 if given.input_shape is None:

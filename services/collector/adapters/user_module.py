@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+_OURS: Final = frozenset({"schemas", "services"})
 
 
 class UserCodeError(Exception):
@@ -29,6 +31,23 @@ def output_on_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextmanager
+def own_modules_hidden() -> Iterator[None]:
+    """Let the user's code have modules of our names: ``schemas`` and ``services`` are common ones.
+
+    Ours must have been imported before; they are put back afterwards.
+    """
+    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS}
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+            del sys.modules[name]
+        sys.modules.update(hidden)
 
 
 def load(name: str) -> Any:

@@ -113,6 +113,19 @@ def test_a_script_that_exits_when_imported(tmp_path: Path, monkeypatch: pytest.M
         call(lambda wanted: wanted, "f")
 
 
+def test_the_user_may_have_modules_of_our_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "schemas.py").write_text("WIDTH = 5")
+    (tmp_path / "mine.py").write_text(
+        "def build():\n    from schemas import WIDTH\n    from torch import nn\n    return nn.Linear(4, WIDTH)"
+    )
+    ours = sys.modules["schemas"]
+    # 4*5 + 5
+    assert features_of(parse(["mine.py:build", "--input-shape", "4"])).parameter_count == 25
+    assert sys.modules["schemas"] is ours
+
+
 @pytest.mark.slow
 def test_the_process_speaks_json_on_standard_output_only(model: str) -> None:
     """What the user's code prints, goes to standard error."""
