@@ -68,7 +68,9 @@ class OurAdviser:
             return []
         beliefs = self.fitted.aimed_at(Objective.TIME).beliefs(table.select(rows))
         shift = np.log(values[rows]) - np.log(outlook.time_s[rows, 1])
-        return [Worthwhile(int(rows[at]), reason) for at, reason in _together(beliefs.moved(shift), count, self.fitted.seed)]
+        return [
+            Worthwhile(int(rows[at]), reason) for at, reason in _together(beliefs.moved(shift), count, self.fitted.seed)
+        ]
 
 
 def _together(beliefs: Beliefs, count: int, seed: int) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ _EXACT: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rates:
-    """Logarithms of dollars per second and machine: the list price's plus a remainder, or learned where none is known."""
+    """Logarithms of dollars per second and machine: the list price plus a remainder, or learned where none is known."""
 
     remainder: float
     """Mean logarithm of cost over price x machines x time: disks, start-up, rounding to the minute."""
@@ -41,6 +41,7 @@ class Rates:
         machine = machines(rows)
         paid = np.log(rows.cost_usd / (rows.time_s * rows.workers))
         rate_of, rate_variance = _shrunk(machine, paid)
+        rate_of.pop("")
         listed = np.isfinite(rows.price_usd_per_hour) & (rows.price_usd_per_hour > 0)
         if not listed.any():
             return Rates(0.0, {}, rate_variance, rate_of, rate_variance)
@@ -63,7 +64,7 @@ class Rates:
 
     def ratio(self, table: Table) -> FloatArray:
         """Return what is billed, over price x machines x time, shape ``(rows,)``."""
-        return np.exp(np.array([self.remainder_of.get(one, self.remainder) for one in machines(table)]))
+        return np.asarray(np.exp([self.remainder_of.get(one, self.remainder) for one in machines(table)]))
 
 
 def machines(table: Table) -> TextArray:

@@ -29,8 +29,8 @@ VAGUE: Final = 25.0
 _PRIOR_MEANS: Final = {
     "length": 1.0, "common.smooth": 0.1, "common.own": 0.01, "common.linear": 0.1,
     "particular.level": 0.1, "particular.smooth": 0.05, "particular.linear": 0.02,
-    "common.kind": 0.3, "task.kind": 1.0, "task.variant": 0.1, "task.linear": 0.1, "task.alike": 0.3, "task.length": 1.0, "noise.relative": 0.01,
-    "noise.absolute": 0.1,
+    "common.kind": 0.3, "task.kind": 1.0, "task.variant": 0.1, "task.linear": 0.1, "task.alike": 0.3,
+    "task.length": 1.0, "noise.relative": 0.01, "noise.absolute": 0.1,
 }  # fmt: skip
 """Medians of the hyperparameters' logarithmic normal priors: variances of logarithms, and lengths in deviations."""
 

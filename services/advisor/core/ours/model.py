@@ -113,8 +113,9 @@ class FittedOurs:
         scores = np.full(len(table), -np.inf)
         for rows in _by_task(table.task):
             beliefs = self.beliefs(table.select(rows))
-            known = np.isfinite(beliefs.mean)
-            scores[rows[known]] = -expected_regret(_part(beliefs, np.flatnonzero(known)), self.seed)
+            known = np.flatnonzero(np.isfinite(beliefs.mean))
+            if len(known):
+                scores[rows[known]] = -expected_regret(part_of(beliefs, known), self.seed)
         lowest = scores[np.isfinite(scores)].min(initial=-1.0)
         return np.where(np.isfinite(scores), scores, lowest * 2.0)
 
@@ -124,7 +125,7 @@ class FittedOurs:
         Args:
             table: Rows of one task.
             measured: Rows whose seconds or dollars (by `target`) are known.
-            values: Theirs.
+            values: Theirs; NaN where one failed.
         """
         asked = self._with_reference(table)
         design = design_of(self.process.design.kernel, asked, self.around.level)
@@ -132,25 +133,33 @@ class FittedOurs:
         beliefs = self.process.beliefs(design, self.around.level.variance if unknown else 0.0)
         anchors = np.flatnonzero(asked.is_anchor & has_anchor(asked))
         beliefs = beliefs.given(anchors, np.zeros(len(anchors)), EXACT)
-        beliefs = self._in_units(_part(beliefs, np.arange(len(table))), table)
+        beliefs = self._in_units(part_of(beliefs, np.arange(len(table))), table)
         if measured is None or values is None:
             return beliefs
-        return beliefs.given(measured, np.log(values), EXACT)
+        ran = np.isfinite(values)
+        return beliefs.given(measured[ran], np.log(values[ran]), EXACT)
 
     def propose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
-        """Return the row to run next: first the smallest expected regret, then the largest expected improvement."""
-        if not len(measured):
-            return int(np.argmax(self.score(table)))
-        gain = expected_improvement(self.beliefs(table, measured, values), float(np.log(values.min())))
-        gain = np.where(np.isfinite(gain), gain, 0.0)
-        gain[measured] = -1.0
-        return int(np.argmax(gain))
+        """Return the row to run next: first the smallest expected regret, then the largest expected improvement.
+
+        Raises:
+            ValueError: Every row was run.
+        """
+        free = np.setdiff1d(np.arange(len(table)), measured)
+        if not len(free):
+            raise ValueError("every configuration was run")
+        if not np.isfinite(values).any():
+            return int(free[int(np.argmax(self.score(table)[free]))])
+        best = float(np.log(np.nanmin(values)))
+        gain = expected_improvement(part_of(self.beliefs(table, measured, values), free), best)
+        return int(free[int(np.argmax(np.nan_to_num(gain)))])
 
     def choose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
-        """Return the row to use in the end."""
-        if not len(measured):
-            return self.propose(table, measured, values)
-        return int(measured[int(np.argmin(values))])
+        """Return the row to use in the end: the best measured one; where none ran through, the best-scored other."""
+        if not np.isfinite(values).any():
+            free = np.setdiff1d(np.arange(len(table)), measured)
+            return self.propose(table, measured, values) if len(free) else int(measured[0])
+        return int(measured[int(np.nanargmin(values))])
 
     def _by_row(self, table: Table) -> tuple[FloatArray, FloatArray]:
         mean, deviation = np.empty(len(table)), np.empty(len(table))
@@ -183,7 +192,8 @@ class FittedOurs:
         return concatenated([table, one])
 
 
-def _part(beliefs: Beliefs, rows: IntArray) -> Beliefs:
+def part_of(beliefs: Beliefs, rows: IntArray) -> Beliefs:
+    """Return the joint distribution of some of the rows."""
     if len(rows) == len(beliefs.mean):
         return beliefs
     return Beliefs(beliefs.mean[rows], beliefs.covariance[np.ix_(rows, rows)])

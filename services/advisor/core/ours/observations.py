@@ -28,7 +28,7 @@ class Level:
     @staticmethod
     def of(table: Table) -> Level:
         """Return the level of the known tasks, each counting once."""
-        known = {}
+        known: dict[str, float] = {}
         for task, anchor in zip(table.task, table.anchor_time_s, strict=True):
             if np.isfinite(anchor) and anchor > 0:
                 known.setdefault(str(task), float(np.log(anchor)))
@@ -76,7 +76,7 @@ def design_of(kernel: Kernel, table: Table, level: Level) -> Design:
 
 
 def thinned(table: Table, limit: int, seed: int) -> IntArray:
-    """Return at most about `limit` rows, in order: each task keeps the same share, and at least five, drawn by chance."""
+    """Return about `limit` rows at most, in order: each task keeps the same share, and at least five, by chance."""
     if len(table) <= limit:
         return np.arange(len(table))
     random = np.random.default_rng(seed)

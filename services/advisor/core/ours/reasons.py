@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from schemas.predictions import Contribution, Neighbour
-from services.advisor.core.arrays import FloatArray, IntArray
+from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.ours.kernel import Likeness
 from services.advisor.core.ours.model import FittedOurs
 from services.advisor.core.ours.space import Points
@@ -75,19 +75,20 @@ class Middles:
             beyond = (table.features < self.least - slack) | (table.features > self.most + slack)
         beyond &= np.isfinite(self.least) & ~np.char.startswith(np.array(table.feature_names), "series.")
         named = np.array(["config.instance_type=" in name for name in table.feature_names], dtype=bool)
-        strange = ~(table.features[:, named] > 0.5).any(axis=1) if named.any() else np.zeros(len(table), dtype=bool)
         return tuple(
-            (*(self._told(table, row, at) for at in np.flatnonzero(beyond[row]).tolist()), *_strange(table, row, strange[row]))
+            (
+                *(self._told(table, row, at) for at in np.flatnonzero(beyond[row]).tolist()),
+                *((f"machine {_machine(table, row)} (never measured)",) if self._strange(table, row, named) else ()),
+            )
             for row in range(len(table))
         )
+
+    def _strange(self, table: Table, row: int, named: BoolArray) -> bool:
+        return bool(named.any()) and not bool((table.features[row, named] > 0.5).any())
 
     def _told(self, table: Table, row: int, at: int) -> str:
         name = table.feature_names[at].partition(".")[2].removeprefix("attr.")
         return f"{name} {table.features[row, at]:g} (measured: {self.least[at]:g} to {self.most[at]:g})"
-
-
-def _strange(table: Table, row: int, strange: bool) -> tuple[str, ...]:  # noqa: FBT001 - one flag per row
-    return (f"machine {_machine(table, row)} (never measured)",) if strange else ()
 
 
 def _median(values: FloatArray) -> float:
@@ -95,15 +96,15 @@ def _median(values: FloatArray) -> float:
 
 
 def contributions(fitted: FittedOurs, middles: Middles, table: Table, count: int) -> list[tuple[Contribution, ...]]:
-    """Return, per row of one task, what makes it slower or faster than with a feature at its middle, strongest first."""
+    """Return, per row of one task, what a feature does against its middle, strongest first."""
     names = list(middles.families)
     variants = [table, *(_changed(table, middles, name) for name in names)]
     mean = fitted.medians(concatenated(variants)).reshape(len(variants), len(table))
     told = []
     for row in range(len(table)):
         effects = mean[0, row] - mean[1:, row]
-        order = np.argsort(-np.abs(effects), kind="stable")
-        order = [at for at in order.tolist() if abs(effects[at]) > _NOTHING][:count]
+        strongest = np.argsort(-np.abs(effects), kind="stable").tolist()
+        order = [at for at in strongest if abs(effects[at]) > _NOTHING][:count]
         told.append(
             tuple(
                 Contribution(
@@ -125,7 +126,7 @@ def _changed(table: Table, middles: Middles, name: str) -> Table:
     if any(table.feature_names[at].startswith(_CONFIGURATION) for at in columns.tolist()):
         moved = (features != table.features) & np.isfinite(table.features)
         key = np.where(moved.any(axis=1), _ELSEWHERE, table.configuration_key)
-        changed = replace(changed, configuration_key=key)
+        changed = replace(changed, configuration_key=key, is_anchor=table.is_anchor & ~moved.any(axis=1))
     if any(table.feature_names[at] == "local.time_s" for at in columns.tolist()):
         changed = replace(changed, anchor_time_s=np.full(len(table), middles.anchor_time_s))
     return changed
@@ -144,7 +145,7 @@ def _value(table: Table, middles: Middles, name: str, row: int) -> str:
         if "=" not in feature:
             return f"{value:.4g}" if len(columns) == 1 or name.startswith("local run") else f"{len(columns)} figures"
         if value > 0.5:
-            return feature.partition("=")[2]
+            return str(feature.partition("=")[2])
     return "another"
 
 

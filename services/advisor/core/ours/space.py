@@ -1,9 +1,10 @@
 """Coordinates of configurations and of tasks, in which the process measures likeness.
 
 A configuration's coordinates are the physics of data-parallel training: the scaling terms of Ernest and Amdahl
-(``1/n``, ``log n``, ``n``), the machine's logarithmic sizes and its name, and the logarithmic batch. Whatever else a
-record holds is a group of its own. A task's coordinates are the logarithms of Table 4.1, of the local run's duration
-and of its series' summaries, by family, so that many series' summaries do not outvote the few features.
+(``1/n``, ``log n``, and the logarithm of all cores), the machine's logarithmic sizes and its name, and the logarithmic
+batch. Whatever else a record holds is a group of its own. A task's coordinates are the logarithms of Table 4.1, what
+it talks per operation, how busy the local run was, and its series' summaries, by family, so that many summaries do
+not outvote the few features.
 """
 
 from __future__ import annotations
@@ -16,16 +17,35 @@ import numpy as np
 from services.advisor.core.arrays import AnyArray, FloatArray, IntArray, TextArray
 from services.advisor.core.table import Table
 
-PRICE: Final = "config.price_usd_per_hour"
-_MACHINE: Final = ("config.vcpu", "config.memory_gb", "config.disk_gb", "config.network_gbps")
-_MACHINE_NAMES: Final = ("config.instance_type=", "config.provider=")
-_DERIVED: Final = frozenset({"config.workers", "config.batch_size", PRICE, *_MACHINE})
-_TASK_FAMILIES: Final = ("task.layers.", "task.", "local.", "series.")
+SIZE: Final = "local.time_s"
 CATEGORY: Final = "category"
 """The group of a task's texts, one column per value; kept also where all known tasks share it: another may not."""
-
+_MACHINE: Final = ("config.vcpu", "config.memory_gb", "config.disk_gb", "config.network_gbps")
+_MACHINE_NAMES: Final = ("config.instance_type=", "config.provider=")
+_DERIVED: Final = frozenset({"config.workers", "config.batch_size", "config.price_usd_per_hour", *_MACHINE})
+_TASK_FAMILIES: Final = ("task.layers.", "task.", "series.")
+_RATIOS: Final = {
+    # All cores: compute is divided by them.
+    "cores": (("config.vcpu", "config.workers"), ()),
+    # Bytes of gradients per operation, but for constants: what a worker talks while it computes.
+    "talk": (("task.parameter_count",), ("task.forward_flops",)),
+    "local talk": (("series.workers.network_out_bytes_per_s.mean",), ("series.workers.cpu_cores.mean",)),
+    # Part of its cores that the local run used: less than 1 cannot use more cores.
+    "busy": (("series.workers.cpu_cores.mean",), ("local.vcpu",)),
+}
+_PHYSICS: Final = "physics"
 _WIDE: Final = 3.0
 """A positive feature whose largest value is this many times its smallest one is measured by its logarithm."""
+
+
+def _raw(table: Table, source: str) -> FloatArray:
+    """Return a feature, or a product over a product of features."""
+    if source not in _RATIOS:
+        return table.feature(source)
+    over, under = _RATIOS[source]
+    value = np.prod([table.feature(name) for name in over], axis=0)
+    divisor = np.prod([table.feature(name) for name in under], axis=0) if under else np.ones(len(table))
+    return np.asarray(value / np.where(divisor > 0, divisor, np.nan))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,18 +53,22 @@ class Column:
     """One coordinate: what it is made of and how it is scaled."""
 
     source: str
-    """The table's feature."""
+    """The table's feature, or one of the ratios."""
     form: str
-    """``log``, ``log1p``, ``inverse`` or ``plain``."""
+    """``log``, ``log1p``, ``inverse``, ``share`` or ``plain``."""
     group: str
-    centre: float
-    scale: float
+    middle: float = 1.0
+    """Median of the feature itself."""
+    centre: float = 0.0
+    scale: float = 1.0
     least: float = -np.inf
     most: float = np.inf
+    """Beyond these a coordinate stays where it is: nothing is followed further than it was seen."""
 
     def values(self, table: Table) -> FloatArray:
         """Return the scaled coordinate, shape ``(rows,)``; 0, the middle, where not known."""
-        scaled = (np.clip(_formed(table.feature(self.source), self.form), self.least, self.most) - self.centre) / self.scale
+        formed = np.clip(_formed(_raw(table, self.source), self.form, self.middle), self.least, self.most)
+        scaled = (formed - self.centre) / self.scale
         return np.where(np.isfinite(scaled), scaled, 0.0)
 
 
@@ -53,7 +77,11 @@ class Space:
     """Coordinates by group."""
 
     columns: tuple[Column, ...]
-    groups: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Return the groups in order."""
+        return tuple(dict.fromkeys(column.group for column in self.columns))
 
     def coordinates(self, table: Table) -> FloatArray:
         """Return shape ``(rows, columns)``."""
@@ -66,7 +94,6 @@ class Space:
             for group in self.groups
         )
 
-
     def sources(self) -> tuple[int, ...]:
         """Return how many quantities each group holds: the categories of one text are one."""
         return tuple(
@@ -78,41 +105,53 @@ class Space:
 def configuration_space(table: Table) -> Space:
     """Return the coordinates in which the rows' configurations differ."""
     columns = [
-        ("config.workers", "log", "scale"),
-        ("config.workers", "inverse", "scale"),
-        ("config.batch_size", "log", "batch"),
-        *((name, "log", "machine") for name in _MACHINE),
+        Column("config.workers", "log", "scale"),
+        Column("config.workers", "inverse", "scale"),
+        Column("cores", "log", "scale"),
+        Column("config.batch_size", "log", "batch"),
+        *(Column(name, "log", "machine") for name in _MACHINE),
     ]
     for name in table.feature_names:
         if name.startswith(_MACHINE_NAMES):
-            columns.append((name, "plain", "machine"))
+            columns.append(Column(name, "plain", "machine"))
         elif name.startswith("config.") and name not in _DERIVED:
-            columns.append((name, _form(table.feature(name)), "other"))
-    return _fitted(table, columns)
+            columns.append(Column(name, _form(table.feature(name)), "other"))
+    return Space(tuple(one for column in columns for one in _fitted(table, column, clip=False)))
 
 
 def task_space(table: Table) -> Space:
-    """Return the coordinates in which the rows' tasks differ."""
-    columns = []
+    """Return the coordinates in which the rows' tasks differ.
+
+    Of the local run's own machine nothing is one; of its duration, the part that can be shared among workers is: by
+    Amdahl's law, what is small against a fixed overhead gains nothing by more of them.
+    """
+    columns = [Column(SIZE, "share", "size")]
+    columns += [Column(name, "log", _PHYSICS) for name in ("talk", "local talk", "busy")]
     for name in table.feature_names:
         family = next((one for one in _TASK_FAMILIES if name.startswith(one)), None)
         if family is not None:
-            columns.append((name, _form(table.feature(name)), CATEGORY if "=" in name else family))
-    return _fitted(table, columns, clip=True)
+            category = "=" in name
+            form = "plain" if category else _form(table.feature(name))
+            columns.append(Column(name, form, CATEGORY if category else family.rstrip(".")))
+    return Space(tuple(one for column in columns for one in _fitted(table, column, clip=True)))
 
 
-def _fitted(table: Table, wanted: list[tuple[str, str, str]], *, clip: bool = False) -> Space:
-    columns = []
-    for source, form, group in wanted:
-        values = _formed(table.feature(source), form)
-        values = np.unique(values[np.isfinite(values)])
-        category = "=" in source
-        if len(values) > 1 or (category and group == CATEGORY):
-            plain = category or (form == "plain" and set(values) <= {0.0, 1.0})
-            centre, scale = (0.0, 1.0) if plain else (float(values.mean()), float(values.std()))
-            ends = (float(values.min()), float(values.max())) if clip and not category else (-np.inf, np.inf)
-            columns.append(Column(source, form, group, centre, scale, *ends))
-    return Space(tuple(columns), tuple(dict.fromkeys(column.group for column in columns)))
+def _fitted(table: Table, column: Column, *, clip: bool) -> tuple[Column, ...]:
+    """Return the column with its scale; nothing where it is the same for all rows."""
+    raw = _raw(table, column.source)
+    raw = raw[np.isfinite(raw)]
+    middle = float(np.median(raw)) if len(raw) else 1.0
+    values = np.unique(_formed(raw, column.form, middle))
+    values = values[np.isfinite(values)]
+    if "=" in column.source:
+        return (column,) if len(values) > 1 or column.group == CATEGORY else ()
+    if len(values) < 2:
+        return ()
+    least, most = (float(values[0]), float(values[-1])) if clip else (-np.inf, np.inf)
+    fitted = Column(
+        column.source, column.form, column.group, middle, float(values.mean()), float(values.std()), least, most
+    )
+    return (fitted,)
 
 
 def _form(values: FloatArray) -> str:
@@ -124,13 +163,15 @@ def _form(values: FloatArray) -> str:
     return "log1p" if known.max() > _WIDE else "plain"
 
 
-def _formed(values: FloatArray, form: str) -> FloatArray:
+def _formed(values: FloatArray, form: str, middle: float) -> FloatArray:
     if form == "plain":
         return values
     if form == "log1p":
         return np.log1p(np.maximum(values, 0.0))
     positive = np.where(values > 0, values, np.nan)
-    return np.log(positive) if form == "log" else 1.0 / positive
+    if form == "share":
+        return np.asarray(positive / (positive + middle))
+    return np.asarray(np.log(positive) if form == "log" else 1.0 / positive)
 
 
 def distinct(names: AnyArray, rows: FloatArray) -> tuple[IntArray, IntArray]:

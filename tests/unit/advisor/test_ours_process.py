@@ -1,0 +1,140 @@
+"""The process: its likelihood's slopes, its closed forms and what it contains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import approx_fprime
+
+from schemas.predictions import Objective
+from services.advisor.core.ours.calibration import Calibration
+from services.advisor.core.ours.decision import expected_improvement, expected_regret
+from services.advisor.core.ours.kernel import Kernel
+from services.advisor.core.ours.likelihood import MarginalLikelihood
+from services.advisor.core.ours.observations import Level, design_of, thinned, training_offsets
+from services.advisor.core.ours.process import Beliefs, Process, learned, left_out
+from services.advisor.core.ours.space import Space, configuration_space, task_space
+from services.advisor.core.table import Table, build
+from tests.support.ours_tables import World
+
+
+def table_of(world: World) -> Table:
+    return build(world.records(), world.profiles())[0]
+
+
+def prepared(table: Table) -> tuple[Kernel, Level, np.ndarray]:
+    kernel, level = Kernel(configuration_space(table), task_space(table)), Level.of(table)
+    return kernel, level, np.log(table.time_s) - training_offsets(table, level)
+
+
+def processed(table: Table, rows: np.ndarray) -> tuple[Process, np.ndarray]:
+    """A process after some rows, at the prior's hyperparameters."""
+    kernel, level, targets = prepared(table)
+    return learned(design_of(kernel, table.select(rows), level), targets[rows], kernel.prior()[0]), targets
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_likelihood_slopes_are_those_of_finite_differences(seed):
+    table = table_of(World(tasks=3, seed=seed, workers=(1, 4)))
+    kernel, level, targets = prepared(table)
+    likelihood = MarginalLikelihood(design_of(kernel, table, level), targets)
+    at = kernel.prior()[0] + 0.3 * np.random.default_rng(seed).standard_normal(len(kernel.names))
+    numeric = approx_fprime(at, lambda logarithms: likelihood(logarithms)[0], 1e-6)
+    assert likelihood(at)[1] == pytest.approx(numeric, rel=1e-3, abs=1e-3)
+
+
+def test_leaving_out_in_closed_form_is_learning_without_the_rows():
+    table = table_of(World(tasks=4, workers=(1, 4)))
+    everything = np.arange(len(table))
+    out = np.flatnonzero(table.task == "beta")
+    whole, targets = processed(table, everything)
+    errors = left_out(whole, targets, out)
+    kernel, level, _ = prepared(table)
+    rest = np.setdiff1d(everything, out)
+    without = learned(design_of(kernel, table.select(rest), level), targets[rest], kernel.prior()[0])
+    beliefs = without.beliefs(design_of(kernel, table.select(out), level))
+    assert targets[out] - errors.mean == pytest.approx(beliefs.mean, abs=1e-5)
+    assert errors.covariance == pytest.approx(beliefs.covariance, abs=1e-5)
+
+
+def test_a_row_that_is_known_is_believed_and_its_neighbours_get_surer():
+    table = table_of(World(tasks=4))
+    process, targets = processed(table, np.flatnonzero(table.task != "beta"))
+    kernel, level, _ = prepared(table)
+    asked = table.select(table.task == "beta")
+    before = process.beliefs(design_of(kernel, asked, level))
+    row = np.array([5])
+    after = before.given(row, targets[table.task == "beta"][row], 1e-6)
+    assert after.mean[5] == pytest.approx(targets[table.task == "beta"][5], abs=1e-3)
+    assert (after.deviation() <= before.deviation() + 1e-9).all()
+    assert after.deviation()[5] < 0.01 < before.deviation()[5]
+
+
+def test_the_mean_ranking_is_the_special_case_without_features():
+    """Only keys are known: configurations are then ordered by their mean logarithmic ratio over tasks."""
+    table = table_of(World(tasks=5, noise=0.3))
+    _, level, targets = prepared(table)
+    bare = Kernel(Space(()), Space(()))
+    process = learned(design_of(bare, table, level), targets, bare.prior()[0])
+    asked = table.select(table.task == "alpha")
+    stranger = asked.select(np.arange(len(asked)))
+    object.__setattr__(stranger, "task", np.full(len(stranger), "stranger"))
+    believed = process.beliefs(design_of(bare, stranger, level)).mean
+    means = [targets[table.configuration_key == key].mean() for key in stranger.configuration_key]
+    assert np.argsort(believed).tolist() == np.argsort(means).tolist()
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_expected_regret_is_at_least_one_and_prefers_the_surer_of_three_equals(count, seed):
+    random = np.random.default_rng(seed)
+    root = random.standard_normal((count, count))
+    beliefs = Beliefs(random.standard_normal(count), root @ root.T + 0.01 * np.eye(count))
+    regrets = expected_regret(beliefs, seed)
+    assert (regrets >= 1.0 - 1e-12).all()
+    even = Beliefs(np.zeros(3), np.diag([1.0, 0.01, 1.0]))
+    assert np.argmin(expected_regret(even, seed)) == 1
+
+
+@settings(max_examples=25)
+@given(st.floats(-2, 2), st.floats(0.05, 1.0), st.floats(-2, 2))
+def test_expected_improvement_is_that_of_draws(mean, deviation, best):
+    beliefs = Beliefs(np.array([mean]), np.array([[deviation**2]]))
+    drawn = np.exp(mean + deviation * np.random.default_rng(0).standard_normal(100_000))
+    saved = np.maximum(np.exp(best) - drawn, 0.0).mean() / np.exp(best)
+    assert expected_improvement(beliefs, best)[0] == pytest.approx(saved, abs=0.01)
+
+
+def test_calibration_counts_each_task_the_same_and_imagines_one_more():
+    # 1 task with 1000 errors of 1, 8 tasks with one error of 3: of 10 tasks (one imagined), those of 3 have 80 %.
+    task = np.array(["big"] * 1000 + [f"small{at}" for at in range(8)])
+    errors = np.array([1.0] * 1000 + [-3.0] * 8)
+    calibration = Calibration.of(task, errors)
+    assert calibration.factor(0.5) == pytest.approx(3.0)
+    assert calibration.weights.sum() == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=50))
+def test_calibration_factors_grow_with_the_level(errors):
+    calibration = Calibration.of(np.array(["one"] * len(errors)), np.array(errors))
+    factors = [calibration.factor(level) for level in (0.1, 0.5, 0.8, 0.9, 0.99)]
+    assert factors == sorted(factors)
+
+
+def test_thinning_keeps_every_task_and_is_the_same_under_the_same_seed():
+    table = table_of(World(tasks=6))
+    rows = thinned(table, 60, 3)
+    assert set(table.task[rows]) == set(table.task)
+    assert len(rows) == 60
+    assert rows.tolist() == thinned(table, 60, 3).tolist()
+    assert rows.tolist() == sorted(set(rows.tolist()))
+    assert thinned(table, 10_000, 3).tolist() == list(range(len(table)))
+
+
+def test_level_counts_each_task_once():
+    table = table_of(World(tasks=4))
+    anchors = {task: float(np.log(table.anchor_time_s[table.task == task][0])) for task in np.unique(table.task)}
+    level = Level.of(table.select(np.flatnonzero((table.task != "alpha") | (np.arange(len(table)) < 3))))
+    assert level.mean == pytest.approx(np.mean(list(anchors.values())))
+    assert table.completed(Objective.TIME).all()
