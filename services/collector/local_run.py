@@ -5,6 +5,7 @@ Standard output has one JSON object a line:
 - ``started``: run, directory of the logs, workers with name, address, process id
 - ``sample``: elapsed_s, limit_s, workers with the four values of the last interval
 - ``stopping``: why
+- ``row``: a worker with its means, at the end
 - ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, whole_run, published
 - ``error``: message, exit_code; of a worker that died also worker, worker_exit_code, stderr_tail
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from schemas.codec import to_plain
-from schemas.runs import SERIES, RunEnd, RunProfile
+from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
 from services._runtime.bus import Bus, BusError
 from services._runtime.bus_nats import NatsBus
 from services.collector.adapters.cell import Cells, CellUnavailableError
@@ -128,6 +129,8 @@ async def _finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus 
         return _refuse(run, profile, samples)
     path = store(plan, journal, profile)
     published = await publish(journal, bus)
+    for worker in profile.workers:
+        emit("row", **_row(worker))
     emit("result", **_result(profile), profile=str(path), published=published)
     if run.dead_worker is not None:
         return _tell_death(run.dead_worker, profile.reason)
@@ -148,6 +151,18 @@ def _refuse(run: LocalRun, profile: RunProfile, samples: int) -> int:
     )
 
 
+def _row(worker: WorkerSeries) -> dict[str, Any]:
+    """A worker's means, as people read them."""
+    cores, memory, arrived, sent = (float(worker.column(name).mean()) for name in SERIES)
+    return {
+        "worker": worker.worker,
+        "cpu_cores": round(cores, 3),
+        "memory_mb": round(memory / 1e6, 1),
+        "network_in_mb_per_s": round(arrived / 1e6, 3),
+        "network_out_mb_per_s": round(sent / 1e6, 3),
+    }
+
+
 def _result(profile: RunProfile) -> dict[str, Any]:
     rate = throughput(profile)
     whole = whole_run(profile, rate)
@@ -158,9 +173,6 @@ def _result(profile: RunProfile) -> dict[str, Any]:
         "duration_s": profile.duration_s,
         "exit_codes": profile.exit_codes,
         "reason": profile.reason,
-        "means": {
-            worker.worker: {name: float(worker.column(name).mean()) for name in SERIES} for worker in profile.workers
-        },
         "throughput": None if rate is None else asdict(rate),
         "whole_run": None if whole is None else asdict(whole),
     }

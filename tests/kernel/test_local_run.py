@@ -54,6 +54,7 @@ def test_time_up(tmp_path: Path) -> None:
     assert profile.command == ("sh", "-c", SLEEP, "--api-key=***")
     assert profile.load_average is not None
     assert not result["published"]
+    assert [event["worker"] for event in done.events if event["event"] == "row"] == ["master", "worker-1", "worker-2"]
     samples = [event for event in done.events if event["event"] == "sample"]
     assert [event["sample"] for event in samples][-1] == 20
     assert {row["worker"] for row in samples[0]["workers"]} == {"master", "worker-1", "worker-2"}
