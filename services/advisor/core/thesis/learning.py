@@ -16,7 +16,7 @@ from schemas.predictions import Objective
 from services.advisor.core import metrics
 from services.advisor.core.arrays import AnyArray, FloatArray
 from services.advisor.core.thesis.inputs import Rows
-from services.advisor.core.thesis.network import Architecture, Network, initialised
+from services.advisor.core.thesis.network import Architecture, Network, Output, initialised
 
 EPOCHS: Final = 400
 BATCH_ROWS: Final = 32
@@ -31,12 +31,17 @@ class Loss(StrEnum):
     POISSON = "poisson"
     CROSS_ENTROPY = "cross_entropy"
 
-    def of(self, network: Network, rows: Rows, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean over rows."""
-        before = network(rows)
+    def of(self, output: Output, before: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean over rows.
+
+        Args:
+            output: The network's last activation.
+            before: What stands before it.
+            targets: What it should be.
+        """
         if self is Loss.CROSS_ENTROPY:  # of the sigmoid, in the form that does not saturate
             return functional.binary_cross_entropy_with_logits(before, targets)
-        predicted = network.output.of(before)
+        predicted = output.of(before)
         if self is Loss.HUBER:
             return functional.huber_loss(predicted, targets, delta=HUBER_DELTA)
         # the output is the mean itself and not its logarithm, which torch would take it for
@@ -126,7 +131,9 @@ def train(architecture: Architecture, recipe: Recipe, lesson: Lesson, watched: L
             network.train()
             for batch in batches(len(lesson.rows), recipe.batch_rows, random):
                 optimizer.zero_grad()
-                recipe.loss.of(network, lesson.rows.take(batch), lesson.targets[batch]).backward()  # type: ignore[no-untyped-call]
+                before = network(lesson.rows.take(batch))
+                loss = recipe.loss.of(network.output, before, lesson.targets[batch])
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             told.append(figures(network, recipe.loss, {"training": lesson, "validation": watched}))
         names = told[0] if told else {}
@@ -142,9 +149,10 @@ def figures(network: Network, loss: Loss, lessons: Mapping[str, Lesson | None]) 
         for name, lesson in lessons.items():
             if lesson is None:
                 continue
-            found[f"{name} loss"] = float(loss.of(network, lesson.rows, lesson.targets))
+            before = network(lesson.rows)
+            found[f"{name} loss"] = float(loss.of(network.output, before, lesson.targets))
             actual = lesson.targets.numpy().astype(np.float64)
-            predicted = network.predict(lesson.rows).numpy().astype(np.float64)
+            predicted = network.output.of(before).numpy().astype(np.float64)
             if loss is Loss.CROSS_ENTROPY:
                 found[f"{name} AUC"] = metrics.auc(actual > 0.5, predicted)
             else:

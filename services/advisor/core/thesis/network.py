@@ -145,10 +145,6 @@ class Network(nn.Module):
         parts = [self.static(rows.static), *(one(series, at, known) for one in self.series.values())]
         return self.last(self.additional(self.joined(torch.cat(parts, dim=1))))[:, 0]  # type: ignore[no-any-return]
 
-    def predict(self, rows: Rows) -> torch.Tensor:
-        """Return one number per row, after the last activation."""
-        return self.output.of(self(rows))
-
 
 def initialised(architecture: Architecture, random: torch.Generator) -> Network:
     """Return a network with drawn weights. The process' own random state is not touched.

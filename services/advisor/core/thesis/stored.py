@@ -17,6 +17,8 @@ from services.advisor.core.thesis.model import FittedClassifier, FittedRegressor
 from services.advisor.core.thesis.network import Architecture, Norm, Output, Sizes
 
 FORMAT: Final = "turnbuckle thesis network 1"
+_ARCHIVE: Final = b"PK\x03\x04"
+"""How torch's files begin; its older format, a bare pickle, is not read."""
 
 
 class UnreadableNetworkError(ValueError):
@@ -54,6 +56,8 @@ def from_bytes(data: bytes) -> FittedRegressor | FittedClassifier:
         UnreadableNetworkError: The bytes are damaged, hold anything but tensors and plain values, or are of another
             version.
     """
+    if not data.startswith(_ARCHIVE):
+        raise UnreadableNetworkError("this is no stored network: no archive of tensors")
     try:
         content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
