@@ -14,9 +14,8 @@ from schemas.runs import RunProfile
 from services.advisor.core.advising import Outlook, Worthwhile
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.encoder import Encoder
-from services.advisor.core.ours.decision import DRAWS
+from services.advisor.core.ours.decision import best_together
 from services.advisor.core.ours.model import FittedOurs, Ours
-from services.advisor.core.ours.process import Beliefs
 from services.advisor.core.ours.reasons import KnownTasks, Middles, contributions
 from services.advisor.core.table import Table, build
 
@@ -68,26 +67,16 @@ class OurAdviser:
             return []
         beliefs = self.fitted.aimed_at(Objective.TIME).beliefs(table.select(rows))
         shift = np.log(values[rows]) - np.log(outlook.time_s[rows, 1])
-        return [
-            Worthwhile(int(rows[at]), reason) for at, reason in _together(beliefs.moved(shift), count, self.fitted.seed)
-        ]
+        found = best_together(beliefs.moved(shift), count, self.fitted.seed)
+        return [Worthwhile(int(rows[at]), _reason(found, number)) for number, (at, _) in enumerate(found)]
 
 
-def _together(beliefs: Beliefs, count: int, seed: int) -> list[tuple[int, str]]:
-    """Greedy: the row that makes the expected regret of the best of all chosen ones smallest, one after the other."""
-    draws = beliefs.draws(DRAWS, seed)
-    regrets = np.exp(draws - draws.min(axis=1, keepdims=True))
-    best, before = np.full(len(regrets), np.inf), float("inf")
-    chosen: list[tuple[int, str]] = []
-    for _ in range(min(count, regrets.shape[1])):
-        expected = np.minimum(best[:, None], regrets).mean(axis=0)
-        expected[[at for at, _ in chosen]] = np.inf
-        row = int(np.argmin(expected))
-        after = float(expected[row])
-        saves = "" if not chosen else f"; without this run {before:.2f} x"
-        chosen.append((row, f"the best of the runs so far is then expected at {after:.2f} x the optimum{saves}"))
-        best, before = np.minimum(best, regrets[:, row]), after
-    return chosen
+def _reason(found: list[tuple[int, float]], number: int) -> str:
+    after = found[number][1]
+    if number == 0:
+        return f"the best median: expected at {after:.2f} x the optimum"
+    before = found[number - 1][1]
+    return f"for where the former disappoint: best expected at {after:.2f} instead of {before:.2f} x the optimum"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray, TextArray
+from services.advisor.core.model import scores_of
 from services.advisor.core.ours.calibration import Calibration
 from services.advisor.core.ours.cost import Rates
-from services.advisor.core.ours.decision import expected_improvement, expected_regret
+from services.advisor.core.ours.decision import expected_improvement
 from services.advisor.core.ours.feasibility import Feasibility
 from services.advisor.core.ours.kernel import Kernel
 from services.advisor.core.ours.likelihood import MarginalLikelihood, most_likely
@@ -109,15 +110,8 @@ class FittedOurs:
         return np.exp(mean - half), np.exp(mean + half)
 
     def score(self, table: Table) -> FloatArray:
-        """Return negative expected regrets within each task; a row without a cost comes last."""
-        scores = np.full(len(table), -np.inf)
-        for rows in _by_task(table.task):
-            beliefs = self.beliefs(table.select(rows))
-            known = np.flatnonzero(np.isfinite(beliefs.mean))
-            if len(known):
-                scores[rows[known]] = -expected_regret(part_of(beliefs, known), self.seed)
-        lowest = scores[np.isfinite(scores)].min(initial=-1.0)
-        return np.where(np.isfinite(scores), scores, lowest * 2.0)
+        """Return negative logarithms of medians; a row without a cost comes last."""
+        return scores_of(self.predict(table))
 
     def beliefs(self, table: Table, measured: IntArray | None = None, values: FloatArray | None = None) -> Beliefs:
         """Return the joint distribution of logarithms of the rows of one task.
@@ -140,7 +134,7 @@ class FittedOurs:
         return beliefs.given(measured[ran], np.log(values[ran]), EXACT)
 
     def propose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
-        """Return the row to run next: first the smallest expected regret, then the largest expected improvement.
+        """Return the row to run next: first the smallest median, then the largest expected improvement.
 
         Raises:
             ValueError: Every row was run.
