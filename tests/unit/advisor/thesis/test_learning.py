@@ -114,6 +114,8 @@ def test_watched_rows_are_followed_and_not_learned_from() -> None:
     alone, seen = train(architecture, recipe, lesson, None, 0), train(architecture, recipe, lesson, watched, 0)
     for name, values in alone.tensors.items():
         np.testing.assert_array_equal(values, seen.tensors[name])
+    for name, values in alone.curves.items():
+        np.testing.assert_array_equal(values, seen.curves[name])
     assert set(alone.curves) == {"training loss", "training R2", "training RMSE"}
     assert set(seen.curves) == set(alone.curves) | {"validation loss", "validation R2", "validation RMSE"}
     assert all(len(values) == 4 for values in seen.curves.values())
