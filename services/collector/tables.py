@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ def read_table(path: Path, separator: str = ",") -> Table:
             if path.suffix.lower() == ".parquet":
                 return _parquet(connection, path)
             return _csv(connection, path, separator)
-    except duckdb.Error as error:
+    except (duckdb.Error, UnicodeDecodeError, csv.Error) as error:
         raise TableError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
@@ -75,7 +76,7 @@ def _parquet(connection: duckdb.DuckDBPyConnection, path: Path) -> Table:
 
 def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> Table:
     """Everything as text: what a cell means is the mapping's business, not a guess from the first rows."""
-    header = _header(connection, path, separator)
+    header = _header(path, separator)
     definition = "{" + ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header))) + "}"
     options = f"{_QUOTES}, skip=1, columns={definition}, auto_detect=false, store_rejects=true, nullstr=''"
     connection.execute(f"SELECT * FROM read_csv(?, delim=?, {options})", [_literal(path), separator])  # noqa: S608 - ours
@@ -87,14 +88,12 @@ def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> T
     return Table(header, [NumberedRow(next(lines), _texts(header, row)) for row in found], rejected)
 
 
-def _header(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> tuple[str, ...]:
-    options = f"{_QUOTES}, all_varchar=true, auto_detect=true, sample_size=1, strict_mode=false, null_padding=true"
-    statement = f"SELECT * FROM read_csv(?, delim=?, {options}) LIMIT 1"  # noqa: S608 - ours
-    row = connection.execute(statement, [_literal(path), separator]).fetchone()
-    names = tuple("" if name is None else str(name).lstrip("\ufeff") for name in row or ())
-    twice = {name for name in names if names.count(name) > 1}
-    if not names or twice:
-        raise TableError(f"{path}: the header " + (f"names {sorted(twice)} twice" if twice else "is missing"))
+def _header(path: Path, separator: str) -> tuple[str, ...]:
+    """DuckDB would take its width from the longest line of the file."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        names = tuple(next(csv.reader([file.readline()], delimiter=separator), ()))
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise TableError(f"{path}: the header names {', '.join(sorted(twice)) or 'an empty column'} twice")
     return names
 
 

@@ -122,12 +122,12 @@ class PriceRule(_Part):
 class TableMapping(_Part):
     """A mapping file."""
 
-    dataset: Annotated[str, Field(min_length=1, max_length=200)]
+    dataset: Annotated[str, Field(min_length=1, max_length=100)]
     separator: Annotated[str, Field(min_length=1, max_length=1)] = ","
     empty: tuple[str, ...] = ("",)
     """Texts that mean: no value."""
     job: Rule | None = None
-    """None: a hash of the record's content."""
+    """None: the dataset's name and a hash of the row, columns to be ignored left out."""
     fields: dict[str, Rule]
     """By the field's path, such as ``task.parameter_count`` or ``duration_s``."""
     attributes: dict[str, dict[str, Rule]] = Field(default_factory=dict)
@@ -152,11 +152,14 @@ class TableMapping(_Part):
             raise ValueError("name the instances that there are, or write any_instance: true")
         return self
 
+    def rules(self) -> list[Rule]:
+        """Every rule."""
+        rules = [*self.fields.values(), *(rule for part in self.attributes.values() for rule in part.values())]
+        return rules + [it for it in (self.job, self.price.usd_per_hour if self.price else None) if it is not None]
+
     def columns(self) -> set[str]:
         """Every column that a rule reads."""
-        rules = [*self.fields.values(), *(rule for part in self.attributes.values() for rule in part.values())]
-        rules += [rule for rule in (self.job, self.price.usd_per_hour if self.price else None) if rule is not None]
-        return {name for rule in rules for name in rule.columns()} - {FILE_COLUMN}
+        return {name for rule in self.rules() for name in rule.columns()} - {FILE_COLUMN}
 
 
 _NEEDED: Final = ("task.task", "configuration.instance_type", "configuration.workers", "state")
@@ -204,21 +207,23 @@ def job_record(mapping: TableMapping, row: Row, file: str) -> JobRecord:
     record = _validated(fields)
     price = _price(mapping.price, record, cells)
     record = record.model_copy(update={"price": price})
-    return record.model_copy(update={"job": _job(mapping, record, cells)})
+    return record.model_copy(update={"job": _job(mapping, cells)})
 
 
-def _job(mapping: TableMapping, record: JobRecord, cells: Row) -> str:
+def _job(mapping: TableMapping, cells: Row) -> str:
     if mapping.job is None:
-        return f"{mapping.dataset}-{content_hash(record)}"[:200]
+        return f"{mapping.dataset}-{_content_hash(mapping, cells)}"
     name = _text(mapping.job, cells)
     if not name:
         raise RowError("job: no value")
     return name
 
 
-def content_hash(record: JobRecord) -> str:
-    """16 hexadecimal digits of everything but the name and the number of the repeat."""
-    content = record.model_dump(mode="json", exclude={"job", "repeat"})
+def _content_hash(mapping: TableMapping, cells: Row) -> str:
+    """16 hexadecimal digits of the row: its place in the file does not matter, nor what the mapping makes of it."""
+    content = {name: cell for name, cell in cells.items() if name not in mapping.ignore and name != FILE_COLUMN}
+    if any(FILE_COLUMN in rule.columns() for rule in mapping.rules()):
+        content[FILE_COLUMN] = cells[FILE_COLUMN]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

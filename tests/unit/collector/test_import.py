@@ -1,0 +1,300 @@
+"""Foreign tables: every row on its own, refused with number and reason, imported once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import yaml
+
+from schemas.jobs import CostKind, JobRecord, JobState
+from services._runtime.job_files import read_job_file
+from services.collector import import_jobs
+from services.collector.importing import Imported, MappingError, TableError, import_table, read_mapping
+from services.collector.journal import Journal, read_journal
+from services.collector.tool import BadDataError, UsageError
+from tests.support.job_records import job_record, run_profile
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
+MAPPING: dict[str, Any] = {
+    "dataset": "lab",
+    "ignore": [""],
+    "empty": ["", "NA"],
+    "fields": {
+        "task.task": "app",
+        "task.layers": {"column": "layers", "split": ";"},
+        "configuration.instance_type": {"template": "{family}.{size}"},
+        "configuration.workers": "nodes",
+        "configuration.batch_size": {"column": "batch", "scale": 2},
+        "duration_s": {"column": "minutes", "unit": "minutes"},
+        "cost_usd": {"column": "cents", "unit": "cents"},
+        "state": {"column": "status", "values": {"ok": "succeeded"}, "otherwise": "failed"},
+        "reason": {"column": "status", "values": {"ok": ""}},
+    },
+    "attributes": {
+        "configuration": {"sync": "sync", "servers": {"column": "ps", "number": True}},
+        "task": {"source": {"template": "{file}"}},
+    },
+    "instances": {"m.large": {"vcpu": 2, "memory_gb": 8}},
+    "price": {"as_of": "2026-11-01", "source": "lab", "from_cost": True},
+}
+HEADER = ",app,layers,family,size,nodes,batch,minutes,cents,status,sync,ps\n"
+GOOD = '0,mnist,Conv2d;ReLU,m,large,3,16,10,50,ok,"ring, async",1\n'
+
+Import = Callable[..., Imported]
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Import:
+    """Import a text as a CSV file."""
+
+    def work(text: str, **changes: Any) -> Imported:
+        path, mapping = tmp_path / "table.csv", tmp_path / "mapping.yaml"
+        path.write_text(text, encoding="utf-8")
+        mapping.write_text(yaml.safe_dump(MAPPING | changes))
+        return import_table(path, read_mapping(mapping))
+
+    return work
+
+
+def test_a_row_becomes_a_record(imported: Import) -> None:
+    (record,) = imported(HEADER + GOOD).records
+
+    assert (record.dataset, record.task.task, record.task.layers) == ("lab", "mnist", ("Conv2d", "ReLU"))
+    place = record.configuration
+    assert (place.instance_type, place.workers, place.batch_size, place.vcpu) == ("m.large", 3, 32, 2)
+    assert place.attributes == {"sync": "ring, async", "servers": 1.0}
+    assert record.task.attributes == {"source": "table"}
+    assert (record.state, record.reason, record.duration_s) == (JobState.SUCCEEDED, "", 600)
+    assert (record.cost_usd, record.cost_kind) == (0.5, CostKind.DERIVED)
+    assert record.price is not None
+    # 0.50 USD for 3 machines in a sixth of an hour: 1 USD an hour for each
+    assert record.price.usd_per_hour == pytest.approx(1.0)
+    assert record.price.as_of.isoformat() == "2026-11-01"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("1,mnist,,m,large,3,16,10,-5,ok,,", "cost_usd: Input should be greater than or equal to 0 (it is '-0.05')"),
+        ("1,mnist,,m,large,3,16,nan,5,ok,,", "duration_s: 'nan' is not finite"),
+        ("1,mnist,,m,large,3,16,10,inf,ok,,", "cost_usd: 'inf' is not finite"),
+        ("1,mnist,,m,large,3,16,0,5,ok,,", "duration_s: Input should be greater than 0 (it is '0.0')"),
+        ("1,mnist,,m,large,3,16,ten,5,ok,,", "duration_s: 'ten' is no number"),
+        ("1,mnist,,m,huge,3,16,10,5,ok,,", "configuration.instance_type: 'm.huge' is none of the mapping's instances"),
+        ("1,mnist,,m,large,2.5,16,10,5,ok,,", "configuration.workers: '2.5' is no whole number"),
+        ("1,mnist,,m,large,0,16,10,5,ok,,", "configuration.workers: Input should be greater than or equal to 1"),
+        ("1,NA,,m,large,3,16,10,5,ok,,", "task.task: Field required"),
+        ("1,mnist,,m,large,,16,10,5,ok,,", "configuration.workers: Field required"),
+        ("1,mnist,,m,large,3,16,10,5,,,", "state: Field required"),
+        ("1,mnist,,m,large,3,16,10,5,ok,,x", "configuration.attributes.servers: 'x' is no number"),
+        ("1,mnist,,m,large,3,16,10,5,ok", "Expected Number of Columns: 12 Found: 10"),
+        ("1,mnist,,m,large,3,16,10,5,ok,,,x,y", "Expected Number of Columns: 12 Found: 1"),
+        ("1,mn\udcffist,,m,large,3,16,10,5,ok,,", ""),
+    ],
+)
+def test_what_is_wrong_rejects_its_row_and_no_other(tmp_path: Path, imported: Import, row: str, reason: str) -> None:
+    if not reason:  # bytes that are no UTF-8
+        path, mapping = tmp_path / "bytes.csv", tmp_path / "mapping.yaml"
+        path.write_bytes((HEADER + GOOD + row + "\n").encode("utf-8", "surrogateescape"))
+        mapping.write_text(yaml.safe_dump(MAPPING))
+        with pytest.raises(TableError, match=r"bytes\.csv cannot be read"):
+            import_table(path, read_mapping(mapping))
+        return
+    found = imported(HEADER + GOOD + row + "\n" + GOOD.replace("0,mnist", "2,other"))
+
+    assert [record.task.task for record in found.records] == ["mnist", "other"]
+    ((number, text),) = found.rejected
+    assert number == 3, "the header is line 1"
+    assert reason in text
+
+
+def test_line_numbers_hold_after_lines_that_are_no_rows(imported: Import) -> None:
+    bad = "1,mnist\n"
+    found = imported(HEADER + bad + GOOD + bad + GOOD.replace("m,large", "x,large"))
+    assert [number for number, _ in found.rejected] == [2, 4, 5]
+
+
+def test_the_same_row_is_the_same_job_wherever_it_stands_and_however_it_is_mapped(imported: Import) -> None:
+    other = GOOD.replace("mnist", "other")
+    first = {record.job for record in imported(HEADER + GOOD + other).records}
+    moved = {record.job for record in imported(HEADER + "5" + other[1:] + "7" + GOOD[1:]).records}
+    richer = {record.job for record in imported(HEADER + GOOD + other, price=None, instances={"m.large": {}}).records}
+
+    assert first == moved == richer
+    assert len(first) == 2
+
+
+def test_rows_that_say_the_same_are_one(imported: Import) -> None:
+    found = imported(HEADER + GOOD + GOOD.replace("0,", "1,", 1))
+    assert (len(found.records), found.duplicates) == (1, [3])
+
+
+def test_repeats_are_numbered(imported: Import) -> None:
+    text = HEADER + "".join(GOOD.replace(",10,50,", f",{minutes},50,") for minutes in (10, 11, 12))
+    assert [record.repeat for record in imported(text).records] == [0, 1, 2]
+
+
+def test_thresholds_and_units(imported: Import) -> None:
+    state = {"column": "minutes", "at_least": {"limit": 10, "then": "timed_out", "otherwise": "succeeded"}}
+    fields = MAPPING["fields"] | {"state": state}
+    text = HEADER + GOOD + GOOD.replace(",10,50,", ",9.99,50,")
+    assert [record.state for record in imported(text, fields=fields).records] == ["timed_out", "succeeded"]
+
+
+def test_columns_without_use_are_told(imported: Import) -> None:
+    found = imported(HEADER.replace("\n", ",row_id\n") + GOOD.replace("\n", ",17\n"))
+    assert found.unused_columns == ["row_id"]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "is empty"),
+        ("a,b,a\n1,2,3\n", "twice"),
+        (HEADER.replace("nodes", "machines") + GOOD, "has no column nodes; it has , app, layers"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_said(imported: Import, text: str, complaint: str) -> None:
+    with pytest.raises((TableError, MappingError), match=complaint):
+        imported(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"fields": {"task.task": "app"}}, "not mapped: configuration.instance_type, configuration.workers, state"),
+        ({"fields": MAPPING["fields"] | {"task.name": "app"}}, "no such field: task.name; there are state"),
+        ({"instances": {}}, "name the instances that there are, or write any_instance: true"),
+        ({"fields": MAPPING["fields"] | {"cost_usd": {}}}, "one of column, template and constant"),
+        ({"fields": MAPPING["fields"] | {"cost_usd": {"column": "c", "unit": "days"}}}, "unknown unit 'days'"),
+        ({"columns": 3}, "Extra inputs"),
+        ({"price": {"source": "lab"}}, "price.as_of: Field required"),
+    ],
+)
+def test_a_mapping_that_cannot_be_is_said(imported: Import, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(MappingError) as raised:
+        imported(HEADER + GOOD, **changes)
+    assert complaint in str(raised.value)
+
+
+def test_yaml_is_read_as_it_stands(tmp_path: Path) -> None:
+    """No Norway problem, and no key twice."""
+    path = tmp_path / "mapping.yaml"
+    text = yaml.safe_dump(MAPPING)
+    path.write_text(text.replace("ok: succeeded", "no: succeeded"))
+    assert read_mapping(path).fields["state"].values == {"no": "succeeded"}
+    path.write_text(text + "dataset: again\n")
+    with pytest.raises(MappingError, match="'dataset' stands here a second time"):
+        read_mapping(path)
+    path.write_text("a: [1")
+    with pytest.raises(MappingError, match="not valid YAML"):
+        read_mapping(path)
+    with pytest.raises(MappingError, match="No such file"):
+        read_mapping(tmp_path / "none.yaml")
+
+
+def test_parquet_is_read_with_its_row_numbers(tmp_path: Path) -> None:
+    path, mapping = tmp_path / "table [1].parquet", tmp_path / "mapping.yaml"
+    mapping.write_text(
+        yaml.safe_dump({**MAPPING, "fields": {**MAPPING["fields"], "duration_s": "seconds"}, "price": None})
+    )
+    with duckdb.connect() as connection:
+        rows = ", ".join(
+            f"('mnist', NULL, 'm', 'large', {workers}, 16, {seconds}, 50.0, 'ok', NULL, 1)"
+            for workers, seconds in ((1, "1.5"), (2, "'nan'::DOUBLE"), (3, "0.1"))
+        )
+        connection.execute(
+            f"CREATE TABLE t AS FROM (VALUES {rows}) "
+            "t(app, layers, family, size, nodes, batch, seconds, cents, status, sync, ps)"
+        )
+        connection.table("t").write_parquet(str(path))
+    found = import_table(path, read_mapping(mapping))
+    assert [record.duration_s for record in found.records] == [1.5, 0.1]
+    assert found.rejected == [(2, "duration_s: 'nan' is not finite")]
+
+
+@pytest.mark.parametrize("name", ["multicloud_ibm.yaml", "trimtuner.yaml"])
+def test_the_examples_are_mappings(name: str) -> None:
+    assert read_mapping(EXAMPLES / name).instances
+
+
+# -- the tool --------------------------------------------------------------------------------------------------
+
+
+def _events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def _files(tmp_path: Path, text: str) -> list[str]:
+    (tmp_path / "t.csv").write_text(text)
+    (tmp_path / "m.yaml").write_text(yaml.safe_dump(MAPPING))
+    return ["import", str(tmp_path / "t.csv"), "--mapping", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out")]
+
+
+def test_the_tool_keeps_what_is_good_and_says_what_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*_files(tmp_path, HEADER + GOOD + GOOD.replace("mnist", "")), "--no-bus"]
+    assert import_jobs.main(command) == 65
+    events = _events(capsys)
+    assert [event["event"] for event in events] == ["error", "progress", "result"]
+    assert events[0] == {"event": "error", "row": 3, "message": "task.task: Field required"}
+    assert (events[-1]["new"], events[-1]["rejected"], events[-1]["unpublished"]) == (1, 1, 1)
+
+    assert import_jobs.main(command) == 65
+    assert _events(capsys)[-1]["new"] == 0
+    assert len(list(read_journal(tmp_path / "out"))) == 1
+
+
+def test_a_dry_run_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert import_jobs.main([*_files(tmp_path, HEADER + GOOD), "--dry-run"]) == 0
+    assert _events(capsys)[-1]["read"] == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_our_own_form_goes_out_and_in_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records: list[JobRecord] = [job_record(1, local_run="run-1"), job_record(2, dataset="other")]
+    with Journal(tmp_path / "a") as journal:
+        journal.append_all([*records, run_profile(1), run_profile(2)])
+    whole, part = tmp_path / "whole.parquet", tmp_path / "part.parquet"
+    assert import_jobs.main(["export", str(whole), "--journal", str(tmp_path / "a")]) == 0
+    assert import_jobs.main(["export", str(part), "--journal", str(tmp_path / "a"), "--dataset", "test"]) == 0
+    assert import_jobs.main(["import", str(whole), "--out", str(tmp_path / "b"), "--no-bus"]) == 0
+
+    found = {str(record) for record in read_journal(tmp_path / "b")}
+    assert found == {str(record) for record in [*records, run_profile(1), run_profile(2)]}
+    content = read_job_file(part)
+    assert (content.records, content.profiles) == ((records[0],), (run_profile(1),))
+    assert _events(capsys)[-1]["new"] == 4
+
+
+def test_csv_is_for_spreadsheets(tmp_path: Path) -> None:
+    with Journal(tmp_path / "a") as journal:
+        journal.append_all([job_record(1), job_record(2, price=None)])
+    path = tmp_path / "jobs.csv"
+    assert import_jobs.main(["export", str(path), "--journal", str(tmp_path / "a")]) == 0
+    with duckdb.connect() as connection:
+        rows = connection.read_csv(str(path)).select('job, "task.layers", "price.usd_per_hour", duration_s').fetchall()
+    assert rows == [("job-1", "Conv2d;ReLU;Linear", 0.2185, 101.0), ("job-2", "Conv2d;ReLU;Linear", None, 102.0)]
+
+
+def test_what_is_missing_on_the_command_line_is_said(tmp_path: Path) -> None:
+    foreign = tmp_path / "t.csv"
+    foreign.write_text(HEADER + GOOD)
+    with pytest.raises(UsageError, match="--mapping has to say"):
+        import_jobs.main(["import", str(foreign)])
+    journal = _one(tmp_path)
+    with pytest.raises(BadDataError, match=r"has to end in \.parquet or \.csv"):
+        import_jobs.main(["export", str(tmp_path / "x.txt"), "--journal", str(journal)])
+    with pytest.raises(SystemExit) as ended:
+        import_jobs.main(["import"])
+    assert ended.value.code == 64
+
+
+def _one(tmp_path: Path) -> Path:
+    with Journal(tmp_path / "one") as journal:
+        journal.append(job_record(1))
+    return tmp_path / "one"
