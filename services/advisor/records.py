@@ -91,8 +91,6 @@ class Records:
 
 
 def _wrong(record: JobRecord) -> str | None:
-    if record.cost_usd is not None and not math.isfinite(record.cost_usd):
-        return f"job {record.job}: a cost of {record.cost_usd}"
     if not _finite(record.task.attributes) or not _finite(record.configuration.attributes):
         return f"job {record.job}: a feature is not finite"
     return None

@@ -42,8 +42,18 @@ PRICES: Final = Tool(
         "prices refresh --file my-prices.json",
     ),
 )
-IMPORT: Final = Tool("services.collector.import_jobs", "jobs", ("import",))
-EXPORT: Final = Tool("services.collector.import_jobs", "jobs", ("export",))
+IMPORT: Final = Tool(
+    "services.collector.import_jobs",
+    "jobs",
+    ("import",),
+    ("jobs import results.csv --mapping mapping.yaml", "jobs import all.parquet"),
+)
+EXPORT: Final = Tool(
+    "services.collector.import_jobs",
+    "jobs",
+    ("export",),
+    ("jobs export all.parquet", "jobs export mine.csv --dataset emulated"),
+)
 
 
 class PassOn(TyperCommand):

@@ -75,7 +75,7 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
         )  # fmt: skip
     except OSError as error:
         raise CommandError(f"{tool.name} cannot be started: {error.strerror}") from error
-    with _interrupts_go_to(process):
+    with process, _interrupts_go_to(process):
         _render(process, as_json=as_json)
         code = process.wait()
     return code if code >= 0 else _TERMINATED - code

@@ -122,7 +122,7 @@ def test_a_limit_that_may_break_is_told() -> None:
 
 
 def test_nothing_known_is_said() -> None:
-    """All outside of what was measured: nothing is ranked, a warning says why, and runs that would tell are proposed."""
+    """All outside of what was measured: nothing is ranked, a warning says why, and telling runs are proposed."""
     reply = rank(asked(workers=(16, 32)), advice())
 
     assert reply.ranked == ()

@@ -1,0 +1,138 @@
+"""Tools as processes: lines rendered or passed on, exit codes, interrupts, help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from services.cli.tool_run import Shown, Tool, read_event, run_tool
+from tests.support.deadline import until
+
+SCRIPT = """
+import json, sys, time
+arguments = sys.argv[1:]
+if "--help" in arguments:
+    print("usage: python -m made_up_tool [-h]")
+    sys.exit(0)
+print(json.dumps({"event": "progress", "done": 1, "total": 2}), flush=True)
+print("not JSON", flush=True)
+print("words for people", file=sys.stderr)
+print(json.dumps({"event": "row", "name": "a", "cost": 1.5, "note": "n"}), flush=True)
+if "wait" in arguments:
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print(json.dumps({"event": "error", "message": "interrupted"}), flush=True)
+        sys.exit(130)
+print(json.dumps({"event": "result", "arguments": arguments, "empty": []}), flush=True)
+sys.exit(65 if "bad" in arguments else 0)
+"""
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    (tmp_path / "made_up_tool.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return Tool("made_up_tool", "made-up", examples=("made-up this",))
+
+
+def test_rendered(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows as a table, the result line by line; its words on stderr."""
+    code = run_tool(tool, ["x", "--", "--json"])
+
+    out, err = capfd.readouterr()
+    assert code == 0
+    assert "words for people" in err
+    assert "name" in out
+    assert "1.5" in out
+    assert 'arguments: ["x", "--", "--json"]' in out
+    assert "empty" not in out
+
+
+def test_passed_on(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
+    """With --json its lines are unchanged, and --json itself is not its business."""
+    run_tool(tool, ["--json", "x"])
+
+    lines = capfd.readouterr().out.splitlines()
+    assert [json.loads(line)["event"] for line in lines if line.startswith("{")] == ["progress", "row", "result"]
+    assert "not JSON" in lines
+    assert json.loads(lines[-1])["arguments"] == ["x"]
+
+
+def test_exit_codes(tool: Tool) -> None:
+    """Are the tool's own."""
+    assert run_tool(tool, ["bad"]) == 65
+
+
+def test_help(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
+    """The tool's, under the command's name, with examples."""
+    assert run_tool(tool, ["--help"]) == 0
+
+    out = capfd.readouterr().out
+    assert "usage: turnbuckle made-up [-h]" in out
+    assert "turnbuckle made-up this" in out
+
+
+async def test_interrupt(tool: Tool, tmp_path: Path) -> None:
+    """Ctrl-C reaches the tool, which ends in its own way; so does its exit code."""
+    script = (
+        "import sys; from services.cli.tool_run import Tool, run_tool; "
+        f"sys.exit(run_tool(Tool({tool.module!r}, 'x'), ['wait', '--json']))"
+    )
+    out = tmp_path / "out"
+    with out.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=file)
+    await until(lambda: b'"row"' in out.read_bytes(), within_s=20)
+    process.send_signal(signal.SIGINT)
+
+    assert await asyncio.wait_for(process.wait(), 20) == 130
+    assert b"interrupted" in out.read_bytes()
+
+
+def test_lines_that_are_no_events() -> None:
+    """Whatever else a library prints."""
+    assert [read_event(text) for text in ("", "x", "5", "[1]", '{"a": 1}', '{"event": 5}')] == [None] * 6
+
+
+def test_rows_with_structure_are_no_table() -> None:
+    """A whole record in a row is for --json."""
+    shown = Shown(None)
+
+    shown.take({"event": "row", "record": {"a": 1}})
+
+    assert shown.rows == []
+
+
+@pytest.mark.parametrize("command", ["profile", "features", "emulate", "vertex", "prices"])
+def test_the_tools_are_commands(command: str) -> None:
+    """Listed, each with a sentence."""
+    listed = CliRunner().invoke(app, ["--help"]).stdout
+
+    assert command in listed
+
+
+def test_prices_through_the_command(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A real tool: the shipped snapshots."""
+    done = CliRunner().invoke(app, ["prices", "list", "--directory", str(tmp_path), "--json"])
+
+    assert done.exit_code == 0
+    sources = [json.loads(line).get("source") for line in done.stdout.splitlines()]
+    assert sources[:2] == ["gcp-gce", "gcp-vertex"]
+
+
+def test_pass_on_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing typed is eaten by the command's own parser: not --help, not --, not what looks like an option of ours."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr("services.cli.collector_commands.run_tool", lambda _tool, given: seen.append(given) or 7)
+
+    done = CliRunner().invoke(app, ["profile", "--workers", "3", "--help", "--", "python", "--version", "--"])
+
+    assert seen == [["--workers", "3", "--help", "--", "python", "--version", "--"]]
+    assert done.exit_code == 7
