@@ -22,6 +22,7 @@ from schemas.runs import RunProfile
 from services._runtime.job_files import JobFileError, write_job_file
 from services.collector.emulated.campaign import Campaign, Progress, campaign_name, machine_cores
 from services.collector.emulated.checking import compare, never_measured, read_predictions, table
+from services.collector.emulated.figures import markdown
 from services.collector.emulated.grid import SHIPPED, BadGridError, Grid, Row, expand, read, unmeasured
 from services.collector.emulated.orders import Outcome
 from services.collector.emulated.records import job_record, local_run_name
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-bus", action="store_true", help="publish nothing; the journal keeps it")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="tell of the runs and make none")
+    what.add_argument("--figures", action="store_true", help="tell of what DIR holds, as Markdown, on standard error")
     what.add_argument("--unmeasured", type=int, metavar="N", help="tell of N configurations that the grid leaves out")
     what.add_argument("--check", type=Path, metavar="FILE", help="run what FILE predicts and set both side by side")
     return parser
@@ -60,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; returns its exit code."""
     asked = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    if asked.figures:
+        say(markdown(*_kept(asked.out)))
+        return 0
     try:
         grid = read(asked.grid)
     except BadGridError as error:
@@ -89,16 +93,17 @@ def _tell_plan(rows: Sequence[Row]) -> None:
 
 
 def _run(grid: Grid, rows: Sequence[Row], out: Path, *, bus: bool) -> None:
+    signal.signal(signal.SIGTERM, _interrupt)
     with Journal(out) as journal:
         name = campaign_name(out, grid, rows)
         with WarmParent() as parent:
             campaign = Campaign(grid, rows, name, journal, parent, _tell)
             say(f"{name}: {len(campaign.pending())} of {len(rows)} runs to make in {out}")
             campaign.go_on()
-        _export(out, journal)
+        _export(out)
         if bus:
             asyncio.run(publish_to_bus(journal, CollectorSettings.load()))
-    states = [record.state for record in _records(out)]
+    states = [record.state for record in _kept(out)[0]]
     counts = {str(state): states.count(state) for state in JobState if state in states}
     emit("result", directory=str(out), campaign=name, parquet=str(out / PARQUET), runs=len(states), states=counts)
     say(f"{len(states)} records in {out / PARQUET}: {', '.join(f'{n} {state}' for state, n in counts.items())}")
@@ -117,18 +122,17 @@ def _tell(record: JobRecord | RunProfile, outcome: Outcome, progress: Progress) 
     )
 
 
-def _export(out: Path, journal: Journal) -> None:
-    kept = list(journal.records())
-    records = [record for record in kept if isinstance(record, JobRecord)]
-    profiles = [record for record in kept if isinstance(record, RunProfile)]
+def _export(out: Path) -> None:
     try:
-        write_job_file(out / PARQUET, records, profiles)
+        write_job_file(out / PARQUET, *_kept(out))
     except JobFileError as error:
         raise UnavailableError(str(error)) from error
 
 
-def _records(out: Path) -> list[JobRecord]:
-    return [record for record in read_journal(out) if isinstance(record, JobRecord)]
+def _kept(out: Path) -> tuple[list[JobRecord], list[RunProfile]]:
+    kept = list(read_journal(out))
+    jobs = [record for record in kept if isinstance(record, JobRecord)]
+    return jobs, [record for record in kept if isinstance(record, RunProfile)]
 
 
 # -- the live check ---------------------------------------------------------------------------------------------
@@ -141,7 +145,7 @@ def _known_features(out: Path) -> dict[str, TaskFeatures]:
 def _tell_unmeasured(out: Path, name: str, rows: Sequence[Row]) -> None:
     """What to predict: the task's features and its local run are in the directory's journal."""
     features = _known_features(out)
-    for row, fresh in zip(rows, never_measured(rows, _records(out)), strict=True):
+    for row, fresh in zip(rows, never_measured(rows, _kept(out)[0]), strict=True):
         if fresh and row.task in features:
             emit(
                 "unmeasured",
@@ -152,9 +156,10 @@ def _tell_unmeasured(out: Path, name: str, rows: Sequence[Row]) -> None:
 
 
 def _check(file: Path, out: Path, grid: Grid, rows: Sequence[Row]) -> None:
+    signal.signal(signal.SIGTERM, _interrupt)
     predictions = read_predictions(file, grid, machine_cores())
     asked = [row for row, _ in predictions]
-    for row, fresh in zip(asked, never_measured(asked, _records(out)), strict=True):
+    for row, fresh in zip(asked, never_measured(asked, _kept(out)[0]), strict=True):
         if not fresh:
             raise BadDataError(f"{row} has been measured: a check of it would say nothing")
     features = _known_features(out)
