@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="folder of the public sets (%(default)s)")
     parser.add_argument("--seeds", type=int, help="random splits (default 10; quick: 2)")
     parser.add_argument("--runs", type=int, default=8, help="most runs of a search (default %(default)s)")
+    parser.add_argument(
+        "--slow-groups",
+        type=int,
+        default=9,
+        help="leave applications out of the networks in so many groups (%(default)s)",
+    )
     parser.add_argument("--resume", action="store_true", help="keep parts that were measured before on the same data")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
     return parser
@@ -75,6 +81,8 @@ def parse(arguments: list[str]) -> Order:
         chances=1 if given.quick else 5,
         runs=max(given.runs, 1),
         inner_folds=0 if given.quick else 4,
+        slow_seeds=1 if given.quick else 3,
+        slow_groups=given.slow_groups,
     )
     parts = PARTS.with_name("advisor-quick") if given.quick else PARTS
     return Order(plan, tuple(given.sets.split(",")), given.data, parts, given.resume, given.json)
@@ -126,7 +134,7 @@ def _progress(title: str) -> Any:
 
 def collected(order: Order, sets: Sequence[DataSet]) -> list[dict[str, Any]]:
     """All parts of the sets that are measured, also earlier ones of models that were not asked for now."""
-    whole = Plan(tuple(Objective), PROTOCOLS, frozenset(), 1, 1, 1, 0)
+    whole = replace(order.plan, objectives=tuple(Objective), protocols=PROTOCOLS, models=frozenset())
     jobs: list[Job] = [job for data in sets for job in planned(data, whole)]
     parts = [stored(order.parts / job.path, job.data.digest) for job in jobs]
     return [part for part in parts if part is not None]

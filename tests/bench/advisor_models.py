@@ -12,6 +12,7 @@ from services.advisor.core.ernest import Ernest
 from services.advisor.core.model import Ranker, Regressor, Sequential
 from services.advisor.core.ours.model import Ours
 from services.advisor.core.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch
+from services.advisor.core.thesis.model import ThesisClassifier, ThesisRegressor, Unit
 
 MEAN_RANKING: Final = "mean ranking"
 """What everything is compared with."""
@@ -24,6 +25,7 @@ REGRESSORS: Final[Mapping[str, Callable[[Objective], Regressor]]] = {
     "boosting": Boosting,
     "boosting of ratio": lambda target: Boosting(target, "boosting of ratio", ratio=True),
     "ernest": Ernest,
+    "thesis": lambda target: ThesisRegressor(target, "thesis", unit=Unit.MATCHED),
 }
 """Predict a quantity, and rank by it."""
 
@@ -33,6 +35,7 @@ RANKERS: Final[Mapping[str, Callable[[Objective], Ranker]]] = {
     "largest machine": LargestMachine,
     "random": RandomChoice,
     "forest classifier": ForestClassifier,
+    "thesis classifier": ThesisClassifier,
 }
 """Order configurations, and predict nothing."""
 
@@ -52,5 +55,5 @@ ONLY_KNOWN_TASKS: Final = frozenset({"ernest"})
 BY_CHANCE: Final = frozenset({"random", "bayesian", "random search", "ernest search"})
 """Averaged over several seeds also where tasks are left out."""
 
-SLOW: Final[frozenset[str]] = frozenset()
-"""Fitted for fewer random splits, and without tuning of thresholds inside the training tasks, unless asked for."""
+SLOW: Final = frozenset({"thesis", "thesis classifier"})
+"""Fitted for fewer random splits; left-out applications in groups; thresholds tuned on two parts."""

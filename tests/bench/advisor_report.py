@@ -10,7 +10,7 @@ import numpy as np
 from services.advisor.core import metrics
 from services.advisor.core.measures import means
 from tests.bench.advisor_models import MEAN_RANKING
-from tests.bench.advisor_runs import LEFT_OUT, RANDOM, SEARCH
+from tests.bench.advisor_runs import LEFT_OUT, RANDOM, SEARCH, SPEED, SPEED_QUESTIONS
 
 Part = Mapping[str, Any]
 _PAIRED_SEARCHES: Final = ("bayesian", f"first of {MEAN_RANKING}")
@@ -212,6 +212,15 @@ def search_table(parts: Mapping[str, Part]) -> list[str]:
     return lines
 
 
+def speed_table(parts: Mapping[str, Part]) -> list[str]:
+    """Training, and predictions for many configurations of one task."""
+    return [
+        f"  {model:<22}{part['rows']:>6} rows learned in {part['fit_s']:>8.2f} s   {SPEED_QUESTIONS} predicted in "
+        f"{part['predict_ms']['p50']:>8.2f} ms, p99 {part['predict_ms']['p99']:.2f} ms"
+        for model, part in parts.items()
+    ]
+
+
 def importance_lines(parts: Mapping[str, Part], most: int = 8) -> list[str]:
     """Families whose shuffling hurts most."""
     lines = []
@@ -228,13 +237,16 @@ def tables(parts: Sequence[Part], about: Mapping[str, str], machine: str) -> str
     for data, text in about.items():
         lines += [f"=== {data}: {text}"]
         for objective in dict.fromkeys(one["objective"] for one in parts if one["set"] == data):
-            found = {protocol: select(parts, data, protocol, objective) for protocol in (RANDOM, LEFT_OUT, SEARCH)}
+            found = {
+                protocol: select(parts, data, protocol, objective) for protocol in (RANDOM, LEFT_OUT, SEARCH, SPEED)
+            }
             sections = (
                 ("(i) random fifth held out, means over seeds", random_table, found[RANDOM]),
                 ("permutation importance, growth of the RMSE of logarithms", importance_lines, found[RANDOM]),
                 ("(ii) left-out applications: choosing", choice_table, found[LEFT_OUT]),
                 ("(ii) left-out applications: predicting", left_out_error_table, found[LEFT_OUT]),
                 ("(ii) with k runs of the left-out task: mean regret", search_table, found[SEARCH]),
+                ("time that it takes", speed_table, found[SPEED]),
             )
             for title, table, chosen in sections:
                 rows = table(chosen) if chosen else []

@@ -18,6 +18,7 @@ from services.advisor.core.evaluation import (
     evaluate_left_out,
     evaluate_search,
     evaluate_split,
+    in_groups,
     leave_one_task_out,
     random_split,
 )
@@ -27,12 +28,17 @@ from services.advisor.core.model import Fitted, FittedCurves
 from services.advisor.core.table import Table
 from tests.bench.advisor_data import DataSet
 from tests.bench.advisor_models import BY_CHANCE, ONLY_KNOWN_TASKS, RANKERS, REGRESSORS, SEARCHES, SLOW
+from tests.bench.figures import percentiles
 
 RANDOM: Final = "random"
 LEFT_OUT: Final = "left-out"
 SEARCH: Final = "search"
-PROTOCOLS: Final = (RANDOM, LEFT_OUT, SEARCH)
+SPEED: Final = "speed"
+PROTOCOLS: Final = (RANDOM, LEFT_OUT, SEARCH, SPEED)
 IMPORTANCE_OF: Final = frozenset({"random forest", "boosting", "ours"})
+SPEED_RECORDS: Final = 1_000
+SPEED_QUESTIONS: Final = 500
+SPEED_REPEATS: Final = 100
 _DIGITS: Final = 6
 
 
@@ -52,6 +58,10 @@ class Plan:
     """Most runs of a search."""
     inner_folds: int
     """Parts of the training tasks that thresholds are tuned on; 0: not tuned."""
+    slow_seeds: int
+    """Random splits of `SLOW` models."""
+    slow_groups: int
+    """In how many groups applications are left out of `SLOW` models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ def planned(data: DataSet, plan: Plan) -> list[Job]:
         RANDOM: tuple(REGRESSORS),
         LEFT_OUT: tuple(name for name in (*RANKERS, *REGRESSORS) if name not in ONLY_KNOWN_TASKS),
         SEARCH: tuple(SEARCHES),
+        SPEED: tuple(REGRESSORS),
     }
     return [
         Job(data, protocol, model, objective)
@@ -89,7 +100,7 @@ def planned(data: DataSet, plan: Plan) -> list[Job]:
 def measured(job: Job, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure one part; JSON-able."""
     began_s = time.perf_counter()
-    content = {RANDOM: _random, LEFT_OUT: _left_out, SEARCH: _searched}[job.protocol](job, plan, say)
+    content = {RANDOM: _random, LEFT_OUT: _left_out, SEARCH: _searched, SPEED: _timed}[job.protocol](job, plan, say)
     return {
         "set": job.data.name,
         "digest": job.data.digest,
@@ -104,7 +115,7 @@ def measured(job: Job, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]
 def _random(job: Job, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
     """Protocol (i)."""
     model, table = REGRESSORS[job.model](job.objective), job.data.table()
-    seeds = range(min(plan.seeds, 3) if job.model in SLOW else plan.seeds)
+    seeds = range(min(plan.seeds, plan.slow_seeds) if job.model in SLOW else plan.seeds)
     answers, extra = [], {}
     for seed in seeds:
         say(f"seed {seed + 1} of {len(seeds)}")
@@ -124,18 +135,19 @@ def _left_out(job: Job, plan: Plan, say: Callable[[str], None]) -> dict[str, Any
     """Protocol (ii)."""
     make = REGRESSORS.get(job.model) or RANKERS[job.model]
     model, table = make(job.objective), job.data.table()
-    splits = _splits(job.data, table)
+    splits, folds = _splits(job.data, table), plan.inner_folds
+    if job.model in SLOW:
+        splits, folds = in_groups(splits, plan.slow_groups), min(folds, 2)
     seeds = plan.chances if job.model in BY_CHANCE else 1
     answers = []
     for at, split in enumerate(splits):
         say(f"without {split.name} ({at + 1} of {len(splits)})")
         for seed in range(seeds):
-            folds = 0 if job.model in SLOW else plan.inner_folds
             answers += [
                 _answer_record(one, seed, choice_figures(one))
                 for one in evaluate_left_out(model, table, split, seed=seed, inner_folds=folds)
             ]
-    return {"answers": answers}
+    return {"answers": answers, "groups": len(splits)}
 
 
 def _searched(job: Job, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
@@ -150,6 +162,27 @@ def _searched(job: Job, plan: Plan, say: Callable[[str], None]) -> dict[str, Any
             found = evaluate_search(model, table, split, seed=seed, runs=plan.runs)
             searches += [_search_record(one, seed) for one in found]
     return {"searches": searches}
+
+
+def _timed(job: Job, plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+    """How long one training and predictions for one task's configurations take."""
+    del plan
+    model, table = REGRESSORS[job.model](job.objective), job.data.table()
+    rows = np.flatnonzero(table.completed(job.objective))
+    rows = np.random.default_rng(0).permutation(rows)[:SPEED_RECORDS]
+    say(f"training on {len(rows)} rows")
+    began_s = time.perf_counter()
+    fitted = model.fit(table.select(rows), seed=0)
+    fit_s = time.perf_counter() - began_s
+    task = np.flatnonzero(table.task == table.task[rows[0]])
+    questions = table.select(np.resize(task, SPEED_QUESTIONS)).without_outcomes()
+    took_ms = []
+    for at in range(SPEED_REPEATS):
+        say(f"prediction {at + 1} of {SPEED_REPEATS}")
+        began_s = time.perf_counter()
+        fitted.predict(questions)
+        took_ms.append((time.perf_counter() - began_s) * 1e3)
+    return {"rows": len(rows), "fit_s": round(fit_s, 3), "predict_ms": percentiles(took_ms)}
 
 
 def _splits(data: DataSet, table: Table) -> list[Split]:

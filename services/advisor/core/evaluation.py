@@ -7,7 +7,7 @@ and rows that are asked about come without their outcomes. Thresholds are tuned 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +24,7 @@ from services.advisor.core.model import (
     Ranker,
     Regressor,
     Sequential,
+    Watching,
     ranking_of,
 )
 from services.advisor.core.table import Table
@@ -63,6 +64,19 @@ def leave_one_task_out(table: Table, groups: TextArray | None = None) -> Iterato
     kinds = table.task if groups is None else groups
     for one in np.unique(kinds):
         yield Split(str(one), np.flatnonzero(kinds != one), np.flatnonzero(kinds == one))
+
+
+def in_groups(splits: Sequence[Split], groups: int) -> list[Split]:
+    """Return splits that leave out several of `splits` together, for models that cannot be fitted so often."""
+    if len(splits) <= groups:
+        return list(splits)
+    parts = [splits[at::groups] for at in range(groups)]
+    rows = len(splits[0].training) + len(splits[0].test)
+    merged = []
+    for part in parts:
+        test = np.sort(np.concatenate([one.test for one in part]))
+        merged.append(Split(", ".join(one.name for one in part), np.setdiff1d(np.arange(rows), test), test))
+    return merged
 
 
 def asked(table: Table, rows: IntArray) -> IntArray:
@@ -130,9 +144,16 @@ def _question(model: Regressor | Ranker, table: Table, split: Split, task: str, 
 def evaluate_split(
     model: Regressor | Ranker, table: Table, split: Split, *, seed: int
 ) -> tuple[Answer, Fitted | FittedRanker]:
-    """Fit on one side and answer about all of the other at once; returns also what was fitted."""
-    fitted = model.fit(table.select(split.training), seed=seed)
-    rows = asked(table, split.test)
+    """Fit on one side and answer about all of the other at once; returns also what was fitted.
+
+    A model with training curves follows the other side, too; it learns nothing of it (`Watching`).
+    """
+    training, rows = table.select(split.training), asked(table, split.test)
+    fitted: Fitted | FittedRanker
+    if isinstance(model, Watching):
+        fitted = model.fit_watching(training, table.select(rows), seed=seed)
+    else:
+        fitted = model.fit(training, seed=seed)
     return answer_of(fitted, table, rows, _question(model, table, split, "", rows)), fitted
 
 

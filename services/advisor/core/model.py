@@ -64,6 +64,15 @@ class FittedCurves(Protocol):
 
 
 @runtime_checkable
+class Watching(Protocol):
+    """A model that can follow rows while it learns which it does not learn from: for validation curves."""
+
+    def fit_watching(self, table: Table, watched: Table | None, *, seed: int) -> Fitted | FittedRanker:
+        """Learn exactly what `fit` learns."""
+        ...
+
+
+@runtime_checkable
 class FittedFeasibility(Protocol):
     """A model that also knows what will not fit."""
 
