@@ -24,7 +24,7 @@ from services.collector.core.cloud_jobs import CloudJob
 from services.collector.core.grid import GridFile, JobRequest, job_requests
 from services.collector.ingestion import Ingestion, Look, described
 from services.collector.journal import Journal
-from services.collector.ports import Billing, CloudError, CloudRefusedError
+from services.collector.ports import Billing, CloudError, CloudForbiddenError, CloudRefusedError
 from services.collector.settings import CollectorSettings
 from services.collector.submission import Intents, Pace, Submission, Tally
 from services.collector.tool import (
@@ -49,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
     work = submit if options.command == "submit" else ingest
     try:
         return work(options)
+    except CloudForbiddenError as error:
+        raise UnavailableError(str(error)) from error
     except CloudRefusedError as error:
         raise BadDataError(str(error)) from error
     except CloudError as error:
