@@ -101,8 +101,12 @@ def _run(grid: Grid, rows: Sequence[Row], out: Path, *, bus: bool) -> None:
             say(f"{name}: {len(campaign.pending())} of {len(rows)} runs to make in {out}")
             campaign.go_on()
         _export(out)
+        _tell_result(out, name)
         if bus:
             asyncio.run(publish_to_bus(journal, CollectorSettings.load()))
+
+
+def _tell_result(out: Path, name: str) -> None:
     states = [record.state for record in _kept(out)[0]]
     counts = {str(state): states.count(state) for state in JobState if state in states}
     emit("result", directory=str(out), campaign=name, parquet=str(out / PARQUET), runs=len(states), states=counts)
