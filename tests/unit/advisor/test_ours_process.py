@@ -14,7 +14,7 @@ from services.advisor.core.ours.decision import best_together, expected_improvem
 from services.advisor.core.ours.kernel import Kernel
 from services.advisor.core.ours.likelihood import MarginalLikelihood
 from services.advisor.core.ours.observations import Level, design_of, thinned, training_offsets
-from services.advisor.core.ours.process import Beliefs, Process, learned, left_out
+from services.advisor.core.ours.process import EXACT, Beliefs, Process, learned, left_out
 from services.advisor.core.ours.space import Space, configuration_space, task_space
 from services.advisor.core.table import Table, build
 from tests.support.ours_tables import World
@@ -70,6 +70,18 @@ def test_a_row_that_is_known_is_believed_and_its_neighbours_get_surer():
     assert after.mean[5] == pytest.approx(targets[table.task == "beta"][5], abs=1e-3)
     assert (after.deviation() <= before.deviation() + 1e-9).all()
     assert after.deviation()[5] < 0.01 < before.deviation()[5]
+
+
+def test_marginals_are_those_of_the_joint_beliefs():
+    table = table_of(World(tasks=4))
+    process, _ = processed(table, np.flatnonzero(table.task != "beta"))
+    kernel, level, _ = prepared(table)
+    design = design_of(kernel, table.select(table.task == "beta"), level)
+    for known in (np.zeros(0, dtype=np.int64), np.array([7]), np.array([2, 9])):
+        joint = process.beliefs(design, 0.3).given(known, np.zeros(len(known)), EXACT)
+        mean, deviation = process.marginals(design, known, 0.3)
+        assert mean == pytest.approx(joint.mean, abs=1e-6)
+        assert deviation == pytest.approx(joint.deviation(), abs=1e-4)
 
 
 def test_the_mean_ranking_is_the_special_case_without_features():

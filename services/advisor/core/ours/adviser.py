@@ -38,15 +38,12 @@ class OurAdviser:
 
     def outlook(self, table: Table) -> Outlook:
         """Return predictions for one task's rows."""
-        time = self.fitted.aimed_at(Objective.TIME)
-        median = time.predict(table)
-        low, high = time.interval(table, self.level)
-        span = high / low
+        time_s = self.fitted.aimed_at(Objective.TIME).outlook(table, self.level)
+        span = time_s[:, 2] / time_s[:, 0]
         unknown = tuple(
             f"the {self.level:.0%} interval spans a factor of {one:.0f}" if one > SPAN_UNKNOWN else ""
             for one in span.tolist()
         )
-        time_s = np.stack([low, median, high], axis=1)
         ratio = self.fitted.around.rates.ratio(table) if self.fitted.around.rates is not None else np.ones(len(table))
         return Outlook(time_s, self.fitted.feasible(table), ratio, unknown, self.middles.outside(table))
 

@@ -172,6 +172,19 @@ class Design:
     def __len__(self) -> int:
         return len(self.task_of)
 
+    def part(self, rows: IntArray) -> Design:
+        """Return some rows; of the configurations and tasks only theirs."""
+        configurations, configuration_of = np.unique(self.configuration_of[rows], return_inverse=True)
+        tasks, task_of = np.unique(self.task_of[rows], return_inverse=True)
+        return Design(
+            self.kernel,
+            Points(self.configurations.names[configurations], self.configurations.coordinates[configurations]),
+            Points(self.tasks.names[tasks], self.tasks.coordinates[tasks]),
+            configuration_of.astype(np.int64),
+            task_of.astype(np.int64),
+            self.duration_s[rows],
+        )
+
     def noise(self, value: dict[str, float]) -> FloatArray:
         """Return the variance of each row's logarithm around what is to be expected, from hyperparameters by name."""
         return value["noise.relative"] + value["noise.absolute"] / self.duration_s**2

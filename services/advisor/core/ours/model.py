@@ -14,7 +14,7 @@ from services.advisor.core.ours.calibration import Calibration
 from services.advisor.core.ours.cost import Rates
 from services.advisor.core.ours.decision import expected_improvement
 from services.advisor.core.ours.feasibility import Feasibility
-from services.advisor.core.ours.kernel import Kernel
+from services.advisor.core.ours.kernel import Design, Kernel
 from services.advisor.core.ours.likelihood import MarginalLikelihood, most_likely
 from services.advisor.core.ours.observations import (
     Level,
@@ -24,7 +24,7 @@ from services.advisor.core.ours.observations import (
     thinned,
     training_offsets,
 )
-from services.advisor.core.ours.process import Beliefs, Process, learned, left_out
+from services.advisor.core.ours.process import EXACT, Beliefs, Process, learned, left_out
 from services.advisor.core.ours.space import configuration_space, task_space
 from services.advisor.core.table import Table, concatenated
 
@@ -32,8 +32,6 @@ LEARN_ROWS: Final = 800
 """Rows that hyperparameters are learned from: the time grows with the third power."""
 KEEP_ROWS: Final = 2_500
 """Rows that predictions are made from."""
-EXACT: Final = 1e-6
-"""Noise variance of a row whose own outcome is known: nothing but rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Ours:
     name: str = "ours"
 
     def fit(self, table: Table, *, seed: int) -> FittedOurs:
-        """Learn from the rows that ran through; repeats of a configuration count as one, more certain, row.
+        """Learn from the rows that ran through; repeats of a configuration count as one.
 
         Raises:
             ValueError: No row ran through.
@@ -95,6 +93,12 @@ class FittedOurs:
         """Return medians, shape ``(rows,)``; NaN for a cost without any price."""
         return np.exp(self._by_row(table)[0])
 
+    def outlook(self, table: Table, level: float) -> FloatArray:
+        """Return low ends, medians and high ends, shape ``(rows, 3)``."""
+        mean, deviation = self._by_row(table)
+        half = self.around.calibration.factor(level) * deviation
+        return np.exp(np.stack([mean - half, mean, mean + half], axis=1))
+
     def medians(self, table: Table) -> FloatArray:
         """Return the logarithms of `predict`."""
         return self._by_row(table)[0]
@@ -105,9 +109,8 @@ class FittedOurs:
 
     def interval(self, table: Table, level: float) -> tuple[FloatArray, FloatArray]:
         """Return the ends of the central interval, calibrated on left-out tasks."""
-        mean, deviation = self._by_row(table)
-        half = self.around.calibration.factor(level) * deviation
-        return np.exp(mean - half), np.exp(mean + half)
+        ends = self.outlook(table, level)
+        return ends[:, 0], ends[:, 2]
 
     def score(self, table: Table) -> FloatArray:
         """Return negative logarithms of medians; a row without a cost comes last."""
@@ -121,13 +124,11 @@ class FittedOurs:
             measured: Rows whose seconds or dollars (by `target`) are known.
             values: Theirs; NaN where one failed.
         """
-        asked = self._with_reference(table)
-        design = design_of(self.process.design.kernel, asked, self.around.level)
-        unknown = not has_anchor(asked).any()
-        beliefs = self.process.beliefs(design, self.around.level.variance if unknown else 0.0)
-        anchors = np.flatnonzero(asked.is_anchor & has_anchor(asked))
-        beliefs = beliefs.given(anchors, np.zeros(len(anchors)), EXACT)
-        beliefs = self._in_units(part_of(beliefs, np.arange(len(table))), table)
+        design, anchors, extra = self._asked(table)
+        beliefs = self.process.beliefs(design, extra).given(anchors, np.zeros(len(anchors)), EXACT)
+        rate, variance = self._units(table)
+        beliefs = part_of(beliefs, np.arange(len(table)))
+        beliefs = Beliefs(beliefs.mean + rate, beliefs.covariance + np.diag(variance))
         if measured is None or values is None:
             return beliefs
         ran = np.isfinite(values)
@@ -156,22 +157,32 @@ class FittedOurs:
         return int(measured[int(np.nanargmin(values))])
 
     def _by_row(self, table: Table) -> tuple[FloatArray, FloatArray]:
+        """Return means and standard deviations of logarithms, shape ``(rows,)``."""
         mean, deviation = np.empty(len(table)), np.empty(len(table))
         for rows in _by_task(table.task):
-            beliefs = self.beliefs(table.select(rows))
-            mean[rows], deviation[rows] = beliefs.mean, beliefs.deviation()
+            mine = table.select(rows)
+            one, spread = self.process.marginals(*self._asked(mine))
+            rate, variance = self._units(mine)
+            mean[rows] = one[: len(rows)] + rate
+            deviation[rows] = np.sqrt(spread[: len(rows)] ** 2 + variance)
         return mean, deviation
 
-    def _in_units(self, beliefs: Beliefs, table: Table) -> Beliefs:
-        """Return ratios to the local run as seconds or dollars."""
-        beliefs = beliefs.moved(log_anchor(table, self.around.level))
+    def _asked(self, table: Table) -> tuple[Design, IntArray, float]:
+        """Return the design of one task's rows, which of its rows are the local run's, and the level's variance."""
+        asked = self._with_reference(table)
+        design = design_of(self.process.design.kernel, asked, self.around.level)
+        known = has_anchor(asked)
+        return design, np.flatnonzero(asked.is_anchor & known), 0.0 if known.any() else self.around.level.variance
+
+    def _units(self, table: Table) -> tuple[FloatArray, FloatArray]:
+        """Return logarithms of what a ratio to the local run is multiplied by for seconds or dollars, and variances."""
+        seconds = log_anchor(table, self.around.level)
         if self.target is Objective.TIME:
-            return beliefs
+            return seconds, np.zeros(len(table))
         if self.around.rates is None:
-            return beliefs.moved(np.full(len(table), np.nan))
+            return np.full(len(table), np.nan), np.zeros(len(table))
         rate, variance = self.around.rates.logarithms(table)
-        covariance = beliefs.covariance + np.diag(np.where(np.isfinite(variance), variance, 0.0))
-        return Beliefs(beliefs.mean + rate, covariance)
+        return seconds + rate, np.nan_to_num(variance)
 
     def _with_reference(self, table: Table) -> Table:
         """Return the rows and, where none is the local run's own configuration, one that is: its outcome is known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
@@ -10,6 +11,11 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.ours.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
 from services.advisor.core.ours.likelihood import JITTER, MarginalLikelihood
+
+EXACT: Final = 1e-6
+"""Noise variance of a row whose own outcome is known: nothing but rounding."""
+_BLOCK: Final = 64
+"""Rows whose variances are computed together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +82,31 @@ class Process:
         covariance[np.diag_indices_from(covariance)] += asked.noise(self.value)
         return Beliefs(cross @ self.weights, covariance)
 
+    def marginals(self, asked: Design, known: IntArray, extra_level: float = 0.0) -> tuple[FloatArray, FloatArray]:
+        """Return each row's mean and standard deviation, given that the ratio of the rows `known` is 1.
+
+        The same as `beliefs` and `Beliefs.given`, without the covariances of all pairs.
+        """
+        cross = self._between(asked, self.design)
+        half = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
+        noise = asked.noise(self.value)
+        variance = self._variances(asked) - (half**2).sum(axis=0) + extra_level + noise
+        mean = cross @ self.weights
+        if len(known):
+            across = self._between(asked, asked.part(known)) - half.T @ half[:, known] + extra_level
+            across[known, np.arange(len(known))] += noise[known]
+            factor = cho_factor(across[known] + (EXACT + JITTER) * np.eye(len(known)), lower=True)
+            mean = mean - across @ cho_solve(factor, mean[known])
+            variance = variance - (across * cho_solve(factor, across.T).T).sum(axis=1)
+        return mean, np.sqrt(np.maximum(variance, JITTER))
+
+    def _variances(self, asked: Design) -> FloatArray:
+        """Return prior variances without noise, shape ``(rows,)``."""
+        return np.concatenate([
+            np.diag(self._between(part, part))
+            for part in (asked.part(rows) for rows in np.array_split(np.arange(len(asked)), -(-len(asked) // _BLOCK)))
+        ])  # fmt: skip
+
     def _between(self, a: Design, b: Design) -> FloatArray:
         """Return covariances without noise, shape ``(rows of a, rows of b)``."""
         kernel = self.design.kernel
@@ -83,9 +114,17 @@ class Process:
             Likeness.between(kernel.configurations, a.configurations, b.configurations), self.value
         )
         task = TaskCovariance.of(Likeness.between(kernel.tasks, a.tasks, b.tasks), self.value)
-        machines, tasks = np.ix_(a.configuration_of, b.configuration_of), np.ix_(a.task_of, b.task_of)
-        common = configuration.common[machines] * (1.0 + self.value["common.kind"] * task.kind[tasks])
-        return np.asarray(VAGUE + common + configuration.particular[machines] * task.total[tasks])
+        kind, total = (_spread(one, a.task_of, b.task_of) for one in (task.kind, task.total))
+        common, particular = (
+            _spread(one, a.configuration_of, b.configuration_of)
+            for one in (configuration.common, configuration.particular)
+        )
+        return np.asarray(VAGUE + common * (1.0 + self.value["common.kind"] * kind) + particular * total)
+
+
+def _spread(matrix: FloatArray, left: IntArray, right: IntArray) -> FloatArray:
+    """Return a matrix of points as one of rows; of a single point on the left, one row that stands for all."""
+    return np.asarray(matrix[:, right] if len(matrix) == 1 else matrix[left][:, right])
 
 
 def learned(design: Design, targets: FloatArray, logarithms: FloatArray) -> Process:
