@@ -18,6 +18,8 @@ UNITS: Final = {"time": "training time (s)", "cost": "cost ($)"}
 _DRAWN: Final = ("ours", "thesis", "boosting", "random forest", "forest classifier", "linear", MEAN_RANKING)
 """Those that are drawn where a picture has room for few, in this order."""
 
+_RATIOS: Final = (1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
+
 
 def drawn(parts: Mapping[str, Part], most: int) -> dict[str, Part]:
     """Few models, the important ones first."""
@@ -70,6 +72,13 @@ def error_cdfs(parts: Mapping[str, Part], unit: str, caption: str, path: Path) -
     return save(figure, caption, path)
 
 
+def _ratio_ticks(axis: Any, least: float, most: float) -> None:
+    """Ratios in words that are read at once, on a logarithmic axis (``axis.xaxis`` or ``axis.yaxis``)."""
+    shown = [one for one in _RATIOS if least <= one <= most * 1.2 and (one != 1.1 or most < 3)]
+    axis.set_ticks(shown, [f"{one:g}" for one in shown])
+    axis.set_ticks([], minor=True)
+
+
 def _cdf(axis: Any, values: Any, label: str, **options: Any) -> None:
     ordered = np.sort(values)
     axis.plot(ordered, np.arange(1, len(ordered) + 1) / max(len(ordered), 1), label=label, linewidth=1.2, **options)
@@ -105,6 +114,8 @@ def regrets(parts: Mapping[str, Part], _unit: str, caption: str, path: Path) -> 
     axis.set_yticks(range(len(ordered)), [name for name, _ in ordered], fontsize=8)
     axis.invert_yaxis()
     axis.set(xscale="log", xlabel="chosen over best, per left-out task; bar: mean")
+    worst = max(max(per_task(part, "regret").values()) for part in parts.values())
+    _ratio_ticks(axis.xaxis, 1.0, worst)
     return save(figure, caption, path)
 
 
@@ -116,6 +127,7 @@ def search_curves(parts: Mapping[str, Part], _unit: str, caption: str, path: Pat
         counts = range(1, most + 1)
         axis.plot(counts, [np.mean(list(regrets_by_task(part, k).values())) for k in counts], ".-", label=name)
     axis.set(xlabel="runs of the left-out task", ylabel="chosen over best, mean of tasks", yscale="log")
+    _ratio_ticks(axis.yaxis, *axis.get_ylim())
     axis.legend(fontsize=7)
     return save(figure, caption, path)
 
