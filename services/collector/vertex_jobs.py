@@ -152,7 +152,8 @@ def _tell(what: str, tally: Tally, job: CloudJob | None) -> None:
         return
     fields = {name: value for name, value in asdict(tally).items() if name != "refused"}
     reason = "" if what == "progress" else what
-    emit("progress", **fields, refused=len(tally.refused), reason=reason)
+    done = tally.succeeded + tally.ended_otherwise + len(tally.refused)
+    emit("progress", done=done, **fields, refused=len(tally.refused), reason=reason)
     if reason:
         say(reason)
 
