@@ -95,6 +95,14 @@ class Likeness:
         apart = np.sum(squared, axis=0) if squared else np.zeros_like(same)
         return Likeness(space.groups, tuple(squared), tuple(products), same, same * (apart < 1e-12))
 
+    @staticmethod
+    def of_itself(space: Space, points: Points) -> Likeness:
+        """Compare every point with itself only: all arrays are of shape ``(points,)``."""
+        alone, ones = np.zeros(len(points)), np.ones(len(points))
+        pairs = zip(space.members(), space.sources(), strict=True)
+        products = tuple((points.coordinates[:, columns] ** 2).sum(1) / count for columns, count in pairs)
+        return Likeness(space.groups, (alone,) * len(products), products, ones, ones)
+
     @property
     def kind(self) -> FloatArray:
         """Part of the categories that are the same; of tasks without any, whether they are the same task."""

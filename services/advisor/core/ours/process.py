@@ -14,8 +14,6 @@ from services.advisor.core.ours.likelihood import JITTER, MarginalLikelihood
 
 EXACT: Final = 1e-6
 """Noise variance of a row whose own outcome is known: nothing but rounding."""
-_BLOCK: Final = 64
-"""Rows whose variances are computed together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,10 +100,16 @@ class Process:
 
     def _variances(self, asked: Design) -> FloatArray:
         """Return prior variances without noise, shape ``(rows,)``."""
-        return np.concatenate([
-            np.diag(self._between(part, part))
-            for part in (asked.part(rows) for rows in np.array_split(np.arange(len(asked)), -(-len(asked) // _BLOCK)))
-        ])  # fmt: skip
+        kernel = asked.kernel
+        configuration = ConfigurationCovariance.of(
+            Likeness.of_itself(kernel.configurations, asked.configurations), self.value
+        )
+        task = TaskCovariance.of(Likeness.of_itself(kernel.tasks, asked.tasks), self.value)
+        common = configuration.common[asked.configuration_of]
+        kinds = 1.0 + self.value["common.kind"] * task.kind[asked.task_of]
+        return np.asarray(
+            VAGUE + common * kinds + configuration.particular[asked.configuration_of] * task.total[asked.task_of]
+        )
 
     def _between(self, a: Design, b: Design) -> FloatArray:
         """Return covariances without noise, shape ``(rows of a, rows of b)``."""
