@@ -51,13 +51,6 @@ class Billing(Protocol):
         """What `costs` would read: it is billed by that."""
 
 
-class Clouds(Protocol):
-    """How a tool or the service gets at them."""
-
-    def open(self) -> tuple[TrainingCloud, Billing | None]:
-        """Connect. Raises `CloudError`."""
-
-
 def single(jobs: Iterable[CloudJob], job: str) -> CloudJob | None:
     """The one job of a label value, or None; of several (someone else submitted it, too) the first that was created."""
     return min((found for found in jobs if found.job == job), key=lambda found: found.created_ns, default=None)

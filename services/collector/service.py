@@ -10,6 +10,7 @@ from schemas.jobs import JobRecord
 from services._runtime.app import Runtime, UnusableSettingsError
 from services._runtime.bus import BusError
 from services._runtime.settings import CommonSettings
+from services.collector.background import start_daemon
 from services.collector.clouds import open_clouds
 from services.collector.ingestion import Ingestion, Look
 from services.collector.journal import Journal, JournalError, Record, record_key
@@ -22,6 +23,7 @@ _FAILURES_TO_TELL: Final = 3
 """Looks in a row that brought nothing; one alone is everyday life."""
 _PUBLISH_RETRY_S: Final = 1.0
 _PUBLISH_S: Final = 5.0
+_STOP_S: Final = 2.0
 
 
 class Collector:
@@ -46,7 +48,7 @@ class Collector:
         self._troubles: dict[str, str] = {}
         """What is wrong, by place."""
         self._told: dict[str, str] = {}
-        self._looking = asyncio.Lock()
+        self._under_way: asyncio.Future[Look] | None = None
         self.looks = 0
         self.failed_looks = 0
 
@@ -69,11 +71,15 @@ class Collector:
         self._runtime.spawn(self._watch(self._journal), name="watch the cloud")
 
     async def stop(self) -> None:
-        """Finish the look that is under way; what is written but not published is published at the next start."""
+        """Finish the look that is under way, if it is quick; what is not published is published at the next start."""
         await self._runtime.cancel_tasks()
-        async with self._looking:  # a thread cannot be cancelled, and writes to the journal
-            if self._journal is not None:
-                self._journal.close()
+        under_way = self._under_way
+        if under_way is not None and not under_way.done():
+            await asyncio.wait({under_way}, timeout=_STOP_S)
+        if under_way is not None and not under_way.done():
+            self._log.warning("look_abandoned", remedy="none needed: the next start looks again")
+        elif self._journal is not None:
+            self._journal.close()
 
     def not_ready(self) -> str | None:
         """What keeps jobs from being collected, or None."""
@@ -117,10 +123,8 @@ class Collector:
                 self._ingestion = Ingestion(open_clouds(self._settings), journal, self._settings)
             return self._ingestion.look(self._clock.time_ns() / 1e9)
 
-        await self._looking.acquire()
-        work = asyncio.get_running_loop().run_in_executor(None, look)
-        work.add_done_callback(lambda _work: self._looking.release())
-        return await asyncio.shield(work)
+        self._under_way = start_daemon(look, "look at the cloud")
+        return await asyncio.shield(self._under_way)
 
     # -- the bus -----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -134,6 +135,21 @@ async def test_jobs_with_settled_costs_are_told_of_once(lab: Lab) -> None:
     assert code == 0
     assert [line["event"] for line in log].count("published") == 2
     await bus.close(2)
+
+
+async def test_a_cloud_that_hangs_delays_no_end(lab: Lab) -> None:
+    """A call may take its whole 30 s; SIGTERM does not wait for it."""
+    lab.google.vertex.slow = threading.Event()
+    process, answers = await lab.collector()
+    deadline = time.monotonic() + 40
+    while "ListCustomJobs" not in lab.google.vertex.calls:
+        assert time.monotonic() < deadline, "it never asked"
+        await asyncio.sleep(0.05)
+    await answers.until("/livez", 200)
+    code, log = await _end(process)
+    lab.google.vertex.slow.set()
+    assert code == 0
+    assert "look_abandoned" in [line["event"] for line in log]
 
 
 async def test_without_a_cloud_it_says_so_and_is_healthy(lab: Lab) -> None:

@@ -67,7 +67,7 @@ class VertexJobs:
         """Jobs that carry our label."""
         terms = [f'labels.{self._label}="{job}"' if job else f"labels.{self._label}:*"]
         terms += [f'labels.{GRID_LABEL}="{grid}"'] if grid else []
-        terms += [f'create_time>="{since.astimezone(UTC).isoformat(timespec="seconds")}"'] if since else []
+        terms += [f'create_time>="{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"'] if since else []
         request = {"parent": self._parent, "filter": " AND ".join(terms), "page_size": _PAGE}
         with as_cloud_errors(f"list jobs of {self._parent}"):
             pager = self._client.list_custom_jobs(request=request, timeout=_CALL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,11 @@ def test_a_grid_is_the_product_and_whole_rounds_come_first() -> None:
     assert all(re.fullmatch(r"[a-z0-9_-]{1,63}", request.plan.job) for request in requests)
     assert len({request.plan.job for request in requests}) == 16
     assert all(request.container.env == {"RUN": request.plan.job} for request in requests)
+
+
+def test_the_example_is_a_grid() -> None:
+    example = Path(__file__).resolve().parents[3] / "docs" / "examples" / "vertex.json"
+    assert len(job_requests(GridFile.model_validate_json(example.read_bytes()))) == 2 * 3 * 3
 
 
 def test_the_same_job_has_the_same_label_whatever_else_changes() -> None:
