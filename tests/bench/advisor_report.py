@@ -151,12 +151,21 @@ def _any(values: Mapping[str, float]) -> bool:
     return bool(np.isfinite(list(values.values())).any())
 
 
+def _mean(part: Part, figure: str) -> float:
+    """Over the tasks that have the figure."""
+    values = per_task(part, figure)
+    return float(np.nanmean(list(values.values()))) if _any(values) else float("nan")
+
+
 def left_out_error_table(parts: Mapping[str, Part]) -> list[str]:
-    """Protocol (ii), absolute predictions: over all rows together, and coverage per task."""
+    """Protocol (ii), absolute predictions: over all rows together, and coverage per task.
+
+    ``fits AUC``: how well the model tells configurations that run from those that do not, mean of tasks with both.
+    """
     lines = [
         (
             f"  {'model':<22}{_ERROR_HEAD}{'cover, mean of tasks':>22}{'least':>8}{'most':>8}{'width':>8}"
-            "   median APE per task: middle, worst"
+            f"{'fits AUC':>10}   median APE per task: middle, worst"
         )
     ]
     for model, part in parts.items():
@@ -174,7 +183,8 @@ def left_out_error_table(parts: Mapping[str, Part]) -> list[str]:
         apes = np.array(list(per_task(part, "median_ape").values()))
         lines.append(
             f"  {model:<22}{_error_cells(figures)}{number(covered[0]):>22}{number(covered[1]):>8}"
-            f"{number(covered[2]):>8}{number(width, 2):>8}   {number(float(np.nanmedian(apes)))}, "
+            f"{number(covered[2]):>8}{number(width, 2):>8}{number(_mean(part, 'feasibility_auc')):>10}"
+            f"   {number(float(np.nanmedian(apes)))}, "
             f"{number(float(np.nanmax(apes)))}"
         )
     return lines if len(lines) > 1 else []
