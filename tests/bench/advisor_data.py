@@ -232,7 +232,8 @@ def trimtuner(data: Path) -> DataSet:
         "TensorFlow with a parameter server, AWS t2, 2-80 workers, batch 16/256, sync/async; a data size of a network "
         "is a task, a network is left out with all of its sizes; the three learning rates of a configuration are its "
         "repeats; jobs stopped at 600 s are not scored; "
-        "ten tasks of two networks: intervals over tasks are too narrow; cost = assumed t2 price x (workers + 1) x time; no series",
+        "ten tasks of two networks: intervals over tasks are too narrow; "
+        "cost = assumed t2 price x (workers + 1) x time; no series",
         named,
         profiles,
         {one.task.task: one.task.task.partition("-")[0] for one in records},
