@@ -19,7 +19,7 @@ class AdvisorSettings(CommonSettings):
     service: ClassVar[str] = "advisor"
 
     algorithm: Annotated[
-        Literal["ours", "boosting", "forest", "linear"],
+        Literal["ours", "boosting", "forest", "linear", "thesis"],
         Field(description="what learns: ours, or a plain regression with the same surroundings"),
     ] = "ours"
     seed: Annotated[

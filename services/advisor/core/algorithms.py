@@ -37,6 +37,13 @@ def _linear() -> Algorithm:
     return Plain(Linear(Objective.TIME))
 
 
+def _thesis() -> Algorithm:
+    from services.advisor.core.plain import Plain  # noqa: PLC0415 - as above
+    from services.advisor.core.thesis.model import ThesisRegressor, Unit  # noqa: PLC0415 - as above
+
+    return Plain(ThesisRegressor(Objective.TIME, "thesis", unit=Unit.MATCHED), folds=2)
+
+
 ALGORITHMS: Final[Mapping[str, Callable[[], Algorithm]]] = MappingProxyType(
-    {"ours": _ours, "boosting": _boosting, "forest": _forest, "linear": _linear}
+    {"ours": _ours, "boosting": _boosting, "forest": _forest, "linear": _linear, "thesis": _thesis}
 )

@@ -23,8 +23,6 @@ from services.advisor.core.preparation import Preparation
 from services.advisor.core.table import Table, build
 
 LEVEL: Final = 0.9
-_FOLDS: Final = 6
-"""Groups of tasks that are left out in turn to learn how wrong a prediction for an unknown task is."""
 _LEAST_ROWS: Final = 8
 _SPAN_UNKNOWN: Final = 25.0
 """An interval whose ends differ by more than this factor is no answer."""
@@ -128,6 +126,8 @@ class Plain:
 
     regressor: Regressor
     level: float = LEVEL
+    folds: int = 6
+    """Groups of tasks that are left out in turn to learn how wrong a prediction for an unknown task is."""
 
     @property
     def name(self) -> str:
@@ -141,18 +141,18 @@ class Plain:
         rows = table.select(table.completed(Objective.TIME))
         if len(rows) < _LEAST_ROWS:
             raise ValueError(f"{len(rows)} finished jobs are known: at least {_LEAST_ROWS} are needed to learn from")
-        errors = _errors_on_left_out(self.regressor, rows, seed)
+        errors = _errors_on_left_out(self.regressor, rows, self.folds, seed)
         tail = (1.0 - self.level) / 2.0
         low, high = np.quantile(errors, [tail, 1.0 - tail])
         regression = self.regressor.fit(rows, seed=seed)
         return PlainAdviser(self.level, encoder, regression, float(low), float(high), _failing(table), _known(rows))
 
 
-def _errors_on_left_out(regressor: Regressor, rows: Table, seed: int) -> FloatArray:
+def _errors_on_left_out(regressor: Regressor, rows: Table, folds: int, seed: int) -> FloatArray:
     """log(true / predicted) of tasks that were left out; of rows where there is one task only."""
     tasks = np.unique(rows.task)
     groups = np.searchsorted(tasks, rows.task) if len(tasks) > 1 else np.arange(len(rows))
-    fold = groups % min(_FOLDS, int(groups.max()) + 1)
+    fold = groups % min(folds, int(groups.max()) + 1)
     errors: list[FloatArray] = []
     for one in np.unique(fold):
         out = fold == one
