@@ -211,6 +211,7 @@ def test_no_space_is_said_and_a_later_try_succeeds(tmp_path: Path, monkeypatch: 
             with pytest.raises(JournalFullError, match=r"no space left for .*make room"):
                 journal.append(job_record(2))
         assert "job:job-2" not in journal
+        assert list(read_journal(tmp_path)) == [job_record(1)], "what was said not to be written is not there"
         assert journal.append(job_record(2))
     assert len(list(read_journal(tmp_path))) == 2
 
