@@ -188,6 +188,15 @@ def test_training_tasks_without_local_runs_teach_what_configurations_are_like():
     assert regret(truth.time_s, int(np.argmax(fitted.score(questions)))) < 1.5
 
 
+def test_a_known_task_without_a_local_run_keeps_its_level():
+    """Its other rows are known: a row that is held out is predicted from them, not from other tasks' level."""
+    table = table_of(World(tasks=5, local_runs=False))
+    held_out = (table.task == "gamma") & (np.arange(len(table)) % 4 == 0)
+    fitted = Ours(Objective.TIME).fit(table.select(~held_out), seed=0)
+    predicted = fitted.predict(table.select(held_out).without_outcomes())
+    assert np.median(np.abs(np.log(predicted / table.time_s[held_out]))) < 0.1
+
+
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10_000))
 def test_it_learns_from_any_few_rows_and_never_answers_with_nan(world, seed):

@@ -13,7 +13,7 @@ from services.advisor.core.ours.calibration import Calibration
 from services.advisor.core.ours.decision import best_together, expected_improvement
 from services.advisor.core.ours.kernel import Kernel
 from services.advisor.core.ours.likelihood import MarginalLikelihood
-from services.advisor.core.ours.observations import Level, design_of, thinned, training_offsets
+from services.advisor.core.ours.observations import Level, design_of, thinned
 from services.advisor.core.ours.process import EXACT, Beliefs, Process, learned, left_out
 from services.advisor.core.ours.space import Space, configuration_space, task_space
 from services.advisor.core.table import Table, build
@@ -26,7 +26,7 @@ def table_of(world: World) -> Table:
 
 def prepared(table: Table) -> tuple[Kernel, Level, np.ndarray]:
     kernel, level = Kernel(configuration_space(table), task_space(table)), Level.of(table)
-    return kernel, level, np.log(table.time_s) - training_offsets(table, level)
+    return kernel, level, np.log(table.time_s) - level.logarithms(table)
 
 
 def processed(table: Table, rows: np.ndarray) -> tuple[Process, np.ndarray]:

@@ -20,9 +20,7 @@ from services.advisor.core.ours.observations import (
     Level,
     design_of,
     has_anchor,
-    log_anchor,
     thinned,
-    training_offsets,
 )
 from services.advisor.core.ours.process import EXACT, Beliefs, Process, learned, left_out
 from services.advisor.core.ours.space import configuration_space, task_space
@@ -54,7 +52,7 @@ class Ours:
         ran = ran.select(thinned(ran, KEEP_ROWS, seed))
         kernel = Kernel(configuration_space(ran), task_space(ran))
         level = Level.of(ran)
-        targets = np.log(ran.time_s) - training_offsets(ran, level)
+        targets = np.log(ran.time_s) - level.logarithms(ran)
         few = thinned(ran, LEARN_ROWS, seed)
         likelihood = MarginalLikelihood(design_of(kernel, ran.select(few), level), targets[few])
         logarithms = most_likely(likelihood, kernel.prior()[0])
@@ -171,12 +169,11 @@ class FittedOurs:
         """Return the design of one task's rows, which of its rows are the local run's, and the level's variance."""
         asked = self._with_reference(table)
         design = design_of(self.process.design.kernel, asked, self.around.level)
-        known = has_anchor(asked)
-        return design, np.flatnonzero(asked.is_anchor & known), 0.0 if known.any() else self.around.level.variance
+        return design, np.flatnonzero(asked.is_anchor & has_anchor(asked)), self.around.level.doubt(table)
 
     def _units(self, table: Table) -> tuple[FloatArray, FloatArray]:
         """Return logarithms of what a ratio to the local run is multiplied by for seconds or dollars, and variances."""
-        seconds = log_anchor(table, self.around.level)
+        seconds = self.around.level.logarithms(table)
         if self.target is Objective.TIME:
             return seconds, np.zeros(len(table))
         if self.around.rates is None:

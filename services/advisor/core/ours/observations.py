@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.ours.kernel import Design, Kernel
 from services.advisor.core.ours.space import Points, distinct
@@ -24,40 +24,40 @@ class Level:
     mean: float
     """Of the logarithms of the known local runs' durations."""
     variance: float
+    own: Mapping[str, float]
+    """Mean logarithm of the durations of known tasks without a local run: their level is known by their rows."""
 
     @staticmethod
     def of(table: Table) -> Level:
-        """Return the level of the known tasks, each counting once."""
+        """Return the level of the known tasks, each counting once; all rows ran through."""
         known: dict[str, float] = {}
         for task, anchor in zip(table.task, table.anchor_time_s, strict=True):
             if np.isfinite(anchor) and anchor > 0:
                 known.setdefault(str(task), float(np.log(anchor)))
-        values = np.array(list(known.values()))
-        if not len(values):
-            ran = np.log(table.time_s[table.completed(Objective.TIME)])
-            return Level(float(ran.mean()), float(ran.var()) + UNKNOWN_SPREAD)
-        return Level(float(values.mean()), float(values.var()) if len(values) > 1 else UNKNOWN_SPREAD)
+        blind = ~has_anchor(table)
+        own = {
+            str(task): float(np.log(table.time_s[blind & (table.task == task)]).mean())
+            for task in np.unique(table.task[blind])
+        }
+        values = np.array(list(known.values()) or list(own.values()))
+        spread = float(values.var()) if len(values) > 1 else 0.0
+        return Level(float(values.mean()), spread + (0.0 if len(known) > 1 else UNKNOWN_SPREAD), own)
+
+    def logarithms(self, table: Table) -> FloatArray:
+        """Return the logarithm of what each row's duration is divided by, shape ``(rows,)``."""
+        known = has_anchor(table)
+        own = np.array([self.own.get(str(task), self.mean) for task in table.task])
+        return np.where(known, np.log(np.where(known, table.anchor_time_s, 1.0)), own)
+
+    def doubt(self, table: Table) -> float:
+        """Return the variance of the level of one task's rows: 0 where it is known."""
+        known = bool(has_anchor(table).any()) or bool(len(table) and str(table.task[0]) in self.own)
+        return 0.0 if known else self.variance
 
 
 def has_anchor(table: Table) -> BoolArray:
     """Return which rows' task has a finished local run."""
     return np.asarray(np.isfinite(table.anchor_time_s) & (table.anchor_time_s > 0))
-
-
-def log_anchor(table: Table, level: Level) -> FloatArray:
-    """Return the logarithm of what each row's duration is divided by, shape ``(rows,)``."""
-    known = has_anchor(table)
-    return np.where(known, np.log(np.where(known, table.anchor_time_s, 1.0)), level.mean)
-
-
-def training_offsets(table: Table, level: Level) -> FloatArray:
-    """Return `log_anchor`, but the mean of a task's own rows where it has no local run: its level is not learned."""
-    offsets = log_anchor(table, level)
-    known = has_anchor(table)
-    for task in np.unique(table.task[~known]):
-        rows = (table.task == task) & ~known
-        offsets[rows] = float(np.log(table.time_s[rows]).mean())
-    return offsets
 
 
 def design_of(kernel: Kernel, table: Table, level: Level) -> Design:
@@ -71,7 +71,7 @@ def design_of(kernel: Kernel, table: Table, level: Level) -> Design:
         Points(table.task[first_task], of[first_task]),
         configuration_of,
         task_of,
-        np.exp(log_anchor(table, level)),
+        np.exp(level.logarithms(table)),
     )
 
 
