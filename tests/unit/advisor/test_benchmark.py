@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from schemas.jobs import JobState
 from schemas.predictions import Objective
-from tests.bench import advisor, advisor_figures, advisor_report
+from services._runtime.job_files import write_job_file
+from tests.bench import advisor, advisor_data, advisor_figures, advisor_report
 from tests.bench.advisor_data import SETS, DataSet, MissingDataError, multicloud_ibm, trimtuner, trimtuner_sizes
 from tests.bench.advisor_runs import LEFT_OUT, PROTOCOLS, RANDOM, SEARCH, SPEED, Plan, measured, planned
-from tests.support.advisor_records import grid, profile
+from tests.support.advisor_records import grid, profile, record
 
 QUICK = frozenset({"mean ranking", "linear", "cheapest $/h", "bayesian", "ernest", "random"})
 PLAN = Plan(tuple(Objective), PROTOCOLS, QUICK, 2, 2, 3, 2, 1, 2)
@@ -91,6 +93,19 @@ def test_trimtuner_leaves_a_network_out_with_all_its_sizes(tmp_path: Path) -> No
 def test_a_set_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(MissingDataError, match=r"\.csv is not there"):
         SETS[name](tmp_path)
+
+
+def test_the_shipped_set_is_read_without_contended_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advisor_data, "SHIPPED", tmp_path)
+    with pytest.raises(MissingDataError, match="holds no Parquet file"):
+        SETS["emulated"](tmp_path)
+    records = grid(("a", "bb"))
+    contended = record("a", "small", 2, job="contended", contended=True)
+    write_job_file(tmp_path / "jobs.parquet", [*records, contended], [profile("a")])
+    found = SETS["emulated"](tmp_path)
+    assert {one.job for one in found.records} == {one.job for one in records}
+    table = found.table()
+    assert np.isfinite(table.feature("local.observed_s")).tolist() == (table.task == "a").tolist()
 
 
 def test_every_planned_part_is_measured_once(data: DataSet, parts: list[dict[str, object]]) -> None:
