@@ -32,6 +32,7 @@ from tests.support.grid_files import grid_requests
 from tests.support.http_health import Answers, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow  # every process loads Google's libraries: 2-10 s
 LABEL = "turnbuckle_job"
 
 
@@ -187,7 +188,6 @@ async def test_killed_between_journal_and_publish(lab: Lab) -> None:
     await bus.close(2)
 
 
-@pytest.mark.slow
 async def test_killed_again_and_again(lab: Lab) -> None:
     """Killed with -9 at moments that nobody chose; every job is stored, and once."""
     bus = await lab.bus()

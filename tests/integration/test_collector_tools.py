@@ -28,6 +28,7 @@ from tests.support.http_health import free_port
 from tests.support.job_records import job_record, run_profile
 from tests.support.tool_process import Tool, run_tool
 
+pytestmark = pytest.mark.slow  # every process loads Google's libraries: 2-10 s
 LABEL = "turnbuckle_job"
 QUICK = ("--poll", "0.2", "--visible-after", "0.5", "--parallel", "3")
 
@@ -96,7 +97,6 @@ async def test_a_grid_is_submitted_to_its_end(google: FakeGoogleCloud, grid: Pat
     assert {event["event"] for event in tool.events} == {"progress", "row", "result"}
 
 
-@pytest.mark.slow
 async def test_a_submission_that_is_killed_goes_on_without_doubling(
     google: FakeGoogleCloud, grid: Path, tmp_path: Path
 ) -> None:
