@@ -43,9 +43,9 @@ class Catalogue:
         Raises:
             BadQuestionError: nothing is as old as that.
         """
-        key = (as_of, self._seen, len(records))
+        key = (as_of, self._seen, len(records.priced))
         if self._cache is None or self._cache[0] != key:
-            found = listing(self.snapshots, self._preferred, as_of, records.jobs.values())
+            found = listing(self.snapshots, self._preferred, as_of, records.priced)
             if as_of is not None and not found.machines:
                 oldest = min((one.as_of for one in self.snapshots), default=None)
                 raise BadQuestionError(f"no prices are known of {as_of} or before (the oldest are of {oldest})")

@@ -25,8 +25,10 @@ class Model:
 class ModelStore:
     """Keeps and finds models. What cannot be used is told once, and left until its place is taken by a better one."""
 
-    def __init__(self, objects: ObjectStore, kept: int, log: Logger) -> None:
+    def __init__(self, objects: ObjectStore, algorithm: str, kept: int, log: Logger) -> None:
+        """`algorithm`: only its models are looked at; others may share the store."""
         self._objects = objects
+        self._algorithm = algorithm
         self._kept = kept
         self._log = log
         self._unusable: set[int] = set()
@@ -39,13 +41,18 @@ class ModelStore:
         Raises:
             BusError: the store cannot be read.
         """
-        infos = sorted((await self._objects.names()).values(), key=lambda one: -one.revision)
-        for info in infos:
+        for info in await self._mine():
             if info.revision <= beyond_revision:
                 return None
             if info.revision not in self._unusable and (model := await self._load(info)) is not None:
                 return model
         return None
+
+    async def _mine(self) -> list[ObjectInfo]:
+        """The algorithm's objects, newest first; one that says of no algorithm may be anything."""
+        found = (await self._objects.names()).values()
+        mine = [one for one in found if one.attributes.get("algorithm", self._algorithm) == self._algorithm]
+        return sorted(mine, key=lambda one: -one.revision)
 
     async def _load(self, info: ObjectInfo) -> Model | None:
         try:
@@ -90,7 +97,6 @@ class ModelStore:
 
     async def _make_room(self) -> None:
         """Delete the oldest, so that with the coming one there are as many as are kept."""
-        infos = sorted((await self._objects.names()).values(), key=lambda one: -one.revision)
-        for info in infos[max(0, self._kept - 1) :]:
+        for info in (await self._mine())[max(0, self._kept - 1) :]:
             await self._objects.delete(info.name)
             self._log.info("model_removed", version=info.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Collection
+from datetime import date
 from types import MappingProxyType
 
 from schemas.codec import encode
@@ -25,9 +27,20 @@ class Records:
         self.repeated = 0
         self._digests: dict[str, bytes] = {}
         self._measured: Measured | None = None
+        self._tasks: dict[str, TaskFeatures] = {}
+        self._named_runs: dict[str, str] = {}
+        """Local run by task, as records name it; it may be told of later."""
+        self._batches: defaultdict[str, set[int]] = defaultdict(set)
+        self._providers: set[str] = set()
+        self._priced: dict[tuple[str, str, date], JobRecord] = {}
 
     def __len__(self) -> int:
         return len(self.jobs)
+
+    @property
+    def priced(self) -> list[JobRecord]:
+        """One record per machine and day of its price: all that prices can be read from."""
+        return list(self._priced.values())
 
     def add(self, record: JobRecord) -> str | None:
         """Take a record in; returns why not, or None. A job that is known already is passed over."""
@@ -41,8 +54,19 @@ class Records:
             return reason
         self.jobs[record.job] = record
         self._digests[f"job {record.job}"] = hashlib.sha256(encode(record)).digest()
-        self._measured = None
+        self._note(record)
         return None
+
+    def _note(self, record: JobRecord) -> None:
+        task, where = record.task.task, record.configuration
+        self._tasks[task] = record.task
+        self._batches[task].add(where.batch_size)
+        self._providers.add(where.provider)
+        if record.local_run:
+            self._named_runs[task] = record.local_run
+        if record.price is not None:
+            self._priced.setdefault((where.provider, where.instance_type, record.price.as_of), record)
+        self._measured = None
 
     def add_run(self, profile: RunProfile) -> str | None:
         """Take a local run in; returns why not, or None. The first one of a name counts."""
@@ -65,27 +89,21 @@ class Records:
         return whole.hexdigest()
 
     def measured(self) -> Measured:
-        """What questions are completed from."""
+        """What questions are completed from; a copy, for other threads."""
         if self._measured is None:
-            tasks: dict[str, TaskFeatures] = {}
-            batches: dict[str, set[int]] = {}
+            runs = dict(self.runs)
+            tasks = {profile.task.task: profile.task for profile in runs.values()} | self._tasks
             local: dict[str, str] = {}
-            for profile in self.runs.values():
+            for profile in runs.values():
                 if profile.duration_s >= LEAST_PROFILE_S:
                     local.setdefault(profile.task.task, profile.run)
-                tasks[profile.task.task] = profile.task
-            for record in self.jobs.values():
-                name = record.task.task
-                tasks[name] = record.task
-                batches.setdefault(name, set()).add(record.configuration.batch_size)
-                if record.local_run in self.runs:
-                    local[name] = record.local_run
+            local |= {task: run for task, run in self._named_runs.items() if run in runs}
             self._measured = Measured(
                 MappingProxyType(tasks),
-                MappingProxyType(self.runs),
+                MappingProxyType(runs),
                 MappingProxyType(local),
-                frozenset(record.configuration.provider for record in self.jobs.values()),
-                MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in batches.items()}),
+                frozenset(self._providers),
+                MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in self._batches.items()}),
             )
         return self._measured
 

@@ -72,7 +72,7 @@ class Advisor:
     async def start(self) -> None:
         """Read what is known, begin to learn, answer."""
         settings, bus = self._settings, self._bus
-        store = ModelStore(bus.objects(MODELS), settings.models_kept, self._log)
+        store = ModelStore(bus.objects(MODELS), settings.algorithm, settings.models_kept, self._log)
         self.learning = Learning(self._runtime, self.records, store, self._trainer)
         self._register_metrics(self.learning)
         await asyncio.to_thread(self.catalogue.read)

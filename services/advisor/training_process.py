@@ -28,10 +28,13 @@ class TrainingProcess:
     async def train(self, lesson: Lesson) -> bytes:
         """Train; cancelling kills the process."""
         data = await asyncio.to_thread(_pack_lesson, lesson)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", _WORKER, str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", _WORKER, str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+        except OSError as error:
+            raise TrainingFailedError(f"no process for the training can be started: {error.strerror}") from error
         self.pid = process.pid
         try:
             async with asyncio.timeout(self._limit_s):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -23,6 +24,7 @@ Place = tuple[float, float, str]
 _FRONT, _OTHER = "●", "·"
 _REASONS_OF: Final = 3
 _SURE: Final = 0.95
+_OLD_DAYS: Final = 60
 
 
 def print_answer(console: Console, answer: Answer) -> None:
@@ -40,6 +42,9 @@ def print_answer(console: Console, answer: Answer) -> None:
         console.print(escape(comparison(reply, answer.measured)), style="bold green")
     _print_front(console, answer)
     _print_reasons(console, reply)
+    days = (datetime.now(UTC).date() - reply.prices_as_of).days if reply.prices_as_of is not None else 0
+    if days > _OLD_DAYS:
+        console.print(f"[yellow]note:[/] the prices are {days} days old (turnbuckle prices refresh)")
     for warning in reply.warnings:
         console.print(f"[yellow]note:[/] {escape(warning)}")
 

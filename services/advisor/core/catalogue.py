@@ -52,6 +52,8 @@ class Snapshot:
     machines: tuple[Machine, ...]
     made: str = ""
     """When the file was written, in ISO 8601: of two snapshots of one day the later one holds."""
+    checked: bool = True
+    """Whether the figures were read in a catalogue; else answers that use them say so."""
     digest: str = field(default="", compare=False)
 
     def machine(self, instance_type: str) -> Machine | None:
@@ -77,6 +79,7 @@ def to_plain(snapshot: Snapshot) -> dict[str, Any]:
         "as_of": snapshot.as_of.isoformat(),
         "made": snapshot.made,
         "note": snapshot.note,
+        "checked": snapshot.checked,
         "machines": [{name: getattr(one, name) for name in Machine.__dataclass_fields__} for one in snapshot.machines],
     }
 
@@ -93,7 +96,7 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
         machines = tuple(_machine(dict(row), f"{where}: machine {at}") for at, row in enumerate(fields["machines"]))
         snapshot = Snapshot(
             str(fields["source"]), str(fields["provider"]), date.fromisoformat(fields["as_of"]), str(fields["region"]),
-            str(fields["note"]), machines, str(fields.get("made", "")),
+            str(fields["note"]), machines, str(fields.get("made", "")), bool(fields.get("checked", True)),
         )  # fmt: skip
     except BadCatalogueError:
         raise
@@ -186,6 +189,8 @@ class Listing:
 
     machines: Mapping[tuple[str, str], tuple[Machine, Price]]
     """By provider and instance type."""
+    unchecked: frozenset[str] = frozenset()
+    """Sources whose prices nobody has read in a catalogue."""
 
     @property
     def as_of(self) -> date | None:
@@ -228,7 +233,8 @@ def listing(
                 as_of=snapshot.as_of, source=snapshot.source, snapshot=snapshot.digest,
             )  # fmt: skip
             machines.setdefault((snapshot.provider, machine.instance_type), (machine, price))
-    return Listing(_recorded(records, as_of) | machines)
+    unchecked = frozenset(source for source, snapshot in newest.items() if not snapshot.checked)
+    return Listing(_recorded(records, as_of) | machines, unchecked)
 
 
 def _recorded(records: Iterable[JobRecord], as_of: date | None) -> dict[tuple[str, str], tuple[Machine, Price]]:

@@ -264,6 +264,18 @@ def test_a_known_task_brings_its_features_and_its_local_run_along() -> None:
         complete(asked(run="run-aa"), listing(), known)
 
 
+def test_prices_that_nobody_has_checked_are_told() -> None:
+    """In every answer that uses them, and in no other."""
+    doubtful = Listing(listing().machines, frozenset({"test"}))
+
+    with_them = complete(asked(), doubtful, Measured())
+    without = complete(asked(configurations=(where("x", 1, vcpu=1.0, memory_gb=4.0),)), doubtful, Measured())
+
+    words = "the prices of test (2026-11-20) were not checked against the provider's list (turnbuckle prices refresh)"
+    assert words in with_them.warnings
+    assert words not in without.warnings
+
+
 def test_machines_of_providers_that_were_measured_come_first() -> None:
     """Without configurations: those of measured providers, with the task's measured batch sizes."""
     machines = {**listing().machines, ("emulated", "em"): listing().machines["gcp", "two"]}

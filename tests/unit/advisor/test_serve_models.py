@@ -165,8 +165,8 @@ def test_a_lesson_comes_back() -> None:
     assert unpack_lesson(io.BytesIO(_pack_lesson(lesson))) == lesson
 
 
-def store(broker: MemoryBroker, kept: int = 2) -> ModelStore:
-    return ModelStore(MemoryBus(broker).objects(MODELS), kept, get_logger("test"))
+def store(broker: MemoryBroker, algorithm: str = "fake") -> ModelStore:
+    return ModelStore(MemoryBus(broker).objects(MODELS), algorithm, 2, get_logger("test"))
 
 
 async def test_the_newest_is_found_and_older_ones_go(small: bytes) -> None:
@@ -183,6 +183,22 @@ async def test_the_newest_is_found_and_older_ones_go(small: bytes) -> None:
     assert found.name.version == "a"
     assert await other.newest(found.revision) is None
     assert set(await MemoryBus(broker).objects(MODELS).names()) == {"a", "b"}
+
+
+async def test_algorithms_share_a_store(small: bytes) -> None:
+    """Each finds its own models, and removes no other's."""
+    broker = MemoryBroker()
+    adviser = unpack(small)[1]
+    for version in ("a", "b", "c"):
+        await store(broker).save(pack(header(version), adviser))
+        await store(broker, "other").save(pack(header(f"other-{version}", algorithm="other"), adviser))
+
+    mine, others = await store(broker).newest(), await store(broker, "other").newest()
+
+    assert mine is not None
+    assert others is not None
+    assert (mine.name.version, others.name.version) == ("c", "other-c")
+    assert len(await MemoryBus(broker).objects(MODELS).names()) == 4
 
 
 async def test_a_spoiled_one_is_passed_over_once(small: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from datetime import date
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_the_shipped_snapshots() -> None:
     for one in found:
         assert len(one.machines) == 7
         assert "not checked against Google's list" in one.note
+        assert not one.checked
     gce, vertex = by_source["gcp-gce"], by_source["gcp-vertex"]
     for machine in gce.machines:
         other = vertex.machine(machine.instance_type)
@@ -92,6 +94,14 @@ def test_machines_that_only_records_know() -> None:
 
     assert found.machines["emulated", "large"][1].usd_per_hour == 0.20
     assert found.providers() == {"emulated", "gcp"}
+
+
+def test_unchecked_sources_are_named() -> None:
+    """Only of the snapshots that count."""
+    old = dataclasses.replace(snapshot("s", "2026-01-01"), checked=False)
+
+    assert listing([old], (), None).unchecked == {"s"}
+    assert listing([old, snapshot("s", "2026-02-01")], (), None).unchecked == frozenset()
 
 
 def test_the_digest_is_of_the_prices() -> None:
