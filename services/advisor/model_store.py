@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.predictions import ModelName
-from services._runtime.bus import BusError, CorruptObjectError, ObjectInfo, ObjectStore
+from services._runtime.bus import BusError, CorruptObjectError, ObjectInfo, ObjectStore, ObjectStoreFullError
 from services._runtime.logging import Logger
 from services.advisor.core.advising import Adviser
 from services.advisor.model_file import UnusableModelError, read_header, unpack
@@ -88,15 +89,23 @@ class ModelStore:
         }
         revision = 0
         try:
-            await self._make_room()
-            revision = (await self._objects.put(header.version, data, attributes)).revision
+            revision = (await self._put(header.version, data, attributes)).revision
         except BusError as error:
             self._log.error("model_not_stored", version=header.version, error=str(error))
         _, adviser = await asyncio.to_thread(unpack, data)
         return Model(header.name(), adviser, revision)
 
-    async def _make_room(self) -> None:
-        """Delete the oldest, so that with the coming one there are as many as are kept."""
-        for info in (await self._mine())[max(0, self._kept - 1) :]:
-            await self._objects.delete(info.name)
-            self._log.info("model_removed", version=info.name)
+    async def _put(self, version: str, data: bytes, attributes: Mapping[str, str]) -> ObjectInfo:
+        """Store it; older ones beyond those that are kept go first, and more of them where the store is full."""
+        kept = self._kept - 1
+        while True:
+            found = await self._mine()
+            for info in found[kept:]:
+                await self._objects.delete(info.name)
+                self._log.info("model_removed", version=info.name)
+            try:
+                return await self._objects.put(version, data, attributes)
+            except ObjectStoreFullError:
+                kept = min(kept, len(found)) - 1
+                if kept < 0:
+                    raise

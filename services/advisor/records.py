@@ -12,7 +12,7 @@ from types import MappingProxyType
 from schemas.codec import encode
 from schemas.jobs import Attributes, JobRecord, TaskFeatures
 from schemas.runs import RunProfile
-from services.advisor.core.questions import LEAST_PROFILE_S, Measured
+from services.advisor.core.questions import LEAST_PROFILE_S, Measured, tells_something
 
 
 class Records:
@@ -73,9 +73,9 @@ class Records:
         if profile.run in self.runs:
             self.repeated += 1
             return None
-        if not _finite(profile.task.attributes) or not any(worker.samples for worker in profile.workers):
+        if not _finite(profile.task.attributes) or not tells_something(profile):
             self.rejected += 1
-            return f"local run {profile.run} holds no samples, or a number that is not finite"
+            return f"local run {profile.run}: no samples and not finished, or a feature is not finite"
         self.runs[profile.run] = profile
         self._digests[f"run {profile.run}"] = hashlib.sha256(encode(profile)).digest()
         self._measured = None

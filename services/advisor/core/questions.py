@@ -115,9 +115,14 @@ def _profile(question: Question, measured: Measured) -> RunProfile | None:
             f"the local run {profile.run} lasted {profile.duration_s:.3g} s: at least {LEAST_PROFILE_S:g} s are needed "
             "to tell more than its start-up (turnbuckle profile --minutes 10)"
         )
-    if not any(worker.samples for worker in profile.workers):
-        raise BadQuestionError(f"the local run {profile.run} holds no samples")
+    if not tells_something(profile):
+        raise BadQuestionError(f"the local run {profile.run} holds no samples, and was not finished: it tells nothing")
     return profile
+
+
+def tells_something(profile: RunProfile) -> bool:
+    """Whether a local run has series, or at least the duration of the whole training (as references do)."""
+    return profile.end is RunEnd.FINISHED or any(worker.samples for worker in profile.workers)
 
 
 def _features(task: TaskFeatures, profile: RunProfile | None, measured: Measured) -> TaskFeatures:

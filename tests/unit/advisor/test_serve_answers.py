@@ -229,7 +229,7 @@ def test_best_first() -> None:
         ({"configurations": (where("two", 1, attributes={"x": math.inf}),)}, "x is inf"),
         ({"profile": profile("a", samples=3)}, r"lasted 3 s: at least 5 s are needed"),
         ({"profile": profile("a").model_copy(update={"end": RunEnd.FAILED})}, "failed"),
-        ({"profile": profile("a").model_copy(update={"workers": ()})}, "holds no samples"),
+        ({"profile": profile("a").model_copy(update={"workers": (), "end": RunEnd.TIME_UP})}, "holds no samples"),
         ({"run": "run-b"}, r"no local run 'run-b' is known"),
         ({"workers": (0,)}, "workers must be at least 1"),
         ({"workers": tuple(range(1, 1002))}, "too many: at most 2000"),

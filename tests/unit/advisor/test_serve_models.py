@@ -219,6 +219,25 @@ async def test_a_spoiled_one_is_passed_over_once(small: bytes) -> None:
     assert await mine.has("fake-1")
 
 
+async def test_a_full_store_loses_its_oldest(small: bytes) -> None:
+    """Rather than the newest; where not even an empty one has room, the model is used without it."""
+    broker = MemoryBroker()
+    mine = store(broker)
+    adviser = unpack(small)[1]
+    await mine.save(pack(header("a"), adviser))
+    held = broker.object_store(MODELS.bucket_name("tb"))
+    assert held is not None
+    held.spec = dataclasses.replace(held.spec, max_bytes=len(small) + 100)
+
+    newer = await mine.save(pack(header("b"), adviser))
+    held.spec = dataclasses.replace(held.spec, max_bytes=10)
+    newest = await mine.save(pack(header("c"), adviser))
+
+    assert newer.revision > 0
+    assert (newest.name.version, newest.revision) == ("c", 0)
+    assert held.objects == {}
+
+
 async def test_a_model_is_used_also_where_it_cannot_be_stored(small: bytes) -> None:
     """The bus is away: the answer is there all the same, the store is tried again with the next model."""
     broker = MemoryBroker()

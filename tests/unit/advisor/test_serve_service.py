@@ -15,7 +15,7 @@ from schemas.jobs import JobRecord
 from schemas.message import Message
 from schemas.predictions import Prediction, PredictRequest, RankReply, RankRequest, TrainReply, TrainRequest
 from schemas.registry import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
-from schemas.runs import RunProfile
+from schemas.runs import RunEnd, RunProfile
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.app import UnusableSettingsError, run_in_process
@@ -256,7 +256,7 @@ async def test_nonsense_in_records_is_left_out(ground: Ground) -> None:
     """Features that are no numbers, and local runs without samples, are rejected; the rest is learned from."""
     good = records(TASKS)
     strange = features("a").model_copy(update={"attributes": {"f": math.nan}})
-    empty = profile("a").model_copy(update={"run": "empty", "workers": ()})
+    empty = profile("a").model_copy(update={"run": "empty", "workers": (), "end": RunEnd.INTERRUPTED})
     async with ground.advisor() as advisor:
         await ground.tell(good[0].model_copy(update={"job": "x", "task": strange}), empty, *good)
         await trained(advisor, 72)
