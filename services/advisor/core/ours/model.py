@@ -10,6 +10,7 @@ import numpy as np
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray, TextArray
 from services.advisor.core.model import scores_of
+from services.advisor.core.ours.boosting import LeftOut, Trees
 from services.advisor.core.ours.calibration import Calibration
 from services.advisor.core.ours.cost import Rates
 from services.advisor.core.ours.decision import expected_improvement
@@ -56,9 +57,15 @@ class Ours:
         few = thinned(ran, LEARN_ROWS, seed)
         likelihood = MarginalLikelihood(design_of(kernel, ran.select(few), level), targets[few])
         logarithms = most_likely(likelihood, kernel.prior()[0])
-        process = learned(design_of(kernel, ran, level), targets, logarithms)
-        calibration = _calibrated(process, ran, targets)
-        around = Around(level, Rates.of(table), calibration, _reference(ran), Feasibility.of(table, seed))
+        design = design_of(kernel, ran, level)
+        process = learned(design, targets, logarithms)
+        errors, deviation = _left_out(process, ran, targets)
+        rates = Rates.of(table)
+        per_second = rates.logarithms(ran)[0] if rates is not None else np.full(len(ran), np.nan)
+        around = Around(
+            level, rates, _calibrated(ran.task, errors, deviation), _reference(ran),
+            Feasibility.of(table, seed), Trees.of(LeftOut(ran, targets, targets - errors, per_second), seed),
+        )  # fmt: skip
         return FittedOurs(process, around, self.target, seed)
 
 
@@ -72,6 +79,7 @@ class Around:
     reference: Table | None
     """The configuration that all local runs were made on, where it is one of the table's; one row."""
     feasibility: Feasibility
+    trees: Trees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,8 +119,9 @@ class FittedOurs:
         return ends[:, 0], ends[:, 2]
 
     def score(self, table: Table) -> FloatArray:
-        """Return negative logarithms of medians; a row without a cost comes last."""
-        return scores_of(self.predict(table))
+        """Return negative logarithms of medians, moved by the trees as far as they earned; without a cost: last."""
+        mean = self.medians(table)
+        return scores_of(np.exp(mean + self._moves(table, mean)))
 
     def beliefs(self, table: Table, measured: IntArray | None = None, values: FloatArray | None = None) -> Beliefs:
         """Return the joint distribution of logarithms of the rows of one task.
@@ -129,11 +138,17 @@ class FittedOurs:
         beliefs = Beliefs(beliefs.mean + rate, beliefs.covariance + np.diag(variance))
         if measured is None or values is None:
             return beliefs
+        return self._given(beliefs, measured, values)
+
+    def _given(self, beliefs: Beliefs, measured: IntArray, values: FloatArray) -> Beliefs:
         ran = np.isfinite(values)
         return beliefs.given(measured[ran], np.log(values[ran]), EXACT)
 
+    def _moves(self, table: Table, mean: FloatArray) -> FloatArray:
+        return self.around.trees.moves(table, mean - self._units(table)[0], self.target)
+
     def propose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
-        """Return the row to run next: first the smallest median, then the largest expected improvement.
+        """Return the row to run next: first the best score, then the largest expected improvement.
 
         Raises:
             ValueError: Every row was run.
@@ -144,7 +159,9 @@ class FittedOurs:
         if not np.isfinite(values).any():
             return int(free[int(np.argmax(self.score(table)[free]))])
         best = float(np.log(np.nanmin(values)))
-        gain = expected_improvement(part_of(self.beliefs(table, measured, values), free), best)
+        beliefs = self.beliefs(table)
+        beliefs = self._given(beliefs.moved(self._moves(table, beliefs.mean)), measured, values)
+        gain = expected_improvement(part_of(beliefs, free), best)
         return int(free[int(np.argmax(np.nan_to_num(gain)))])
 
     def choose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
@@ -211,13 +228,17 @@ def _reference(ran: Table) -> Table | None:
     return ran.select(anchors[:1]) if same else None
 
 
-def _calibrated(process: Process, ran: Table, targets: FloatArray) -> Calibration:
-    """Leave out every task in turn, but for the row that is its local run's: that would be known."""
-    errors, of = [], []
+def _left_out(process: Process, ran: Table, targets: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return errors and deviations of each row with its task left out, but for the local run's row (there NaN)."""
+    errors, deviation = np.full(len(ran), np.nan), np.full(len(ran), np.nan)
     for rows in _by_task(ran.task):
         unseen = rows[~ran.is_anchor[rows]]
         if len(unseen):
             beliefs = left_out(process, targets, unseen)
-            errors.append(beliefs.mean / beliefs.deviation())
-            of.append(ran.task[unseen])
-    return Calibration.of(np.concatenate(of), np.concatenate(errors))
+            errors[unseen], deviation[unseen] = beliefs.mean, beliefs.deviation()
+    return errors, deviation
+
+
+def _calibrated(task: TextArray, errors: FloatArray, deviation: FloatArray) -> Calibration:
+    known = np.isfinite(errors)
+    return Calibration.of(task[known], errors[known] / deviation[known])
