@@ -49,8 +49,12 @@ class AdvisorSettings(CommonSettings):
         ),
     ] = ""
     price_sources: Annotated[
-        tuple[str, ...], Field(description="whose price counts for a machine that several catalogues list, best first")
-    ] = ("gcp-vertex", "gcp-gce")
+        tuple[str, ...],
+        Field(
+            description="whose price counts for a machine that several catalogues list, best first, such as gcp-vertex; "
+            "the others follow: checked ones first, then by name"
+        ),
+    ] = ()
     spot_interruptions_per_day: Annotated[
         float, Field(ge=0, le=1000, description="how often a spot machine is taken away; an assumption, not measured")
     ] = 0.1

@@ -216,7 +216,8 @@ def listing(
 
     Args:
         snapshots: Of any source and day.
-        preferred: Sources, best first: of a machine that several list, the first one's price counts. Others come last.
+        preferred: Sources, best first: of a machine that several list, the first one's price counts. Others come last:
+            those that were checked before those that were not, in the order of their names.
         as_of: A day; None: the newest.
         records: Where no snapshot lists a machine, the newest record's own price counts.
     """
@@ -226,7 +227,10 @@ def listing(
             newest[one.source] = one
     order = {source: at for at, source in enumerate(preferred)}
     machines: dict[tuple[str, str], tuple[Machine, Price]] = {}
-    for snapshot in sorted(newest.values(), key=lambda each: (order.get(each.source, len(order)), each.source)):
+    ranked = sorted(
+        newest.values(), key=lambda each: (order.get(each.source, len(order)), not each.checked, each.source)
+    )
+    for snapshot in ranked:
         for machine in snapshot.machines:
             price = Price(
                 usd_per_hour=machine.usd_per_hour, spot_usd_per_hour=machine.spot_usd_per_hour,

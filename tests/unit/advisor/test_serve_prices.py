@@ -88,6 +88,14 @@ def test_the_preferred_source_counts() -> None:
     assert price(listing(held, ("cheap", "dear"), None)).source == "cheap"
 
 
+def test_checked_prices_go_before_unchecked_ones() -> None:
+    """So a refreshed catalogue counts at once; who names a source gets that."""
+    held = [dataclasses.replace(snapshot("a", usd=9.0), checked=False), snapshot("z", usd=1.0)]
+
+    assert price(listing(held, (), None)).source == "z"
+    assert price(listing(held, ("a",), None)).source == "a"
+
+
 def test_machines_that_only_records_know() -> None:
     """Have the price of the newest record; a listed one keeps the catalogue's."""
     found = listing([snapshot()], (), None, records(("a",)))
