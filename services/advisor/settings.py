@@ -51,7 +51,7 @@ class AdvisorSettings(CommonSettings):
     price_sources: Annotated[
         tuple[str, ...],
         Field(
-            description="whose price counts for a machine that several catalogues list, best first, such as gcp-vertex; "
+            description="whose price counts for a machine that several catalogues list, best first (gcp-vertex); "
             "the others follow: checked ones first, then by name"
         ),
     ] = ()
