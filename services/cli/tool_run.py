@@ -29,6 +29,7 @@ from services.cli.supervisor import die_with_parent
 
 _TERMINATED: Final = 128
 _JSON: Final = "--json"
+_ROWS: Final = frozenset({"row", "plan", "unmeasured", "check"})
 _QUIET: Final = frozenset({"event", "stderr_tail"})
 _MAX_COLUMNS: Final = 9
 _HELP_COLUMNS: Final = 120
@@ -182,7 +183,7 @@ class Shown:
             self._move(event)
         elif kind == "result":
             self.result = event
-        elif kind == "row" and all(_is_scalar(value) for value in event.values()):
+        elif kind in _ROWS and all(_is_scalar(value) for value in event.values()):
             self.rows.append(event)
 
     def _move(self, event: dict[str, Any]) -> None:
