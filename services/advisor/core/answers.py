@@ -71,11 +71,8 @@ class Judged:
     """As `cost_usd`; NaN without a spot price."""
     front: BoolArray
     """Not beaten in both time and cost by another that fits and is known."""
-
-    @property
-    def usable(self) -> BoolArray:
-        """It fits and is known."""
-        return _usable(self.outlook)
+    first: BoolArray
+    """Not asked about before in the same question."""
 
 
 def _usable(outlook: Outlook) -> BoolArray:
@@ -102,9 +99,11 @@ def judge(question: Question, advice: Advice, *, spot: bool = False) -> Judged:
     spot_time = expected_duration_s(outlook.time_s, machines, advice.spot)
     spot_cost = spot_time * machine_hours * spot_price[:, None]
     time_s, usd = (spot_time, spot_cost) if spot else (outlook.time_s, cost)
-    usable = _usable(outlook)
+    first = np.zeros(len(table), dtype=bool)
+    first[np.unique(table.configuration_key, return_index=True)[1]] = True
+    usable = _usable(outlook) & first
     front = pareto_front(np.where(usable, time_s[:, MEDIAN], np.nan), usd[:, MEDIAN])
-    return Judged(asked, table, outlook, cost, spot_time, spot_cost, front)
+    return Judged(asked, table, outlook, cost, spot_time, spot_cost, front, first)
 
 
 def predict(request: PredictRequest, advice: Advice) -> PredictReply:
@@ -137,14 +136,14 @@ def rank(request: RankRequest, advice: Advice) -> RankReply:
     front = front[np.argsort(_times(judged, request)[front], kind="stable")]
     shown = np.unique(np.concatenate((best[:_EXPLAINED], front[:_EXPLAINED])))
     reasons = dict(zip(shown.tolist(), _reasons(judged, advice, shown), strict=True))
-    may = np.where(np.isin(np.arange(len(values)), chosen) | _uncertain(judged), values, np.nan)
+    may = np.where(np.isin(np.arange(len(values)), chosen) | (_uncertain(judged) & judged.first), values, np.nan)
     warnings = [*judged.asked.warnings, *_common_warnings(judged), *_risks(judged, request, best)]
     return RankReply(
         model=advice.model,
         prices_as_of=_prices_as_of(judged),
         level=advice.adviser.level,
         objective=request.objective,
-        considered=len(judged.table),
+        considered=int(judged.first.sum()),
         ranked=tuple(_prediction(judged, row, reasons.get(row, ())) for row in best.tolist()),
         pareto=tuple(_prediction(judged, row, reasons.get(row, ())) for row in front.tolist()),
         neighbours=advice.adviser.neighbours(judged.table, _NEIGHBOURS),
@@ -203,14 +202,15 @@ def _filtered(judged: Judged, request: RankRequest, values: FloatArray) -> tuple
     """Why rows are left out, each counted under the first reason that holds; and the rows that stay."""
     times, costs = _times(judged, request), _costs(judged, request)
     priced = np.isfinite(values) & (np.isfinite(costs) | (request.budget_usd is None))
-    left = np.ones(len(values), dtype=bool)
+    left = judged.first.copy()
+    nothing = np.zeros(len(values), dtype=bool)
     rejected: Counter[str] = Counter()
     tests: tuple[tuple[str, BoolArray], ...] = (
         (WILL_NOT_FIT, judged.outlook.feasible < FITS),
         (NOT_KNOWN, np.array([bool(reason) for reason in judged.outlook.unknown], dtype=bool)),
         (NO_PRICE, ~priced),
-        (OVER_BUDGET, costs > request.budget_usd if request.budget_usd is not None else ~left),
-        (TOO_LATE, times > request.deadline_s if request.deadline_s is not None else ~left),
+        (OVER_BUDGET, costs > request.budget_usd if request.budget_usd is not None else nothing),
+        (TOO_LATE, times > request.deadline_s if request.deadline_s is not None else nothing),
     )
     for reason, out in tests:
         if count := int((left & out).sum()):

@@ -121,6 +121,18 @@ def test_a_limit_that_may_break_is_told() -> None:
     assert any("longer than the deadline" in warning for warning in reply.warnings)
 
 
+def test_what_is_asked_twice_is_ranked_once() -> None:
+    """`predict` answers in the order given, twice too; a ranking holds each configuration once."""
+    twice = (where("two", 1), where("four", 1), where("two", 1))
+
+    ranked = rank(asked(configurations=twice), advice())
+    predicted = predict(PredictRequest(task=features("a"), configurations=twice), advice())
+
+    assert names(ranked.ranked) == ["1 x four", "1 x two"]
+    assert ranked.considered == 2
+    assert names(predicted.predictions) == ["1 x two", "1 x four", "1 x two"]
+
+
 def test_nothing_known_is_said() -> None:
     """All outside of what was measured: nothing is ranked, a warning says why, and telling runs are proposed."""
     reply = rank(asked(workers=(16, 32)), advice())
