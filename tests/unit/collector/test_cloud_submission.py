@@ -44,7 +44,9 @@ class Lab:
     ) -> Tally:
         """A process that submits: intents are read from disk anew."""
         intents = Intents(self.directory)
-        submission = Submission(cloud or self.cloud, requests, intents, pace or Pace(parallel=3, poll_s=300.0), self._told)
+        submission = Submission(
+            cloud or self.cloud, requests, intents, pace or Pace(parallel=3, poll_s=300.0), self._told
+        )
         submission.clock = StillTime(self._pass)
         try:
             return submission.run(wait=wait)
