@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
+import numpy as np
 
 mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from schemas.predictions import ConfigurationPrediction, Estimate
 from services.cli.advise_view import configuration_name, dollars, heading, price_of, seconds
@@ -26,6 +28,14 @@ _FRONT_COLOUR: Final = "#0072B2"
 _OTHER_COLOUR: Final = "#999999"
 _MEASURED_COLOUR: Final = "#D55E00"
 _LABELS: Final = 8
+_LEAST_TICKS: Final = 3
+_MOST_TICKS: Final = 8
+_ROUND_TIMES_S: Final = (
+    *(step * 10.0**power for power in range(-2, 1) for step in (1, 2, 5)), 10.0, 20.0, 30.0,
+    *(60.0 * minutes for minutes in (1, 2, 5, 10, 20, 30)), *(3_600.0 * hours for hours in (1, 2, 4, 8, 12)),
+    *(86_400.0 * days for days in (1, 2, 5, 10, 20, 50, 100)),
+)  # fmt: skip
+_ROUND_DOLLARS: Final = tuple(step * 10.0**power for power in range(-7, 7) for step in (1, 2, 5))
 _STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -54,10 +64,8 @@ def draw_front(answer: Answer, path: Path) -> bool:
             _measured(axes, answer)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        for axis, show in ((axes.xaxis, seconds), (axes.yaxis, dollars)):
-            axis.set_major_formatter(FuncFormatter(lambda value, _, show=show: show(value)))
-            axis.set_minor_formatter(FuncFormatter(lambda value, _, show=show: show(value)))
-            axis.set_tick_params(which="minor", labelsize=8)
+        _ticks(axes.xaxis, axes.get_xlim(), _ROUND_TIMES_S, seconds)
+        _ticks(axes.yaxis, axes.get_ylim(), _ROUND_DOLLARS, dollars)
         axes.set_xlabel(f"time; bars hold {reply.level:.0%}")
         axes.set_ylabel("cost on spot machines" if answer.spot else "cost")
         axes.set_title(heading(reply).replace("; ", "\n", 1), fontsize=9, loc="left")
@@ -66,6 +74,16 @@ def draw_front(answer: Answer, path: Path) -> bool:
         figure.savefig(path, dpi=130)
         plt.close(figure)
     return True
+
+
+def _ticks(axis: Axis, ends: tuple[float, float], round_values: Sequence[float], show: Callable[[float], str]) -> None:
+    """Ticks at round values; where fewer than three are in sight, at even distances."""
+    seen = [value for value in round_values if ends[0] <= value <= ends[1]]
+    if len(seen) < _LEAST_TICKS:
+        seen = np.geomspace(*ends, _LEAST_TICKS + 2)[1:-1].tolist()
+    axis.set_major_locator(FixedLocator(seen[:: -(-len(seen) // _MOST_TICKS)]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
+    axis.set_minor_locator(NullLocator())
 
 
 @dataclass(frozen=True, slots=True)
