@@ -237,3 +237,30 @@ def test_it_survives_being_stored(world, fitted):
     questions = split(world)[1]
     again = pickle.loads(pickle.dumps(fitted))
     assert again.predict(questions).tolist() == fitted.predict(questions).tolist()
+
+
+def of_kinds(kinds: dict[str, str]) -> Table:
+    """A world in which tasks are of named kinds."""
+    world = World(tasks=len(kinds), noise=0.2)
+    records = [
+        one.model_copy(update={"task": one.task.model_copy(update={"attributes": {"network": kinds[one.task.task]}})})
+        for one in world.records()
+    ]
+    return build(records, world.profiles())[0]
+
+
+def test_where_one_kind_is_known_a_stranger_is_ranked_as_the_mean_ranking_does_and_a_relative_is_not():
+    table = of_kinds({"alpha": "cnn", "beta": "cnn", "gamma": "cnn", "delta": "rnn"})
+    training = table.select(np.isin(table.task, ["alpha", "beta"]))
+    fitted, ranking = Ours(Objective.COST).fit(training, seed=0), MeanRanking(Objective.COST).fit(training, seed=0)
+    stranger = table.select(table.task == "delta").without_outcomes()
+    relative = table.select(table.task == "gamma").without_outcomes()
+    assert fitted.score(stranger).tolist() == ranking.score(stranger).tolist()
+    assert fitted.score(relative) == pytest.approx(-np.log(fitted.predict(relative)), rel=1e-9)
+
+
+def test_where_two_kinds_are_known_the_model_ranks():
+    table = of_kinds({"alpha": "cnn", "beta": "rnn", "gamma": "mlp"})
+    fitted = Ours(Objective.TIME).fit(table.select(table.task != "gamma"), seed=0)
+    asked = table.select(table.task == "gamma").without_outcomes()
+    assert fitted.score(asked) == pytest.approx(-np.log(fitted.predict(asked)), rel=1e-9)

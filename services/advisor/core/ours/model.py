@@ -25,6 +25,7 @@ from services.advisor.core.ours.observations import (
 )
 from services.advisor.core.ours.process import EXACT, Beliefs, Process, learned, left_out
 from services.advisor.core.ours.space import configuration_space, task_space
+from services.advisor.core.ours.strangers import OneKind
 from services.advisor.core.table import Table, concatenated
 
 LEARN_ROWS: Final = 800
@@ -65,6 +66,7 @@ class Ours:
         around = Around(
             level, rates, _calibrated(ran.task, errors, deviation), _reference(ran),
             Feasibility.of(table, seed), Trees.of(LeftOut(ran, targets, targets - errors, per_second), seed),
+            OneKind.of(ran, kernel.tasks, design.tasks),
         )  # fmt: skip
         return FittedOurs(process, around, self.target, seed)
 
@@ -80,6 +82,7 @@ class Around:
     """The configuration that all local runs were made on, where it is one of the table's; one row."""
     feasibility: Feasibility
     trees: Trees
+    one_kind: OneKind | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,9 +122,17 @@ class FittedOurs:
         return ends[:, 0], ends[:, 2]
 
     def score(self, table: Table) -> FloatArray:
-        """Return negative logarithms of medians, moved by the trees as far as they earned; without a cost: last."""
+        """Return negative logarithms of medians, moved by the trees as far as they earned; without a cost: last.
+
+        Of a task of another kind than the only one that is known: the mean ranking's scores.
+        """
         mean = self.medians(table)
-        return scores_of(np.exp(mean + self._moves(table, mean)))
+        scores = scores_of(np.exp(mean + self._moves(table, mean)))
+        one_kind = self.around.one_kind
+        for rows in _by_task(table.task) if one_kind is not None else []:
+            blind = one_kind.scores(table.select(rows), self.target) if one_kind is not None else None
+            scores[rows] = scores[rows] if blind is None else blind
+        return scores
 
     def beliefs(self, table: Table, measured: IntArray | None = None, values: FloatArray | None = None) -> Beliefs:
         """Return the joint distribution of logarithms of the rows of one task.

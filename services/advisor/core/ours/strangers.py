@@ -1,0 +1,52 @@
+"""Where all known tasks are of one kind and the asked one is of another: nothing shows that differences carry over.
+
+How configurations differ between tasks was then learned among variants of one application, such as its data sizes, and
+no left-out kind can tell whether another application differs alike. The simplest ranking, by mean ranks, is kept then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from schemas.predictions import Objective
+from services.advisor.core.arrays import FloatArray
+from services.advisor.core.baselines_blind import FittedMeanRanking, MeanRanking
+from services.advisor.core.ours.kernel import Likeness
+from services.advisor.core.ours.space import CATEGORY, Points, Space
+from services.advisor.core.table import Table
+
+_SAME: Final = 1.0 - 1e-9
+LEAST_TASKS: Final = 2
+"""One task is a kind of its own, and there is nothing to rank by but itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneKind:
+    """The known tasks' kind, and their mean rankings."""
+
+    space: Space
+    """Of tasks."""
+    known: Points
+    rankings: Mapping[Objective, FittedMeanRanking]
+
+    @staticmethod
+    def of(rows: Table, space: Space, known: Points) -> OneKind | None:
+        """Return None where several kinds of tasks are known, or nothing tells kinds apart."""
+        if CATEGORY not in space.groups or len(np.unique(known.names)) < LEAST_TASKS:
+            return None
+        if Likeness.between(space, known, known).kind.min() < _SAME:
+            return None
+        return OneKind(space, known, {one: MeanRanking(one).fit(rows, seed=0) for one in Objective})
+
+    def scores(self, table: Table, objective: Objective) -> FloatArray | None:
+        """Return the mean ranking's scores of one task's rows; None where they are of the known kind, or unranked."""
+        ranking = self.rankings[objective]
+        if not len(table) or not all(str(key) in ranking.mean_log_rank for key in table.configuration_key):
+            return None
+        asked = Points(table.task[:1], self.space.coordinates(table.select(np.arange(1))))
+        kind = Likeness.between(self.space, asked, self.known).kind.max()
+        return None if kind >= _SAME else ranking.score(table)
