@@ -105,3 +105,14 @@ def test_proposals_are_different_and_leave_out_what_cannot_be_chosen(adviser, qu
 def test_too_few_jobs_are_refused():
     with pytest.raises(ValueError, match="at least"):
         OurAlgorithm().fit(WORLD.records()[:3], WORLD.profiles(), seed=0)
+
+
+def test_a_stranger_to_the_only_known_kind_is_not_known():
+    def kind(record: JobRecord, name: str) -> JobRecord:
+        return record.model_copy(update={"task": record.task.model_copy(update={"attributes": {"network": name}})})
+
+    records = [one for one in World(tasks=3).records() if one.task.task != "gamma"]
+    adviser = OurAlgorithm().fit([kind(one, "cnn") for one in records], WORLD.profiles(), seed=0)
+    for name, said in (("rnn", True), ("cnn", False)):
+        question = asked(adviser, [kind(one, name) for one in of_task(WORLD.records(), "gamma")])
+        assert all(("one kind" in one) == said for one in adviser.outlook(question).unknown)

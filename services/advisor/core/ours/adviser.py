@@ -23,6 +23,7 @@ LEVEL: Final = 0.9
 LEAST_ROWS: Final = 8
 SPAN_UNKNOWN: Final = 25.0
 """An interval whose ends differ by more than this factor is no answer."""
+STRANGER: Final = "all known tasks are of one kind, and this is another: intervals are not calibrated for that"
 REASONS: Final = 8
 
 
@@ -40,8 +41,10 @@ class OurAdviser:
         """Return predictions for one task's rows."""
         time_s = self.fitted.aimed_at(Objective.TIME).outlook(table, self.level)
         span = time_s[:, 2] / time_s[:, 0]
+        one_kind = self.fitted.around.one_kind
+        strange = STRANGER if one_kind is not None and len(table) and one_kind.is_stranger(table) else ""
         unknown = tuple(
-            f"the {self.level:.0%} interval spans a factor of {one:.0f}" if one > SPAN_UNKNOWN else ""
+            f"the {self.level:.0%} interval spans a factor of {one:.0f}" if one > SPAN_UNKNOWN else strange
             for one in span.tolist()
         )
         ratio = self.fitted.around.rates.ratio(table) if self.fitted.around.rates is not None else np.ones(len(table))

@@ -47,6 +47,9 @@ class OneKind:
         ranking = self.rankings[objective]
         if not len(table) or not all(str(key) in ranking.mean_log_rank for key in table.configuration_key):
             return None
+        return ranking.score(table) if self.is_stranger(table) else None
+
+    def is_stranger(self, table: Table) -> bool:
+        """Return whether one task's rows are of another kind than the only known one."""
         asked = Points(table.task[:1], self.space.coordinates(table.select(np.arange(1))))
-        kind = Likeness.between(self.space, asked, self.known).kind.max()
-        return None if kind >= _SAME else ranking.score(table)
+        return float(Likeness.between(self.space, asked, self.known).kind.max()) < _SAME
