@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -82,10 +80,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _interrupt(_signal: int, _frame: types.FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _tell_plan(rows: Sequence[Row]) -> None:
     for row in rows:
         emit("plan", run=str(row), contended=row.contended)
@@ -93,7 +87,6 @@ def _tell_plan(rows: Sequence[Row]) -> None:
 
 
 def _run(grid: Grid, rows: Sequence[Row], out: Path, *, bus: bool) -> None:
-    signal.signal(signal.SIGTERM, _interrupt)
     with Journal(out) as journal:
         name = campaign_name(out, grid, rows)
         with WarmParent() as parent:
@@ -160,7 +153,6 @@ def _tell_unmeasured(out: Path, name: str, rows: Sequence[Row]) -> None:
 
 
 def _check(file: Path, out: Path, grid: Grid, rows: Sequence[Row]) -> None:
-    signal.signal(signal.SIGTERM, _interrupt)
     predictions = read_predictions(file, grid, machine_cores())
     asked = [row for row, _ in predictions]
     for row, fresh in zip(asked, never_measured(asked, _kept(out)[0]), strict=True):

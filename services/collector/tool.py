@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,6 +77,8 @@ def say(text: str) -> None:
 def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     """Run a tool as this process: errors become an ``error`` event, a sentence and an exit code."""
     setup_logging(name, level="warning", log_format="auto")
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs begin with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         sys.exit(work())
     except (ToolError, JournalError, BusError, SettingsError) as error:

@@ -76,7 +76,7 @@ async def assert_well(cluster: ClusterLab) -> None:
 def subjects(cluster: ClusterLab) -> list[str]:
     """Every subject of the table, for the real application, node and replica."""
     root, [allocator] = cluster.bus.root, cluster.running("allocator")
-    ids = {"app": SPEC.name, "node": "n1", "replica": allocator.replica_id}
+    ids = {"app": SPEC.name, "node": "n1", "replica": allocator.replica_id, "run": "r1", "job": "j1"}
     channels = [
         channel.template.subject(root, **{name: ids[name] for name in channel.template.parameters})
         for channel in CHANNELS

@@ -16,6 +16,7 @@ from services.agent.settings import AgentSettings
 from services.cli import doctor_guard as guard
 from services.cli.doctor_finding import Level
 from services.cli.doctor_guard import GuardedGroup, Holder, WatchdogSeen
+from tests.support.cgroup_lab import wait_until
 
 AGENT = Holder("exec-turnbuckle.lock", 100, "n1", "2026-11-21T05:00:00+00:00")
 
@@ -128,7 +129,12 @@ def test_the_agents_own_way_to_start_a_watchdog_is_recognised(tmp_path: Path) ->
     watchdog = WatchdogProcess(state, WatchdogOptions(exec_lock(tmp_path, "turnbuckle"), 2.0, 0.5))
     watchdog.start()
     try:
-        mine = [seen for seen in guard.running_watchdogs() if seen.pid == watchdog.pid]
+
+        def seen_of_mine() -> list[WatchdogSeen]:
+            return [seen for seen in guard.running_watchdogs() if seen.pid == watchdog.pid]
+
+        wait_until(seen_of_mine, what="a process with the watchdog's command line")  # between fork and exec it has ours
+        mine = seen_of_mine()
 
         assert [(seen.root_directory, seen.orphaned) for seen in mine] == [(str(state.path), False)]
     finally:
