@@ -105,3 +105,12 @@ class World:
 def of_task(records: Sequence[JobRecord], task: str) -> list[JobRecord]:
     """The records of one task."""
     return [one for one in records if one.task.task == task]
+
+
+def in_kind(record: JobRecord, name: str) -> JobRecord:
+    """The record with its task's network named, and not described."""
+    task = TaskFeatures(
+        task=record.task.task, epochs=record.task.epochs, samples_per_epoch=record.task.samples_per_epoch,
+        attributes={"network": name},
+    )  # fmt: skip
+    return record.model_copy(update={"task": task})

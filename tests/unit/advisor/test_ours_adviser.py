@@ -8,7 +8,7 @@ import pytest
 from schemas.jobs import Configuration, JobRecord
 from services.advisor.core.ours.adviser import OurAdviser, OurAlgorithm
 from services.advisor.core.table import Table, build
-from tests.support.ours_tables import World, of_task
+from tests.support.ours_tables import World, in_kind, of_task
 
 WORLD = World(tasks=7)
 
@@ -108,11 +108,8 @@ def test_too_few_jobs_are_refused():
 
 
 def test_a_stranger_to_the_only_known_kind_is_not_known():
-    def kind(record: JobRecord, name: str) -> JobRecord:
-        return record.model_copy(update={"task": record.task.model_copy(update={"attributes": {"network": name}})})
-
     records = [one for one in World(tasks=3).records() if one.task.task != "gamma"]
-    adviser = OurAlgorithm().fit([kind(one, "cnn") for one in records], WORLD.profiles(), seed=0)
+    adviser = OurAlgorithm().fit([in_kind(one, "cnn") for one in records], WORLD.profiles(), seed=0)
     for name, said in (("rnn", True), ("cnn", False)):
-        question = asked(adviser, [kind(one, name) for one in of_task(WORLD.records(), "gamma")])
+        question = asked(adviser, [in_kind(one, name) for one in of_task(WORLD.records(), "gamma")])
         assert all(("one kind" in one) == said for one in adviser.outlook(question).unknown)

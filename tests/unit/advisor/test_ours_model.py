@@ -17,7 +17,7 @@ from services.advisor.core.metrics import regret
 from services.advisor.core.model import Fitted, FittedFeasibility, FittedIntervals, FittedRanker
 from services.advisor.core.ours.model import FittedOurs, Ours
 from services.advisor.core.table import Table, build
-from tests.support.ours_tables import World
+from tests.support.ours_tables import World, in_kind
 
 LEFT_OUT = "epsilon"
 
@@ -240,12 +240,9 @@ def test_it_survives_being_stored(world, fitted):
 
 
 def of_kinds(kinds: dict[str, str]) -> Table:
-    """A world in which tasks are of named kinds."""
+    """A world in which tasks are of named kinds, and their networks are not described."""
     world = World(tasks=len(kinds), noise=0.2)
-    records = [
-        one.model_copy(update={"task": one.task.model_copy(update={"attributes": {"network": kinds[one.task.task]}})})
-        for one in world.records()
-    ]
+    records = [in_kind(one, kinds[one.task.task]) for one in world.records()]
     return build(records, world.profiles())[0]
 
 
@@ -264,3 +261,12 @@ def test_where_two_kinds_are_known_the_model_ranks():
     fitted = Ours(Objective.TIME).fit(table.select(table.task != "gamma"), seed=0)
     asked = table.select(table.task == "gamma").without_outcomes()
     assert fitted.score(asked) == pytest.approx(-np.log(fitted.predict(asked)), rel=1e-9)
+
+
+def test_tasks_of_one_name_whose_networks_differ_are_several_kinds():
+    world = World(tasks=4)
+    named = {"attributes": {"library": "torch"}}
+    records = [one.model_copy(update={"task": one.task.model_copy(update=named)}) for one in world.records()]
+    table = build(records, world.profiles())[0]
+    fitted = Ours(Objective.TIME).fit(table.select(table.task != "delta"), seed=0)
+    assert fitted.around.one_kind is None

@@ -16,9 +16,11 @@ from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
 from services.advisor.core.baselines_blind import FittedMeanRanking, MeanRanking
 from services.advisor.core.ours.kernel import Likeness
-from services.advisor.core.ours.space import CATEGORY, Points, Space
+from services.advisor.core.ours.space import Points, Space
 from services.advisor.core.table import Table
 
+_NAMES: Final = "task.attr."
+_NETWORK: Final = ("task.layers.", "task.layer_count", "task.parameter_count", "task.forward_flops")
 _SAME: Final = 1.0 - 1e-9
 LEAST_TASKS: Final = 2
 """One task is a kind of its own, and there is nothing to rank by but itself."""
@@ -35,8 +37,13 @@ class OneKind:
 
     @staticmethod
     def of(rows: Table, space: Space, known: Points) -> OneKind | None:
-        """Return None where several kinds of tasks are known, or nothing tells kinds apart."""
-        if CATEGORY not in space.groups or len(np.unique(known.names)) < LEAST_TASKS:
+        """Return None where several kinds of tasks are known, or nothing tells kinds apart.
+
+        Tasks of the same texts are several kinds all the same where their networks differ.
+        """
+        sources = [column.source for column in space.columns]
+        named = any(one.startswith(_NAMES) and "=" in one for one in sources)
+        if not named or any(one.startswith(_NETWORK) for one in sources) or len(np.unique(known.names)) < LEAST_TASKS:
             return None
         if Likeness.between(space, known, known).kind.min() < _SAME:
             return None
