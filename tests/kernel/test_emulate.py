@@ -85,7 +85,7 @@ def test_two_machines_train_and_are_measured(parent):
     for worker in outcome.series:
         assert worker.samples == pytest.approx(outcome.duration_s / 0.1, abs=2)
         assert worker.column("cpu_cores").mean() < 1.3 * MACHINE.cpu_cores
-        # 6 epochs x 4 steps, 130 kB of gradients each way in each; the last intervals, which are not full, have no sample
+        # 6 epochs x 4 steps of 130 kB of gradients each way; the last intervals, not full, have no sample
         least_bytes = 0.8 * 24 * 130_000 * worker.samples / (worker.samples + 2)
         assert worker.column("network_in_bytes_per_s").sum() * 0.1 > least_bytes
         assert worker.column("network_out_bytes_per_s").sum() * 0.1 > least_bytes
