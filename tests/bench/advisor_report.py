@@ -61,20 +61,7 @@ def whole_errors(part: Part) -> dict[str, float]:
     answers = [one for one in part["answers"] if one.get("predicted")]
     if not answers:
         return {}
-    actual = _joined(answers, "values")
-    predicted = _joined(answers, "predicted")
-    known = np.isfinite(predicted)
-    if not known.any():
-        return {}
-    mine, said = actual[known], predicted[known]
-    return {
-        "rmse": metrics.rmse(mine, said),
-        "rmse_over_mean": metrics.rmse_over_mean(mine, said),
-        "r2": metrics.r2(mine, said),
-        "median_ape": metrics.median_ape(mine, said),
-        "p90_ape": metrics.p90_ape(mine, said),
-        "err90_over_val90": metrics.err90_over_val90(mine, said),
-    }
+    return metrics.error_figures(_joined(answers, "values"), _joined(answers, "predicted"))
 
 
 def _joined(answers: Sequence[Mapping[str, Any]], name: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -19,19 +19,8 @@ def error_figures(answers: Sequence[Answer]) -> Figures:
     ``answered`` is the part of the rows for which it had a prediction: the others are not in the errors.
     """
     actual, predicted = pooled(answers, "predicted")
-    known = np.isfinite(predicted)
-    if not known.any():
-        return {}
-    mine, said = actual[known], predicted[known]
-    return {
-        "rmse": metrics.rmse(mine, said),
-        "rmse_over_mean": metrics.rmse_over_mean(mine, said),
-        "r2": metrics.r2(mine, said),
-        "median_ape": metrics.median_ape(mine, said),
-        "p90_ape": metrics.p90_ape(mine, said),
-        "err90_over_val90": metrics.err90_over_val90(mine, said),
-        "answered": float(known.mean()),
-    }
+    figures = metrics.error_figures(actual, predicted)
+    return figures | {"answered": float(np.isfinite(predicted).mean())} if figures else {}
 
 
 def interval_figures(answers: Sequence[Answer]) -> Figures:

@@ -54,6 +54,15 @@ def err90_over_val90(actual: FloatArray, predicted: FloatArray) -> float:
     return float(np.quantile(np.abs(predicted - actual), 0.9) / np.quantile(actual, 0.9))
 
 
+def error_figures(actual: FloatArray, predicted: FloatArray) -> dict[str, float]:
+    """Return every figure above by its name, over the rows with a prediction; empty where there is none."""
+    known = np.isfinite(predicted)
+    if not known.any():
+        return {}
+    figures = (rmse, rmse_over_mean, r2, median_ape, p90_ape, err90_over_val90)
+    return {figure.__name__: figure(actual[known], predicted[known]) for figure in figures}
+
+
 def auc(labels: BoolArray, scores: FloatArray) -> float:
     """Return the area under the ROC curve; ties count one half; NaN where all labels are equal."""
     positives = int(labels.sum())

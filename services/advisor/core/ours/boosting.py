@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import lightgbm
 import numpy as np
@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, TextArray
+from services.advisor.core.boosted_trees import grown
 from services.advisor.core.table import Table
 
 WEIGHTS: Final = (0.0, 0.25, 0.5, 0.75)
@@ -25,8 +26,6 @@ FOLDS: Final = 40
 LEAST_TASKS: Final = 3
 LEAST_ROWS: Final = 3
 ROUNDS: Final = 150
-THREADS: Final = 1
-"""Fixed: sums are the same on every machine; and small tables gain nothing by more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,22 +105,4 @@ def _correlation(a: FloatArray, b: FloatArray) -> float:
 
 
 def _fit(features: FloatArray, targets: FloatArray, seed: int) -> lightgbm.Booster:
-    data = lightgbm.Dataset(features, label=targets, params={"verbose": -1})
-    return lightgbm.train(_parameters(seed), data, num_boost_round=ROUNDS)
-
-
-def _parameters(seed: int) -> dict[str, Any]:
-    return {
-        "objective": "regression",
-        "learning_rate": 0.1,
-        "num_leaves": 15,
-        "min_data_in_leaf": 5,
-        "bagging_fraction": 0.8,
-        "bagging_freq": 1,
-        "feature_fraction": 0.8,
-        "seed": seed,
-        "deterministic": True,
-        "force_col_wise": True,
-        "num_threads": THREADS,
-        "verbose": -1,
-    }
+    return grown(features, targets, rounds=ROUNDS, learning_rate=0.1, seed=seed)
