@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from schemas.codec import CodecError, decode, encode, to_plain
+from schemas.codec import TYPE_KEY, CodecError, encode, to_plain
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES, Subject, SubjectError
@@ -29,6 +29,7 @@ _PUBLISHED: Final = "published"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 Record = JobRecord | RunProfile
+_KINDS: Final[dict[str, type[Record]]] = {kind.type_name: kind for kind in (JobRecord, RunProfile)}
 
 
 class JournalError(Exception):
@@ -93,12 +94,12 @@ class Journal:
             JournalFullError: the disk is full.
             JournalError: it cannot be written, or the file is damaged in the middle.
         """
-        self.directory = directory.absolute()
+        self.directory = directory.resolve()
         self._path = self.directory / FILE_NAME
         self._writing = threading.RLock()
         self._lock = self._take_lock()
         try:
-            with _as_journal_errors(self._path):
+            with as_journal_errors(self._path):
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 self._content = self._recover()
@@ -110,11 +111,11 @@ class Journal:
             raise
 
     def _take_lock(self) -> int:
-        with _as_journal_errors(self.directory):
+        with as_journal_errors(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
         if self.directory in self._open_here:
             raise JournalInUseError(f"{self.directory} is written to by another part of this process")
-        with _as_journal_errors(self.directory):
+        with as_journal_errors(self.directory):
             lock = os.open(self.directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Not flock: a forked worker that outlives a killed parent would keep it.
@@ -130,9 +131,15 @@ class Journal:
         os.close(self._lock)
 
     def _recover(self) -> _Content:
-        with _as_journal_errors(self._path):
+        content = _Content()
+        with as_journal_errors(self._path):
             data = _read_all(self._file)
-            content = _parse(data, self._path)
+            for key, record, place in _parse(data, self._path):
+                if record is not None:
+                    content.places.setdefault(key, place)
+                elif key in content.places:
+                    content.published.add(key)
+                content.size = sum(place)
             if content.size < len(data):
                 os.ftruncate(self._file, content.size)
             os.fsync(self._file)
@@ -184,7 +191,7 @@ class Journal:
             for record in records:
                 key = record_key(record)
                 if key not in self._content.places and key not in lines:
-                    _require_sendable(record)
+                    require_sendable(record)
                     lines[key] = _line(to_plain(record))
             start = self._content.size
             if lines:
@@ -206,10 +213,6 @@ class Journal:
                 self._write(b"".join(_line({_PUBLISHED: key}) for key in new))
                 self._content.published.update(new)
 
-    def is_published(self, key: str) -> bool:
-        """Whether a record is marked."""
-        return key in self._content.published
-
     def unpublished(self) -> Iterator[Record]:
         """Records without a mark, oldest first."""
         with self._writing:
@@ -217,23 +220,14 @@ class Journal:
         for place in places:
             yield self._read(place)
 
-    def records(self) -> Iterator[Record]:
-        """Every record, oldest first."""
-        with self._writing:
-            places = list(self._content.places.values())
-        for place in places:
-            yield self._read(place)
-
     def _read(self, place: tuple[int, int]) -> Record:
         offset, length = place
-        record = decode(os.pread(self._file, length, offset))
-        assert isinstance(record, JobRecord | RunProfile)
-        return record
+        return _record(json.loads(os.pread(self._file, length, offset)))
 
     def _write(self, data: bytes) -> None:
         """Add whole lines, or nothing."""
         start = self._content.size
-        with _as_journal_errors(self._path):
+        with as_journal_errors(self._path):
             try:
                 written = 0
                 while written < len(data):
@@ -254,16 +248,17 @@ def read_journal(directory: Path) -> Iterator[Record]:
         JournalError: there is none, it cannot be read, or it is damaged.
     """
     path = directory / FILE_NAME
-    with _as_journal_errors(path):
+    with as_journal_errors(path):
         data = path.read_bytes()
-    for offset, length in _parse(data, path).places.values():
-        record = decode(data[offset : offset + length])
-        assert isinstance(record, JobRecord | RunProfile)
-        yield record
+    seen: set[str] = set()
+    for key, record, _ in _parse(data, path):
+        if record is not None and key not in seen:
+            seen.add(key)
+            yield record
 
 
 @contextmanager
-def _as_journal_errors(path: Path) -> Iterator[None]:
+def as_journal_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a `JournalError` that says which file and what to do."""
     try:
         yield
@@ -277,7 +272,8 @@ def _line(fields: dict[str, object]) -> bytes:
     return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _require_sendable(record: Record) -> None:
+def require_sendable(record: Record) -> None:
+    """Raise `UnsendableRecordError` where a record could never be published."""
     try:
         record_subject("tb", record)
         encode(record)
@@ -302,39 +298,54 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _parse(data: bytes, path: Path) -> _Content:
-    """Whole lines. What follows the last readable one is torn; an unreadable one before it is damage.
+def _parse(data: bytes, path: Path) -> Iterator[tuple[str, Record | None, tuple[int, int]]]:
+    """Key, record (None: a mark) and place of each whole line. What follows the last readable one is torn.
 
     Raises:
-        JournalError: damage.
+        JournalError: an unreadable line stands before a readable one, or the file is not ours.
     """
-    content = _Content()
-    start, number, torn = 0, 0, 0
-    while (end := data.find(b"\n", start)) >= 0:
+    start, number, torn, found = 0, 0, 0, False
+    while end := data.find(b"\n", start) + 1:
         number += 1
-        entry = _entry(data[start : end + 1])
+        try:
+            entry = _entry(data[start:end])
+        except ValueError as error:
+            raise JournalError(f"{path}:{number}: no record that this version knows: name another directory") from error
         if entry is None:
             torn = torn or number
         elif torn:
             raise JournalError(f"{path}:{torn}: damaged line; keep a copy of the file, then remove that line")
         else:
-            key, is_record = entry
-            if is_record:
-                content.places.setdefault(key, (start, end + 1 - start))
-            elif key in content.places:
-                content.published.add(key)
-            content.size = end + 1
-        start = end + 1
-    return content
+            found = True
+            yield *entry, (start, end - start)
+        start = end
+    if torn and not found:
+        raise JournalError(f"{path} is no journal: name another directory")
 
 
-def _entry(line: bytes) -> tuple[str, bool] | None:
-    """Key, and whether it is a record rather than a mark; None: unreadable."""
+def _entry(line: bytes) -> tuple[str, Record | None] | None:
+    """Key, and the record (None: a mark); None: torn.
+
+    Raises:
+        ValueError: it is JSON, so it is whole, but nothing that we write.
+    """
     try:
         fields = json.loads(line)
-        if isinstance(fields, dict) and isinstance(fields.get(_PUBLISHED), str) and len(fields) == 1:
-            return fields[_PUBLISHED], False
-        record = decode(line)
-    except (ValueError, RecursionError):  # CodecError is one
+    except (ValueError, RecursionError):
         return None
-    return (record_key(record), True) if isinstance(record, JobRecord | RunProfile) else None
+    if isinstance(fields, dict) and isinstance(fields.get(_PUBLISHED), str) and len(fields) == 1:
+        return fields[_PUBLISHED], None
+    record = _record(fields)
+    return record_key(record), record
+
+
+def _record(fields: Any) -> Record:
+    """Not by `schemas.codec.decode`: numbers take more bytes here than in a message, whose size it limits.
+
+    Raises:
+        ValueError: it is none of ours.
+    """
+    kind = _KINDS.get(str(fields.get(TYPE_KEY))) if isinstance(fields, dict) else None
+    if kind is None:
+        raise ValueError("neither a job nor a run")
+    return kind.model_validate(fields)

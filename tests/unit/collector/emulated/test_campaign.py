@@ -15,7 +15,7 @@ from schemas.runs import RunEnd, RunProfile
 from services.collector.emulated.campaign import CAMPAIGN_FILE, Campaign, campaign_name
 from services.collector.emulated.grid import expand, parse
 from services.collector.emulated.orders import Order, Outcome
-from services.collector.journal import Journal
+from services.collector.journal import Journal, read_journal
 from services.collector.tool import BadDataError, UnavailableError
 from tests.support.fake_trainer import SAMPLES, FakeTrainer
 
@@ -42,7 +42,7 @@ def campaign(directory, trainer, told=None, content=None):
 def finished(directory, content=None) -> tuple[list[JobRecord], list[RunProfile]]:
     with campaign(directory, FakeTrainer(), content=content) as made:
         made.go_on()
-        kept = list(made.journal.records())
+        kept = list(read_journal(made.journal.directory))
     return [r for r in kept if isinstance(r, JobRecord)], [r for r in kept if isinstance(r, RunProfile)]
 
 
@@ -90,7 +90,7 @@ def test_local_runs_come_first_with_their_series(tmp_path):
     trainer = FakeTrainer()
     with campaign(tmp_path, trainer) as made:
         made.go_on()
-        profiles = [r for r in made.journal.records() if isinstance(r, RunProfile)]
+        profiles = [r for r in read_journal(made.journal.directory) if isinstance(r, RunProfile)]
     assert [order.interval_s for order in trainer.orders[:3]] == [0.1, 0.1, None]
     assert [order.workers for order in trainer.orders[:2]] == [3, 3]
     for profile in profiles:
@@ -113,7 +113,7 @@ def test_a_run_that_failed_is_tried_once_more(tmp_path):
         trainer = FakeTrainer(fails=fails)
         with campaign(tmp_path / str(fails), trainer, content={**content, "instance_types": ["em-wide-16"]}) as made:
             made.go_on()
-            records = list(made.journal.records())
+            records = list(read_journal(made.journal.directory))
         assert {record.state for record in records} == states
         assert len(trainer.orders) == len(records) + 1
         assert trainer.orders[0] == trainer.orders[1]
@@ -132,7 +132,7 @@ def test_however_often_it_is_stopped_nothing_is_lost_or_made_twice(tmp_path_fact
     trainer = FakeTrainer()
     with campaign(directory, trainer) as made:
         made.go_on()
-        kept = list(made.journal.records())
+        kept = list(read_journal(made.journal.directory))
     made_orders += trainer.orders
     assert len(kept) == len(made_orders) == 2 + 16
     undisturbed, _ = finished(tmp_path_factory.mktemp("undisturbed"))
@@ -153,7 +153,7 @@ def test_a_torn_line_costs_that_run_only(tmp_path):
     with campaign(tmp_path, trainer) as made:
         made.go_on()
         assert len(trainer.orders) == 18 - 4
-        assert len(list(made.journal.records())) == 18
+        assert len(list(read_journal(made.journal.directory))) == 18
 
 
 def test_another_grid_is_not_mixed_in(tmp_path):
