@@ -9,9 +9,9 @@ from typing import Final
 
 from schemas.jobs import CostKind, JobRecord
 from services.collector.core.cloud_jobs import CloudJob, CloudState, JobCost, derived_cost, job_record
-from services.collector.core.settling import Patience, Settled, judge, observe
+from services.collector.core.settling import BilledCost, Patience, Settled, judge, observe
 from services.collector.cost_book import CostBook
-from services.collector.journal import Journal, JournalFullError, UnsendableRecordError
+from services.collector.journal import Journal, UnsendableRecordError
 from services.collector.ports import Billing, CloudError, TrainingCloud
 from services.collector.settings import CollectorSettings
 
@@ -55,6 +55,8 @@ class Ingestion:
         self._settings = settings
         self._patience = patience(settings)
         self._book = CostBook(journal.directory)
+        self._billed: dict[str, BilledCost | None] = {}
+        """What the last successful look at costs has shown, by the jobs that it was about."""
         self._billing_due_s = 0.0
 
     def look(self, now_s: float, *, grid: str | None = None, dry_run: bool = False) -> Look:
@@ -67,17 +69,17 @@ class Ingestion:
 
         Raises:
             CloudError: jobs cannot be listed.
-            JournalFullError: a record cannot be written; it is tried again at the next look.
+            JournalError: a record cannot be written; it is tried again at the next look.
         """
         look = Look()
         since = datetime.fromtimestamp(now_s, UTC) - timedelta(days=self._settings.lookback_days)
         finished: list[CloudJob] = []
-        for job in self._cloud.jobs(since=since, grid=grid):
+        for job in _first_of_each(self._cloud.jobs(since=since, grid=grid)):
             look.waiting += job.state is CloudState.WAITING
             look.running += not job.is_finished and job.state is not CloudState.WAITING
             if job.is_finished and f"job:{job.job}" not in self._journal:
                 finished.append(job)
-        self._look_at_costs(_first_of_each(finished), look, now_s, dry_run=dry_run)
+        self._look_at_costs(finished, look, now_s, dry_run=dry_run)
         return look
 
     def _look_at_costs(self, jobs: list[CloudJob], look: Look, now_s: float, *, dry_run: bool) -> None:
@@ -97,18 +99,21 @@ class Ingestion:
                     self._journal.append(record)
                     self._book.seen.pop(job.job, None)
                 look.recorded.append(record)
-            except JournalFullError:
-                raise
             except (ValueError, UnsendableRecordError) as error:
                 look.problems.append(f"{job.job}: {error}")
 
     def _read_costs(self, billing: Billing, jobs: list[CloudJob], now_s: float, *, dry_run: bool) -> None:
-        """One more look at the costs of these jobs."""
+        """One more look at the costs of these jobs; what was seen of others (another grid's) stays for a while."""
         first_ns = min(job.created_ns or job.started_ns or job.ended_ns for job in jobs)
-        billed = billing.costs(datetime.fromtimestamp(first_ns / 1e9, UTC) - _USAGE_MARGIN)
-        seen = self._book.seen
-        after = {job.job: observe(seen.get(job.job), billed.get(job.job), now_s, self._patience) for job in jobs}
-        self._book.seen = {job: observation for job, observation in after.items() if observation is not None}
+        costs = billing.costs(datetime.fromtimestamp(first_ns / 1e9, UTC) - _USAGE_MARGIN)
+        self._billed = {job.job: costs.get(job.job) for job in jobs}
+        seen = dict(self._book.seen)
+        for job, billed in self._billed.items():
+            observation = observe(seen.pop(job, None), billed, now_s, self._patience)
+            if observation is not None:
+                seen[job] = observation
+        oldest_s = now_s - self._settings.lookback_days * 86_400
+        self._book.seen = {job: observation for job, observation in seen.items() if observation.last_s >= oldest_s}
         if not dry_run:
             self._billing_due_s = now_s + self._settings.billing_poll_s
             self._book.store()
@@ -117,18 +122,22 @@ class Ingestion:
         """None: wait.
 
         Raises:
-            ValueError: the cost is absurd.
+            ValueError: the cost is absurd, or in a currency of unknown price.
         """
         if self._billing is None:
             return derived_cost(job)
+        billed = self._billed.get(job.job)
+        if billed is not None and billed.unconverted_rows:
+            raise ValueError(f"the billing export has no rate to US dollars for {billed.unconverted_rows} of its rows")
+        has_no_row = job.job in self._billed and billed is None
         seen = self._book.seen.get(job.job)
         if seen is None and job.duration_s is None:
-            return JobCost(None, CostKind.DERIVED) if self._may_never_cost(job, now_s) else None
+            return JobCost(None, CostKind.DERIVED) if has_no_row and self._may_never_cost(job, now_s) else None
         verdict = judge(seen, job.ended_ns / 1e9, now_s, self._patience)
-        if verdict is Settled.WAIT:
-            return None
-        if verdict is Settled.DERIVED:
+        if verdict is Settled.DERIVED and has_no_row:  # not where only the looks have failed
             return derived_cost(job)
+        if verdict in {Settled.WAIT, Settled.DERIVED}:
+            return None
         assert seen is not None
         if verdict is Settled.ABSURD:
             raise ValueError(f"its billed cost with credits is {seen.usd:.2f} USD: less than nothing")

@@ -14,11 +14,13 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
+
+from tests.support.fake_vertex import START
 
 COLUMNS = """
     billing_account_id VARCHAR, service STRUCT(id VARCHAR, description VARCHAR),
@@ -71,7 +73,7 @@ class FakeBigQuery:
         cost: float,
         *,
         credits_usd: Sequence[float] = (),
-        at: datetime = datetime(2026, 11, 21, 12, tzinfo=UTC),
+        at: datetime = START,
         currency: tuple[str, float | None] = ("USD", 1.0),
     ) -> None:
         """Add a row, as the export does: one per SKU and hour."""

@@ -34,6 +34,8 @@ _TERM = re.compile(r'(?P<field>[a-z_.-]+[a-z0-9_-]*)\s*(?P<operator>>=|:|=)\s*"?
 ENDED = frozenset(
     {JobState.JOB_STATE_SUCCEEDED, JobState.JOB_STATE_FAILED, JobState.JOB_STATE_CANCELLED, JobState.JOB_STATE_EXPIRED}
 )
+START = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
+"""When the cloud begins: yesterday, because collectors in processes of their own know what time it is."""
 
 
 @dataclass(slots=True)
@@ -63,7 +65,7 @@ class FakeVertex:
     """The service's state. `fate` decides about each job when it is created."""
 
     fate: Callable[[CustomJob], Fate] = lambda _job: Fate()
-    now: datetime = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    now: datetime = START
     max_active: int = 1_000
     """More are refused with RESOURCE_EXHAUSTED."""
     list_lag_s: float = 0.0

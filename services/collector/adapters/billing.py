@@ -14,7 +14,6 @@ from google.cloud import bigquery
 
 from services.collector.adapters.vertex import as_cloud_errors
 from services.collector.core.settling import BilledCost
-from services.collector.ports import CloudRefusedError
 from services.collector.settings import check_table
 
 _CALL_S: Final = 60.0
@@ -29,7 +28,7 @@ SELECT
     / IF(currency = 'USD', 1, NULLIF(currency_conversion_rate, 0))
   ) AS usd,
   COUNT(*) AS row_count,
-  SUM(IF(currency = 'USD' OR currency_conversion_rate > 0, 0, 1)) AS unconverted
+  SUM(IF(currency = 'USD' OR currency_conversion_rate > 0, 0, 1)) AS unconverted_rows
 FROM `{table}`, UNNEST(labels) AS label
 WHERE label.key = @label AND usage_start_time >= @since
 GROUP BY job
@@ -65,7 +64,10 @@ class BigQueryBilling:
         """Costs by label value."""
         with as_cloud_errors(f"read {self._table}"):
             rows = list(self._client.query_and_wait(self._sql, job_config=self._configuration(since), **self._patience))
-        return _by_job([dict(row.items()) for row in rows])
+        return {
+            row["job"]: BilledCost(float(row["usd"] or 0.0), int(row["row_count"]), int(row["unconverted_rows"]))
+            for row in rows
+        }
 
     def estimated_bytes(self, since: datetime) -> int:
         """What the statement would read; a dry run, which costs nothing."""
@@ -99,11 +101,3 @@ def open_client(project: str, endpoint: str | None, credentials: Any | None) -> 
     options = {"api_endpoint": endpoint} if endpoint is not None else None
     with as_cloud_errors("connect to BigQuery"):
         return bigquery.Client(project=project, credentials=credentials, client_options=options)
-
-
-def _by_job(rows: list[dict[str, Any]]) -> dict[str, BilledCost]:
-    """A row without a rate would make the sum too low: better no cost than that one."""
-    for row in rows:
-        if row["unconverted"]:
-            raise CloudRefusedError(f"{row['job']}: the export has no rate to US dollars for {row['unconverted']} rows")
-    return {row["job"]: BilledCost(float(row["usd"] or 0.0), int(row["row_count"])) for row in rows}

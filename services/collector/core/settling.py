@@ -37,6 +37,8 @@ class BilledCost:
 
     usd: float
     rows: int
+    unconverted_rows: int = 0
+    """Rows in a currency of unknown price: without them the sum is too low, so it is no cost."""
 
 
 class Observation(BaseModel):
@@ -66,7 +68,7 @@ def observe(
     before: Observation | None, billed: BilledCost | None, now_s: float, patience: Patience
 ) -> Observation | None:
     """One more look; None: there is no row yet (or no more)."""
-    if billed is None or billed.rows == 0:
+    if billed is None or billed.unconverted_rows:
         return None
     if before is None or abs(before.usd - billed.usd) > SAME_USD or before.rows != billed.rows:
         return Observation(usd=billed.usd, rows=billed.rows, looks=1, last_s=now_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
@@ -50,10 +49,10 @@ class Lab:
         for request in grid_requests()[:count]:
             cloud.create(request)
 
-    def look(self, after_s: float = 0.0, *, dry_run: bool = False) -> Look:
+    def look(self, after_s: float = 0.0, *, grid: str | None = None, dry_run: bool = False) -> Look:
         """Let time pass, then look."""
         self.google.vertex.advance(after_s)
-        return self.ingestion.look(self.google.vertex.now.timestamp(), dry_run=dry_run)
+        return self.ingestion.look(self.google.vertex.now.timestamp(), grid=grid, dry_run=dry_run)
 
 
 @pytest.fixture
@@ -146,6 +145,46 @@ def test_a_cost_below_zero_is_said_and_stops_no_other(make: Callable[..., Lab]) 
     assert looks[-1].problems == [f"{lab.jobs[0]}: its billed cost with credits is -4.90 USD: less than nothing"]
 
 
+def test_a_cost_without_a_rate_to_dollars_is_said_and_stops_no_other(make: Callable[..., Lab]) -> None:
+    lab = make()
+    lab.submit(2)
+    lab.look(660)
+    lab.google.bigquery.charge({LABEL: lab.jobs[0]}, 9.0, currency=("EUR", None))
+    lab.google.bigquery.charge({LABEL: lab.jobs[1]}, 0.1)
+    looks = [lab.look(HOUR_S / 2) for _ in range(48)]
+
+    assert [record.job for look in looks for record in look.recorded] == [lab.jobs[1]]
+    said = f"{lab.jobs[0]}: the billing export has no rate to US dollars for 1 of its rows"
+    assert [look.problems for look in looks[1:]] == [[said]] * 47
+    assert len(lab.google.bigquery.statements) == 25, "each look is billed: no more of them than told"
+
+
+def test_a_cost_is_not_derived_because_the_first_look_at_billing_failed(make: Callable[..., Lab]) -> None:
+    """A collector that starts after a week, at a moment when BigQuery does not answer."""
+    lab = make()
+    lab.submit()
+    lab.google.bigquery.charge({LABEL: lab.jobs[0]}, 0.1)
+    lab.google.bigquery.failures = [HttpFailure(403, "accessDenied")]
+
+    assert lab.look(200 * HOUR_S).recorded == []
+    looks = [lab.look(HOUR_S) for _ in range(3)]
+    assert [record.cost_kind for look in looks for record in look.recorded] == [CostKind.BILLED]
+
+
+def test_looks_at_one_grid_keep_what_was_seen_of_another(make: Callable[..., Lab]) -> None:
+    lab = make()
+    lab.submit()
+    cloud, _ = open_clouds(lab.google.settings(billing=False))
+    cloud.create(grid_requests(name="other")[0])
+    lab.look(660)
+    for job in lab.google.vertex.jobs.values():
+        lab.google.bigquery.charge({LABEL: job.labels[LABEL]}, 0.1)
+    for _ in range(24):
+        lab.look(HOUR_S, grid="agnews")
+        lab.look(HOUR_S, grid="other")
+    assert len(lab.journal) == 2
+
+
 def test_billing_away_delays_costs_and_says_so(make: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> None:
     lab = make()
     lab.submit()
@@ -201,7 +240,8 @@ def test_two_jobs_of_one_label_are_one_record(make: Callable[..., Lab]) -> None:
     lab.google.vertex.advance(10)
     lab.google.vertex.fate = lambda _job: Fate(runs_s=100)
     lab.submit()
-    (record,) = lab.look(660).recorded
+    assert lab.look(180).recorded == [], "the second one has ended before the first"
+    (record,) = lab.look(480).recorded
     assert record.duration_s == 600
 
 
@@ -233,4 +273,3 @@ def test_vertex_away_raises(make: Callable[..., Lab]) -> None:
     with pytest.raises(CloudUncertainError):
         lab.look()
     assert lab.look().problems == []
-    assert datetime.now(UTC) > lab.google.vertex.now.replace(year=2020)
