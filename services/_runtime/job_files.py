@@ -91,7 +91,7 @@ def read_job_file(path: Path) -> JobFile:
     duckdb = _duckdb()
     try:
         with duckdb.connect(config=_CONFIG) as connection:
-            rows = connection.execute("SELECT job, run FROM read_parquet(?)", [_literal(path)]).fetchall()
+            rows = connection.execute("SELECT job, run FROM read_parquet(?)", [literal_path(path)]).fetchall()
     except duckdb.Error as error:
         raise JobFileError(f"{path} cannot be read: {_first_line(error)}") from error
     records = [_as_message(JobRecord, job, path) for job, _ in rows if job is not None]
@@ -108,7 +108,7 @@ def is_job_file(path: Path) -> bool:
     duckdb = _duckdb()
     try:
         with path.open("rb"), duckdb.connect(config=_CONFIG) as connection:
-            pairs = connection.execute("SELECT key, value FROM parquet_kv_metadata(?)", [_literal(path)]).fetchall()
+            pairs = connection.execute("SELECT key, value FROM parquet_kv_metadata(?)", [literal_path(path)]).fetchall()
     except OSError as error:
         raise JobFileError(f"{path} cannot be read: {error.strerror or error}") from error
     except duckdb.Error as error:
@@ -136,7 +136,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _literal(path: Path) -> str:
+def literal_path(path: Path) -> str:
     """A path that DuckDB does not take for a pattern."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in str(path.absolute()))
 

@@ -1,6 +1,6 @@
 """Records from and to files: ``python -m services.collector.import_jobs import FILE --mapping m.yaml`` and ``export``.
 
-A file in our own Parquet form needs no mapping. One JSON object a line on standard output: ``row`` (a new record),
+A file in our own Parquet form needs no mapping. One JSON object a line on standard output:
 ``error`` (a row that was refused, with its number), ``progress``, ``published``, ``result``. Exit codes: 0, 64 usage,
 65 bad data (also where some rows were refused; the others are kept), 69 unavailable, 130 interrupted.
 """

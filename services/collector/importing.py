@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
 from services.collector.core.mapping import RowError, TableMapping, job_record
+from services.collector.core.mistakes import mistakes
+from services.collector.journal import UnsendableRecordError, require_sendable
 from services.collector.tables import TableError, read_table
 
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -66,10 +68,7 @@ def read_mapping(path: Path) -> TableMapping:
     except OSError as error:
         raise MappingError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, it['loc'])) or 'the file'}: {it['msg']}" for it in error.errors(include_url=False)
-        ]
-        raise MappingError(f"{path} is no usable mapping:\n  " + "\n  ".join(lines)) from error
+        raise MappingError(f"{path} is no usable mapping:\n  " + "\n  ".join(mistakes(error))) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise MappingError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
 
@@ -87,18 +86,22 @@ def import_table(path: Path, mapping: TableMapping) -> Imported:
     found = Imported(rejected=list(table.rejected))
     found.unused_columns = [name for name in table.columns if name not in mapping.columns() | set(mapping.ignore)]
     repeats: Counter[str] = Counter()
-    seen: set[str] = set()
+    seen: dict[str, tuple[int, JobRecord]] = {}
     for row in table.rows:
         try:
             record = job_record(mapping, row.cells, path.stem)
-        except RowError as error:
+            require_sendable(record)
+        except (RowError, UnsendableRecordError) as error:
             found.rejected.append((row.number, str(error)))
             continue
-        if record.job in seen:
+        first = seen.setdefault(record.job, (row.number, record))
+        if first[1] is record:
+            found.records.append(_numbered(record, repeats, mapping))
+        elif first[1] == record:
             found.duplicates.append(row.number)
-            continue
-        seen.add(record.job)
-        found.records.append(_numbered(record, repeats, mapping))
+        else:
+            reason = f"job: {record.job} is the name of row {first[0]} already, which says something else"
+            found.rejected.append((row.number, reason))
     found.rejected.sort()
     return found
 

@@ -10,6 +10,8 @@ from typing import Final
 
 import duckdb
 
+from services._runtime.job_files import literal_path
+
 _BATCH: Final = 1_000
 _QUOTES: Final = "header=false, quote='\"', escape='\"'"
 _SAFE: Final[dict[str, str | bool | int | float | list[str]]] = {
@@ -62,13 +64,8 @@ def read_table(path: Path, separator: str = ",") -> Table:
         raise TableError(f"{path} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def _literal(path: Path) -> str:
-    """A path that DuckDB does not take for a pattern."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in str(path.absolute()))
-
-
 def _parquet(connection: duckdb.DuckDBPyConnection, path: Path) -> Table:
-    connection.execute("SELECT * FROM read_parquet(?)", [_literal(path)])
+    connection.execute("SELECT * FROM read_parquet(?)", [literal_path(path)])
     columns = tuple(column[0] for column in connection.description or ())
     rows = [NumberedRow(number, _texts(columns, row)) for number, row in enumerate(_fetched(connection), start=1)]
     return Table(columns, rows)
@@ -79,7 +76,7 @@ def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> T
     header = _header(path, separator)
     definition = "{" + ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header))) + "}"
     options = f"{_QUOTES}, skip=1, columns={definition}, auto_detect=false, store_rejects=true, nullstr=''"
-    connection.execute(f"SELECT * FROM read_csv(?, delim=?, {options})", [_literal(path), separator])  # noqa: S608 - ours
+    connection.execute(f"SELECT * FROM read_csv(?, delim=?, {options})", [literal_path(path), separator])  # noqa: S608 - ours
     found = list(_fetched(connection))
     # A line may be wrong in several ways.
     errors = connection.execute("SELECT line, min(error_message) FROM reject_errors GROUP BY line ORDER BY line")

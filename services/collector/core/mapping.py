@@ -196,7 +196,7 @@ def job_record(mapping: TableMapping, row: Row, file: str) -> JobRecord:
     """
     cells = {name: None if cell is None or cell in mapping.empty else cell for name, cell in row.items()}
     cells[FILE_COLUMN] = file
-    fields: dict[str, Any] = {"task": {}, "configuration": {}, "job": "?", "dataset": mapping.dataset}
+    fields: dict[str, Any] = {"task": {}, "configuration": {}, "job": _job(mapping, cells), "dataset": mapping.dataset}
     for path, rule in mapping.fields.items():
         if (value := _typed(rule, cells, path)) is not None:
             part, _, name = path.rpartition(".")
@@ -205,9 +205,7 @@ def job_record(mapping: TableMapping, row: Row, file: str) -> JobRecord:
         fields[part]["attributes"] = dict(_attributes(rules, cells, part))
     _add_instance(mapping, fields["configuration"])
     record = _validated(fields)
-    price = _price(mapping.price, record, cells)
-    record = record.model_copy(update={"price": price})
-    return record.model_copy(update={"job": _job(mapping, cells)})
+    return record.model_copy(update={"price": _price(mapping.price, record, cells)})
 
 
 def _job(mapping: TableMapping, cells: Row) -> str:
@@ -264,12 +262,12 @@ def _factor(rule: Rule) -> float:
 
 def _number(text: str, factor: float, path: str) -> float:
     try:
-        number = float(text)
+        number = float(text) * factor
     except ValueError:
         raise RowError(f"{path}: {text[:60]!r} is no number") from None
     if not math.isfinite(number):
-        raise RowError(f"{path}: {text!r} is not finite")
-    return number * factor
+        raise RowError(f"{path}: {text[:60]!r} is not finite")
+    return number
 
 
 def _attributes(rules: Mapping[str, Rule], cells: Row, part: str) -> Iterator[tuple[str, float | str]]:
@@ -307,9 +305,9 @@ def _price(rule: PriceRule | None, record: JobRecord, cells: Row) -> Price | Non
     if rule.usd_per_hour is not None and (text := _text(rule.usd_per_hour, cells)) is not None:
         usd = _number(text, _factor(rule.usd_per_hour), "price.usd_per_hour")
     elif rule.from_cost and record.cost_usd is not None and record.duration_s:
-        usd = record.cost_usd / (record.duration_s / 3_600 * record.configuration.workers)
+        usd = record.cost_usd / record.duration_s * 3_600 / record.configuration.workers
     if usd is None:
         return None
-    if usd < 0:
-        raise RowError(f"price.usd_per_hour: {usd} is negative")
+    if not 0 <= usd < math.inf:
+        raise RowError(f"price.usd_per_hour: {usd:g} is no price")
     return Price(usd_per_hour=usd, as_of=rule.as_of, source=rule.source, snapshot=rule.snapshot)

@@ -85,6 +85,7 @@ def test_a_row_becomes_a_record(imported: Import) -> None:
         ("1,mnist,,m,large,3,16,10,inf,ok,,", "cost_usd: 'inf' is not finite"),
         ("1,mnist,,m,large,3,16,0,5,ok,,", "duration_s: Input should be greater than 0 (it is '0.0')"),
         ("1,mnist,,m,large,3,16,ten,5,ok,,", "duration_s: 'ten' is no number"),
+        ("1,mnist,,m,large,3,16,1e-320,5,ok,,", "price.usd_per_hour: inf is no price"),
         ("1,mnist,,m,huge,3,16,10,5,ok,,", "configuration.instance_type: 'm.huge' is none of the mapping's instances"),
         ("1,mnist,,m,large,2.5,16,10,5,ok,,", "configuration.workers: '2.5' is no whole number"),
         ("1,mnist,,m,large,0,16,10,5,ok,,", "configuration.workers: Input should be greater than or equal to 1"),
@@ -113,6 +114,15 @@ def test_what_is_wrong_rejects_its_row_and_no_other(tmp_path: Path, imported: Im
     assert reason in text
 
 
+def test_a_name_that_no_message_could_carry_rejects_its_row_and_no_other(imported: Import) -> None:
+    found = imported(HEADER + GOOD.replace("mnist", "ü" * 150) + GOOD, job={"template": "run {app}"})
+
+    assert [record.job for record in found.records] == ["run mnist"]
+    ((number, text),) = found.rejected
+    assert number == 2
+    assert "can never be published" in text
+
+
 def test_line_numbers_hold_after_lines_that_are_no_rows(imported: Import) -> None:
     bad = "1,mnist\n"
     found = imported(HEADER + bad + GOOD + bad + GOOD.replace("m,large", "x,large"))
@@ -132,6 +142,13 @@ def test_the_same_row_is_the_same_job_wherever_it_stands_and_however_it_is_mappe
 def test_rows_that_say_the_same_are_one(imported: Import) -> None:
     found = imported(HEADER + GOOD + GOOD.replace("0,", "1,", 1))
     assert (len(found.records), found.duplicates) == (1, [3])
+
+
+def test_two_jobs_of_one_name_are_not_taken_for_the_same(imported: Import) -> None:
+    """A mapping whose names are not unique loses no row in silence."""
+    found = imported(HEADER + GOOD + GOOD.replace(",10,50,", ",11,50,") + GOOD, job={"template": "{app}"})
+    assert (len(found.records), found.duplicates) == (1, [4])
+    assert found.rejected == [(3, "job: mnist is the name of row 2 already, which says something else")]
 
 
 def test_repeats_are_numbered(imported: Import) -> None:
