@@ -15,9 +15,10 @@ from typing import Any, Final
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from schemas.jobs import Configuration, TaskFeatures
+from services.collector.adapters.cell_network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
 from services.collector.adapters.local_workers import CellLimits
 from services.collector.core.workers import MASTER_PORT
-from services.collector.tool import BadDataError, ToolParser, UsageError, default_directory
+from services.collector.tool import BadDataError, ToolParser, UsageError, default_directory, number_within
 
 MAX_MINUTES: Final = 60.0
 MAX_WORKERS: Final = 64
@@ -97,26 +98,37 @@ def _parser() -> argparse.ArgumentParser:
         "them, in a network of its own: it must not download anything. Do not start it with torchrun itself.",
     )
     add = parser.add_argument
-    add("--workers", type=_number(int, 1, MAX_WORKERS), default=3, help="the master included (default: 3)")
-    add("--minutes", type=_number(float, 0.01, MAX_MINUTES), default=10.0, help="stop after so long (default: 10)")
-    add("--seconds", type=_number(float, 0.5, MAX_MINUTES * 60), help="the same in seconds")
-    add("--interval", type=_number(float, 0.05, 60.0), default=1.0, help="seconds between samples (default: 1)")
-    add("--grace", type=_number(float, 0.0, 300.0), default=10.0, help="seconds from SIGTERM to SIGKILL (default: 10)")
-    add("--cpus", type=_number(float, 0.01, 1024.0), help="cores of each worker; default: no limit")
+    add("--workers", type=number_within(int, 1, MAX_WORKERS), default=3, help="the master included (default: 3)")
+    add(
+        "--minutes", type=number_within(float, 0.01, MAX_MINUTES), default=10.0, help="stop after so long (default: 10)"
+    )
+    add("--seconds", type=number_within(float, 0.5, MAX_MINUTES * 60), help="the same in seconds")
+    add("--interval", type=number_within(float, 0.05, 60.0), default=1.0, help="seconds between samples (default: 1)")
+    add(
+        "--grace",
+        type=number_within(float, 0.0, 300.0),
+        default=10.0,
+        help="seconds from SIGTERM to SIGKILL (default: 10)",
+    )
+    add("--cpus", type=number_within(float, 0.01, 1024.0), help="cores of each worker; default: no limit")
     add("--memory", type=_size, help="memory of each worker, such as 2GiB; default: no limit")
-    add("--network-bps", type=_number(int, 8_000, 34_000_000_000), help="bit/s of each worker, each way; default: none")
-    add("--master-port", type=_number(int, 1, 65_535), default=MASTER_PORT, help=f"default: {MASTER_PORT}")
+    add(
+        "--network-bps",
+        type=number_within(int, MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S),
+        help="bit/s of each worker, each way; default: none",
+    )
+    add("--master-port", type=number_within(int, 1, 65_535), default=MASTER_PORT, help=f"default: {MASTER_PORT}")
     add("--out", type=Path, help="directory of journal and logs; default: below the user's state directory")
     add("--run", type=_run_name, help="name of the run; default: task and time")
     add("--no-bus", action="store_true", help="keep the profile in the journal only")
     add("--features", type=Path, help="JSON of `python -m services.collector.features`, or a TaskFeatures")
     add("--task", help="name of the task; default: the script's")
-    add("--parameters", type=_number(int, 0, 1 << 60), help="trainable parameters: makes steps of bytes sent")
-    add("--batch-size", type=_number(int, 1, 1 << 40), help="per worker")
+    add("--parameters", type=number_within(int, 0, 1 << 60), help="trainable parameters: makes steps of bytes sent")
+    add("--batch-size", type=number_within(int, 1, 1 << 40), help="per worker")
     add("--optimizer", help="such as Adam")
-    add("--learning-rate", type=_number(float, 0.0, 1e9))
-    add("--epochs", type=_number(int, 1, 1 << 40), help="of the whole training")
-    add("--samples-per-epoch", type=_number(int, 1, 1 << 60))
+    add("--learning-rate", type=number_within(float, 0.0, 1e9))
+    add("--epochs", type=number_within(int, 1, 1 << 40), help="of the whole training")
+    add("--samples-per-epoch", type=number_within(int, 1, 1 << 60))
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the training command")
     return parser
 
@@ -179,19 +191,6 @@ def _script(argv: tuple[str, ...]) -> str:
 
 def _plain(name: str) -> str:
     return _UNUSUAL.sub("-", name).strip("-")[:80] or "run"
-
-
-def _number(kind: type[int | float], least: float, most: float) -> Any:
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-        if not least <= value <= most:  # also refuses NaN
-            raise argparse.ArgumentTypeError(f"{text} is not within {least:g} and {most:g}")
-        return value
-
-    return convert
 
 
 def _size(text: str) -> int:

@@ -7,6 +7,7 @@ and nothing that was intended moments ago and may not show yet.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from typing import Final, Protocol
 
 from services.collector.core.cloud_jobs import CloudJob, CloudState
 from services.collector.core.grid import JobRequest
+from services.collector.journal import as_journal_errors
 from services.collector.ports import (
     CloudBusyError,
     CloudError,
@@ -75,27 +77,31 @@ class Tally:
 
 
 class Intents:
-    """When each creation was tried, on disk before it is."""
+    """When each creation was tried, on disk before it is. Raises `JournalError`."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / INTENTS_NAME
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.tried_s: dict[str, float] = {}
-        data = self._path.read_bytes()
+        with as_journal_errors(self._path):
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            data = self._path.read_bytes()
+            if data and not data.endswith(b"\n"):
+                os.write(self._file, b"\n")
         for line in data.splitlines():
             try:
                 entry = json.loads(line)
                 self.tried_s[str(entry["job"])] = float(entry["at"])
             except (ValueError, TypeError, KeyError):
                 continue  # torn by a crash before the creation that it was for
-        if data and not data.endswith(b"\n"):
-            os.write(self._file, b"\n")
 
     def note(self, job: str, now_s: float) -> None:
-        """Note one, durably. Raises OSError."""
+        """Note one, durably."""
+        line = json.dumps({"job": job, "at": now_s}).encode() + b"\n"
+        with as_journal_errors(self._path):
+            if os.write(self._file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file)
         self.tried_s[job] = now_s
-        os.write(self._file, json.dumps({"job": job, "at": now_s}).encode() + b"\n")
-        os.fsync(self._file)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -202,7 +208,8 @@ class Submission:
         tried_s = self._intents.tried_s.get(job)
         if tried_s is None:
             return None
-        self.clock.sleep(max(0.0, tried_s + self._pace.visible_s - self.clock.time()))
+        left_s = tried_s + self._pace.visible_s - self.clock.time()
+        self.clock.sleep(min(max(0.0, left_s), self._pace.visible_s))  # the clock may have been set back since
         return single(self._cloud.jobs(job=job), job)
 
     def _patiently(self, work: Callable[[], None]) -> None:

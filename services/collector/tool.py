@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,21 @@ class ToolParser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
 
 
+def number_within(kind: type[int | float], least: float, most: float) -> Callable[[str], int | float]:
+    """An argparse type: a number within bounds."""
+
+    def convert(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        if not least <= value <= most:  # also refuses NaN
+            raise argparse.ArgumentTypeError(f"{text} is not within {least:g} and {most:g}")
+        return value
+
+    return convert
+
+
 def emit(event: str, **fields: object) -> None:
     """Write one event line to standard output, at once."""
     sys.stdout.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
@@ -89,6 +105,9 @@ def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at exit
         sys.exit(EXIT_UNAVAILABLE)
+    except Exception as error:  # noqa: BLE001 - whatever it is, its exit code is 70
+        traceback.print_exc()
+        sys.exit(_fail(f"our fault: {type(error).__name__}: {error}", EXIT_INTERNAL))
 
 
 def _fail(text: str, code: int) -> int:

@@ -22,6 +22,7 @@ from schemas.jobs import JobRecord
 from services.collector.clouds import open_clouds
 from services.collector.core.cloud_jobs import CloudJob
 from services.collector.core.grid import GridFile, JobRequest, job_requests
+from services.collector.core.mistakes import mistakes
 from services.collector.ingestion import Ingestion, Look, described
 from services.collector.journal import Journal
 from services.collector.ports import Billing, CloudError, CloudForbiddenError, CloudRefusedError
@@ -35,6 +36,7 @@ from services.collector.tool import (
     UnavailableError,
     default_directory,
     emit,
+    number_within,
     publish_to_bus,
     run_tool,
     say,
@@ -60,15 +62,16 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = ToolParser(prog="python -m services.collector.vertex_jobs", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
+    count, seconds = number_within(int, 1, 1_000), number_within(float, 0.05, 86_400)
     make = commands.add_parser("submit", help="submit what is missing of a grid of jobs")
     make.add_argument("file", type=Path, help="JSON file with the grid")
-    make.add_argument("--parallel", type=int, help="jobs that may be under way at once (default: the file's)")
+    make.add_argument("--parallel", type=count, help="jobs that may be under way at once (default: the file's)")
     make.add_argument(
         "--no-wait", action="store_true", help="end when the last job is submitted, not when it has ended"
     )
-    make.add_argument("--poll", type=float, default=30.0, metavar="S", help="seconds between looks (default: 30)")
-    make.add_argument("--visible-after", type=float, default=30.0, metavar="S", help=argparse.SUPPRESS)
-    make.add_argument("--give-up", type=float, default=3_600.0, metavar="S", help="seconds without success (3600)")
+    make.add_argument("--poll", type=seconds, default=30.0, metavar="S", help="seconds between looks (default: 30)")
+    make.add_argument("--visible-after", type=seconds, default=30.0, metavar="S", help=argparse.SUPPRESS)
+    make.add_argument("--give-up", type=seconds, default=3_600.0, metavar="S", help="seconds without success (3600)")
     take = commands.add_parser("ingest", help="make records of jobs that have ended")
     take.add_argument("--grid", help="only jobs of the grid of this name")
     take.add_argument("--no-bus", action="store_true", help="write the journal only")
@@ -103,10 +106,7 @@ def read_grid(path: Path) -> GridFile:
     except OSError as error:
         raise BadDataError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, it['loc'])) or 'the file'}: {it['msg']}" for it in error.errors(include_url=False)
-        ]
-        raise BadDataError(f"{path} is no usable grid file:\n  " + "\n  ".join(lines)) from error
+        raise BadDataError(f"{path} is no usable grid file:\n  " + "\n  ".join(mistakes(error))) from error
 
 
 def submit(options: argparse.Namespace) -> int:

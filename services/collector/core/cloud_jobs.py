@@ -20,7 +20,8 @@ _OUT_OF_MEMORY: Final = re.compile(
 )
 """Vertex AI writes "ran out-of-memory and exited with a non-zero status of 9(SIGKILL)"; the rest comes from the
 training code. A SIGKILL alone may have had any cause and stays a plain failure."""
-_TIMED_OUT: Final = re.compile(r"exceeded (?:its |the )?(?:timeout|deadline|maximum)|timed out", re.IGNORECASE)
+_TIMED_OUT: Final = re.compile(r"exceeded (?:its |the )?(?:timeout|deadline|maximum)", re.IGNORECASE)
+"""Of the job. "Connection timed out" comes from workers that have lost each other: its time is no lower bound."""
 
 
 class CloudState(StrEnum):
@@ -138,15 +139,18 @@ def job_record(job: CloudJob, cost: JobCost) -> JobRecord:
 
 
 def _described(job: CloudJob) -> tuple[TaskFeatures, Configuration, Price | None]:
-    """From the plan; the machines from the job itself, because that is what ran."""
+    """From the plan, if it is of the machines that ran.
+
+    Raises:
+        ValueError: it is not.
+    """
     if job.plan is None:
         task = TaskFeatures(task=job.display_name or job.job)
         return task, Configuration(instance_type=job.machine_type, provider="gcp", workers=job.workers), None
-    ran = {"instance_type": job.machine_type, "workers": job.workers}
     planned = job.plan.configuration
     if planned.instance_type != job.machine_type or planned.workers != job.workers:
         raise ValueError(
             f"{job.name} ran on {job.workers} x {job.machine_type}, but was planned for {planned.workers} x "
             f"{planned.instance_type}: its description is another job's"
         )
-    return job.plan.task, planned.model_copy(update=ran), job.plan.price
+    return job.plan.task, planned, job.plan.price

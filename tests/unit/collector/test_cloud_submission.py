@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from google.cloud.aiplatform_v1.types import JobState
 from services.collector.clouds import open_clouds
 from services.collector.core.cloud_jobs import CloudJob
 from services.collector.core.grid import JobRequest
+from services.collector.journal import JournalFullError
 from services.collector.ports import CloudForbiddenError, CloudUncertainError, TrainingCloud
 from services.collector.submission import Intents, Pace, Submission, Tally
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate
@@ -245,3 +248,25 @@ def test_torn_intents_are_read_as_far_as_they_go(tmp_path: Path) -> None:
         again = Intents(tmp_path)
         assert set(again.tried_s) - {"a", "b"} == {"c"}
         again.close()
+
+
+def test_an_intent_that_cannot_be_written_ends_it_before_the_creation(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("services.collector.submission.os.write", full)
+    with pytest.raises(JournalFullError, match=r"no space left for .*intents\.jsonl: make room"):
+        lab.run(grid_requests())
+    assert lab.vertex.jobs == {}
+
+
+def test_a_clock_that_was_set_back_costs_one_wait(lab: Lab) -> None:
+    requests = grid_requests()
+    intents = Intents(lab.directory)
+    intents.note(requests[0].plan.job, 1.9e9)  # three years after what the clock says now
+    intents.close()
+    started = lab.vertex.now
+    assert lab.run(requests, pace=Pace(parallel=100), wait=False).created == 8
+    assert (lab.vertex.now - started).total_seconds() == 30

@@ -117,6 +117,16 @@ def test_time_is_end_minus_start_and_cost_price_times_machines_times_time(
             RecordState.FAILED,
             "137",
         ),
+        (
+            Fate(state=JobState.JOB_STATE_FAILED, error="RuntimeError: [gloo] Connection timed out [10.0.0.2]:29500"),
+            RecordState.FAILED,
+            "timed out",
+        ),
+        (
+            Fate(state=JobState.JOB_STATE_FAILED, error="CustomJob has exceeded its timeout of 86400s"),
+            RecordState.TIMED_OUT,
+            "timeout",
+        ),
         (Fate(state=JobState.JOB_STATE_FAILED, error="deadline", code=4), RecordState.TIMED_OUT, "deadline"),
         (Fate(state=JobState.JOB_STATE_EXPIRED), RecordState.TIMED_OUT, "the job is expired"),
         (Fate(state=JobState.JOB_STATE_CANCELLED), RecordState.CANCELLED, "the job is cancelled"),
