@@ -10,9 +10,8 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from schemas.codec import CodecError, decode_as
 from schemas.jobs import Configuration, TaskFeatures
-from schemas.predictions import Objective
+from schemas.predictions import MAX_CONFIGURATIONS, Objective
 from schemas.runs import RunProfile
 from schemas.subjects import MAX_TOKEN_CHARACTERS
 from services.cli.app_file_errors import describe_mistakes
@@ -21,6 +20,8 @@ from services.cli.yaml_source import FieldPath, YamlSource, read_yaml
 
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 _MAX_BYTES: Final = 1 << 20
+_MAX_PROFILE_BYTES: Final = 16 << 20
+"""In JSON; as a message it has to be much smaller."""
 SECONDS_PER_HOUR: Final = 3600.0
 Count = Annotated[int, Field(ge=1, le=100_000)]
 
@@ -51,7 +52,7 @@ class JobYaml(BaseModel):
     """The local run: its name on the bus, or the file that `turnbuckle profile` wrote."""
     workers: tuple[Count, ...] = ()
     batch_sizes: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    configurations: tuple[MachineSection, ...] = ()
+    configurations: Annotated[tuple[MachineSection, ...], Field(max_length=MAX_CONFIGURATIONS)] = ()
     objective: Objective = Objective.COST
     budget_usd: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     deadline_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -91,10 +92,10 @@ def _fields(path: FieldPath) -> dict[str, FieldInfo]:
     return JobYaml.model_fields
 
 
-def _read(path: Path, what: str) -> bytes:
+def _read(path: Path, what: str, most_bytes: int = _MAX_BYTES) -> bytes:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise BadFileError(f"{path} is larger than {_MAX_BYTES} bytes: this is no {what}")
+        if path.stat().st_size > most_bytes:
+            raise BadFileError(f"{path} is larger than {most_bytes} bytes: this is no {what}")
         return path.read_bytes()
     except OSError as error:
         raise BadFileError(f"{path} cannot be read: {error.strerror}") from error
@@ -102,22 +103,16 @@ def _read(path: Path, what: str) -> bytes:
 
 def _features(path: Path) -> dict[str, Any]:
     """The features in a file: alone, or in a line of `turnbuckle features --json`."""
-    found: Any = None
-    for line in (_read(path, "file of features").decode("utf-8", "replace").strip() or "null").splitlines():
+    text = _read(path, "file of features").decode("utf-8", "replace")
+    for part in (text, *reversed(text.splitlines())):
         try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-            break
-    if found is None:
-        try:
-            found = json.loads(_read(path, "file of features"))
-        except ValueError as error:
-            raise BadFileError(f"{path} is no JSON: {error}; write it with: turnbuckle features --json ...") from error
-    features = found.get("features", found) if isinstance(found, dict) else None
-    if not isinstance(features, dict):
-        raise BadFileError(f"{path} holds no features; write it with: turnbuckle features --json ... > {path.name}")
-    return {name: value for name, value in features.items() if name in TaskFeatures.model_fields}
+            found = json.loads(part)
+        except (ValueError, RecursionError):
+            continue
+        features = found.get("features", found) if isinstance(found, dict) else None
+        if isinstance(features, dict) and (known := features.keys() & TaskFeatures.model_fields.keys()):
+            return {name: features[name] for name in known}
+    raise BadFileError(f"{path} holds no features; write it with: turnbuckle features --json ... > {path.name}")
 
 
 def load_profile(path: Path) -> RunProfile:
@@ -127,6 +122,10 @@ def load_profile(path: Path) -> RunProfile:
         BadFileError: it is none.
     """
     try:
-        return decode_as(_read(path, "local run"), RunProfile)
-    except CodecError as error:
-        raise BadFileError(f"{path} is no local run of `turnbuckle profile`: {error}") from error
+        return RunProfile.model_validate(json.loads(_read(path, "local run", _MAX_PROFILE_BYTES)))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+    raise BadFileError(f"{path} is no local run of `turnbuckle profile`: {reason}")

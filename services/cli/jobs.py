@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -31,7 +30,7 @@ Examples:
 
   turnbuckle jobs list --json | jq 'map(select(.state == "out_of_memory")) | length'
 
-  turnbuckle jobs show emulated-1-text-dnn-x2
+  turnbuckle jobs show multicloud_ibm-7db18a33f4b5208e      (names: turnbuckle jobs list --all)
 
   turnbuckle jobs import results.csv --mapping mapping.yaml
 
@@ -43,23 +42,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which records are wanted; empty: all."""
-
-    task: str = ""
-    dataset: str = ""
-    state: JobState | None = None
-
-    def keeps(self, record: JobRecord) -> bool:
-        """Whether a record is wanted."""
-        return (
-            self.task in {"", record.task.task}
-            and self.dataset in {"", record.dataset}
-            and self.state in {None, record.state}
-        )
 
 
 @app.command("list", epilog=EXAMPLES)
@@ -75,7 +57,11 @@ def list_command(  # noqa: PLR0913 - a command's options are its parameters
 ) -> None:
     """List the jobs that the bus knows."""
     found = read_records(server, context)
-    chosen = [record for record in found if Filter(task, dataset, state).keeps(record)]
+    chosen = [
+        record
+        for record in found
+        if task in {"", record.task.task} and dataset in {"", record.dataset} and state in {None, record.state}
+    ]
     if as_json:
         print_json([to_plain(record) for record in chosen])
         return
