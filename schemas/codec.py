@@ -10,82 +10,29 @@ import msgpack
 from pydantic import ValidationError
 
 from schemas.apps import AppSpec
-from schemas.cfs import CfsBatch
-from schemas.containers import ContainerEvent, NodeInfo
-from schemas.jobs import JobRecord
+from schemas.containers import NodeInfo
 from schemas.leases import Lease
-from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ColumnarMessage, Message
-from schemas.network import (
-    DiffReply,
-    DiffRequest,
-    NetworkStateReply,
-    NetworkStateRequest,
-    RouteEvent,
-    RulesReply,
-    RulesRequest,
-    TcEvent,
-)
-from schemas.oom import MemoryReply, MemoryRequest, OomEvent
-from schemas.predictions import (
-    AdviceExplainReply,
-    AdviceExplainRequest,
-    Prediction,
-    PredictReply,
-    PredictRequest,
-    RankReply,
-    RankRequest,
-    TrainReply,
-    TrainRequest,
-)
-from schemas.queries import ExplainReply, ExplainRequest, QueryError, StateReply, StateRequest
-from schemas.runs import RunProfile, RunSample
+from schemas.queries import QueryError
+from schemas.registry import CHANNELS, ENDPOINTS
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
 """The server's default max_payload."""
 TYPE_KEY: Final = "type"
 VERSION_KEY: Final = "schema_version"
 
+_ON_NO_CHANNEL: Final = (AppSpec, Lease, NodeInfo, QueryError)
+"""Values of KV buckets, and the answer to a request that failed."""
+
+
+def _message_types() -> set[type[Message]]:
+    """Whatever travels alone; parts of messages are none."""
+    travelling = [(one.message, one.reply) for one in CHANNELS] + [(one.request, one.reply) for one in ENDPOINTS]
+    return {one for pair in travelling for one in pair if one is not None} | set(_ON_NO_CHANNEL)
+
+
 MESSAGE_TYPES: Final[dict[str, type[Message]]] = {
-    message.type_name: message
-    for message in (
-        AdviceExplainReply,
-        AdviceExplainRequest,
-        AppSpec,
-        CfsBatch,
-        ContainerEvent,
-        DiffReply,
-        DiffRequest,
-        ExplainReply,
-        ExplainRequest,
-        JobRecord,
-        Lease,
-        LimitDecisions,
-        LimitReply,
-        LimitUpdate,
-        MemoryReply,
-        MemoryRequest,
-        NetworkStateReply,
-        NetworkStateRequest,
-        NodeInfo,
-        OomEvent,
-        PredictReply,
-        PredictRequest,
-        Prediction,
-        QueryError,
-        RankReply,
-        RankRequest,
-        RouteEvent,
-        RulesReply,
-        RulesRequest,
-        RunProfile,
-        RunSample,
-        StateReply,
-        StateRequest,
-        TcEvent,
-        TrainReply,
-        TrainRequest,
-    )
+    message.type_name: message for message in sorted(_message_types(), key=lambda one: one.__name__)
 }
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -113,6 +60,10 @@ def encode(message: Message) -> bytes:
         )
     except OverflowError as error:
         raise CodecError("oversized", f"{message.type_name} holds an integer of more than 64 bits") from error
+    return _sendable(message, data)
+
+
+def _sendable(message: Message, data: bytes) -> bytes:
     if len(data) > MAX_MESSAGE_BYTES:
         raise CodecError("oversized", f"{message.type_name} of {len(data)} bytes exceeds {MAX_MESSAGE_BYTES}")
     return data
@@ -126,8 +77,12 @@ def _as_plain(value: object) -> str:
 
 
 def encode_json(message: Message) -> bytes:
-    """The message as JSON with its columns as rows, for people and other programs."""
-    return json.dumps(to_plain(message)).encode()
+    """The message as JSON with its columns as rows, for people and other programs.
+
+    Raises:
+        CodecError: it exceeds `MAX_MESSAGE_BYTES`.
+    """
+    return _sendable(message, json.dumps(to_plain(message)).encode())
 
 
 def to_plain(message: Message) -> dict[str, Any]:

@@ -45,7 +45,12 @@ class WorkerSeries(Message):
     @classmethod
     def _from_numbers(cls, value: object) -> object:
         """In JSON a series is a list of numbers."""
-        return np.asarray(value, dtype="<f8").tobytes() if isinstance(value, (list, tuple)) else value
+        if not isinstance(value, (list, tuple)):
+            return value
+        try:
+            return np.asarray(value, dtype="<f8").tobytes()
+        except (TypeError, OverflowError) as error:  # only a ValueError makes the message invalid
+            raise ValueError(f"no list of numbers: {error}") from error
 
     @field_serializer(*SERIES, when_used="json")
     def _as_numbers(self, value: bytes) -> list[float]:

@@ -28,6 +28,7 @@ from schemas.codec import (
 from schemas.limits import LimitUpdate
 from schemas.message import ColumnarMessage, Message
 from schemas.queries import ExplainRequest, QueryError, StateRequest
+from schemas.runs import SERIES, RunProfile
 from tests.support.message_strategies import ANY_MESSAGE, MESSAGES
 
 TYPES = list(MESSAGE_TYPES.values())
@@ -195,6 +196,25 @@ def test_huge_integers_in_json_are_refused_or_kept(digits: int) -> None:
     assert isinstance(attempt(spec.encode()), CodecError)
     result = attempt(request.encode())
     assert isinstance(result, CodecError) or result == ExplainRequest(app="a", last=int(number))
+
+
+@pytest.mark.parametrize("series", [[{}], [10**400], [[1], 2], ["x"], [None], [-1.0], 5])
+def test_a_series_that_is_no_list_of_numbers_is_refused(series: Any) -> None:
+    """With nothing but a CodecError: anything else would end the subscription that meets it."""
+    worker = {"worker": "master"} | {name: series if name == "cpu_cores" else [1.0] for name in SERIES}
+    profile = {"run": "r", "task": {"task": "t"}, "configuration": {"instance_type": "i", "workers": 1},
+               "duration_s": 9.0, "end": "finished", "workers": [worker]}  # fmt: skip
+
+    assert isinstance(attempt(json.dumps({"type": RunProfile.type_name} | profile).encode()), CodecError)
+
+
+def test_a_message_that_only_its_json_makes_too_large_cannot_be_sent_as_json() -> None:
+    """Who asked is told so, rather than left to wait for an answer that does not fit."""
+    error = QueryError(code=1, message="\u0000" * (MAX_MESSAGE_BYTES // 2))
+
+    assert len(encode(error)) < MAX_MESSAGE_BYTES
+    with pytest.raises(CodecError, match="oversized"):
+        encode_json(error)
 
 
 def test_an_integer_beyond_64_bits_cannot_be_sent() -> None:
