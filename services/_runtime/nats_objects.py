@@ -75,7 +75,7 @@ class NatsObjects:
                     await self._bus.jetstream.publish(self._pieces + nuid, piece)
                 description = _describe(name, self.name, nuid, data, attributes or {})
                 stored = await self._bus.jetstream.publish(subject, json.dumps(description).encode(), headers=_ROLLUP)
-            except (nats.errors.Error, TimeoutError) as error:
+            except nats.js.errors.APIError as error:  # any other leaves open whether it is stored: see `_sweep`
                 await self._forget_pieces(nuid)
                 if "maximum bytes" in str(error):
                     raise ObjectStoreFullError(
@@ -84,6 +84,7 @@ class NatsObjects:
                 raise
             if before is not None:
                 await self._forget_pieces(before.nuid)
+        with suppress(BusError, nats.errors.Error, TimeoutError):  # it is stored, and the next put sweeps again
             await self._sweep()
         return _info(description, stored.seq)
 
@@ -180,7 +181,7 @@ class NatsObjects:
             await self._bus.jetstream.purge_stream(self._stream, subject=self._pieces + nuid)
 
     async def _sweep(self) -> None:
-        """Take pieces away that a killed put has left."""
+        """Take pieces away that a killed put has left, or one whose end is not known."""
         known = {entry.nuid for entry in await self._entries()}
         for subject in await self._subjects(self._pieces):
             nuid = subject.removeprefix(self._pieces)

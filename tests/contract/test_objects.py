@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from schemas.streams import MODELS, ObjectStoreSpec
 from services._runtime.bus import BusError, BusUnavailableError, CorruptObjectError, ObjectStoreFullError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
+from services._runtime.nats_objects import NatsObjects
 from services._runtime.nats_server import EmbeddedNats
 from tests.support.bus_lab import BusLab, Damage, NatsLab
 from tests.support.deadline import until
@@ -195,3 +197,46 @@ async def _small_bus(server: EmbeddedNats) -> NatsBus:
             connect_deadline_s=10.0,
         )
     )
+
+
+async def test_a_put_whose_end_is_not_known_leaves_one_or_the_other(
+    nats_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stores the description, and its answer gets lost: the pieces must not be taken away then."""
+    lab = NatsLab(nats_server)
+    bus = await lab.bus()
+    assert isinstance(bus, NatsBus)
+    store, publish = bus.objects(MODELS), bus.jetstream.publish
+
+    async def answer_lost(subject: str, *arguments: Any, **options: Any) -> Any:
+        stored = await publish(subject, *arguments, **options)
+        if ".M." in subject:
+            raise TimeoutError
+        return stored
+
+    monkeypatch.setattr(bus.jetstream, "publish", answer_lost)
+    with pytest.raises(BusUnavailableError):
+        await store.put("a", LARGE)
+
+    found = await (await lab.bus()).objects(MODELS).get("a")
+    assert found is not None
+    assert found.data == LARGE
+    await lab.close()
+
+
+async def test_what_is_stored_is_no_failure_because_of_the_sweep(
+    nats_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sweeping is for others; the next put does it."""
+    lab = NatsLab(nats_server)
+    store = (await lab.bus()).objects(MODELS)
+
+    async def unlisted(_: NatsObjects) -> list[object]:
+        raise BusUnavailableError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NatsObjects, "_entries", unlisted)
+        put = await store.put("a", b"x")
+
+    assert (await store.names()) == {"a": put}
+    await lab.close()
