@@ -203,6 +203,12 @@ class Bus(Protocol):
         server remembers nothing of it for longer than a minute after its end.
         """
 
+    async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
+        """Whether the stream holds a fact on this subject: for senders whose facts are unique for ever.
+
+        The server knows ids for the stream's duplicate window only. Costs one round trip.
+        """
+
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
         """Send a command and wait for the reply.
 

@@ -223,6 +223,10 @@ class MemoryBus:
         """Receive all facts, for this process alone."""
         return self._consume(self._stream(stream), Durable(), handler)
 
+    async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
+        """Whether the stream holds a fact on this subject."""
+        return any(text == subject.text for text, _ in self._stream(stream).messages)
+
     def _stream(self, spec: StreamSpec) -> MemoryStream:
         self.require_connection()
         found = self.broker.stream(spec.stream_name(self.root))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 import nats.errors
+import nats.js.errors
 from nats.js import JetStreamContext
 
 from schemas.codec import CodecError, encode
@@ -180,6 +181,16 @@ class NatsBus:
         consumer = NatsConsumer(self, stream, None, handler)
         await consumer.start()
         return consumer
+
+    async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
+        """Whether the stream holds a fact on this subject."""
+        name = stream.stream_name(self.root)
+        with as_bus_errors(f"look for {subject} in stream {name}"):
+            try:
+                await self.jetstream.get_last_msg(name, subject.text)  # from the leader: a replica may lag
+            except nats.js.errors.NotFoundError:
+                return False
+        return True
 
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
         """Send a command and wait for the reply."""

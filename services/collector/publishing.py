@@ -15,7 +15,6 @@ from typing import Final
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from services._runtime.bus import Bus, BusUnavailableError
-from services._runtime.stored_facts import is_stored
 from services.collector.journal import Journal, Record, record_id, record_key, record_subject
 
 _BATCH: Final = 100
@@ -90,4 +89,4 @@ class Publisher:
 
     async def _is_held(self, record: Record) -> bool:
         stream = JOB_STREAM if isinstance(record, JobRecord) else RUN_STREAM
-        return await is_stored(self._bus, stream, record_subject(self._bus.root, record))
+        return await self._bus.is_stored(stream, record_subject(self._bus.root, record))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from services._runtime.bus import Bus, Delivery, Subscription
+import pytest
+
+from schemas.subjects import CONTAINER_EVENTS
+from services._runtime.bus import Bus, BusUnavailableError, Delivery, Subscription
 from tests.support.bus_lab import CONTAINER_STREAM, BusLab, container_event, event_subject, number_of
 from tests.support.deadline import until
 
@@ -123,3 +126,17 @@ async def test_stop_finishes_the_message_under_way(lab: BusLab) -> None:
     await stop
 
     assert done == [1]
+
+
+async def test_whether_a_fact_is_stored(lab: BusLab) -> None:
+    """By its subject, also for those that did not send it; without a server an error, and no guess."""
+    bus, other = await lab.bus(), await lab.bus()
+    publish(bus, lab.root, 1)
+    await bus.flush(5)
+
+    assert await other.is_stored(CONTAINER_STREAM, event_subject(lab.root))
+    assert not await other.is_stored(CONTAINER_STREAM, CONTAINER_EVENTS.subject(lab.root, app="shop", node="n2"))
+    await lab.stop_server()
+    await until(lambda: not other.connected)
+    with pytest.raises(BusUnavailableError):
+        await other.is_stored(CONTAINER_STREAM, event_subject(lab.root))
