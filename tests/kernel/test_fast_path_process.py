@@ -13,6 +13,7 @@ import pytest
 from schemas.network import RouteKind
 from services._runtime.app import UnusableSettingsError
 from services._runtime.netns import socket_in
+from services.cli.lab.companions import fast_path_is_at_work
 from services.reconciler.adapters.netlink import NetlinkSocket
 from services.reconciler.fastpath.flush import main as flush_by_hand
 from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode
@@ -50,6 +51,7 @@ def pair():
 
 
 async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> None:
+    assert not fast_path_is_at_work(host.name)
     async with running(host, tmp_path) as fast:
         host.bfdd.change("p1", "down")
         await fast.overrides({H2: ["p2"], H3: ["p2"]})
@@ -67,6 +69,7 @@ async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> 
         host.bfdd.change("p1", "up")
         await fast.overrides({})
         assert host.rules(), "the rule stays while we run"
+        assert fast_path_is_at_work(host.name), "a lab can see it"
     assert not host.rules()
 
 

@@ -19,11 +19,15 @@ from typing import Final
 
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab import record
+from services.cli.lab.netlink import LabNetlink
 from services.cli.lab.record import LabRecord, StartedProcess
 from services.cli.lab.topology import DualTor, HostNode
 
 _LIVES_FOR_S: Final = 1.0
 """A service that has not ended by then has accepted its settings."""
+_AT_WORK_WITHIN_S: Final = 30.0
+_FAST_PATH_PROTOCOL: Final = 200
+"""RTPROT_* of what a fast path writes, see `services.reconciler.fastpath.values`."""
 _END_WITHIN_S: Final = 5.0
 _POLL_S: Final = 0.02
 _KEY_BYTES: Final = 32
@@ -35,13 +39,15 @@ class _Companion:
     module: str
     environment: Mapping[str, str]
     log: Path
+    is_at_work: Callable[[], bool] = lambda: True
+    """Where that can be seen from outside; a fault before would not be answered."""
 
 
 def start(topology: DualTor, held: LabRecord, tell: Callable[[str], None]) -> None:
     """Start what the lab's settings ask for.
 
     Raises:
-        UnavailableError: one has ended at once; holds the end of its log.
+        UnavailableError: one has ended at once, or does not begin to work; holds the end of its log.
     """
     if held.settings.fast_path:
         key, logs = _make_key(held), _logs(held)
@@ -70,14 +76,28 @@ def _start(wanted: list[_Companion], held: LabRecord, tell: Callable[[str], None
         started.append(StartedProcess(name=companion.name, pid=pid, start_ticks=record.start_ticks(pid) or 0))
         held.processes.append(started[-1])
         record.save(held)
-    deadline = time.monotonic() + _LIVES_FOR_S
-    while time.monotonic() < deadline:
+    began_s = time.monotonic()
+    while True:
         for companion, process in zip(wanted, started, strict=True):
             if not _lives(process):
-                end = companion.log.read_text(encoding="utf-8", errors="replace")[-2_000:]
-                raise UnavailableError(f"{companion.name} does not start:\n{end}")
+                raise UnavailableError(f"{companion.name} does not start:\n{_end_of(companion.log)}")
+        idle, after_s = [one for one in wanted if not one.is_at_work()], time.monotonic() - began_s
+        if not idle and after_s >= _LIVES_FOR_S:
+            break
+        if idle and after_s > _AT_WORK_WITHIN_S:
+            raise UnavailableError(f"{idle[0].name} is not at work after {after_s:.0f} s:\n{_end_of(idle[0].log)}")
         time.sleep(_POLL_S)
     tell(f"{', '.join(companion.name for companion in wanted)} run")
+
+
+def fast_path_is_at_work(netns: str) -> bool:
+    """Whether a fast path has begun to hear the kernel: its rule of routing is written then, and goes when it ends."""
+    with LabNetlink(netns) as netlink:
+        return _FAST_PATH_PROTOCOL in netlink.rule_protocols()
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-2_000:]
 
 
 def stop(processes: list[StartedProcess]) -> None:
@@ -124,7 +144,8 @@ def _fast_path(host: HostNode, key: Path, logs: Path) -> _Companion:
         f"{prefix}FRR_PATHSPACE": host.netns,
         f"{prefix}FABRIC_KEY_FILE": str(key),
     }
-    return _Companion(name, "services.reconciler.fastpath", environment, logs / f"fast-path-{host.name}.log")
+    log = logs / f"fast-path-{host.name}.log"
+    return _Companion(name, "services.reconciler.fastpath", environment, log, lambda: fast_path_is_at_work(host.netns))
 
 
 def _reconciler(host: HostNode, logs: Path) -> _Companion:

@@ -24,8 +24,8 @@ _NLM_F_EXCL: Final = 0x200
 _NLM_F_CREATE: Final = 0x400
 _NLM_F_DUMP: Final = 0x300
 _RTM_NEWLINK: Final = 16
-_RTM_NEWROUTE: Final = 24
 _RTM_GETROUTE: Final = 26
+_RTM_GETRULE: Final = 34
 _RTM_NEWQDISC: Final = 36
 _RTM_NEWTFILTER: Final = 44
 _RTM_DELTFILTER: Final = 45
@@ -48,6 +48,7 @@ _EVERY_PROTOCOL: Final = 0x0300
 _DROP_ALL: Final = struct.pack("=HBBI", 6, 0, 0, 2)
 """One classic BPF instruction: return TC_ACT_SHOT."""
 
+_FRA_PROTOCOL: Final = 21
 _RTA_DST: Final = 1
 _RTA_OIF: Final = 4
 _RTA_MULTIPATH: Final = 9
@@ -112,6 +113,11 @@ class LabNetlink:
         with inside(self._netns):
             return frozenset(socket.if_indextoname(index) for index in found)
 
+    def rule_protocols(self) -> frozenset[int]:
+        """Who has made rules of IPv4 routing (RTPROT_*)."""
+        rules = self._dump(_RTM_GETRULE, struct.pack("=8BI", socket.AF_INET, *bytes(7), 0))
+        return frozenset(dict(_attributes(body[12:])).get(_FRA_PROTOCOL, b"\0")[0] for body in rules)
+
     def _indices(self, names: Mapping[str, object]) -> dict[str, int]:
         with inside(self._netns):
             return {name: socket.if_nametoindex(name) for name in names}
@@ -146,7 +152,7 @@ class LabNetlink:
                 if answer == _NLMSG_ERROR:
                     number = -struct.unpack_from("=i", content)[0]
                     raise OSError(number, f"{self._netns}: {os.strerror(number)}")
-                if answer == _RTM_NEWROUTE:
+                if answer == kind - 2:  # RTM_NEW* of RTM_GET*
                     yield content
 
     def _message(self, kind: int, flags: int, body: bytes) -> bytes:

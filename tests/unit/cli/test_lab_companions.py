@@ -1,0 +1,72 @@
+"""Services beside the lab's FRR: a lab is not ready before they are at work, or its first fault meets FRR alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from services.cli.failure import UnavailableError
+from services.cli.lab import companions, record
+from services.cli.lab.record import LabRecord
+from services.cli.lab.topology import DualTor, LabSettings
+
+SETTINGS = LabSettings(prefix="tbunit", fast_path=True)
+LOOKS = 3
+
+
+class Rules:
+    """In place of `LabNetlink`: the fast path's rule is there from a namespace's third look on, or never."""
+
+    looks: dict[str, int]
+    needed: float = LOOKS
+
+    def __init__(self, netns: str) -> None:
+        self._netns = netns
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def rule_protocols(self) -> frozenset[int]:
+        self.looks[self._netns] = self.looks.get(self._netns, 0) + 1
+        return frozenset({2, 200} if self.looks[self._netns] >= self.needed else {2})
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabRecord]:
+    def spawn(companion: companions._Companion) -> int:
+        companion.log.parent.mkdir(parents=True, exist_ok=True)
+        companion.log.write_text("still reading its settings", encoding="utf-8")
+        return os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+
+    monkeypatch.setattr(record, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(companions, "_spawn", spawn)
+    monkeypatch.setattr(companions, "_LIVES_FOR_S", 0.0)
+    monkeypatch.setattr(companions, "LabNetlink", Rules)
+    monkeypatch.setattr(Rules, "looks", {}, raising=False)
+    made = LabRecord(settings=SETTINGS)
+    record.save(made)
+    yield made
+    companions.stop(made.processes)
+
+
+def test_a_lab_waits_for_its_fast_paths(held: LabRecord) -> None:
+    told: list[str] = []
+    companions.start(DualTor.of(SETTINGS), held, told.append)
+    assert list(Rules.looks.values()) == [LOOKS, LOOKS]
+    assert told == ["fast path of h1, fast path of h2 run"]
+
+
+def test_a_fast_path_that_does_not_get_to_work_is_named_with_what_it_said(
+    held: LabRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rules, "needed", float("inf"))
+    monkeypatch.setattr(companions, "_AT_WORK_WITHIN_S", 0.1)
+    with pytest.raises(UnavailableError, match=r"fast path of h1 is not at work after 0 s:\nstill reading"):
+        companions.start(DualTor.of(SETTINGS), held, lambda _: None)
