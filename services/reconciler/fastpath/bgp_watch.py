@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -31,6 +30,9 @@ _MOST: Final = 16
 _PACKET_BYTES: Final = 64
 """The IPv6 header (40 bytes) and TCP's."""
 _PORTS: Final = slice(40, 44)
+_SEQUENCE: Final = slice(44, 48)
+_SAME_CONNECTION_BYTES: Final = 1 << 24
+"""Between sequence numbers of FINs and RSTs of one connection there is at most what a sender keeps for repeating."""
 _REMEMBERED: Final = 8
 
 
@@ -71,18 +73,29 @@ def attach(watched: socket.socket, program: bytes) -> None:
 
 
 class Closings:
-    """The connections of one link that were closed last, known by their ports."""
+    """The connections of one link that were closed last, known by their ports and by where their sequence ended.
+
+    By both: ports come again, and a connection begins at a number of its own (RFC 6528).
+    """
 
     def __init__(self) -> None:
-        self._ports: deque[bytes] = deque(maxlen=_REMEMBERED)
+        self._ends: dict[bytes, int] = {}
+        """Sequence number by ports, heard last at the end."""
 
     def is_new(self, packet: bytes) -> bool:
         """Whether this FIN or RST, from its IPv6 header on, is the first of its connection."""
-        ports = packet[_PORTS]
-        if ports in self._ports:
-            return False
-        self._ports.append(ports)
-        return True
+        ports, sequence = packet[_PORTS], int.from_bytes(packet[_SEQUENCE], "big")
+        known = self._ends.pop(ports, None)
+        self._ends[ports] = sequence
+        if len(self._ends) > _REMEMBERED:
+            del self._ends[next(iter(self._ends))]
+        return known is None or _apart(known, sequence) > _SAME_CONNECTION_BYTES
+
+
+def _apart(one: int, other: int) -> int:
+    """How far sequence numbers are from each other, the shorter way round."""
+    apart = (one - other) % (1 << 32)
+    return min(apart, (1 << 32) - apart)
 
 
 class BgpWatch:

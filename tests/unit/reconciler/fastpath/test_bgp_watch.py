@@ -12,10 +12,10 @@ from services.reconciler.fastpath.bgp_watch import Closings
 FIN, RST, ACK = 0x01, 0x04, 0x10
 
 
-def segment(source_port: int, destination_port: int, flags: int = FIN | ACK) -> bytes:
+def segment(source_port: int, destination_port: int, flags: int = FIN | ACK, sequence: int = 1) -> bytes:
     """As the packet socket gives it: from the IPv6 header on."""
     header = struct.pack("!IHBB16s16s", 6 << 28, 20, 6, 255, b"\xfe\x80" + bytes(14), b"\xfe\x80" + bytes(14))
-    return header + struct.pack("!HHIIBBHHH", source_port, destination_port, 1, 1, 5 << 4, flags, 0, 0, 0)
+    return header + struct.pack("!HHIIBBHHH", source_port, destination_port, sequence, 1, 5 << 4, flags, 0, 0, 0)
 
 
 def test_a_fin_that_is_sent_again_is_no_news() -> None:
@@ -30,6 +30,22 @@ def test_the_next_session_s_end_is_news() -> None:
     assert closings.is_new(segment(179, 40_000))
     assert closings.is_new(segment(40_001, 179))
     assert not closings.is_new(segment(179, 40_000))
+
+
+def test_a_later_connection_of_the_same_ports_ends_as_well() -> None:
+    closings = Closings()
+    assert closings.is_new(segment(179, 40_000, sequence=5))
+    assert not closings.is_new(segment(179, 40_000, RST, sequence=(1 << 32) - 20)), "sent again with what came before"
+    assert closings.is_new(segment(179, 40_000, sequence=1 << 30))
+    assert not closings.is_new(segment(179, 40_000, RST, sequence=(1 << 30) + 1))
+
+
+def test_who_sends_again_is_not_forgotten_for_those_who_do_not() -> None:
+    closings = Closings()
+    assert closings.is_new(segment(179, 40_000))
+    for port in range(40_001, 40_051):
+        assert closings.is_new(segment(179, port))
+        assert not closings.is_new(segment(179, 40_000))
 
 
 @given(ports=st.lists(st.integers(1024, 65_535), min_size=1, max_size=8, unique=True), again=st.data())
