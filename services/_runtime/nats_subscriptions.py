@@ -300,7 +300,8 @@ class NatsConsumer:
     async def _end_of_pull(self, status: str) -> int:
         if status not in {"404", "408"}:  # 503 nobody there, 409 consumer deleted or server shutting down
             try:
-                await self._ensure()
+                # A consumer that was forgotten begins anew: what was handled already comes, and counts, once more.
+                self._to_come = max(self._to_come, await self._ensure())
             except BusError as error:
                 log_once(self._bus.dispatch.log.warning, self._bus.dispatch.limiter, "consumer_lost", error=str(error))
                 await asyncio.sleep(0.5)

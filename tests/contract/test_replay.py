@@ -87,3 +87,30 @@ async def test_garbage_does_not_keep_a_replay_from_catching_up(lab: BusLab) -> N
         await subscription.caught_up()
 
     assert got == [7]
+
+
+async def test_what_a_restarted_server_tells_again_is_not_taken_for_the_rest(lab: BusLab) -> None:
+    """It has forgotten how far the replay was: who has caught up has heard everything all the same."""
+    bus = await lab.bus()
+    for number in range(40):
+        publish(bus, lab.root, number)
+    await bus.flush(5)
+    got: list[int] = []
+    go_on = asyncio.Event()
+
+    async def handle(delivery: Delivery) -> None:
+        got.append(number_of(delivery.message))
+        if len(got) == 20:
+            await go_on.wait()
+
+    subscription = await bus.replay(CONTAINER_STREAM, handle)
+    await until(lambda: len(got) == 20)
+    await lab.stop_server()
+    await until(lambda: not bus.connected)
+    await lab.start_server()
+    await until(lambda: bus.connected, within_s=8)
+    go_on.set()
+    async with asyncio.timeout(15):
+        await subscription.caught_up()
+
+    assert set(got) == set(range(40))
