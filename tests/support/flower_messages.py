@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from services.reconciler.adapters.tc_decode import actions_in, decode_action
+from services.reconciler.core.state import Action
+
 RULE: Final = bytes.fromhex(
     "000000000300000001000000f2ffffff000364000b000100666c6f776572000008000b0000000000b80102000a000400"
     "02000000000200000a000500ffffffffffff0000080016000800000008005600000000008c010300dc0001000f000100"
@@ -72,3 +75,8 @@ REDIRECT: Final = bytes.fromhex(
     "0000000000000000"
 )
 """RTM_GETACTION: mirred 900."""
+
+
+def actions_of(payload: bytes) -> tuple[Action | None, ...]:
+    """Each action of a message, one by one; None: of another kind than we know."""
+    return tuple(decode_action(payload[start:end]) for start, end in actions_in(payload))

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 
-from services.reconciler.adapters.attributes import attribute, u32
+from services.reconciler.adapters.attributes import address_bytes, attribute, u32
 from services.reconciler.adapters.nexthop_codec import NexthopObject
 from services.reconciler.adapters.route_codec import Hop, KernelRoute
 from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTNH_F_ONLINK
 
 
-def packed(address: str) -> bytes:
-    """4 or 16 bytes."""
-    return socket.inet_pton(AF_INET6 if ":" in address else AF_INET, address)
-
-
 def route_message(route: KernelRoute) -> bytes:
     """Payload of RTM_NEWROUTE."""
     address, _, length = route.destination.partition("/")
-    body = attribute(1, packed(address)) + u32(15, route.table)
-    body += attribute(7, packed(route.source)) if route.source is not None else b""
+    body = attribute(1, address_bytes(address)) + u32(15, route.table)
+    body += attribute(7, address_bytes(route.source)) if route.source is not None else b""
     body += u32(6, route.metric) if route.metric else b""
     flags = 0
     if route.nexthop_id:
@@ -48,8 +42,8 @@ def _gateway(hop: Hop, family: int) -> bytes:
         return b""
     own = AF_INET6 if ":" in hop.gateway else AF_INET
     if own == family:
-        return attribute(5, packed(hop.gateway))
-    return attribute(18, struct.pack("=H", own) + packed(hop.gateway))
+        return attribute(5, address_bytes(hop.gateway))
+    return attribute(18, struct.pack("=H", own) + address_bytes(hop.gateway))
 
 
 def nexthop_message(nexthop: NexthopObject) -> bytes:
@@ -62,7 +56,7 @@ def nexthop_message(nexthop: NexthopObject) -> bytes:
         family = AF_INET
         body += attribute(4, b"")
     elif nexthop.hop is not None:
-        address = packed(nexthop.hop.gateway) if nexthop.hop.gateway is not None else b""
+        address = address_bytes(nexthop.hop.gateway) if nexthop.hop.gateway is not None else b""
         family = AF_INET6 if len(address) == 16 else AF_INET
         flags = RTNH_F_ONLINK if nexthop.hop.onlink else 0
         body += u32(5, nexthop.hop.ifindex) if nexthop.hop.ifindex else b""

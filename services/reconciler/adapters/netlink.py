@@ -135,29 +135,6 @@ class NetlinkSocket:
                 return taken
         raise DumpInterruptedError(f"a dump (message type {request.kind}) changed {attempts} times while it was taken")
 
-    def get(self, request: Request) -> list[Message] | Ack:
-        """Ask for one object (RTM_GET* without DUMP): what came, or why not.
-
-        Raises:
-            OSError: the socket itself failed.
-            NetlinkError: the answer makes no sense, or did not come in time.
-        """
-        sequence = self._send((request._replace(flags=request.flags | ACK),))
-        found: list[Message] = []
-        try:
-            while True:
-                data = self._receive()
-                for kind, flags, answered, port_id, start, end in framed(data):
-                    if answered != sequence:
-                        continue
-                    if kind == NLMSG_ERROR:
-                        ack = read_ack(data, flags, start, end)
-                        return ack if ack.errno else found
-                    found.append(Message(kind, flags, port_id, data[start:end]))
-        except BaseException:
-            self.close()
-            raise
-
     def _write_batch(self, requests: Sequence[Request]) -> list[Ack]:
         last = len(requests) - 1
         first = self._send([r if i < last else r._replace(flags=r.flags | ACK) for i, r in enumerate(requests)])

@@ -74,18 +74,6 @@ def actions_in(payload: bytes) -> Iterator[tuple[int, int]]:
             yield from (span for _, span in spans(payload, start, end))
 
 
-def decode_actions(payload: bytes) -> Iterator[Action]:
-    """Those of kinds that we know, from RTM_NEWACTION, RTM_DELACTION or a dump of actions.
-
-    Raises:
-        MalformedError: nonsense.
-    """
-    for start, end in actions_in(payload):
-        action = decode_action(payload[start:end])
-        if action is not None:
-            yield action
-
-
 def counters_of_action(entry: bytes) -> list[Varying]:
     """Where an entry holds counters and ages: TCA_ACT_STATS, and the times among its options."""
     found: list[Varying] = []

@@ -88,7 +88,6 @@ def test_whatever_comes_ends(answers: list[bytes]) -> None:
         for act in (
             lambda kernel: kernel.write([REQUEST] * 3),
             lambda kernel: kernel.dump(REQUEST),
-            lambda kernel: kernel.get(REQUEST),
         ):
             kernel = talking(monkeypatch, *answers)
             try:
@@ -109,7 +108,7 @@ def test_whatever_a_subscription_gets_is_a_value(datagrams: list[bytes]) -> None
 
 def test_silence_is_an_error_and_the_next_call_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = talking(monkeypatch)
-    for act in (kernel.write_one, kernel.dump, kernel.get):
+    for act in (kernel.write_one, kernel.dump):
         with pytest.raises(NetlinkError, match="has not answered within 5 s"):
             act(REQUEST)
     assert kernel._socket is None
@@ -119,7 +118,6 @@ def test_an_answer_to_another_request_is_passed_over(monkeypatch: pytest.MonkeyP
     stale = error(errno.EPERM, sequence=99)
     assert talking(monkeypatch, stale, error(0)).write_one(REQUEST) == Ack(0)
     assert talking(monkeypatch, stale, ROW + DONE).dump(REQUEST)[0].payload == bytes(16)
-    assert talking(monkeypatch, stale, error(errno.ENODEV)).get(REQUEST) == Ack(errno.ENODEV)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +171,7 @@ def test_lost_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_socket_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for act in ("write_one", "dump", "get"):
+    for act in ("write_one", "dump"):
         kernel = talking(monkeypatch, OSError(errno.EIO, "broken"))
         with pytest.raises(OSError, match="broken"):
             getattr(kernel, act)(REQUEST)

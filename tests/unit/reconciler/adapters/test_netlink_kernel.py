@@ -161,13 +161,6 @@ def test_a_refused_dump_raises_and_the_socket_goes_on(kernel: NetlinkSocket) -> 
     assert kernel.dump(route_codec.dump_routes(AF_INET, table=255))
 
 
-def test_one_object_is_asked_for(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
-    found = kernel.get(Request(Rtm.GETLINK, 0, struct.pack("=BxHiII", 0, 0, ground.ifindex("br0"), 0, 0)))
-    assert isinstance(found, list)
-    assert [m.kind for m in found] == [Rtm.NEWLINK]
-    assert kernel.get(NO_DEVICE) == Ack(errno.ENODEV)
-
-
 def test_only_the_kernel_is_heard(kernel: NetlinkSocket, ground: NetlinkGround) -> None:
     """Another process of the namespace may send to any port; it must not be taken for the kernel."""
     forged = HEADER.pack(36, 2, 0, kernel._sequence + 1, 0) + struct.pack("=i", -errno.EPERM) + bytes(16)

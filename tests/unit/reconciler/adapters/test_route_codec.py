@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from services.reconciler.adapters import nexthop_codec as nh
 from services.reconciler.adapters import route_codec as rc
-from services.reconciler.adapters.attributes import MalformedError, attribute, u32
+from services.reconciler.adapters.attributes import MalformedError, address_bytes, attribute, u32
 from services.reconciler.adapters.framing import Message
 from services.reconciler.adapters.nexthop_codec import NexthopObject
 from services.reconciler.adapters.route_codec import Hop, KernelRoute
@@ -22,11 +22,12 @@ from services.reconciler.adapters.rule_codec import Rule, add_rule, decode_rule,
 from services.reconciler.fastpath import routes as fp
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.values import FrrRoute, Ownership, Write
-from tests.support.route_messages import nexthop_message, packed, route_message
+from tests.support.route_messages import nexthop_message, route_message
 
 V4 = st.ip_addresses(v=4).map(str)
 V6 = st.ip_addresses(v=6).map(lambda address: str(address).split("%", maxsplit=1)[0])
 INDEX = st.integers(1, 0x7FFFFFFF)
+BYTE = st.integers(0, 255)
 HOPS = st.builds(Hop, INDEX, st.none() | V4 | V6, onlink=st.booleans(), weight=st.integers(1, 256))
 DESTINATIONS = st.one_of(
     st.tuples(V4, st.integers(0, 32)), st.tuples(V6, st.integers(0, 128))
@@ -62,13 +63,11 @@ def test_a_route_is_read(route: KernelRoute) -> None:
 OVERRIDES = st.builds(
     FrrRoute,
     st.lists(
-        st.builds(
-            fp.Hop, INDEX, V4.map(lambda a: attribute(5, packed(a))), st.sampled_from([0, 4]), st.integers(0, 255)
-        ),
+        st.builds(fp.Hop, INDEX, V4.map(lambda a: attribute(5, address_bytes(a))), st.sampled_from([0, 4]), BYTE),
         min_size=2,
         max_size=4,
     ).map(tuple),
-    st.just(b"") | V4.map(packed),
+    st.just(b"") | V4.map(address_bytes),
 )
 
 
@@ -93,12 +92,8 @@ def test_what_the_fast_path_writes_is_read_as_meant(destination: str, route: Frr
 @given(ROUTES)
 def test_an_overrides_hops_are_as_frr_has_them(route: KernelRoute) -> None:
     """Whatever FRR's route has, an override carries over in full."""
-    route = replace(
-        route,
-        destination=f"{route.destination.partition('/')[0]}/{len(packed(route.destination.partition('/')[0])) * 8}",
-        table=254,
-        kind=1,
-    )
+    address = route.destination.partition("/")[0]
+    route = replace(route, destination=f"{address}/{128 if ':' in address else 32}", table=254, kind=1)
     row = fp.read_route(Message(24, 0, 0, route_message(route)), Ownership())
     assert isinstance(row, Row)
     assert (row.destination, row.protocol, row.metric, row.tos) == (

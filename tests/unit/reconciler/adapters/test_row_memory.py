@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.reconciler.adapters.attributes import MalformedError, attribute, u16
 from services.reconciler.adapters.link_codec import add_fdb, ages, decode_fdb
 from services.reconciler.adapters.row_memory import RowMemory
-from services.reconciler.adapters.tc_decode import actions_in, counters_of_action, decode_action, decode_actions
+from services.reconciler.adapters.tc_decode import actions_in, counters_of_action, decode_action
 from services.reconciler.core.state import FdbEntry
 from tests.support import flower_messages as sent
 
@@ -138,7 +138,7 @@ def test_actions_but_for_their_counters(random) -> None:
                     changed[start + varying.start + 4 : start + varying.end] = random.randbytes(32)
         payload = bytes(changed)
         found = memory.read((payload, start, end) for start, end in actions_in(payload))
-        assert found == tuple(decode_actions(sent.KEYS))
+        assert found == sent.actions_of(sent.KEYS)
         assert not before or all(new is old for new, old in zip(found, before, strict=True))
         before = found
 
@@ -152,4 +152,4 @@ def test_garbage_is_read_or_refused(garbage: bytes, data: st.DataObject) -> None
         with suppress(MalformedError):
             read(memory, [payload])
         with suppress(MalformedError):
-            list(decode_actions(payload))
+            sent.actions_of(payload)

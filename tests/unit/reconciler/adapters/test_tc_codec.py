@@ -93,11 +93,11 @@ def test_what_a_kernel_with_flower_sent() -> None:
     actions = (replace(KEY, **bound), replace(REDIRECT, **bound))
     assert tc_decode.decode_filter(sent.RULE) == replace(RULE, actions=actions, in_hw=False)
     assert tc_decode.decode_filter(sent.PREFERENCE) is None
-    assert tuple(tc_decode.decode_actions(sent.KEYS)) == (
+    assert sent.actions_of(sent.KEYS) == (
         actions[0],
         Action(ActionKind.TUNNEL_KEY, 2, tunnel=Tunnel("2001:db8::1", "2001:db8::2", 0xFFFFFF, 4790, checksum=False)),
     )
-    assert tuple(tc_decode.decode_actions(sent.REDIRECT)) == (actions[1],)
+    assert sent.actions_of(sent.REDIRECT) == (actions[1],)
     other = Filter(3, 7, 4, "flower", "02:00:00:00:00:04", foreign_actions=True, skip_hw=True, in_hw=False)
     assert tc_decode.decode_filter(sent.SKIP_HW) == other
     by_address = Filter(3, 8, 5, "flower", None, foreign_actions=True, protocol=0x0800, in_hw=False)
@@ -112,7 +112,7 @@ def test_a_terse_message_is_no_rule_of_ours() -> None:
 
 @given(st.one_of(KEYS, REDIRECTS))
 def test_an_action_comes_back(action: Action) -> None:
-    [found] = tc_decode.decode_actions(tc.add_action(action).payload)
+    [found] = sent.actions_of(tc.add_action(action).payload)
     assert found == action
 
 
@@ -219,7 +219,7 @@ def test_garbage_is_read_or_refused(garbage: bytes, message: bytes, data: st.Dat
     cut = data.draw(st.integers(0, len(message)))
     mixed = (garbage, message[:cut], message[:cut] + garbage, message[:cut] + garbage + message[cut:])
     for payload in mixed:
-        for decode in (tc_decode.decode_filter, tc_decode.decode_qdisc, lambda p: list(tc_decode.decode_actions(p))):
+        for decode in (tc_decode.decode_filter, tc_decode.decode_qdisc, sent.actions_of):
             with suppress(MalformedError):
                 decode(payload)
         with suppress(MalformedError):
@@ -250,7 +250,7 @@ def test_what_is_tried_of_a_kernel_is_what_the_codec_writes(monkeypatch: pytest.
         ("vxlan", True),
     ]
     assert tried.pop(Rtm.NEWQDISC) == [tc.add_clsact(1).payload]
-    actions = [action for payload in tried.pop(Rtm.NEWACTION) for action in tc_decode.decode_actions(payload)]
+    actions = [action for payload in tried.pop(Rtm.NEWACTION) for action in sent.actions_of(payload)]
     assert actions == [
         Action(ActionKind.TUNNEL_KEY, 1, tunnel=Tunnel("192.0.2.1", "192.0.2.2", 1, 0), standalone=False),
         Action(ActionKind.MIRRED, 1, redirect_to=1, standalone=False),
