@@ -24,12 +24,13 @@ from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.nats_history import read_stored
 from services._runtime.nats_server import EmbeddedNats
+from services.cli.supervisor import free_port
 from services.collector.clouds import open_clouds
 from services.collector.journal import read_journal
 from tests.support.deadline import until
 from tests.support.fake_google_cloud import FakeGoogleCloud
 from tests.support.grid_files import grid_requests
-from tests.support.http_health import Answers, free_port
+from tests.support.http_health import Answers
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow  # every process loads Google's libraries: 2-10 s

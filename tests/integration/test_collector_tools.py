@@ -21,10 +21,10 @@ from services._runtime.bus_options import BusOptions
 from services._runtime.job_files import read_job_file, write_job_file
 from services._runtime.nats_history import read_stored
 from services._runtime.nats_server import EmbeddedNats
+from services.cli.supervisor import free_port
 from services.collector.clouds import open_clouds
 from tests.support.fake_google_cloud import FakeGoogleCloud
 from tests.support.grid_files import grid_fields, grid_requests
-from tests.support.http_health import free_port
 from tests.support.job_records import job_record, run_profile
 from tests.support.tool_process import Tool, run_tool
 

@@ -6,10 +6,7 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,15 +17,11 @@ from schemas.subjects import LIMIT_UPDATES
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.nats_server import EmbeddedNats
+from services.cli.supervisor import free_port
 from tests.support.bus_lab import node_info
+from tests.support.http_health import ask
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -48,14 +41,7 @@ class Process:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 while nobody listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}{path}", timeout=5) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return ask(self.health_port, path)
 
     async def until_status(self, path: str, status: int, containing: str = "") -> str:
         """Poll until a path answers with a status and a body that contains a text."""

@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +30,7 @@ from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
 from services._runtime.nats_server import EmbeddedNats
 from tests.support import obedient_load
 from tests.support.cgroup_lab import wait_until
+from tests.support.http_health import ask
 from tests.support.limit_observer import CgroupTree, LimitObserver, Reading, read_group
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -98,7 +97,7 @@ class ServiceProcess:
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 while nobody listens."""
         port = self.health_port
-        return (0, "") if port is None else await asyncio.to_thread(_http_get, f"http://127.0.0.1:{port}{path}")
+        return (0, "") if port is None else await asyncio.to_thread(ask, port, path)
 
     async def ready(self, within_s: float = START_S) -> ServiceProcess:
         """Wait until it says that it is ready."""
@@ -144,17 +143,6 @@ class ServiceProcess:
         """End it whatever happens."""
         self._process.kill()
         self._process.wait()
-
-
-def _http_get(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
 
 
 class LabContainer:

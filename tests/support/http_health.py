@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import urllib.error
 import urllib.request
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def ask(port: int, path: str) -> tuple[int, str]:
+    """Status and body; 0 while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
 
 
 class Answers:
@@ -23,17 +27,7 @@ class Answers:
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 while nobody listens."""
-        return await asyncio.to_thread(self._get, path)
-
-    def _get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=5) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-        except OSError:
-            return 0, ""
+        return await asyncio.to_thread(ask, self._port, path)
 
     async def until(self, path: str, status: int, containing: str = "", within_s: float = 40.0) -> str:
         """Ask until the answer has this status and text."""
