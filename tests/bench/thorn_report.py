@@ -185,7 +185,7 @@ def joined(records: list[Path]) -> OutageResults:
     for path in records:
         plain = json.loads(path.read_text(encoding="utf-8"))
         part = TypeAdapter(OutageResults).validate_python(
-            {name: plain[name] for name in ("machine", "frr", "runs", "notes", "ready_s", "realtime")}
+            {name: plain.get(name) for name in ("machine", "frr", "runs", "notes", "ready_s", "realtime")}
         )
         if found is None:
             found = part
