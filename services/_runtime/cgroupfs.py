@@ -10,6 +10,7 @@ import os
 import posixpath
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ _NAME: Final = re.compile(NAME_PATTERN)
 _MANAGED_ID: Final = re.compile(r"[0-9a-f]{12}")
 _CREATE_ATTEMPTS: Final = 20
 _KILL_PASSES: Final = 10
+END_WITHIN_S: Final = 10.0
 _GONE: Final = (errno.ENOENT, errno.ENODEV)
 
 
@@ -274,15 +276,24 @@ class ManagedCgroup:
                 raise OSError(error.errno, error.strerror, control) from error
 
     def _write_first_limits(self, quota_us: int | None, limit_bytes: int | None) -> None:
-        paths = self._layout.directories(self.directory)
-        if quota_us is not None and self._layout.version == 1:
-            write_file(f"{paths['cpu']}/cpu.cfs_period_us", str(PERIOD_US))
-            write_file(f"{paths['cpu']}/cpu.cfs_quota_us", str(quota_us))
-        elif quota_us is not None:
-            write_file(f"{paths['cpu']}/cpu.max", f"{quota_us} {PERIOD_US}")
+        if quota_us is not None:
+            self.write_quota(quota_us)
         if limit_bytes is not None:
             file = "memory.limit_in_bytes" if self._layout.version == 1 else "memory.max"
-            write_file(f"{paths['memory']}/{file}", str(limit_bytes))
+            write_file(f"{self._layout.directories(self.directory)['memory']}/{file}", str(limit_bytes))
+
+    def write_quota(self, quota_us: int | None, period_us: int = PERIOD_US) -> None:
+        """Set the processor time of every period; None: as much as there is.
+
+        Raises:
+            OSError: as the kernel answers.
+        """
+        path = self._layout.directories(self.directory)["cpu"]
+        if self._layout.version == 1:
+            write_file(f"{path}/cpu.cfs_period_us", str(period_us))
+            write_file(f"{path}/cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
+        else:
+            write_file(f"{path}/cpu.max", f"{'max' if quota_us is None else quota_us} {period_us}")
 
     def add_process(self, pid: int) -> bool:
         """Move a process in, in every hierarchy; 0 is the caller itself. False: it, or the group, has vanished."""
@@ -338,6 +349,19 @@ class ManagedCgroup:
                 if not gone or not self._remove_directory(path.rsplit("/", depth + 1)[0]):
                     break
         return gone
+
+    def end(self, within_s: float = END_WITHIN_S) -> bool:
+        """Kill what is left in the group and remove it; False: something would not die within that time."""
+        deadline = time.monotonic() + within_s
+        pause_s = 0.001
+        while True:
+            self.kill()
+            if self.remove():
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(0.1, 2 * pause_s)
 
     @staticmethod
     def _remove_directory(path: str) -> bool:

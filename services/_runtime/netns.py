@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 NETNS_DIRECTORY: Final = Path("/run/netns")
-_CLONE_NEWNET: Final = 0x40000000
+CLONE_NEWNET: Final = 0x40000000
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def netns_path(netns: str) -> Path:
@@ -37,13 +38,13 @@ def inside(netns: str | None) -> Iterator[None]:
     try:
         theirs = os.open(netns_path(netns), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _setns(theirs)
+            enter(theirs)
         finally:
             os.close(theirs)
         try:
             yield
         finally:
-            _setns(ours)
+            enter(ours)
     finally:
         os.close(ours)
 
@@ -65,8 +66,12 @@ def command_in(netns: str | None, command: Sequence[str]) -> list[str]:
     return ["nsenter", f"--net={netns_path(netns)}", "--", *command]
 
 
-def _setns(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET):
+def enter(descriptor: int) -> None:
+    """Move the calling thread into a namespace for good.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if _LIBC.setns(descriptor, CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, f"setns: {os.strerror(number)}")

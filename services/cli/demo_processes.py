@@ -23,7 +23,7 @@ from services._runtime.cgroupfs import (
 from services._runtime.load_profile import ContainerLoad
 from services.cli.demo import WATCH_EVERY_S, DemoPlan
 from services.cli.failure import UnavailableError
-from services.cli.managed_process import remove_group, spawn_in_group
+from services.cli.managed_process import spawn_in_group
 
 WORKER_MODULE: Final = "services._runtime.load_worker"
 RESTART_AFTER_S: Final = 1.0
@@ -96,7 +96,7 @@ class ProcessWorkload:
             worker.process.kill()
         for worker in self._workers:
             await asyncio.to_thread(worker.process.wait)
-            await asyncio.to_thread(remove_group, worker.group)
+            await asyncio.to_thread(worker.group.end)
         self._workers.clear()
 
     def _spawn(self, group: ManagedCgroup, load: ContainerLoad) -> subprocess.Popen[bytes]:
@@ -110,4 +110,4 @@ class ProcessWorkload:
                 for found in Path(mount.directory, self._root, spec.name).glob("*-*"):
                     directory = f"{self._root}/{spec.name}/{found.name}"
                     if parse_managed(directory, self._root) is not None:
-                        remove_group(ManagedCgroup(self._layout, directory))
+                        ManagedCgroup(self._layout, directory).end()

@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ FORWARDED_SIGNALS: Final = frozenset(
 )
 COMMAND_NOT_FOUND: Final = 127
 COMMAND_NOT_EXECUTABLE: Final = 126
-REMOVE_WITHIN_S: Final = 5.0
 _SI_KERNEL: Final = 0x80
 """The terminal sent the signal: to the whole foreground group, so the command has it already (sigaction(2))."""
 
@@ -100,7 +98,7 @@ def run_in_group(layout: CgroupLayout, command: ManagedCommand) -> int:
         process = spawn_in_group(group, command.arguments, before)
         status = _wait_forwarding(process)
     finally:
-        remove_group(group)
+        group.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return status
 
@@ -157,19 +155,6 @@ class ManagedCommandError(CommandError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def remove_group(group: ManagedCgroup) -> bool:
-    """Kill what is left in the group and remove it; False: something would not die within `REMOVE_WITHIN_S`."""
-    deadline = time.monotonic() + REMOVE_WITHIN_S
-    pause_s = 0.001
-    while not group.remove():
-        if time.monotonic() > deadline:
-            return False
-        group.kill()
-        time.sleep(pause_s)
-        pause_s = min(0.1, pause_s * 2)
-    return True
 
 
 def _wait_forwarding(process: subprocess.Popen[bytes]) -> int:

@@ -117,6 +117,23 @@ def test_cpu_quota_and_time(cells: Cells) -> None:
     assert used(cell).cpu_s <= 0.2 * (time.monotonic() - begin) + 0.06
 
 
+def test_a_quota_may_come_later_with_a_shorter_period(cells: Cells) -> None:
+    """As the emulated cloud does it: no limit while the workers set up."""
+    cell = cells.create("burner")
+    cell.limit_cpu(0.2, 20_000)
+    python(cell, BURN)
+    begin = time.monotonic()
+    wait_until(lambda: used(cell).cpu_s > 0.2, within_s=30, what="0.2 s of CPU time")
+    assert used(cell).cpu_s <= 0.2 * (time.monotonic() - begin) + 0.06
+    cell.limit_cpu(None)
+    before_s, begin = used(cell).cpu_s, time.monotonic()
+    wait_until(
+        lambda: used(cell).cpu_s - before_s > 0.2 * (time.monotonic() - begin) + 0.1, within_s=30, what="more than that"
+    )
+    assert cells.remove(cell)
+    cell.limit_cpu(0.2)  # nothing is there any more, and nothing happens
+
+
 def test_memory_is_seen_and_its_limit_kills(cells: Cells) -> None:
     cell = cells.create("hungry", memory_bytes=64 << 20)
     holding = python(cell, "held = bytearray(32 << 20); import time; time.sleep(1000)")

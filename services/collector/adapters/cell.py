@@ -27,12 +27,12 @@ from typing import Final, NamedTuple, Self
 import services
 from schemas.apps import MIN_QUOTA_US, NAME_PATTERN, PERIOD_US
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect, write_file
+from services._runtime.netns import enter
 from services.collector.adapters.cell_network import (
     NetworkNamespace,
     NetworkUnavailableError,
     Switch,
     check_rate,
-    enter,
     read_traffic,
 )
 from services.collector.adapters.cell_records import (
@@ -41,7 +41,6 @@ from services.collector.adapters.cell_records import (
     Owner,
     RunRecord,
     forget,
-    remove_group,
     remove_run,
     sweep,
 )
@@ -159,6 +158,11 @@ class Cell:
             return None
         return CellSample(used.cpu_s, used.memory_bytes, traffic.rx_bytes, traffic.tx_bytes, used.oom_kills)
 
+    def limit_cpu(self, cpu_cores: float | None, period_us: int = PERIOD_US) -> None:
+        """Change its quota, which is granted anew every period; None: no limit. Nothing happens once it was removed."""
+        if not self._removed:
+            self._group.write_quota(_quota_us(cpu_cores, period_us), period_us)
+
     def process_ids(self) -> list[int]:
         """Processes inside."""
         return self._group.process_ids()
@@ -172,7 +176,7 @@ class Cell:
         if self._removed:
             return True
         self._removed = True
-        gone = remove_group(self._group)
+        gone = self._group.end()
         for process in self._spawned:
             # Reaped here, so that nobody has to; it leaves its group a moment before it can be.
             with suppress(subprocess.TimeoutExpired):
@@ -252,13 +256,14 @@ class Cells:
         _check(name, cpu_cores, memory_bytes, network_bits_per_s)
         if name in self._cells:
             raise ValueError(f"there is a cell {name} already")
-        quota_us = None if cpu_cores is None else max(MIN_QUOTA_US, round(cpu_cores * PERIOD_US))
         try:
-            group = ManagedCgroup.create(self._layout, f"{self._record.directory}/{name}", quota_us, memory_bytes)
+            group = ManagedCgroup.create(
+                self._layout, f"{self._record.directory}/{name}", _quota_us(cpu_cores), memory_bytes
+            )
         except CgroupUnavailableError as error:
             raise CellUnavailableError(str(error)) from error
         with ExitStack() as undo:
-            undo.callback(remove_group, group)
+            undo.callback(group.end)
             try:
                 if memory_bytes is not None:
                     _keep_from_swapping(self._layout, group)
@@ -288,6 +293,10 @@ class Cells:
             forget(self._record, self._records)
         self._warden.kill()
         self._warden.communicate()
+
+
+def _quota_us(cpu_cores: float | None, period_us: int = PERIOD_US) -> int | None:
+    return None if cpu_cores is None else max(MIN_QUOTA_US, round(cpu_cores * period_us))
 
 
 def _check(name: str, cpu_cores: float | None, memory_bytes: int | None, network_bits_per_s: int | None) -> None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from services._runtime.netns import CLONE_NEWNET, enter
+
 DEVICE: Final = "eth0"
 """A cell's device."""
 BRIDGE: Final = "cells"
@@ -26,7 +28,6 @@ PREFIX_LENGTH: Final = 16
 MAX_RATE_BITS_PER_S: Final = 34_000_000_000
 """tbf's first attribute has 32 bits for the bytes of a second."""
 MIN_RATE_BITS_PER_S: Final = 8_000
-_CLONE_NEWNET: Final = 0x40000000
 _LOOPBACK: Final = 1
 """The index of ``lo`` in every namespace."""
 _LEAST_BURST_BYTES: Final = 16 << 10
@@ -48,17 +49,6 @@ class Traffic(NamedTuple):
 
     rx_bytes: int
     tx_bytes: int
-
-
-def enter(descriptor: int) -> None:
-    """Move the calling thread into a namespace for good.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    if _LIBC.setns(descriptor, _CLONE_NEWNET):
-        number = ctypes.get_errno()
-        raise OSError(number, f"setns: {os.strerror(number)}")
 
 
 def address_of(position: int) -> str:
@@ -175,7 +165,7 @@ def read_traffic(descriptor: int) -> Traffic:
 
 
 def _unshare() -> int:
-    if _LIBC.unshare(_CLONE_NEWNET):
+    if _LIBC.unshare(CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), "unshare(CLONE_NEWNET)")
     descriptor = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)

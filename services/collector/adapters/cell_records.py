@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,6 @@ from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup
 CELLS_ROOT: Final = "turnbuckle-cells"
 """Below each controller's mount. Not the agent's managed root: these are no containers of an application."""
 RECORDS: Final = Path("/run/turnbuckle/cells")
-REMOVE_WITHIN_S: Final = 10.0
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _START_FIELD: Final = 19
 """Of /proc/pid/stat, counted behind the name in parentheses: start time in clock ticks (proc_pid_stat(5))."""
@@ -104,22 +102,8 @@ def remove_run(layout: CgroupLayout, record: RunRecord) -> bool:
         for directory, _, _ in os.walk(top / record.directory):
             found.add(str(Path(directory).relative_to(top)))
     deepest_first = sorted(found, key=lambda directory: directory.count("/"), reverse=True)
-    removed = [remove_group(ManagedCgroup(layout, directory)) for directory in deepest_first]
+    removed = [ManagedCgroup(layout, directory).end() for directory in deepest_first]
     return all(removed)
-
-
-def remove_group(group: ManagedCgroup, within_s: float = REMOVE_WITHIN_S) -> bool:
-    """Kill what is left in a group and remove it; False: something would not die within that time."""
-    deadline = time.monotonic() + within_s
-    pause_s = 0.001
-    while True:
-        group.kill()
-        if group.remove():
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(0.1, 2 * pause_s)
 
 
 def _started_ticks(pid: int) -> int | None:

@@ -12,15 +12,13 @@ import selectors
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from schemas.jobs import JobState
 from schemas.runs import WorkerSeries
-from services._runtime.cgroupfs import CgroupLayout, detect, paths_of_pid, write_file
 from services.collector.adapters.cell import Cell, Cells
 from services.collector.adapters.cell_network import DEVICE
-from services.collector.adapters.cell_records import CELLS_ROOT
 from services.collector.core.series import Counters, Recording, series_of
 from services.collector.emulated.orders import SETUP_TIMEOUT_S, Order, Outcome
 from services.collector.emulated.training import Place
@@ -29,7 +27,6 @@ from services.collector.emulated.worker import Training, Worker, start_worker
 PERIOD_US: Final = 20_000
 """Of the quotas. A fifth of the kernel's default: a worker that waits for another one's next period waits less, as it
 would for a slower processor."""
-_MIN_QUOTA_US: Final = 1_000
 _REAP_S: Final = 10.0
 
 
@@ -44,7 +41,6 @@ class Bench:
     cells: Cells
     watched: int | None = None
     """A descriptor whose end says that nobody waits for the outcome any more."""
-    layout: CgroupLayout = field(default_factory=detect)
 
 
 @dataclass(slots=True)
@@ -59,8 +55,6 @@ class _Run:
     released_ns: int = 0
     memory_bytes: int = 0
     cpu_s: float = 0.0
-    cpu_paths: dict[int, str] = field(default_factory=dict)
-    """The control groups of the workers, by process."""
 
     def wait(self, until: Callable[[Worker], bool], deadline_ns: int) -> bool:
         """Until it holds for all workers (True); until the deadline, or until one has died (False).
@@ -107,14 +101,9 @@ class _Run:
         self.cpu_s = sum(sample.cpu_s for sample in samples)
 
     def limit(self, cores: float | None) -> None:
-        """Give each worker's group its quota; None: none."""
+        """Give each worker's machine its quota; None: none."""
         for worker in self.workers:
-            if worker.pid not in self.cpu_paths:
-                path = paths_of_pid(self.bench.layout, worker.pid)["cpu"]
-                if path is None or f"/{CELLS_ROOT}/" not in path:  # it has died: a zombie is in the root group
-                    continue
-                self.cpu_paths[worker.pid] = path
-            _write_quota(self.bench.layout, self.cpu_paths[worker.pid], cores)
+            worker.cell.limit_cpu(cores, PERIOD_US)
 
     def release(self) -> None:
         """Start the clock."""
@@ -139,18 +128,6 @@ class _Run:
             while worker.exit_code is None:
                 worker.listen()
             worker.line.close()
-
-
-def _write_quota(layout: CgroupLayout, path: str, cores: float | None) -> None:
-    quota_us = None if cores is None else max(_MIN_QUOTA_US, round(cores * PERIOD_US))
-    try:
-        if layout.version == 2:
-            write_file(f"{path}/cpu.max", f"{'max' if quota_us is None else quota_us} {PERIOD_US}")
-        else:
-            write_file(f"{path}/cpu.cfs_period_us", str(PERIOD_US))
-            write_file(f"{path}/cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
-    except FileNotFoundError:
-        return
 
 
 @contextmanager

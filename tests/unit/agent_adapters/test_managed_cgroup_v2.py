@@ -50,6 +50,14 @@ def test_without_limits_none_are_written(top):
     assert (top / DIRECTORY / "memory.max").read_text() == "max\n"
 
 
+def test_a_quota_may_have_a_period_of_its_own_and_be_taken_away(top):
+    group = ManagedCgroup(fake_layout(top.parent, 2), DIRECTORY)
+    for quota_us, written in ((2_500, "2500 20000"), (None, "max 20000")):
+        (top / DIRECTORY / "cpu.max").write_text("")
+        group.write_quota(quota_us, 20_000)
+        assert (top / DIRECTORY / "cpu.max").read_text() == written
+
+
 def test_the_whole_group_is_killed_by_one_write(top):
     ManagedCgroup(fake_layout(top.parent, 2), DIRECTORY).kill()
     assert (top / DIRECTORY / "cgroup.kill").read_text() == "1"
