@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import ConfigurationPrediction
+from services.collector.emulated.figures import configuration_of
 from services.collector.emulated.grid import Grid, Row, is_contended
 from services.collector.emulated.instance_types import InstanceType
 from services.collector.tool import BadDataError
@@ -109,10 +110,7 @@ def _row(path: Path, entry: Predicted, grid: Grid, kinds: dict[str, InstanceType
 
 def never_measured(rows: Iterable[Row], records: Iterable[JobRecord]) -> list[bool]:
     """Of each row, whether no record has its configuration, be it as another repeat."""
-    known = {
-        (r.task.task, r.configuration.instance_type, r.configuration.workers, r.configuration.batch_size)
-        for r in records
-    }
+    known = {configuration_of(record) for record in records}
     return [(row.task, row.instance.name, row.workers, row.batch_size) not in known for row in rows]
 
 

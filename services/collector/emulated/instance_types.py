@@ -1,15 +1,16 @@
 """Instance types of the emulated cloud: what one machine of each kind gets of this one, and what it is said to cost.
 
 The seven types follow those of the thesis (4.4.2) in name and in ratio, and are no measurement of them: a processor
-core here stands for 32 vCPUs there, memory is divided by 75 (and capped at 1 GiB). Prices are those types' list prices
-as remembered, not looked up, and spot prices 30 % of them: synthetic. Network rates are ours: the cloud's differ by
-less than it takes to see an effect.
+core here stands for 32 vCPUs there, memory is divided by 75 (and capped at 1,024 MB). Prices are those types' list
+prices as remembered, not looked up, and spot prices 30 % of them: synthetic. Network rates are ours: the cloud's
+differ by less than it takes to see an effect.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -50,7 +51,7 @@ class InstanceType:
     @property
     def threads(self) -> int:
         """Threads for torch: as many as the quota can keep busy."""
-        return max(1, -int(-self.cpu_cores // 1))
+        return math.ceil(self.cpu_cores)
 
     def configuration(self, workers: int, batch_size: int) -> Configuration:
         """As it stands in a record."""

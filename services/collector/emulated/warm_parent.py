@@ -29,7 +29,7 @@ from services.collector.emulated.worker import Training
 
 EXIT_UNAVAILABLE: Final = 69
 DATA_SEED: Final = 0
-"""The same data for every run: a run's seed is for the parameters and the order of the samples."""
+"""The same data in the same order for every run: a run's seed is for the parameters and dropout."""
 
 
 class Library:
