@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import services
 from services.cli.failure import ExitCode, ServiceDiedError
 
 READY_WITHIN_S: Final = 30.0
@@ -78,9 +79,15 @@ class ChildService:
             connection.close()
 
 
+def module_command(module: str, *arguments: str) -> list[str]:
+    """How a module of ours is run, also where the user's directory has a ``services`` or a ``yaml.py`` of its own."""
+    here_is_ours = Path(next(iter(services.__path__))).parent == Path.cwd()
+    return [sys.executable, *(() if here_is_ours else ("-P",)), "-m", module, *arguments]
+
+
 def service_command(name: str) -> list[str]:
     """How a service of ours is run."""
-    return [sys.executable, "-m", f"services.{name}"]
+    return module_command(f"services.{name}")
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from rich.table import Table
 
 from services.cli.failure import CommandError
 from services.cli.output import print_line, stderr_console, stdout_console
-from services.cli.supervisor import die_with_parent
+from services.cli.supervisor import die_with_parent, module_command
 
 _TERMINATED: Final = 128
 _JSON: Final = "--json"
@@ -50,7 +49,7 @@ class Tool:
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """How it is run."""
-        return [sys.executable, "-m", self.module, *self.first, *arguments]
+        return module_command(self.module, *self.first, *arguments)
 
 
 def run_tool(tool: Tool, arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from services.cli.collector_commands import PRICES
 from services.cli.main import app
 from services.cli.tool_run import Shown, Tool, read_event, run_tool
 from tests.support.deadline import until
@@ -136,3 +137,13 @@ def test_pass_on_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert seen == [["--workers", "3", "--help", "--", "python", "--version", "--"]]
     assert done.exit_code == 7
+
+
+def test_a_directory_with_modules_of_our_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's project may have a package ``services`` or a file ``yaml.py``: they are not taken for ours."""
+    for name in ("services", "schemas"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the user's')")
+    monkeypatch.chdir(tmp_path)
+
+    assert run_tool(PRICES, ["list", "--directory", str(tmp_path), "--json"]) == 0
