@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 
@@ -26,15 +27,14 @@ class Catalogue:
 
     def read(self) -> None:
         """Read the files again if any has come, gone or changed. What is wrong is logged, the rest counts."""
-        seen = frozenset(
-            (path, path.stat().st_mtime_ns) for place in self._places for path in place.glob("*.json") if path.exists()
-        )
+        seen = frozenset(_written(self._places))
         if seen == self._seen:
             return
         found, problems = read_snapshots(self._places)
         for problem in problems:
             self._log.error("price_file_unusable", error=problem)
-        self._seen, self.snapshots = seen, tuple(found)
+        self.snapshots = tuple(found)
+        self._seen = seen  # last: this is a thread, and `listing` keeps what it made under this key
         self._log.info("prices_read", snapshots=len(found))
 
     def listing(self, as_of: date | None, records: Records) -> Listing:
@@ -51,3 +51,10 @@ class Catalogue:
                 raise BadQuestionError(f"no prices are known of {as_of} or before (the oldest are of {oldest})")
             self._cache = (key, found)
         return self._cache[1]
+
+
+def _written(places: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """Files, and when each was written, ns."""
+    for path in (one for place in places for one in place.glob("*.json")):
+        with suppress(OSError):  # gone meanwhile
+            yield path, path.stat().st_mtime_ns

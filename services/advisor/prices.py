@@ -1,7 +1,7 @@
 """The price catalogue as a tool: ``python -m services.advisor.prices list`` and ``... refresh``.
 
 Prints one JSON object a line on standard output (``event`` is row, result or error), text for people on standard
-error. Exit codes: 0; 64 usage; 65 bad data; 70 our own fault.
+error. Exit codes: 0; 64 usage; 65 bad data.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from typing import Final
 
 import numpy as np
@@ -42,6 +42,7 @@ _EXPLAINED: Final = 25
 """Beyond so many rows reasons are left out of a prediction: `advisor.explain` gives them."""
 _NEIGHBOURS: Final = 3
 OVER_BUDGET, TOO_LATE, NO_PRICE = "over budget", "too late", "no price"
+INTERRUPTED = "interrupted too often"
 WILL_NOT_FIT, NOT_KNOWN = "will not fit", "not known"
 
 
@@ -65,19 +66,18 @@ class Judged:
     outlook: Outlook
     cost_usd: FloatArray
     """Shape ``(rows, 3)``: low, median, high; NaN without a price."""
-    spot_time_s: FloatArray
-    """As `cost_usd`, with the expected restarts; NaN where hopeless."""
     spot_usd: FloatArray
-    """As `cost_usd`; NaN without a spot price."""
+    """As `cost_usd`, with the expected restarts; NaN without a spot price, and where the job would not end."""
+    rank_time_s: FloatArray
+    """What a ranking goes by, in the same shape: on spot machines with the restarts; NaN where it would not end."""
+    rank_usd: FloatArray
+    """Likewise; NaN without a price."""
+    known: BoolArray
+    fits: BoolArray
     front: BoolArray
     """Not beaten in both time and cost by another that fits and is known."""
     first: BoolArray
     """Not asked about before in the same question."""
-
-
-def _usable(outlook: Outlook) -> BoolArray:
-    known = np.array([not reason for reason in outlook.unknown], dtype=bool)
-    return np.asarray((outlook.feasible >= FITS) & known)
 
 
 def judge(question: Question, advice: Advice, *, spot: bool = False) -> Judged:
@@ -90,10 +90,7 @@ def judge(question: Question, advice: Advice, *, spot: bool = False) -> Judged:
     table = question_table(asked, advice.adviser.encoder)
     outlook = advice.adviser.outlook(table)
     machines = table.workers[:, None]
-    spot_price = np.array(
-        [one.spot_usd_per_hour if one is not None and one.spot_usd_per_hour is not None else np.nan
-         for one in asked.prices], dtype=np.float64,
-    )  # fmt: skip
+    spot_price = np.array([one.spot_usd_per_hour if one else None for one in asked.prices], dtype=np.float64)
     machine_hours = outlook.cost_ratio[:, None] * machines / SECONDS_PER_HOUR
     cost = outlook.time_s * machine_hours * table.price_usd_per_hour[:, None]
     spot_time = expected_duration_s(outlook.time_s, machines, advice.spot)
@@ -101,9 +98,10 @@ def judge(question: Question, advice: Advice, *, spot: bool = False) -> Judged:
     time_s, usd = (spot_time, spot_cost) if spot else (outlook.time_s, cost)
     first = np.zeros(len(table), dtype=bool)
     first[np.unique(table.configuration_key, return_index=True)[1]] = True
-    usable = _usable(outlook) & first
-    front = pareto_front(np.where(usable, time_s[:, MEDIAN], np.nan), usd[:, MEDIAN])
-    return Judged(asked, table, outlook, cost, spot_time, spot_cost, front, first)
+    known = np.array([not reason for reason in outlook.unknown], dtype=bool)
+    fits = outlook.feasible >= FITS
+    front = pareto_front(np.where(known & fits & first, time_s[:, MEDIAN], np.nan), usd[:, MEDIAN])
+    return Judged(asked, table, outlook, cost, spot_cost, time_s, usd, known, fits, front, first)
 
 
 def predict(request: PredictRequest, advice: Advice) -> PredictReply:
@@ -118,7 +116,7 @@ def predict(request: PredictRequest, advice: Advice) -> PredictReply:
         warnings.append(f"reasons are left out beyond {_EXPLAINED} configurations: ask advisor.explain for one")
     return PredictReply(
         model=advice.model,
-        prices_as_of=_prices_as_of(judged),
+        prices_as_of=judged.asked.prices_as_of,
         level=advice.adviser.level,
         predictions=tuple(_prediction(judged, row, reasons[row]) for row in range(count)),
         warnings=tuple(warnings + _common_warnings(judged)),
@@ -128,19 +126,22 @@ def predict(request: PredictRequest, advice: Advice) -> PredictReply:
 def rank(request: RankRequest, advice: Advice) -> RankReply:
     """Return the best configurations under the limits given."""
     judged = judge(request, advice, spot=request.spot)
-    values = _values(judged, request)
-    rejected, chosen = _filtered(judged, request, values)
+    times_s = judged.rank_time_s[:, MEDIAN]
+    values = judged.rank_usd[:, MEDIAN] if request.objective is Objective.COST else times_s
+    rejected, chosen = _filtered(judged, request)
     order = chosen[np.argsort(values[chosen], kind="stable")]
     best = order[: request.top]
     front = np.flatnonzero(judged.front)
-    front = front[np.argsort(_times(judged, request)[front], kind="stable")]
+    front = front[np.argsort(times_s[front], kind="stable")]
     shown = np.unique(np.concatenate((best[:_EXPLAINED], front[:_EXPLAINED])))
     reasons = dict(zip(shown.tolist(), _reasons(judged, advice, shown), strict=True))
-    may = np.where(np.isin(np.arange(len(values)), chosen) | (_uncertain(judged) & judged.first), values, np.nan)
+    would_tell = judged.first & judged.fits & ~judged.known  # a run there would
+    would_tell[chosen] = True
+    may = np.where(would_tell, values, np.nan)
     warnings = [*judged.asked.warnings, *_common_warnings(judged), *_risks(judged, request, best)]
     return RankReply(
         model=advice.model,
-        prices_as_of=_prices_as_of(judged),
+        prices_as_of=judged.asked.prices_as_of,
         level=advice.adviser.level,
         objective=request.objective,
         considered=int(judged.first.sum()),
@@ -185,44 +186,25 @@ def best_first(reply: PredictReply | RankReply, count: int) -> tuple[Configurati
 # -- choosing ----------------------------------------------------------------------------------------------------
 
 
-def _times(judged: Judged, request: RankRequest) -> FloatArray:
-    return np.asarray((judged.spot_time_s if request.spot else judged.outlook.time_s)[:, MEDIAN])
-
-
-def _costs(judged: Judged, request: RankRequest) -> FloatArray:
-    return np.asarray((judged.spot_usd if request.spot else judged.cost_usd)[:, MEDIAN])
-
-
-def _values(judged: Judged, request: RankRequest) -> FloatArray:
-    """What is to be made small; NaN where it is not known."""
-    return _costs(judged, request) if request.objective is Objective.COST else _times(judged, request)
-
-
-def _filtered(judged: Judged, request: RankRequest, values: FloatArray) -> tuple[Counter[str], IntArray]:
+def _filtered(judged: Judged, request: RankRequest) -> tuple[Counter[str], IntArray]:
     """Why rows are left out, each counted under the first reason that holds; and the rows that stay."""
-    times, costs = _times(judged, request), _costs(judged, request)
-    priced = np.isfinite(values) & (np.isfinite(costs) | (request.budget_usd is None))
+    times, costs = judged.rank_time_s[:, MEDIAN], judged.rank_usd[:, MEDIAN]
+    wants_price = request.objective is Objective.COST or request.budget_usd is not None or request.spot
     left = judged.first.copy()
-    nothing = np.zeros(len(values), dtype=bool)
     rejected: Counter[str] = Counter()
     tests: tuple[tuple[str, BoolArray], ...] = (
-        (WILL_NOT_FIT, judged.outlook.feasible < FITS),
-        (NOT_KNOWN, np.array([bool(reason) for reason in judged.outlook.unknown], dtype=bool)),
-        (NO_PRICE, ~priced),
-        (OVER_BUDGET, costs > request.budget_usd if request.budget_usd is not None else nothing),
-        (TOO_LATE, times > request.deadline_s if request.deadline_s is not None else nothing),
+        (WILL_NOT_FIT, ~judged.fits),
+        (NOT_KNOWN, ~judged.known),
+        (INTERRUPTED, ~np.isfinite(times)),
+        (NO_PRICE, ~np.isfinite(costs) & wants_price),
+        (OVER_BUDGET, costs > (request.budget_usd or math.inf)),
+        (TOO_LATE, times > (request.deadline_s or math.inf)),
     )
     for reason, out in tests:
         if count := int((left & out).sum()):
             rejected[reason] = count
         left &= ~out
     return rejected, np.flatnonzero(left)
-
-
-def _uncertain(judged: Judged) -> BoolArray:
-    """What is not known, but may well fit: a run there would tell."""
-    unknown = np.array([bool(reason) for reason in judged.outlook.unknown], dtype=bool)
-    return np.asarray(unknown & (judged.outlook.feasible >= FITS))
 
 
 def _proposals(judged: Judged, advice: Advice, values: FloatArray, count: int) -> tuple[Proposal, ...]:
@@ -279,11 +261,6 @@ def _estimate_or_none(ends: FloatArray) -> Estimate | None:
     return _estimate(ends) if bool(np.isfinite(ends).all()) else None
 
 
-def _prices_as_of(judged: Judged) -> date | None:
-    oldest = judged.asked.prices_as_of
-    return oldest.as_of if oldest is not None else None
-
-
 def _common_warnings(judged: Judged) -> list[str]:
     outlook, count = judged.outlook, len(judged.table)
     warnings = []
@@ -304,11 +281,10 @@ def _risks(judged: Judged, request: RankRequest, best: IntArray) -> list[str]:
     if not len(best):
         return []
     row, risks = int(best[0]), []
-    cost = (judged.spot_usd if request.spot else judged.cost_usd)[row, -1]
-    time_s = (judged.spot_time_s if request.spot else judged.outlook.time_s)[row, -1]
-    if request.budget_usd is not None and cost > request.budget_usd:
+    cost, time_s = judged.rank_usd[row, -1], judged.rank_time_s[row, -1]
+    if cost > (request.budget_usd or math.inf):
         risks.append(f"the first choice may cost up to ${cost:.2f}, more than the budget")
-    if request.deadline_s is not None and time_s > request.deadline_s:
+    if time_s > (request.deadline_s or math.inf):
         risks.append(f"the first choice may take up to {time_s / SECONDS_PER_HOUR:.2f} h, longer than the deadline")
     return risks
 

@@ -7,12 +7,15 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, Final
 
-from schemas.jobs import Configuration, JobRecord, Price
+from schemas.apps import NAME_PATTERN
+from schemas.jobs import MAX_NAME_CHARACTERS, JobRecord, Price
 
 FORMAT: Final = 1
 _DIGEST_CHARACTERS: Final = 16
@@ -56,10 +59,6 @@ class Snapshot:
     """Whether the figures were read in a catalogue; else answers that use them say so."""
     digest: str = field(default="", compare=False)
 
-    def machine(self, instance_type: str) -> Machine | None:
-        """The machine of a type, if it is listed."""
-        return next((one for one in self.machines if one.instance_type == instance_type), None)
-
 
 def digest_of(snapshot: Snapshot) -> str:
     """Return a digest of the prices themselves: the same text is the same snapshot."""
@@ -100,7 +99,7 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
         )  # fmt: skip
     except BadCatalogueError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadCatalogueError(f"{where} is no price snapshot: {type(error).__name__}: {error}") from error
     return _checked(snapshot, where)
 
@@ -118,15 +117,10 @@ def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
     Raises:
         BadCatalogueError: it is no such file, or holds nothing for the region.
     """
-    rows = csv.DictReader(io.StringIO(text))
-    if missing := set(_SKYPILOT_COLUMNS) - set(rows.fieldnames or ()):
-        raise BadCatalogueError(
-            f"{where} is no vms.csv of SkyPilot's catalogue: no column {', '.join(sorted(missing))}"
-        )
     found: dict[str, Machine] = {}
     regions: set[str] = set()
-    for row in rows:
-        regions.add(row["Region"] or "")
+    for at, row in _skypilot_rows(text, where):
+        regions.add(row["Region"])
         if row["Region"] != snapshot.region or not row["InstanceType"] or row["AcceleratorName"] or not row["Price"]:
             continue
         machine = _machine(
@@ -137,7 +131,7 @@ def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
                 "usd_per_hour": row["Price"],
                 "spot_usd_per_hour": row["SpotPrice"] or None,
             },
-            f"{where}:{rows.line_num}",
+            f"{where}:{at}",
         )
         known = found.get(machine.instance_type)
         found[machine.instance_type] = machine if known is None else _cheaper(known, machine)
@@ -145,6 +139,20 @@ def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
         near = ", ".join(sorted(regions)[:8])
         raise BadCatalogueError(f"{where}: no price for region {snapshot.region!r} (there are {near} ...)")
     return _checked(replace(snapshot, machines=tuple(found[name] for name in sorted(found))), where)
+
+
+def _skypilot_rows(text: str, where: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Lines with their number; what a line lacks is empty."""
+    rows = csv.DictReader(io.StringIO(text), restval="")
+    try:
+        if missing := set(_SKYPILOT_COLUMNS) - set(rows.fieldnames or ()):
+            raise BadCatalogueError(
+                f"{where} is no vms.csv of SkyPilot's catalogue: no column {', '.join(sorted(missing))}"
+            )
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise BadCatalogueError(f"{where}:{rows.line_num} is no line of a CSV file: {error}") from error
 
 
 def _cheaper(one: Machine, other: Machine) -> Machine:
@@ -165,20 +173,24 @@ def _machine(row: dict[str, Any], where: str) -> Machine:
         spot = number("spot_usd_per_hour") if row.get("spot_usd_per_hour") is not None else None
         network = number("network_gbps") if row.get("network_gbps") else 0.0
         name = str(row["instance_type"])
+        if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+            raise BadCatalogueError(f"{where}: instance_type is empty, or longer than {MAX_NAME_CHARACTERS} characters")
         return Machine(name, number("vcpu"), number("memory_gb"), number("usd_per_hour"), spot, network)
     except (KeyError, TypeError) as error:
         raise BadCatalogueError(f"{where}: {error} is missing") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         if isinstance(error, BadCatalogueError):
             raise
         raise BadCatalogueError(f"{where}: {error}") from error
 
 
 def _checked(snapshot: Snapshot, where: str) -> Snapshot:
-    names = [one.instance_type for one in snapshot.machines]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise BadCatalogueError(f"{where}: listed twice: {', '.join(sorted(twice))}")
-    if not names:
+    if not re.fullmatch(NAME_PATTERN, snapshot.source):  # it becomes part of a file's name
+        raise BadCatalogueError(f"{where}: source {snapshot.source!r} must be letters, digits, '_', '.', '-'")
+    counts = Counter(one.instance_type for one in snapshot.machines)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
+        raise BadCatalogueError(f"{where}: listed twice: {', '.join(twice)}")
+    if not counts:
         raise BadCatalogueError(f"{where}: holds no machine")
     return replace(snapshot, digest=digest_of(snapshot))
 
@@ -192,17 +204,9 @@ class Listing:
     unchecked: frozenset[str] = frozenset()
     """Sources whose prices nobody has read in a catalogue."""
 
-    @property
-    def as_of(self) -> date | None:
-        """The oldest day among the prices: no answer is fresher than that."""
-        return min((price.as_of for _, price in self.machines.values()), default=None)
-
-    def find(self, configuration: Configuration) -> tuple[Machine, Price] | None:
-        """The machine of a configuration; without a provider the only one of that type."""
-        if configuration.provider:
-            return self.machines.get((configuration.provider, configuration.instance_type))
-        found = [one for (_, name), one in self.machines.items() if name == configuration.instance_type]
-        return found[0] if len(found) == 1 else None
+    def providers_of(self, instance_type: str) -> list[str]:
+        """Who has such a machine."""
+        return [provider for provider, name in self.machines if name == instance_type]
 
     def providers(self) -> frozenset[str]:
         """Whose machines are listed."""

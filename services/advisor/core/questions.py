@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from difflib import get_close_matches
+from itertools import product
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+from pydantic import ValidationError
 
 from schemas.jobs import Attributes, Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Question
@@ -57,9 +60,9 @@ class Asked:
     warnings: tuple[str, ...]
 
     @property
-    def prices_as_of(self) -> Price | None:
-        """The oldest of the prices that are used."""
-        return min((one for one in self.prices if one is not None), key=lambda one: one.as_of, default=None)
+    def prices_as_of(self) -> date | None:
+        """The day of the oldest price that is used: no answer is fresher than that."""
+        return min((one.as_of for one in self.prices if one is not None), default=None)
 
 
 def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
@@ -69,9 +72,9 @@ def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
         BadQuestionError: it cannot be answered.
     """
     warnings: list[str] = []
-    _check_attributes("task", question.task.attributes)
     profile = _profile(question, measured)
     task = _features(question.task, profile, measured)
+    _check_attributes("task", task.attributes)
     if profile is None:
         warnings.append(
             f"no local run of {task.task} is known: predictions are much better with one (turnbuckle profile)"
@@ -79,17 +82,11 @@ def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
     if not task.parameter_count and not task.layers:
         warnings.append(f"the features of {task.task} are not given (turnbuckle features): less can be told")
     configurations = question.configurations or _all(question, listing, measured, task)
-    if len(configurations) > MAX_CONFIGURATIONS:
-        raise BadQuestionError(
-            f"{len(configurations)} configurations are too many: at most {MAX_CONFIGURATIONS}; "
-            "name fewer machines, workers or batch sizes"
-        )
     pairs = [_priced(one, listing) for one in configurations]
-    doubtful = {(price.source, price.as_of) for _, price in pairs if price is not None} if listing.unchecked else set()
+    doubtful = {(one.source, one.as_of) for _, one in pairs if one is not None and one.source in listing.unchecked}
     warnings += [
         f"the prices of {source} ({day}) were not checked against the provider's list (turnbuckle prices refresh)"
         for source, day in sorted(doubtful)
-        if source in listing.unchecked
     ]
     return Asked(task, profile, tuple(one for one, _ in pairs), tuple(price for _, price in pairs), tuple(warnings))
 
@@ -158,43 +155,56 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _all(question: Question, listing: Listing, measured: Measured, task: TaskFeatures) -> tuple[Configuration, ...]:
     """All machines of the providers that have been measured, times workers, times batch sizes."""
-    if any(count < 1 for count in question.workers) or any(size < 0 for size in question.batch_sizes):
-        raise BadQuestionError("workers must be at least 1, and batch sizes not negative")
     providers = (listing.providers() & measured.providers) or listing.providers()
-    batches = question.batch_sizes or measured.batch_sizes.get(task.task, ()) or (0,)
-    found = tuple(
-        Configuration(instance_type=name, provider=provider, workers=workers, batch_size=batch)
-        for (provider, name) in sorted(listing.machines)
-        if provider in providers
-        for workers in question.workers or DEFAULT_WORKERS
-        for batch in batches
-    )
-    if not found:
+    machines = [(provider, name) for provider, name in sorted(listing.machines) if provider in providers]
+    if not machines:
         raise BadQuestionError("the price catalogue lists no machine: name configurations, or refresh the catalogue")
-    return found
+    workers = question.workers or DEFAULT_WORKERS
+    batches = question.batch_sizes or measured.batch_sizes.get(task.task, ()) or (0,)
+    if (count := len(machines) * len(workers) * len(batches)) > MAX_CONFIGURATIONS:
+        raise BadQuestionError(
+            f"{count} configurations are too many: at most {MAX_CONFIGURATIONS}; "
+            "name fewer machines, workers or batch sizes"
+        )
+    try:
+        return tuple(
+            Configuration(instance_type=name, provider=provider, workers=number, batch_size=batch)
+            for (provider, name), number, batch in product(machines, workers, batches)
+        )
+    except ValidationError as error:
+        raise BadQuestionError(
+            "workers must be at least 1 (and at most 100,000), and batch sizes not negative"
+        ) from error
 
 
 def _priced(configuration: Configuration, listing: Listing) -> tuple[Configuration, Price | None]:
     """The configuration with what the catalogue knows of its machine."""
     _check_attributes(configuration.instance_type, configuration.attributes)
-    found = listing.find(configuration)
+    update: dict[str, object] = {}
+    provider = configuration.provider
+    if not provider and len(providers := listing.providers_of(configuration.instance_type)) == 1:
+        update["provider"] = provider = providers[0]
+    found = listing.machines.get((provider, configuration.instance_type))
     if found is None:
         if not configuration.vcpu or not configuration.memory_gb:
-            names = {name for _, name in listing.machines}
-            raise BadQuestionError(
-                f"the instance type {configuration.instance_type!r}"
-                + (f" of {configuration.provider}" if configuration.provider else "")
-                + f" is not in the price catalogue{_near(configuration.instance_type, names)}: "
-                "give its vcpu and memory_gb, or add it (turnbuckle prices refresh)"
-            )
+            raise BadQuestionError(_not_listed(configuration, listing))
         return configuration, None
     machine, price = found
-    provider = next(where for (where, name), one in listing.machines.items() if one is found)
-    update: dict[str, object] = {} if configuration.provider else {"provider": provider}
     for name in ("vcpu", "memory_gb", "network_gbps"):
         if not getattr(configuration, name) and getattr(machine, name):
             update[name] = getattr(machine, name)
     return configuration.model_copy(update=update), price
+
+
+def _not_listed(configuration: Configuration, listing: Listing) -> str:
+    name, provider = configuration.instance_type, configuration.provider
+    if not provider and (providers := listing.providers_of(name)):
+        return f"the instance type {name!r} is listed for {', '.join(map(repr, providers))}: name its provider"
+    known = {other for where, other in listing.machines if provider in ("", where)}
+    return (
+        f"the instance type {name!r}{f' of {provider}' if provider else ''} is not in the price catalogue"
+        f"{_near(name, known)}: give its vcpu and memory_gb, or add it (turnbuckle prices refresh)"
+    )
 
 
 def question_table(asked: Asked, encoder: Encoder) -> Table:
@@ -208,8 +218,9 @@ def question_table(asked: Asked, encoder: Encoder) -> Table:
     own = table.columns("config.")
     features = table.features.copy()
     bare, machines = TaskFeatures(task=asked.task.task), Encoder(tuple(table.feature_names[at] for at in own))
-    for row, (configuration, price) in enumerate(zip(asked.configurations, asked.prices, strict=True)):
-        features[row, own] = machines.encode(JobFeatures(bare, configuration, price))
+    features[:, own] = machines.encode_all(
+        [JobFeatures(bare, where, price) for where, price in zip(asked.configurations, asked.prices, strict=True)]
+    )
     keys = _texts([configuration_key(one) for one in asked.configurations])
     local = configuration_key(asked.profile.configuration) if asked.profile is not None else ""
     prices = [one.usd_per_hour if one is not None else math.nan for one in asked.prices]

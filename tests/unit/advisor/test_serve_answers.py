@@ -25,6 +25,7 @@ from tests.support.fake_adviser import FakeAdviser
 from tests.support.training_jobs import configuration, features, profile, records
 
 DAY = date(2026, 11, 20)
+STRANGE = TaskFeatures(task="a", attributes={"loss": math.nan})
 MODEL = ModelName(model="fake", version="fake-1", data_hash="h", records=9, tasks=3, trained_ns=1)
 
 
@@ -161,6 +162,18 @@ def test_spot_prices_count_with_restarts() -> None:
     assert 0.1 < cost.median < 0.102  # 1800 s of $0.20/h is $0.10
 
 
+def test_spot_that_never_ends_is_told_from_spot_without_a_price() -> None:
+    """Interrupted all the time: no machine, whatever it costs. Without a price: not offered, however fast."""
+    often = Advice(FakeAdviser(), MODEL, listing(two=0.2), Measured(), SpotTerms(interruptions_per_hour=1_000.0))
+
+    hopeless = rank(asked(spot=True), often)
+    unpriced = rank(asked(spot=True, objective=Objective.TIME), advice(listing(two=0.2)))
+
+    assert hopeless.rejected == {"will not fit": 2, "interrupted too often": 4}
+    assert names(unpriced.ranked) == ["2 x two", "1 x two"]
+    assert unpriced.rejected == {"will not fit": 2, "no price": 2}
+
+
 def test_expected_restarts_by_hand() -> None:
     """Equation of `spot`: L = 2 x 0.5 per hour, T = 1 h, r = 180 s: (1 + 0.05) (e - 1) hours."""
     terms = SpotTerms(interruptions_per_hour=0.5, restart_s=180.0)
@@ -237,13 +250,16 @@ def test_best_first() -> None:
         ({"task": TaskFeatures(task="new")}, r"nothing is known of the task 'new'"),
         ({"configurations": (where("fuor", 1),)}, r"'fuor' is not in the price catalogue; did you mean 'four'\?"),
         ({"configurations": (where("x", 1, provider="aws"),)}, "'x' of aws is not in the price catalogue"),
-        ({"task": TaskFeatures(task="a", attributes={"loss": math.nan})}, "loss is nan: it must be a finite number"),
+        ({"task": STRANGE}, "loss is nan: it must be a finite number"),
         ({"configurations": (where("two", 1, attributes={"x": math.inf}),)}, "x is inf"),
         ({"profile": profile("a", samples=3)}, r"lasted 3 s: at least 5 s are needed"),
         ({"profile": profile("a").model_copy(update={"end": RunEnd.FAILED})}, "failed"),
         ({"profile": profile("a").model_copy(update={"workers": (), "end": RunEnd.TIME_UP})}, "holds no samples"),
         ({"run": "run-b"}, r"no local run 'run-b' is known"),
         ({"workers": (0,)}, "workers must be at least 1"),
+        ({"workers": (100_001,)}, "at most 100,000"),
+        ({"workers": (1,) * 50_000, "batch_sizes": (1,) * 50_000}, "7500000000 configurations are too many"),
+        ({"profile": profile("a").model_copy(update={"task": STRANGE})}, "loss is nan: it must be a finite number"),
         ({"workers": tuple(range(1, 1002))}, "too many: at most 2000"),
     ],
 )
@@ -251,6 +267,17 @@ def test_questions_that_cannot_be_answered(question: dict[str, Any], words: str)
     """A sentence says what is wrong and what to do."""
     with pytest.raises(BadQuestionError, match=words):
         complete(asked(**question), listing(), Measured())
+
+
+def test_a_machine_of_several_providers_wants_one_named() -> None:
+    """It is in the catalogue, more than once: nothing is to be corrected in its name."""
+    machines = Listing({**listing().machines, ("emulated", "two"): listing().machines["gcp", "two"]})
+
+    with pytest.raises(BadQuestionError, match="'two' is listed for 'gcp', 'emulated': name its provider"):
+        complete(asked(configurations=(where("two", 1),)), machines, Measured())
+    found = complete(asked(configurations=(where("two", 1, provider="emulated"),)), machines, Measured())
+
+    assert found.configurations[0].vcpu == 2.0
 
 
 def test_an_unknown_machine_that_is_described_is_answered_without_cost() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from schemas.jobs import Configuration
 from services.advisor.core.catalogue import BadCatalogueError, Snapshot, listing, parse_skypilot, parse_snapshot
 from services.advisor.price_files import SHIPPED, read_snapshots, user_directory, write_snapshot
 from services.advisor.prices import main
@@ -42,7 +41,7 @@ def snapshot(source: str = "s", day: str = "2026-01-01", usd: float = 1.0, **fie
 
 
 def price(found: Any, name: str = "m") -> Any:
-    return found.find(Configuration(instance_type=name, provider="gcp", workers=1))[1]
+    return found.machines["gcp", name][1]
 
 
 def test_the_shipped_snapshots() -> None:
@@ -56,13 +55,12 @@ def test_the_shipped_snapshots() -> None:
         assert len(one.machines) == 7
         assert "not checked against Google's list" in one.note
         assert not one.checked
-    gce, vertex = by_source["gcp-gce"], by_source["gcp-vertex"]
-    for machine in gce.machines:
-        other = vertex.machine(machine.instance_type)
-        assert other is not None
-        assert other.usd_per_hour == pytest.approx(1.15 * machine.usd_per_hour, abs=1e-5)
-    highcpu = gce.machine("n1-highcpu-32")
-    assert highcpu is not None
+    gce, vertex = (
+        {each.instance_type: each for each in by_source[name].machines} for name in ("gcp-gce", "gcp-vertex")
+    )
+    for name, machine in gce.items():
+        assert vertex[name].usd_per_hour == pytest.approx(1.15 * machine.usd_per_hour, abs=1e-5)
+    highcpu = gce["n1-highcpu-32"]
     assert (highcpu.vcpu, highcpu.memory_gb) == (32.0, 28.8)
 
 
@@ -77,7 +75,6 @@ def test_the_newest_of_the_day_or_before_counts() -> None:
     assert price(listing(held, (), None)).usd_per_hour == 3.0
     assert price(listing(held, (), date(2026, 2, 28))).usd_per_hour == 2.0
     assert listing(held, (), date(2025, 12, 31)).machines == {}
-    assert listing(held, (), None).as_of == date(2026, 3, 1)
 
 
 def test_the_preferred_source_counts() -> None:
@@ -125,6 +122,10 @@ def test_the_digest_is_of_the_prices() -> None:
         ({"usd": float("nan")}, "usd_per_hour is nan"),
         ({"vcpu": "many"}, "could not convert"),
         ({"spot_usd_per_hour": -0.1}, "spot_usd_per_hour is -0.1"),
+        ({"vcpu": 10**400}, "too large"),
+        ({"instance_type": ""}, "instance_type is empty"),
+        ({"source": "../elsewhere"}, "source .* must be letters"),
+        ({"source": "/elsewhere"}, "source .* must be letters"),
     ],
 )
 def test_absurd_prices(fields: dict[str, Any], words: str) -> None:
@@ -138,6 +139,7 @@ def test_absurd_prices(fields: dict[str, Any], words: str) -> None:
     [
         ("{", "no price snapshot"),
         ("[]", "no price snapshot"),
+        ("[" * 100_000, "no price snapshot"),
         ('{"format": 2}', "format 2 is not 1"),
         ('{"format": 1, "source": "s"}', "machines"),
     ],
@@ -168,6 +170,12 @@ def test_skypilots_catalogue_without_the_region_or_columns() -> None:
         parse_skypilot(SKYPILOT, empty("mars"), "vms.csv")
     with pytest.raises(BadCatalogueError, match=r"no column .*SpotPrice"):
         parse_skypilot("InstanceType,Price\n", empty(), "vms.csv")
+
+
+def test_what_is_no_csv_at_all() -> None:
+    """Such as a binary file: a field without an end."""
+    with pytest.raises(BadCatalogueError, match=r"vms\.csv:0 is no line of a CSV file"):
+        parse_skypilot("x" * 200_000, empty(), "vms.csv")
 
 
 def test_old_snapshots_stay(tmp_path: Path) -> None:
