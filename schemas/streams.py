@@ -84,7 +84,5 @@ LEASES: Final = BucketSpec("leases", "allocator replicas that live, and the owne
 NODES: Final = BucketSpec("nodes", "NodeInfo heartbeats", ttl_s=30.0)
 BUCKETS: Final = (APPS, LEASES, NODES)
 
-MODELS: Final = ObjectStoreSpec(
-    "models", "the advisor's trained models by version, and the newest one's name", 256 * _MIB
-)
+MODELS: Final = ObjectStoreSpec("models", "the advisor's trained models by version", 256 * _MIB)
 OBJECT_STORES: Final = (MODELS,)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from contextlib import suppress
+from typing import Final
 
 from schemas.predictions import TrainRequest
 from services._runtime.app import Runtime
@@ -13,6 +16,8 @@ from services.advisor.model_store import Model, ModelStore
 from services.advisor.ports import Lesson, Trainer, TrainingFailedError
 from services.advisor.records import Records
 from services.advisor.settings import AdvisorSettings
+
+_LEAST_WAIT_S: Final = 0.02
 
 
 class Learning:
@@ -30,10 +35,12 @@ class Learning:
         self._wake = asyncio.Event()
         self._asked: TrainRequest | None = None
         self._heard_s = self._clock.monotonic()
-        self._failed: tuple[str, int] | None = None
-        """Version that could not be trained, and the number of records then: not tried again until more have come."""
+        self._failed_records: int | None = None
+        """Known when a training failed: none is tried again by itself until enough more have come."""
         self._failure = ""
         self._began_s: float | None = None
+        self._looked_s = -math.inf
+        """At the store."""
         self.model: Model | None = None
         self.trainings = 0
         self.failed_trainings = 0
@@ -42,11 +49,6 @@ class Learning:
     def unusable_models(self) -> int:
         """Models in the store that could not be used."""
         return self._store.unusable_count
-
-    @property
-    def training(self) -> bool:
-        """Whether a training is under way."""
-        return self._began_s is not None
 
     def heard(self) -> None:
         """A record has come."""
@@ -85,20 +87,23 @@ class Learning:
         """Adopt and train for ever; cancel to stop."""
         while True:
             self._wake.clear()
-            await self._adopt()
+            if self._until_look_s() <= 0:
+                self._looked_s = self._clock.monotonic()
+                await self._adopt()
             if (seed := self._due()) is not None:
                 await self._train(seed)
                 continue
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._patience_s()):
                     await self._wake.wait()
-            except TimeoutError:
-                continue
+
+    def _until_look_s(self) -> float:
+        return self._looked_s + self._settings.look_s - self._clock.monotonic()
 
     def _patience_s(self) -> float:
-        """Until the next look: short while a training waits for quiet."""
-        quiet_s = self._settings.quiet_s - (self._clock.monotonic() - self._heard_s)
-        return min(self._settings.look_s, max(quiet_s, 0.05)) if self._wants() else self._settings.look_s
+        """Until the next look, or until a training has waited long enough for quiet."""
+        quiet_s = self._heard_s + self._settings.quiet_s - self._clock.monotonic()
+        return max(min(self._until_look_s(), quiet_s if self._wants() else math.inf), _LEAST_WAIT_S)
 
     async def _adopt(self) -> None:
         """Take the store's newest model if it is newer than ours."""
@@ -108,15 +113,18 @@ class Learning:
             self._log.warning("models_not_listed", error=str(error))
             return
         if model is not None:
-            self.model = model
-            self._log.info("model_in_use", version=model.name.version, records=model.name.records)
+            self._use(model)
+
+    def _use(self, model: Model) -> None:
+        self.model = model
+        self._log.info("model_in_use", version=model.name.version, records=model.name.records)
 
     def _wants(self) -> bool:
         """Whether the records alone call for a training."""
         known = len(self._records)
         if known < self._settings.least_records:
             return False
-        if self._failed is not None and known < self._failed[1] + self._settings.retrain_after:
+        if self._failed_records is not None and known < self._failed_records + self._settings.retrain_after:
             return False
         return self.model is None or known >= self.model.name.records + self._settings.retrain_after
 
@@ -145,23 +153,24 @@ class Learning:
                 await self._learn(lesson, forced=forced)
         except (TrainingFailedError, UnusableModelError) as error:
             self.failed_trainings += 1
-            self._failed, self._failure = (lesson.version, len(lesson.records)), str(error)
+            self._failed_records, self._failure = len(lesson.records), str(error)
             self._log.error("training_failed", version=lesson.version, error=str(error))
         finally:
             self._began_s = None
 
     async def _learn(self, lesson: Lesson, *, forced: bool) -> None:
-        if not forced and await self._is_stored(lesson.version):
-            return  # another replica was faster; it is adopted in the next round
+        if not forced and (model := await self._stored(lesson.version)) is not None:
+            self._use(model)  # another replica was faster, or it was trained before the one in use
+            return
         data = await self._trainer.train(lesson)
         self.model = await self._store.save(data)
         self.trainings += 1
-        self._failed, self._failure = None, ""
+        self._failed_records, self._failure = None, ""
         seconds = self._clock.monotonic() - (self._began_s or 0.0)
         self._log.info("training_ended", version=lesson.version, bytes=len(data), seconds=round(seconds, 2))
 
-    async def _is_stored(self, version: str) -> bool:
+    async def _stored(self, version: str) -> Model | None:
         try:
-            return (self.model is None or self.model.name.version != version) and await self._store.has(version)
+            return await self._store.take_over(version)
         except BusError:
-            return False
+            return None

@@ -2,8 +2,8 @@ r"""A trained model as bytes: a header that says what it is, a digest, and the m
 
 Layout: ``TBMODEL1\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
 rest: a pickle of the `Adviser`. The digest finds damage, not malice: who may write to the store may also write the
-digest. So the pickle is read through an allow-list: classes of the advisor's core, of numpy, scikit-learn, LightGBM and
-the schemas, and a few functions that rebuild arrays; anything else refuses the file before it runs.
+digest. So the pickle is read through an allow-list: classes of the advisor's core and of the schemas, trees of
+scikit-learn and LightGBM, and a few functions that rebuild arrays; anything else refuses the file before it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIBRARIES: Final = ("numpy", "scikit-learn", "lightgbm")
 _LENGTH_BYTES: Final = 4
 _DIGEST_BYTES: Final = 32
 _MAX_HEADER_BYTES: Final = 1 << 16
-_CLASSES_OF: Final = ("services.advisor.core.", "schemas.", "sklearn.", "lightgbm.", "numpy.", "scipy.")
+_CLASSES_OF: Final = ("services.advisor.core.", "schemas.")
 _ALLOWED: Final = frozenset(
     {
         ("builtins", "set"), ("builtins", "frozenset"), ("builtins", "complex"), ("builtins", "bytearray"),
@@ -36,10 +36,13 @@ _ALLOWED: Final = frozenset(
         ("numpy", "ndarray"), ("numpy", "dtype"), ("numpy", "float64"), ("numpy", "int64"), ("numpy", "bool"),
         ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "scalar"),
         ("numpy._core.numeric", "_frombuffer"),
-        ("_codecs", "encode"), ("services.advisor.core.advising", "Outlook"),
+        ("_codecs", "encode"),
+        ("lightgbm.basic", "Booster"), ("sklearn.ensemble._forest", "RandomForestRegressor"),
+        ("sklearn.tree._classes", "DecisionTreeRegressor"), ("sklearn.tree._tree", "Tree"),
     }
 )  # fmt: skip
-"""Beside classes of `_CLASSES_OF`: what rebuilds plain values."""
+"""Beside classes of `_CLASSES_OF`: what rebuilds plain values, and the trees of the libraries, one by one: others of
+their classes do more than hold values when they are made (`numpy.memmap` opens files)."""
 
 
 class UnusableModelError(ValueError):
@@ -137,6 +140,6 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if f"{module}.".startswith(_CLASSES_OF):
             found = getattr(importlib.import_module(module), name, None)
-            if isinstance(found, type):
+            if isinstance(found, type) and found.__module__ == module:
                 return found
         raise UnusableModelError(f"the model holds {module}.{name}, which no model may hold")

@@ -20,7 +20,7 @@ class Model:
     name: ModelName
     adviser: Adviser
     revision: int
-    """In the store; 0: it could not be stored."""
+    """In the store; of one that could not be stored, that of the newest one there: what comes after it replaces it."""
 
 
 class ModelStore:
@@ -35,6 +35,7 @@ class ModelStore:
         self._unusable: set[int] = set()
         """Revisions."""
         self.unusable_count = 0
+        self._newest_revision = 0
 
     async def newest(self, beyond_revision: int = 0) -> Model | None:
         """The newest usable model that is newer than a revision, or None.
@@ -53,6 +54,7 @@ class ModelStore:
         """The algorithm's objects, newest first; one that says of no algorithm may be anything."""
         found = (await self._objects.names()).values()
         mine = [one for one in found if one.attributes.get("algorithm", self._algorithm) == self._algorithm]
+        self._newest_revision = max((one.revision for one in mine), default=self._newest_revision)
         return sorted(mine, key=lambda one: -one.revision)
 
     async def _load(self, info: ObjectInfo) -> Model | None:
@@ -68,10 +70,19 @@ class ModelStore:
             return None
         return Model(header.name(), adviser, stored.info.revision)
 
-    async def has(self, version: str) -> bool:
-        """Whether a model of this version is there that is not known to be unusable."""
-        info = (await self._objects.names()).get(version)
-        return info is not None and info.revision not in self._unusable
+    async def take_over(self, version: str) -> Model | None:
+        """The stored model of a version, made the newest where it is not; None: there is none that can be used.
+
+        Raises:
+            BusError: the store cannot be read.
+        """
+        found = await self._mine()
+        info = next((one for one in found if one.name == version and one.revision not in self._unusable), None)
+        model = await self._load(info) if info is not None else None
+        if model is None or model.revision == found[0].revision:
+            return model
+        stored = await self._objects.get(version)
+        return await self.save(stored.data) if stored is not None else model
 
     async def save(self, data: bytes) -> Model:
         """Store a model file and return the model; where it cannot be stored, it is used all the same.
@@ -87,10 +98,10 @@ class ModelStore:
             "seed": str(header.seed),
             "libraries": ", ".join(f"{name} {found}" for name, found in header.libraries.items()),
         }
-        revision = 0
         try:
             revision = (await self._put(header.version, data, attributes)).revision
         except BusError as error:
+            revision = self._newest_revision
             self._log.error("model_not_stored", version=header.version, error=str(error))
         _, adviser = await asyncio.to_thread(unpack, data)
         return Model(header.name(), adviser, revision)

@@ -9,9 +9,10 @@ from collections.abc import Collection
 from datetime import date
 from types import MappingProxyType
 
-from schemas.codec import encode
+from schemas.codec import CodecError, encode
 from schemas.jobs import Attributes, JobRecord, TaskFeatures
-from schemas.runs import RunProfile
+from schemas.message import Message
+from schemas.runs import RunEnd, RunProfile
 from services.advisor.core.questions import LEAST_PROFILE_S, Measured, tells_something
 
 
@@ -49,12 +50,24 @@ class Records:
         if record.job in self.jobs:
             self.repeated += 1
             return None
-        if (reason := _wrong(record)) is not None:
-            self.rejected += 1
-            return reason
+        if not _finite(record.task.attributes) or not _finite(record.configuration.attributes):
+            return self._reject(f"job {record.job}: a feature is not finite")
+        if (reason := self._note_digest(f"job {record.job}", record)) is not None:
+            return self._reject(reason)
         self.jobs[record.job] = record
-        self._digests[f"job {record.job}"] = hashlib.sha256(encode(record)).digest()
         self._note(record)
+        return None
+
+    def _reject(self, reason: str) -> str:
+        self.rejected += 1
+        return reason
+
+    def _note_digest(self, name: str, message: Message) -> str | None:
+        """Returns why it cannot be: a file, or JSON on the bus, may hold more than a message can on its way to us."""
+        try:
+            self._digests[name] = hashlib.sha256(encode(message)).digest()
+        except CodecError as error:
+            return f"{name}: {error}"
         return None
 
     def _note(self, record: JobRecord) -> None:
@@ -74,10 +87,10 @@ class Records:
             self.repeated += 1
             return None
         if not _finite(profile.task.attributes) or not tells_something(profile):
-            self.rejected += 1
-            return f"local run {profile.run}: no samples and not finished, or a feature is not finite"
+            return self._reject(f"local run {profile.run}: no samples and not finished, or a feature is not finite")
+        if (reason := self._note_digest(f"run {profile.run}", profile)) is not None:
+            return self._reject(reason)
         self.runs[profile.run] = profile
-        self._digests[f"run {profile.run}"] = hashlib.sha256(encode(profile)).digest()
         self._measured = None
         return None
 
@@ -95,7 +108,7 @@ class Records:
             tasks = {profile.task.task: profile.task for profile in runs.values()} | self._tasks
             local: dict[str, str] = {}
             for profile in runs.values():
-                if profile.duration_s >= LEAST_PROFILE_S:
+                if profile.end is not RunEnd.FAILED and profile.duration_s >= LEAST_PROFILE_S:
                     local.setdefault(profile.task.task, profile.run)
             local |= {task: run for task, run in self._named_runs.items() if run in runs}
             self._measured = Measured(
@@ -106,12 +119,6 @@ class Records:
                 MappingProxyType({name: tuple(sorted(sizes)) for name, sizes in self._batches.items()}),
             )
         return self._measured
-
-
-def _wrong(record: JobRecord) -> str | None:
-    if not _finite(record.task.attributes) or not _finite(record.configuration.attributes):
-        return f"job {record.job}: a feature is not finite"
-    return None
 
 
 def _finite(attributes: Attributes) -> bool:

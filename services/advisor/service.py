@@ -24,7 +24,7 @@ from schemas.predictions import (
 from schemas.registry import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
 from schemas.runs import RunProfile
 from schemas.streams import JOB_STREAM, MODELS, RUN_STREAM
-from schemas.subjects import PREDICTIONS
+from schemas.subjects import PREDICTIONS, Subject, SubjectError
 from services._runtime.app import Runtime
 from services._runtime.bus import Delivery, RequestRefusedError, Responder, Subscription
 from services._runtime.settings import CommonSettings
@@ -143,15 +143,17 @@ class Advisor:
     async def predict(self, delivery: Delivery) -> Message:
         """Time and cost of each configuration."""
         request = _expect(delivery.message, PredictRequest)
+        subject = self._subject(request)
         reply = await self._answer("advisor.predict", request, predict)
-        self._tell(request, reply)
+        self._tell(subject, request, reply)
         return reply
 
     async def rank(self, delivery: Delivery) -> Message:
         """The best configurations."""
         request = _expect(delivery.message, RankRequest)
+        subject = self._subject(request)
         reply = await self._answer("advisor.rank", request, rank)
-        self._tell(request, reply)
+        self._tell(subject, request, reply)
         return reply
 
     async def explain(self, delivery: Delivery) -> Message:
@@ -166,8 +168,7 @@ class Advisor:
             try:
                 reply = await asyncio.get_running_loop().run_in_executor(self._threads, answer, request, advice)
             except BadQuestionError as error:
-                self.refused += 1
-                raise RequestRefusedError(400, str(error)) from error
+                raise self._refusal(400, str(error)) from error
         self.answered += 1
         return reply
 
@@ -175,17 +176,26 @@ class Advisor:
         learning = self.learning
         model = learning.model if learning is not None else None
         if model is None or learning is None:
-            self.refused += 1
-            raise RequestRefusedError(503, learning.why_no_model() if learning is not None else "the advisor starts")
+            raise self._refusal(503, learning.why_no_model() if learning is not None else "the advisor starts")
         try:
             listing = self.catalogue.listing(request.prices_as_of, self.records)
         except BadQuestionError as error:
-            self.refused += 1
-            raise RequestRefusedError(400, str(error)) from error
+            raise self._refusal(400, str(error)) from error
         return Advice(model.adviser, model.name, listing, self.records.measured(), self._settings.spot_terms())
 
-    def _tell(self, request: Question, reply: PredictReply | RankReply) -> None:
-        if not request.job:
+    def _refusal(self, code: int, reason: str) -> RequestRefusedError:
+        self.refused += 1
+        return RequestRefusedError(code, reason)
+
+    def _subject(self, request: Question) -> Subject | None:
+        """Where the answer is to be told, if anywhere."""
+        try:
+            return PREDICTIONS.subject(self._bus.root, job=request.job) if request.job else None
+        except SubjectError as error:
+            raise self._refusal(400, f"job: {error}") from error
+
+    def _tell(self, subject: Subject | None, request: Question, reply: PredictReply | RankReply) -> None:
+        if subject is None:
             return
         now_ns = self._clock.time_ns()
         fact = Prediction(
@@ -193,7 +203,6 @@ class Advisor:
             predictions=best_first(reply, TOLD), time_ns=now_ns,
             considered=reply.considered if isinstance(reply, RankReply) else len(reply.predictions),
         )  # fmt: skip
-        subject = PREDICTIONS.subject(self._bus.root, job=request.job)
         self._bus.publish_fact(subject, fact, message_id=f"prediction-{request.job}-{now_ns}")
 
     async def train(self, delivery: Delivery) -> Message:

@@ -1,8 +1,8 @@
 """One training as a process: ``python -m services.advisor.training PARENT`` reads a lesson, writes a model file.
 
 Standard input: a line of JSON, then messages, each after four bytes of length (big endian). Standard output: the model
-file. Exit codes: 0; 65 where the records teach nothing (the reason is the last line of standard error); 70 otherwise.
-It works at a low priority, and dies with its parent however that dies.
+file. Exit codes: 0; 65 where the records teach nothing; 70 where the parent is gone; 1 with a traceback. The last
+line of standard error is the reason. It works at a low priority, and dies with its parent however that dies.
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ class TrainingProcess:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self.pid: int | None = None
-        """Of the process that trains now."""
 
     async def train(self, lesson: Lesson) -> bytes:
         """Train; cancelling kills the process."""
@@ -35,14 +33,12 @@ class TrainingProcess:
             )  # fmt: skip
         except OSError as error:
             raise TrainingFailedError(f"no process for the training can be started: {error.strerror}") from error
-        self.pid = process.pid
         try:
             async with asyncio.timeout(self._limit_s):
                 model, said = await process.communicate(data)
         except TimeoutError as error:
             raise TrainingFailedError(f"the training took longer than {self._limit_s:g} s") from error
         finally:
-            self.pid = None
             await _end(process)
         if process.returncode:
             lines = said.decode(errors="replace").strip()[-_ERROR_CHARACTERS:].splitlines()

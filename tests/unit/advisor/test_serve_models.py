@@ -9,13 +9,16 @@ import pickle
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 from schemas.predictions import Objective
 from schemas.streams import MODELS
+from services._runtime.bus import BusError
 from services._runtime.bus_memory import MemoryBus
 from services._runtime.logging import get_logger
 from services._runtime.memory_broker import MemoryBroker
+from services._runtime.memory_objects import MemoryObjects
 from services.advisor.core.algorithms import ALGORITHMS
 from services.advisor.core.plain import Plain
 from services.advisor.core.thesis.model import ThesisRegressor
@@ -95,6 +98,21 @@ def test_a_foreign_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
         unpack(data)
 
     assert not mark.exists()
+
+
+def test_a_class_that_does_something_when_it_is_made_is_refused(tmp_path: Path) -> None:
+    """That it is a class of a library that models are made of is no reason to call it: this one empties files."""
+    kept = tmp_path / "kept"
+    kept.write_text("something")
+
+    class Mapped:
+        def __reduce__(self) -> Any:
+            return np.memmap, (str(kept), "uint8", "w+", 0, (1,))
+
+    with pytest.raises(UnusableModelError, match=r"holds numpy\S*memmap"):
+        unpack(pack(header(), Mapped()))  # type: ignore[arg-type]
+
+    assert kept.read_text() == "something"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +233,8 @@ async def test_a_spoiled_one_is_passed_over_once(small: bytes) -> None:
     assert again is not None
     assert found.name.version == again.name.version == "fake-1"
     assert mine.unusable_count == 1
-    assert not await mine.has("newer")
-    assert await mine.has("fake-1")
+    assert await mine.take_over("newer") is None
+    assert await mine.take_over("fake-1") is not None
 
 
 async def test_a_full_store_loses_its_oldest(small: bytes) -> None:
@@ -234,7 +252,7 @@ async def test_a_full_store_loses_its_oldest(small: bytes) -> None:
     newest = await mine.save(pack(header("c"), adviser))
 
     assert newer.revision > 0
-    assert (newest.name.version, newest.revision) == ("c", 0)
+    assert (newest.name.version, newest.revision) == ("c", newer.revision)
     assert held.objects == {}
 
 
@@ -247,3 +265,47 @@ async def test_a_model_is_used_also_where_it_cannot_be_stored(small: bytes) -> N
     model = await mine.save(small)
 
     assert (model.name.version, model.revision) == ("fake-1", 0)
+
+
+async def test_what_could_not_be_stored_gives_way_to_nothing_older(
+    small: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store can be read and not written: the older model there must not come back into use."""
+    broker = MemoryBroker()
+    mine = store(broker)
+    adviser = unpack(small)[1]
+    await mine.save(pack(header("a"), adviser))
+
+    async def refused(*_arguments: object) -> None:
+        raise BusError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryObjects, "put", refused)
+        newer = await mine.save(pack(header("b"), adviser))
+
+    assert newer.name.version == "b"
+    assert await mine.newest(newer.revision) is None
+    await store(broker).save(pack(header("c"), adviser))
+    newest = await mine.newest(newer.revision)
+    assert newest is not None
+    assert newest.name.version == "c"
+
+
+async def test_an_older_model_that_is_taken_over_is_the_newest_again(small: bytes) -> None:
+    """So that all replicas use it; the newest one is taken as it is; what is not there is not."""
+    broker = MemoryBroker()
+    mine = store(broker)
+    adviser = unpack(small)[1]
+    first = await mine.save(pack(header("a"), adviser))
+    second = await mine.save(pack(header("b"), adviser))
+
+    as_it_is, again = await mine.take_over("b"), await mine.take_over("a")
+
+    assert as_it_is is not None
+    assert as_it_is.revision == second.revision
+    assert again is not None
+    assert (again.name, again.revision > second.revision) == (first.name, True)
+    newest = await store(broker).newest()
+    assert newest is not None
+    assert newest.name.version == "a"
+    assert await mine.take_over("c") is None

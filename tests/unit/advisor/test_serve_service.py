@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from schemas.codec import to_plain
 from schemas.jobs import JobRecord
 from schemas.message import Message
 from schemas.predictions import Prediction, PredictRequest, RankReply, RankRequest, TrainReply, TrainRequest
 from schemas.registry import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
-from schemas.runs import RunEnd, RunProfile
+from schemas.runs import SERIES, RunEnd, RunProfile
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.app import UnusableSettingsError, run_in_process
@@ -24,6 +26,7 @@ from services._runtime.bus_memory import MemoryBus
 from services._runtime.job_files import write_job_file
 from services._runtime.memory_broker import MemoryBroker
 from services.advisor.ports import Lesson, TrainingFailedError
+from services.advisor.records import Records
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings
 from services.advisor.training import learn
@@ -269,8 +272,6 @@ async def test_data_hash_ignores_order_and_not_content() -> None:
     """The same records in any order make the same version; one more, or another number, another one."""
 
     def hashed(found: Sequence[JobRecord]) -> str:
-        from services.advisor.records import Records  # noqa: PLC0415 - the subject
-
         held = Records()
         for record in found:
             assert held.add(record) is None
@@ -318,3 +319,64 @@ async def test_prices_of_a_day(ground: Ground) -> None:
     assert refused.value.code == 400
     assert str(reply.prices_as_of) == "2026-11-20"
     assert {one.configuration.provider for one in reply.ranked} == {"emulated"}
+
+
+async def test_a_local_run_that_its_json_made_too_large_keeps_nobody_from_starting(ground: Ground) -> None:
+    """As JSON it fits into a message, decoded it does not: it is rejected once, not told again and again."""
+    large = to_plain(profile("large", samples=1))
+    large["workers"] = [{"worker": "master"} | dict.fromkeys(SERIES, [0] * 40_000)]
+    subject = RUN_PROFILES.subject(ground.bus.root, run="large")
+    ground.broker.publish_fact(subject.text, json.dumps(large).encode(), "large")
+    await ground.tell(*records(TASKS))
+
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+
+    assert (advisor.records.rejected, advisor.records.runs) == (1, {})
+
+
+def test_a_failed_local_run_is_nobodys() -> None:
+    """It is known by its name; a task's local run is one that ran."""
+    held = Records()
+    failed = profile("a", run="first").model_copy(update={"end": RunEnd.FAILED})
+
+    assert held.add_run(failed) is None
+    assert held.measured().local_run == {}
+    assert held.add_run(profile("a", run="second")) is None
+
+    assert held.measured().local_run == {"a": "second"}
+    assert set(held.measured().runs) == {"first", "second"}
+
+
+async def test_a_job_that_no_subject_can_name_is_refused(ground: Ground) -> None:
+    """Before the work, with the reason."""
+    await ground.tell(*records(TASKS))
+    async with ground.advisor() as advisor:
+        await trained(advisor, 72)
+        with pytest.raises(RequestRefusedError, match="job: id of 201 escaped characters") as refused:
+            await ground.ask(ADVISOR_RANK, question(job="x" * 201))
+
+    assert refused.value.code == 400
+    assert advisor.answered == 0
+
+
+async def test_what_was_trained_before_is_used_again_where_it_is_asked_for(ground: Ground) -> None:
+    """By all replicas, and without another training."""
+    await ground.tell(*records(TASKS))
+    async with ground.advisor() as advisor, ground.advisor() as replica:
+        await trained(advisor, 72)
+        await trained(replica, 72)
+        taught = len(ground.tutor.lessons)
+        await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=7))
+        await until(lambda: all(in_use(one).endswith("-s7") for one in (advisor, replica)), within_s=20)
+        await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=0))
+        await until(lambda: all(in_use(one).endswith("-s0") for one in (advisor, replica)), within_s=20)
+
+    assert len(ground.tutor.lessons) == taught + 1
+
+
+def in_use(advisor: Advisor) -> str:
+    """The version of its model."""
+    assert advisor.learning is not None
+    assert advisor.learning.model is not None
+    return advisor.learning.model.name.version
