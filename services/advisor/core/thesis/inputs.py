@@ -15,7 +15,7 @@ import torch
 
 from services.advisor.core.arrays import AnyArray, FloatArray, IntArray
 from services.advisor.core.preparation import Preparation
-from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS
+from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS, resampled
 from services.advisor.core.table import Table
 
 TABLE_4_1: Final = (
@@ -84,10 +84,7 @@ def ordered_layers(layers: tuple[str, ...], types: tuple[str, ...]) -> FloatArra
     if not layers or not types:
         return np.zeros(LAYER_SEGMENTS * len(types))
     one_hot = np.array([[float(layer == kind) for kind in types] for layer in layers])
-    totals = np.concatenate((np.zeros((1, len(types))), one_hot.cumsum(axis=0)))
-    edges = np.linspace(0.0, len(layers), LAYER_SEGMENTS + 1)
-    at_edges = np.stack([np.interp(edges, np.arange(len(totals)), column) for column in totals.T], axis=1)
-    return np.asarray(np.diff(at_edges, axis=0) * (LAYER_SEGMENTS / len(layers))).ravel()
+    return np.stack([resampled(column, LAYER_SEGMENTS) for column in one_hot.T], axis=1).ravel()
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from schemas.predictions import Objective
+from services.advisor.core.advising import Algorithm
 from services.advisor.core.evaluation import evaluate_left_out, evaluate_split, leave_one_task_out, random_split
 from services.advisor.core.labels import top_labels
 from services.advisor.core.model import Fitted, FittedCurves, FittedRanker, ranking_of
+from services.advisor.core.plain import Plain
 from services.advisor.core.table import Table
 from services.advisor.core.thesis.model import THESIS_MEAN, ThesisClassifier, ThesisRegressor, Unit, thesis_values
 from services.advisor.core.thesis.network import Output
-from tests.support.thesis_jobs import table_of
+from services.advisor.model_file import Header, libraries, pack, unpack
+from tests.support.thesis_jobs import jobs, local_run, table_of
 
 EPOCHS = 3
 
@@ -174,3 +177,13 @@ def test_eight_rows_are_learned_by_heart(table: Table) -> None:
     # not quite 1: in use, the batch normalisation's variance of 8 rows is 8/7 of that in training
     assert fitted.curves["training R2"][-1] > 0.95
     assert fitted.curves["training loss"][-1] < fitted.curves["training loss"][0]
+
+
+def test_the_service_can_keep_one_in_its_model_file(table: Table) -> None:
+    """Its allow-list knows nothing of torch: fitted networks are plain arrays."""
+    algorithm: Algorithm = Plain(ThesisRegressor(Objective.TIME, epochs=1))
+    runs = {f"run-{task}": local_run(task) for task in ("a", "b")}
+    adviser = algorithm.fit(jobs(("a", "b"), each=10), runs, seed=0)
+    header = Header("thesis_bilstm", "v", "d", 20, 2, 0, 0, libraries())
+    _, read = unpack(pack(header, adviser))
+    np.testing.assert_array_equal(read.outlook(table).time_s, adviser.outlook(table).time_s)
