@@ -19,6 +19,8 @@ LOCAL: Final = "local."
 SERIES: Final = "series."
 CATEGORY_MARK: Final = "="
 LAYERS: Final = "task.layers."
+ELSEWHERE: Final = "~"
+"""The `configuration_key` of a configuration that is none of the known ones."""
 _ZERO_IF_ABSENT: Final = (CATEGORY_MARK, LAYERS)
 
 
@@ -159,10 +161,6 @@ class Encoder:
                 if name in at:
                     row[at[name]] = value
         return rows
-
-    def unseen(self, job: JobFeatures) -> tuple[str, ...]:
-        """Return what the job has and no record had, such as another instance type: a prediction cannot use it."""
-        return tuple(sorted(set(next(columns_of((job,)))) - set(self.feature_names)))
 
 
 def _absent(name: str) -> float:

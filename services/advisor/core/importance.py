@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from services.advisor.core import metrics
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.encoder import CATEGORY_MARK, SERIES
+from services.advisor.core.encoder import CATEGORY_MARK, CONFIGURATION, ELSEWHERE, LAYERS, SERIES
 from services.advisor.core.model import Fitted
 from services.advisor.core.series import SERIES_CHANNELS
 from services.advisor.core.table import Table
+
+_ALSO_IN: Final = {
+    "config.workers": "workers", "config.price_usd_per_hour": "price_usd_per_hour", "local.time_s": "anchor_time_s",
+}  # fmt: skip
+"""Features that a table holds as arrays, too."""
 
 
 def families(table: Table) -> Mapping[str, IntArray]:
@@ -22,19 +28,27 @@ def families(table: Table) -> Mapping[str, IntArray]:
         family = name.partition(CATEGORY_MARK)[0]
         if name.startswith(SERIES):
             family = family.rpartition(".")[0]
-        elif name.startswith("task.layers."):
-            family = "task.layers"
+        elif name.startswith(LAYERS):
+            family = LAYERS.rstrip(".")
         found.setdefault(family, []).append(at)
     return {name: np.array(columns, dtype=np.int64) for name, columns in sorted(found.items())}
 
 
 def shuffled(table: Table, family: str, columns: IntArray, random: np.random.Generator) -> Table:
-    """Return the table with one family's values dealt out among the rows anew (a series': among the tasks)."""
+    """Return the table with one family's values dealt out among the rows anew (a series': among the tasks).
+
+    Whatever else of a row tells the same goes with them: a configuration that was changed is no known one by its name.
+    """
+    order = random.permutation(len(table))
     features = table.features.copy()
-    features[:, columns] = features[random.permutation(len(table))][:, columns]
+    features[:, columns] = features[order][:, columns]
     changed = replace(table, features=features)
-    if family == "local.time_s":
-        changed = replace(changed, anchor_time_s=table.anchor_time_s[random.permutation(len(table))])
+    if family in _ALSO_IN:
+        name = _ALSO_IN[family]
+        changed = replace(changed, **{name: getattr(table, name)[order]})
+    if family.startswith(CONFIGURATION):
+        kept = ((features == table.features) | np.isnan(features) & np.isnan(table.features)).all(axis=1)
+        changed = replace(changed, configuration_key=np.where(kept, table.configuration_key, ELSEWHERE))
     channel = family.removeprefix(SERIES)
     if channel in SERIES_CHANNELS and table.task_series:
         changed = replace(changed, task_series=_dealt_out(table.task_series, SERIES_CHANNELS.index(channel), random))

@@ -13,7 +13,7 @@ from schemas.predictions import Objective
 from services.advisor.core.baselines_blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
 from services.advisor.core.baselines_learned import Boosting, Forest, ForestClassifier, Linear, Poisson
 from services.advisor.core.ernest import Ernest
-from services.advisor.core.importance import families, permutation_importance
+from services.advisor.core.importance import families, permutation_importance, shuffled
 from services.advisor.core.metrics import median_ape
 from services.advisor.core.model import Ranker, Regressor, ranking_of
 from services.advisor.core.preparation import Preparation
@@ -181,6 +181,32 @@ def test_shuffling_what_a_model_uses_hurts_and_the_rest_does_not() -> None:
     assert set(list(importance)[:2]) == {"config.vcpu", "config.workers"}
     assert all(value == 0 for name, value in importance.items() if name not in {"config.vcpu", "config.workers"})
     assert importance["config.workers"] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "also"),
+    [
+        ("config.workers", "workers"),
+        ("config.price_usd_per_hour", "price_usd_per_hour"),
+        ("local.time_s", "anchor_time_s"),
+    ],
+)
+def test_what_tells_the_same_as_a_shuffled_feature_is_shuffled_with_it(family: str, also: str) -> None:
+    table = made_table()
+    changed = shuffled(table, family, families(table)[family], np.random.default_rng(0))
+    assert not np.array_equal(changed.feature(family), table.feature(family))
+    assert np.array_equal(getattr(changed, also), changed.feature(family))
+
+
+def test_a_configuration_of_shuffled_features_is_not_known_by_its_name() -> None:
+    table = made_table()
+    changed = shuffled(table, "config.vcpu", families(table)["config.vcpu"], np.random.default_rng(0))
+    moved = changed.feature("config.vcpu") != table.feature("config.vcpu")
+    assert moved.any()
+    assert np.array_equal(changed.configuration_key != table.configuration_key, moved)
+    assert not np.isin(changed.configuration_key[moved], table.configuration_key).any()
+    other = shuffled(table, "task.parameter_count", families(table)["task.parameter_count"], np.random.default_rng(0))
+    assert np.array_equal(other.configuration_key, table.configuration_key)
 
 
 def test_families_cover_every_feature_once() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from schemas.predictions import Contribution, Neighbour
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
+from services.advisor.core.encoder import CONFIGURATION, ELSEWHERE
 from services.advisor.core.ours.kernel import Likeness
 from services.advisor.core.ours.model import FittedOurs
 from services.advisor.core.ours.space import Points
@@ -21,9 +22,6 @@ _MACHINE: Final = (
 )  # fmt: skip
 _NOTHING: Final = 0.02
 """A logarithmic factor closer to 0 than this is no reason."""
-_ELSEWHERE: Final = "~"
-"""The key of a configuration that is none of the known ones."""
-_CONFIGURATION: Final = "config."
 
 
 def family(feature: str) -> str:
@@ -123,9 +121,9 @@ def _changed(table: Table, middles: Middles, name: str) -> Table:
     features = table.features.copy()
     features[:, columns] = middles.median[columns]
     changed = replace(table, features=features)
-    if any(table.feature_names[at].startswith(_CONFIGURATION) for at in columns.tolist()):
+    if any(table.feature_names[at].startswith(CONFIGURATION) for at in columns.tolist()):
         moved = (features != table.features) & np.isfinite(table.features)
-        key = np.where(moved.any(axis=1), _ELSEWHERE, table.configuration_key)
+        key = np.where(moved.any(axis=1), ELSEWHERE, table.configuration_key)
         changed = replace(changed, configuration_key=key, is_anchor=table.is_anchor & ~moved.any(axis=1))
     if any(table.feature_names[at] == "local.time_s" for at in columns.tolist()):
         changed = replace(changed, anchor_time_s=np.full(len(table), middles.anchor_time_s))
