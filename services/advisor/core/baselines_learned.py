@@ -17,22 +17,10 @@ from services.advisor.core.arrays import FloatArray
 from services.advisor.core.boosted_trees import grown
 from services.advisor.core.labels import top_labels
 from services.advisor.core.preparation import Preparation
-from services.advisor.core.table import Table
+from services.advisor.core.table import Table, training_rows
 
 _BEYOND: Final = 10.0
 """A straight line is not followed further than this many times beyond the known values."""
-
-
-def training_rows(table: Table, objective: Objective) -> Table:
-    """Return the rows whose value is known exactly.
-
-    Raises:
-        ValueError: There is none.
-    """
-    rows = table.select(table.completed(objective))
-    if not len(rows):
-        raise ValueError(f"no job with a known {objective.value} to learn from")
-    return rows
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,20 +11,18 @@ from scipy.optimize import nnls
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
-from services.advisor.core.baselines_learned import training_rows
-from services.advisor.core.table import SECONDS_PER_HOUR, Table
+from services.advisor.core.table import SECONDS_PER_HOUR, Table, training_rows
 
 LEAST_ROWS: Final = 3
 
 
-def terms(parallelism: FloatArray, batches: FloatArray) -> FloatArray:
-    """Return the terms ``1, s/n, log n, n``, shape ``(rows, 4)``.
+def terms(parallelism: FloatArray) -> FloatArray:
+    """Return the terms ``1, 1/n, log n, n`` of a fixed amount of work, shape ``(rows, 4)``.
 
     Args:
         parallelism: ``n``: machines, or vCPUs of all machines.
-        batches: ``s``: relative work; 1 where it is the same for all rows.
     """
-    return np.column_stack((np.ones(len(parallelism)), batches / parallelism, np.log(parallelism), parallelism))
+    return np.column_stack((np.ones(len(parallelism)), 1.0 / parallelism, np.log(parallelism), parallelism))
 
 
 def fit_terms(design: FloatArray, time_s: FloatArray) -> FloatArray:
@@ -56,8 +54,8 @@ class FittedErnest:
     def predict(self, table: Table) -> FloatArray:
         """Return seconds or dollars; NaN for a task that was never measured."""
         time_s = np.full(len(table), np.nan)
-        of_workers = terms(table.workers.astype(np.float64), np.ones(len(table)))
-        of_vcpus = terms(parallelism(table), np.ones(len(table)))
+        of_workers = terms(table.workers.astype(np.float64))
+        of_vcpus = terms(parallelism(table))
         for row, (task, machine) in enumerate(zip(table.task, machine_of(table), strict=True)):
             if (str(task), machine) in self.by_machine:
                 time_s[row] = of_workers[row] @ self.by_machine[str(task), machine]
@@ -81,8 +79,7 @@ class Ernest:
         del seed
         rows = training_rows(table, Objective.TIME)
         machines = np.array(machine_of(rows))
-        ones = np.ones(len(rows))
-        of_workers, of_vcpus = terms(rows.workers.astype(np.float64), ones), terms(parallelism(rows), ones)
+        of_workers, of_vcpus = terms(rows.workers.astype(np.float64)), terms(parallelism(rows))
         by_task, by_machine = {}, {}
         for task in np.unique(rows.task):
             mine = rows.task == task

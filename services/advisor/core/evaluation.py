@@ -16,6 +16,7 @@ import numpy as np
 from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray, TextArray
 from services.advisor.core.labels import top_labels
+from services.advisor.core.metrics import regret
 from services.advisor.core.model import (
     Fitted,
     FittedFeasibility,
@@ -238,6 +239,6 @@ def evaluate_search(model: Sequential, table: Table, split: Split, *, seed: int,
         for _ in range(min(runs, len(rows))):
             measured = np.append(measured, fitted.propose(questions, measured, values[measured]))
             chosen = fitted.choose(questions, measured, values[measured])
-            regrets.append(float(values[chosen] / values.min()))
+            regrets.append(regret(values, chosen))
         searches.append(Search(model.name, model.target, split.name, str(task), rows[measured], np.array(regrets)))
     return searches

@@ -165,3 +165,20 @@ def scores_of(predicted: FloatArray) -> FloatArray:
 def ranking_of(fitted: Fitted | FittedRanker) -> FittedRanker:
     """Return a model's own ranking where it has one, else its predictions'."""
     return fitted if isinstance(fitted, FittedRanker) else RegressorRanking(fitted)
+
+
+def remaining(table: Table, measured: IntArray) -> IntArray:
+    """Return the rows that a search has not run.
+
+    Raises:
+        ValueError: All were.
+    """
+    rows = np.setdiff1d(np.arange(len(table)), measured)
+    if not len(rows):
+        raise ValueError("every configuration was run")
+    return rows
+
+
+def best_measured(measured: IntArray, values: FloatArray) -> int:
+    """Return the measured row of the smallest value; the first where all failed (NaN)."""
+    return int(measured[int(np.argmin(np.where(np.isnan(values), np.inf, values)))])

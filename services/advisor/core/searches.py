@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.special import ndtr
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
@@ -15,7 +14,8 @@ from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.chance import generator
 from services.advisor.core.encoder import CONFIGURATION
 from services.advisor.core.ernest import fit_terms, parallelism, terms
-from services.advisor.core.model import FittedRanker, Ranker, Regressor, ranking_of
+from services.advisor.core.model import FittedRanker, Ranker, Regressor, best_measured, ranking_of, remaining
+from services.advisor.core.ours.decision import expected_improvement
 from services.advisor.core.preparation import Preparation
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
 
@@ -26,23 +26,6 @@ _CATEGORY_WEIGHT: Final = 0.3
 """Of a category against a number's standard deviation. Length and weight are those of 14 tried that served the search
 best on multicloud_ibm and trimtuner: the comparison favours it."""
 _NOISES: Final = (1e-4, 1e-2, 1e-1)
-
-
-def best_measured(measured: IntArray, values: FloatArray) -> int:
-    """Return the measured row of the smallest value; the first where all failed (NaN)."""
-    return int(measured[int(np.argmin(np.where(np.isnan(values), np.inf, values)))])
-
-
-def remaining(table: Table, measured: IntArray) -> IntArray:
-    """Return the rows that were not run.
-
-    Raises:
-        ValueError: All were.
-    """
-    rows = np.setdiff1d(np.arange(len(table)), measured)
-    if not len(rows):
-        raise ValueError("every configuration was run")
-    return rows
 
 
 def log_values(values: FloatArray) -> FloatArray:
@@ -73,7 +56,7 @@ class FittedBayesian(_BestMeasured):
         if len(measured) < self.first:
             gaps = np.linalg.norm(features[free][:, None] - features[measured][None], axis=2).min(axis=1)
             return int(free[int(np.argmax(gaps))])
-        return int(free[int(np.argmax(_expected_improvement(features[measured], log_values(values), features[free])))])
+        return int(free[int(np.argmax(_improvement(features[measured], log_values(values), features[free])))])
 
 
 def _space(table: Table) -> FloatArray:
@@ -85,7 +68,7 @@ def _space(table: Table) -> FloatArray:
     return np.asarray(points / np.sqrt(numeric.sum() + 2 * _CATEGORY_WEIGHT**2))
 
 
-def _expected_improvement(known: FloatArray, logs: FloatArray, asked: FloatArray) -> FloatArray:
+def _improvement(known: FloatArray, logs: FloatArray, asked: FloatArray) -> FloatArray:
     """Of the logarithm, for each asked point; the noise is the likeliest of a few, so nothing is random."""
     middle, scale = logs.mean(), max(float(logs.std()), 1e-3)
     standard = (logs - middle) / scale
@@ -95,10 +78,7 @@ def _expected_improvement(known: FloatArray, logs: FloatArray, asked: FloatArray
     ]
     likeliest = max(fits, key=lambda one: float(one.log_marginal_likelihood_value_))
     mean, deviation = likeliest.predict(asked, return_std=True)
-    deviation = np.maximum(deviation, 1e-9)
-    gain = (standard.min() - mean) / deviation
-    density = np.exp(-0.5 * gain**2) / np.sqrt(2 * np.pi)
-    return np.asarray(deviation * (gain * ndtr(gain) + density))
+    return expected_improvement(mean, np.maximum(deviation, 1e-9), float(standard.min()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +130,7 @@ class _FittedErnestSearch:
         rows, time_s = measured[known], values[known]
         dollars = table.price_usd_per_hour * table.workers / SECONDS_PER_HOUR
         per_unit = dollars if self.target is Objective.COST else np.ones(len(table))
-        design = terms(parallelism(table), np.ones(len(table)))
+        design = terms(parallelism(table))
         if not len(rows):
             return np.full(len(table), np.nan)
         return np.asarray(design @ fit_terms(design[rows], time_s / per_unit[rows]) * per_unit)

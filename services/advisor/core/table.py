@@ -136,16 +136,30 @@ def concatenated(tables: Sequence[Table]) -> Table:
     return replace(tables[0], task_series=series, task_layers=layers, **rows)
 
 
+def training_rows(table: Table, objective: Objective) -> Table:
+    """Return the rows whose value is known exactly.
+
+    Raises:
+        ValueError: There is none.
+    """
+    rows = table.select(table.completed(objective))
+    if not len(rows):
+        raise ValueError(f"no job with a known {objective.value} to learn from")
+    return rows
+
+
 def build(
     records: Sequence[JobRecord], profiles: Mapping[str, RunProfile], *, encoder: Encoder | None = None
 ) -> tuple[Table, Encoder]:
     """Return the records' table, and the encoder: the one given, or one fitted on these records.
 
     Args:
-        records: Any order; the rows keep it.
+        records: Any order; the rows keep it. A job that somebody cancelled is no row: it tells neither how long it
+            takes nor whether it runs.
         profiles: Local runs by `RunProfile.run`; a record names its own in `local_run`.
         encoder: Of an earlier table, so that both have the same columns.
     """
+    records = [one for one in records if one.state is not JobState.CANCELLED]
     jobs = [JobFeatures(one.task, one.configuration, one.price, profiles.get(one.local_run)) for one in records]
     known = encoder if encoder is not None else Encoder.fit(jobs)
     time_s = np.array([one.duration_s if one.state in _RAN else None for one in records], dtype=np.float64)

@@ -123,7 +123,7 @@ def test_the_second_run_is_another_kind_than_the_first():
 @given(st.floats(-2, 2), st.floats(0.05, 1.0), st.floats(-2, 2))
 def test_expected_improvement_is_that_of_draws(mean, deviation, best):
     drawn = mean + deviation * np.random.default_rng(0).standard_normal(100_000)
-    improvement = expected_improvement(Beliefs(np.array([mean]), np.array([[deviation**2]])), best)
+    improvement = expected_improvement(np.array([mean]), np.array([deviation]), best)
     assert improvement[0] == pytest.approx(np.maximum(best - drawn, 0.0).mean(), abs=0.02)
 
 

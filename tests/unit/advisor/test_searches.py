@@ -9,8 +9,8 @@ from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.baselines_blind import CheapestHour, MeanRanking
 from services.advisor.core.evaluation import evaluate_search, leave_one_task_out
-from services.advisor.core.model import Sequential
-from services.advisor.core.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch, best_measured, remaining
+from services.advisor.core.model import Sequential, best_measured, remaining
+from services.advisor.core.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch
 from services.advisor.core.table import Table
 from tests.support.advisor_records import made_table
 

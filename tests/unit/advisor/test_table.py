@@ -8,7 +8,7 @@ import pytest
 from schemas.jobs import JobState, TaskFeatures
 from schemas.predictions import Objective
 from schemas.runs import RunEnd
-from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key, work_ratio
+from services.advisor.core.encoder import Encoder, configuration_key, work_ratio
 from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS, resampled, series_of
 from services.advisor.core.table import Table, build, concatenated
 from tests.support.advisor_records import configuration, grid, made_table, profile, record
@@ -44,7 +44,7 @@ def test_the_encoder_of_an_earlier_table_makes_the_same_columns() -> None:
     other = record("x", "huge", 3, task=TaskFeatures(task="x", optimizer="never seen"))
     asked, _ = build([other], {}, encoder=encoder)
     assert asked.feature_names == table.feature_names
-    assert encoder.unseen(JobFeatures(other.task, other.configuration)) == ("task.optimizer=never seen",)
+    assert asked.feature("config.instance_type=huge").tolist() == [1.0]
     assert Encoder.fit([]).feature_names == ()
 
 
@@ -71,6 +71,14 @@ def test_only_what_ran_to_its_end_is_completed(state: JobState, feasible: bool, 
     assert (table.feasible[0], table.censored[0]) == (feasible, censored)
     assert table.completed(Objective.TIME)[0] == (state is JobState.SUCCEEDED)
     assert np.isfinite(table.time_s[0]) == feasible
+
+
+def test_a_cancelled_job_says_nothing_of_whether_it_would_have_run() -> None:
+    cancelled = record("a", "large", 1, state=JobState.CANCELLED)
+    table, encoder = build([record("a", "small", 1), cancelled], {})
+    assert table.job.tolist() == ["a-small-1"]
+    assert "config.instance_type=large" not in encoder.feature_names
+    assert len(build([cancelled], {})[0].without_repeats()) == 0
 
 
 def test_the_local_runs_own_configuration_is_the_anchor() -> None:

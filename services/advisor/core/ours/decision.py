@@ -18,15 +18,15 @@ DRAWS: Final = 512
 _DENSITY: Final = float(1.0 / np.sqrt(2.0 * np.pi))
 
 
-def expected_improvement(beliefs: Beliefs, best: float) -> FloatArray:
+def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -> FloatArray:
     """Return by how much each run is expected to lower the smallest logarithm, shape ``(rows,)``; not negative.
 
     Args:
-        beliefs: Of logarithms.
+        mean: Of the logarithm of each run, shape ``(rows,)``.
+        deviation: Positive, shape ``(rows,)``.
         best: Logarithm of the smallest measured value.
     """
-    deviation = beliefs.deviation()
-    distance = (best - beliefs.mean) / deviation
+    distance = (best - mean) / deviation
     return np.asarray(deviation * np.maximum(distance * ndtr(distance) + _DENSITY * np.exp(-0.5 * distance**2), 0.0))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray, TextArray
-from services.advisor.core.model import scores_of
+from services.advisor.core.model import best_measured, remaining, scores_of
 from services.advisor.core.ours.boosting import LeftOut, Trees
 from services.advisor.core.ours.calibration import Calibration
 from services.advisor.core.ours.cost import Rates
@@ -128,9 +128,10 @@ class FittedOurs:
         """
         mean = self.medians(table)
         scores = scores_of(np.exp(mean + self._moves(table, mean)))
-        one_kind = self.around.one_kind
-        for rows in _by_task(table.task) if one_kind is not None else []:
-            blind = one_kind.scores(table.select(rows), self.target) if one_kind is not None else None
+        if self.around.one_kind is None:
+            return scores
+        for rows in _by_task(table.task):
+            blind = self.around.one_kind.scores(table.select(rows), self.target)
             scores[rows] = scores[rows] if blind is None else blind
         return scores
 
@@ -145,8 +146,8 @@ class FittedOurs:
         design, anchors, extra = self._asked(table)
         beliefs = self.process.beliefs(design, extra).given(anchors, np.zeros(len(anchors)), EXACT)
         rate, variance = self._units(table)
-        beliefs = part_of(beliefs, np.arange(len(table)))
-        beliefs = Beliefs(beliefs.mean + rate, beliefs.covariance + np.diag(variance))
+        rows = len(table)
+        beliefs = Beliefs(beliefs.mean[:rows] + rate, beliefs.covariance[:rows, :rows] + np.diag(variance))
         if measured is None or values is None:
             return beliefs
         return self._given(beliefs, measured, values)
@@ -164,23 +165,20 @@ class FittedOurs:
         Raises:
             ValueError: Every row was run.
         """
-        free = np.setdiff1d(np.arange(len(table)), measured)
-        if not len(free):
-            raise ValueError("every configuration was run")
+        free = remaining(table, measured)
         if not np.isfinite(values).any():
             return int(free[int(np.argmax(self.score(table)[free]))])
         best = float(np.log(np.nanmin(values)))
         beliefs = self.beliefs(table)
         beliefs = self._given(beliefs.moved(self._moves(table, beliefs.mean)), measured, values)
-        gain = expected_improvement(part_of(beliefs, free), best)
+        gain = expected_improvement(beliefs.mean[free], beliefs.deviation()[free], best)
         return int(free[int(np.argmax(np.nan_to_num(gain)))])
 
     def choose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
         """Return the row to use in the end: the best measured one; where none ran through, the best-scored other."""
-        if not np.isfinite(values).any():
-            free = np.setdiff1d(np.arange(len(table)), measured)
-            return self.propose(table, measured, values) if len(free) else int(measured[0])
-        return int(measured[int(np.nanargmin(values))])
+        if np.isfinite(values).any() or len(measured) == len(table):
+            return best_measured(measured, values)
+        return self.propose(table, measured, values)
 
     def _by_row(self, table: Table) -> tuple[FloatArray, FloatArray]:
         """Return means and standard deviations of logarithms, shape ``(rows,)``."""
@@ -220,13 +218,6 @@ class FittedOurs:
         key = self.around.reference.configuration_key
         one = replace(one, features=features, configuration_key=key, is_anchor=np.array([True]))
         return concatenated([table, one])
-
-
-def part_of(beliefs: Beliefs, rows: IntArray) -> Beliefs:
-    """Return the joint distribution of some of the rows."""
-    if len(rows) == len(beliefs.mean):
-        return beliefs
-    return Beliefs(beliefs.mean[rows], beliefs.covariance[np.ix_(rows, rows)])
 
 
 def _by_task(task: TextArray) -> list[IntArray]:

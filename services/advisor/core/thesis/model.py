@@ -12,9 +12,8 @@ import torch
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray
-from services.advisor.core.baselines_learned import training_rows
 from services.advisor.core.labels import top_labels
-from services.advisor.core.table import SECONDS_PER_HOUR, Table
+from services.advisor.core.table import SECONDS_PER_HOUR, Table, training_rows
 from services.advisor.core.thesis.inputs import TABLE_4_1, Inputs
 from services.advisor.core.thesis.learning import (
     CLASSIFICATION,
