@@ -77,12 +77,12 @@ def parse(arguments: list[str]) -> Order:
         objectives=tuple(Objective(one) for one in given.objectives.split(",")),
         protocols=tuple(given.protocols.split(",")),
         models=models,
-        seeds=given.seeds or (2 if given.quick else 10),
+        seeds=max(given.seeds or (2 if given.quick else 10), 1),
         chances=1 if given.quick else 5,
         runs=max(given.runs, 1),
         inner_folds=0 if given.quick else 4,
         slow_seeds=1 if given.quick else 3,
-        slow_groups=given.slow_groups,
+        slow_groups=max(given.slow_groups, 2),
     )
     parts = PARTS.with_name("advisor-quick") if given.quick else PARTS
     return Order(plan, tuple(given.sets.split(",")), given.data, parts, given.resume, given.json)

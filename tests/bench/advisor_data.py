@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +54,7 @@ class DataSet:
         """What is left out together, by row."""
         return np.array([self.applications.get(str(task), str(task)) for task in table.task], dtype=np.str_)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Of all records: the same text is the same data."""
         content = hashlib.sha256()

@@ -133,17 +133,33 @@ def search_curves(parts: Mapping[str, Part], _unit: str, caption: str, path: Pat
 
 
 def loss_curves(parts: Mapping[str, Part], _unit: str, caption: str, path: Path) -> Path | None:
-    """Figure 4.4: what models tell of their training; None where none does."""
-    told = {name: part["curves"] for name, part in parts.items() if part.get("curves")}
+    """Figure 4.4: what models tell of their training, a panel for each of loss, R2 and RMSE; None where none does.
+
+    Axes are linear, as in the thesis: a Poisson loss may be negative, and so may R2.
+    """
+    told = [
+        (f"{model}: {kind}", curves)
+        for model, part in parts.items()
+        for kind, curves in _by_kind(part.get("curves", {})).items()
+    ]
     if not told:
         return None
-    figure, axes = _axes(len(told), 5.0)
-    for axis, (name, curves) in zip(axes, told.items(), strict=True):
+    figure, axes = _axes(len(told))
+    for axis, (title, curves) in zip(axes, told, strict=True):
         for label, values in curves.items():
             axis.plot(range(1, len(values) + 1), np.array(values, dtype=np.float64), label=label, linewidth=1.0)
-        axis.set(title=name, xlabel="epoch", yscale="log")
+        axis.set(title=title, xlabel="epoch")
         axis.legend(fontsize=7)
     return save(figure, caption, path)
+
+
+def _by_kind(curves: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Curves such as ``validation loss`` by their last word, and there by what is before it."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, values in curves.items():
+        rows, _, kind = name.rpartition(" ")
+        found.setdefault(kind, {})[rows] = values
+    return found
 
 
 def importance_bars(parts: Mapping[str, Part], _unit: str, caption: str, path: Path) -> Path | None:

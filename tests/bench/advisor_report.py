@@ -112,12 +112,10 @@ def choice_table(parts: Mapping[str, Part]) -> list[str]:
     ]
     rival = parts.get(MEAN_RANKING)
     for model, part in parts.items():
-        figures = {name: per_task(part, name) for name in _CHOICES}
-        middle = {name: float(np.nanmean(list(values.values()))) if _any(values) else float("nan")
-                  for name, values in figures.items()}  # fmt: skip
+        middle = {name: _mean(part, name) for name in _CHOICES}
         against = ["" if rival is None or model == MEAN_RANKING else difference_text(
-            paired(figures[name], per_task(rival, name))) for name in ("regret", "best_of_5")]  # fmt: skip
-        areas = np.array(list(figures["auc"].values()))
+            paired(per_task(part, name), per_task(rival, name))) for name in ("regret", "best_of_5")]  # fmt: skip
+        areas = np.array(list(per_task(part, "auc").values()))
         lines.append(
             f"  {model:<22}{number(middle['regret']):>8}  {against[0]:<28}{number(middle['best_of_5']):>8}"
             f"  {against[1]:<28}{number(middle['auc']):>9}{number(float(np.nanmedian(areas))):>8}"
@@ -134,14 +132,10 @@ _CHOICES: Final = (
 )  # fmt: skip
 
 
-def _any(values: Mapping[str, float]) -> bool:
-    return bool(np.isfinite(list(values.values())).any())
-
-
 def _mean(part: Part, figure: str) -> float:
-    """Over the tasks that have the figure."""
-    values = per_task(part, figure)
-    return float(np.nanmean(list(values.values()))) if _any(values) else float("nan")
+    """Over the tasks that have the figure; NaN where none has."""
+    values = np.array(list(per_task(part, figure).values()))
+    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
 def left_out_error_table(parts: Mapping[str, Part]) -> list[str]:

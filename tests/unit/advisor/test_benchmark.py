@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -158,6 +159,19 @@ def test_losses_and_importance_are_drawn_where_they_were_told(tmp_path: Path) ->
         path = tmp_path / f"{draw.__name__}.png"
         assert draw({"thesis": part}, "", "caption", path) == path
         assert draw({"thesis": {}}, "", "caption", path) is None
+
+
+def test_a_loss_below_zero_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The Poisson loss of ten hours that are predicted well is 10 - 10 log 10 = -13: no place on a logarithmic axis."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(advisor_figures, "save", lambda figure, _caption, path: drawn.append(figure) or path)
+    curves = {"training loss": [1.0, -13.0], "validation loss": [2.0, -12.0], "training R2": [-3.0, 0.9]}
+    advisor_figures.loss_curves({"thesis": {"curves": curves}}, "", "caption", tmp_path / "loss.png")
+    axes = drawn[0].axes
+    assert [axis.get_title() for axis in axes] == ["thesis: loss", "thesis: R2"]
+    assert [axis.get_yscale() for axis in axes] == ["linear", "linear"]
+    assert axes[0].get_ylim()[0] < -13.0
+    assert [line.get_label() for line in axes[0].lines] == ["training", "validation"]
 
 
 def test_a_part_of_other_data_is_not_used(tmp_path: Path, data: DataSet) -> None:
