@@ -13,7 +13,7 @@ from schemas.codec import CodecError, encode
 from schemas.jobs import Attributes, JobRecord, TaskFeatures
 from schemas.message import Message
 from schemas.runs import RunEnd, RunProfile
-from services.advisor.core.questions import LEAST_PROFILE_S, Measured, tells_something
+from services.advisor.core.questions import Measured, lasted_enough, tells_something
 
 
 class Records:
@@ -108,7 +108,7 @@ class Records:
             tasks = {profile.task.task: profile.task for profile in runs.values()} | self._tasks
             local: dict[str, str] = {}
             for profile in runs.values():
-                if profile.end is not RunEnd.FAILED and profile.duration_s >= LEAST_PROFILE_S:
+                if profile.end is not RunEnd.FAILED and lasted_enough(profile):
                     local.setdefault(profile.task.task, profile.run)
             local |= {task: run for task, run in self._named_runs.items() if run in runs}
             self._measured = Measured(

@@ -27,7 +27,7 @@ from schemas.predictions import (
     TrainRequest,
 )
 from schemas.registry import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
-from schemas.runs import RunProfile
+from schemas.runs import RunEnd, RunProfile
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus import BusError, Delivery, RequestRefusedError
@@ -174,10 +174,11 @@ async def test_bad_questions(ground: Ground) -> None:
     await ground.ask_when_ready(ADVISOR_RANK, question())
     good = question()
     unknown = configuration("large", 1, 16).model_copy(update={"instance_type": "larg", "vcpu": 0.0})
+    short = profile(ASKED, samples=3).model_copy(update={"end": RunEnd.TIME_UP})
     nan = features(ASKED).model_copy(update={"attributes": {"x": float("nan")}})
     cases = {
         "did you mean 'large'": good.model_copy(update={"configurations": (unknown,)}),
-        "lasted 3 s": good.model_copy(update={"profile": profile(ASKED, samples=3)}),
+        "lasted 3 s": good.model_copy(update={"profile": short}),
         "x is nan": good.model_copy(update={"task": nan}),
         "nothing is known of the task 'mystery'": RankRequest(task=TaskFeatures(task="mystery")),
         "no local run 'run-task' is known; did you mean": good.model_copy(update={"profile": None, "run": "run-task"}),

@@ -15,6 +15,7 @@ from schemas.jobs import JobRecord
 from schemas.message import Message
 from schemas.predictions import ModelName, RankRequest
 from schemas.registry import ADVISOR_RANK
+from schemas.runs import RunEnd
 from schemas.subjects import JOB_RECORDS
 from services._runtime.bus import Delivery, RequestRefusedError
 from services._runtime.bus_nats import NatsBus
@@ -154,7 +155,7 @@ async def test_bad_questions(
 
 async def test_a_profile_of_three_seconds(bus: NatsBus, asked: list[RankRequest], tmp_path: Path) -> None:
     """As a file: read here, refused by the advisor."""
-    short = profile("a", samples=3)
+    short = profile("a", samples=3).model_copy(update={"end": RunEnd.TIME_UP})
     (tmp_path / "run.json").write_text(short.model_dump_json())
 
     code, _, err = await turnbuckle(bus, "advise", job(tmp_path), "--profile", str(tmp_path / "run.json"))

@@ -24,7 +24,7 @@ from services.advisor.core.table import Table, build
 
 DEFAULT_WORKERS: Final = (1, 2, 4, 8)
 LEAST_PROFILE_S: Final = 5.0
-"""A local run that is shorter shows the start-up and nothing else."""
+"""A local run that was stopped before shows the start-up and nothing else."""
 _SHOWN: Final = 8
 
 
@@ -107,7 +107,7 @@ def _profile(question: Question, measured: Measured) -> RunProfile | None:
         return measured.runs.get(measured.local_run.get(question.task.task, ""))
     if profile.end is RunEnd.FAILED:
         raise BadQuestionError(f"the local run {profile.run} failed ({profile.reason or 'no reason'}): make it again")
-    if profile.duration_s < LEAST_PROFILE_S:
+    if not lasted_enough(profile):
         raise BadQuestionError(
             f"the local run {profile.run} lasted {profile.duration_s:.3g} s: at least {LEAST_PROFILE_S:g} s are needed "
             "to tell more than its start-up (turnbuckle profile --minutes 10)"
@@ -115,6 +115,11 @@ def _profile(question: Question, measured: Measured) -> RunProfile | None:
     if not tells_something(profile):
         raise BadQuestionError(f"the local run {profile.run} holds no samples, and was not finished: it tells nothing")
     return profile
+
+
+def lasted_enough(profile: RunProfile) -> bool:
+    """Whether a local run got beyond its start-up; one that is finished has measured the whole training."""
+    return profile.end is RunEnd.FINISHED or profile.duration_s >= LEAST_PROFILE_S
 
 
 def tells_something(profile: RunProfile) -> bool:

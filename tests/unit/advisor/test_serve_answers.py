@@ -252,7 +252,10 @@ def test_best_first() -> None:
         ({"configurations": (where("x", 1, provider="aws"),)}, "'x' of aws is not in the price catalogue"),
         ({"task": STRANGE}, "loss is nan: it must be a finite number"),
         ({"configurations": (where("two", 1, attributes={"x": math.inf}),)}, "x is inf"),
-        ({"profile": profile("a", samples=3)}, r"lasted 3 s: at least 5 s are needed"),
+        (
+            {"profile": profile("a", samples=3).model_copy(update={"end": RunEnd.TIME_UP})},
+            r"lasted 3 s: at least 5 s are needed",
+        ),
         ({"profile": profile("a").model_copy(update={"end": RunEnd.FAILED})}, "failed"),
         ({"profile": profile("a").model_copy(update={"workers": (), "end": RunEnd.TIME_UP})}, "holds no samples"),
         ({"run": "run-b"}, r"no local run 'run-b' is known"),
@@ -267,6 +270,13 @@ def test_questions_that_cannot_be_answered(question: dict[str, Any], words: str)
     """A sentence says what is wrong and what to do."""
     with pytest.raises(BadQuestionError, match=words):
         complete(asked(**question), listing(), Measured())
+
+
+def test_a_short_local_run_that_is_finished_is_the_whole_training() -> None:
+    """The shipped data set has one of 4.5 s."""
+    short = profile("a", samples=3)
+
+    assert complete(asked(profile=short), listing(), Measured()).profile == short
 
 
 def test_a_machine_of_several_providers_wants_one_named() -> None:
