@@ -26,6 +26,7 @@ from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.job_files import JobFile, read_job_file, write_job_file
 from services._runtime.nats_server import EmbeddedNats
+from services.cli.advise_example import shipped_file
 from tests.bench.figures import percentiles
 from tests.bench.machine import process_cpu_ns, this_machine
 from tests.support.training_jobs import profile, records
@@ -131,7 +132,7 @@ async def ask_often(url: str, pid: int, request: PredictRequest, options: argpar
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    shipped = Path("services/advisor/data/jobs.parquet")
+    shipped = shipped_file()
     parser.add_argument("--data", type=Path, default=shipped, help="Parquet file of records (default: %(default)s)")
     parser.add_argument("--made-up", type=int, default=0, metavar="N", help="made-up records instead")
     parser.add_argument("--algorithm", default="ours")

@@ -1,0 +1,56 @@
+"""The data set that comes with the project is what docs/dataset.md says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from schemas.jobs import JobState
+from services._runtime.job_files import JobFile, read_job_file
+from services.cli.advise_example import shipped_file
+
+ROOT = Path(__file__).parents[3]
+DATASHEET = ROOT / "docs/dataset.md"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> JobFile:
+    return read_job_file(shipped_file())
+
+
+def test_it_has_the_size_that_was_asked_for(shipped: JobFile) -> None:
+    assert len(shipped.records) >= 400
+    assert len({record.task.task for record in shipped.records}) >= 7
+    assert len({record.configuration.instance_type for record in shipped.records}) >= 7
+    assert len({record.configuration.workers for record in shipped.records}) >= 4
+    assert len({record.configuration.batch_size for record in shipped.records}) >= 3
+
+
+def test_every_task_has_its_local_run_with_a_series(shipped: JobFile) -> None:
+    profiles = {profile.run: profile for profile in shipped.profiles}
+    for record in shipped.records:
+        profile = profiles[record.local_run]
+        assert profile.task.task == record.task.task
+        assert len(profile.workers) == 3
+        assert all(len(worker.column("cpu_cores")) >= 20 for worker in profile.workers)
+
+
+def test_costs_are_price_times_machines_times_hours(shipped: JobFile) -> None:
+    for record in shipped.records:
+        if record.state is JobState.SUCCEEDED:
+            assert record.duration_s is not None
+            assert record.price is not None
+            derived = record.price.usd_per_hour * record.configuration.workers * record.duration_s / 3600
+            assert record.cost_usd == pytest.approx(derived)
+
+
+def test_the_datasheet_tells_its_figures(shipped: JobFile) -> None:
+    text = DATASHEET.read_text(encoding="utf-8")
+    states = Counter(record.state for record in shipped.records)
+    contended = sum(record.contended for record in shipped.records)
+    told = ", ".join(f"{count} {state.value}" for state, count in states.most_common())
+    assert f"{len(shipped.records)} runs of" in text
+    assert f"{told}; {contended} contended" in text
+    assert shipped_file().name in text
