@@ -1,6 +1,7 @@
 """A load that does what it is told on standard input. Standard library only; run it with ``python -S -E``.
 
-``burn``: use one core. ``idle``: nothing at all, so that the kernel's period timer stops. ``hold BYTES RATE``: grow to,
+``burn [CORES]``: use one core, or this share of it: 20 ms at a time, and what could not be done is not caught up.
+``idle``: nothing at all, so that the kernel's period timer stops. ``hold BYTES RATE``: grow to,
 or fall to, this many touched bytes, at RATE bytes per second. It answers ``ready`` at first, and ``held`` when done.
 """
 
@@ -17,7 +18,8 @@ _BLOCK = bytes(16 << 10)
 _CHUNK_BYTES = 1 << 20
 _TOUCH = b"\x01" * _CHUNK_BYTES
 _LOOK_S = 0.002
-"""Between looks at the input while burning."""
+"""Between looks at the input while burning a whole core."""
+_SLICE_S = 0.02
 
 
 def _hold(chunks: list[mmap.mmap], wanted_bytes: int, rate: float) -> None:
@@ -34,25 +36,35 @@ def _hold(chunks: list[mmap.mmap], wanted_bytes: int, rate: float) -> None:
     sys.stdout.flush()
 
 
+def _burn(cores: float) -> None:
+    """One slice of work, and sleep to its end unless the input has something to say."""
+    slice_s = _LOOK_S if cores >= 1 else _SLICE_S
+    end_s, cpu_end_s = time.monotonic() + slice_s, time.thread_time() + slice_s * cores
+    while time.monotonic() < end_s and time.thread_time() < cpu_end_s:
+        hashlib.sha256(_BLOCK).digest()
+    select.select([0], [], [], max(end_s - time.monotonic(), 0))
+
+
 def main() -> None:
     """Obey until the input closes."""
     chunks: list[mmap.mmap] = []
-    burning = False
+    cores = 0.0
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     while True:
-        if burning and not select.select([0], [], [], 0)[0]:
-            until_s = time.monotonic() + _LOOK_S
-            while time.monotonic() < until_s:
-                hashlib.sha256(_BLOCK).digest()
+        if cores and not select.select([0], [], [], 0)[0]:
+            _burn(cores)
             continue
         command = os.read(0, 200).decode()
         if not command:
             return
         for line in command.splitlines():
             word, *arguments = line.split()
-            burning = word == "burn" if word in {"burn", "idle"} else burning
-            if word == "hold":
+            if word == "burn":
+                cores = float(arguments[0]) if arguments else 1.0
+            elif word == "idle":
+                cores = 0.0
+            elif word == "hold":
                 _hold(chunks, int(arguments[0]), float(arguments[1]))
 
 
