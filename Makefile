@@ -28,7 +28,7 @@ run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live 
 	@$(BIN)/turnbuckle up --demo $(ARGS)
 
 test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test but those of test-vm
-	$(BIN)/python -m pytest -m 'not vm' $(ARGS)
+	scripts/run_tests.sh $(ARGS)
 	@echo "Control groups of version 2, tc rules and RDMA are tested in emulated machines: make test-vm (about 10 minutes)"
 
 test-vm: $(STAMP_DEV)  ## Control groups of version 2, tc rules with flower, soft-RoCE: in emulated machines (about 10 minutes)
@@ -48,7 +48,7 @@ contracts: $(STAMP_DEV)  ## Import rules of pyproject.toml
 	$(BIN)/lint-imports --no-cache
 
 unit: $(STAMP_DEV)  ## Unit tests only
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile $(ARGS)
 
 format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
 	$(BIN)/ruff format .
