@@ -147,10 +147,6 @@ class Encoder:
         """Return the encoder of all quantities and categories that any of `jobs` has."""
         return Encoder(tuple(sorted({name for columns in columns_of(jobs) for name in columns})))
 
-    def encode(self, job: JobFeatures) -> FloatArray:
-        """Return one row, shape ``(features,)``."""
-        return np.asarray(self.encode_all((job,))[0])
-
     def encode_all(self, jobs: Sequence[JobFeatures]) -> FloatArray:
         """Return a row per job, shape ``(jobs, features)``: NaN where not known, 0 for another category."""
         absent = [_absent(name) for name in self.feature_names]

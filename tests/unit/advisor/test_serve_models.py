@@ -6,6 +6,8 @@ import dataclasses
 import io
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,6 +32,8 @@ from services.advisor.training import learn, unpack_lesson
 from services.advisor.training_process import _pack_lesson
 from tests.support.fake_adviser import FakeAdviser
 from tests.support.training_jobs import profile, records
+
+ROOT = Path(__file__).parents[3]
 
 
 def header(version: str = "fake-1", **changes: Any) -> Header:
@@ -181,6 +185,25 @@ def test_a_lesson_comes_back() -> None:
     lesson = Lesson(tuple(records(("a",))), (profile("a"),), "ours", 5, "hash")
 
     assert unpack_lesson(io.BytesIO(_pack_lesson(lesson))) == lesson
+
+
+def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Path) -> None:
+    """In a user's directory, as the advisor itself (``-P``): the worker begins, and says that it learned nothing."""
+    (tmp_path / "schemas.py").write_text("raise SystemExit('not ours')")
+    code = (
+        "import asyncio\n"
+        "from services.advisor.ports import Lesson\n"
+        "from services.advisor.training_process import TrainingProcess\n"
+        "asyncio.run(TrainingProcess(60).train(Lesson((), (), 'linear', 0, 'hash')))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert ended.stderr.splitlines()[-1].endswith(
+        "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to learn from"
+    )
 
 
 def store(broker: MemoryBroker, algorithm: str = "fake") -> ModelStore:
