@@ -16,6 +16,7 @@ import tempfile
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -76,7 +77,8 @@ def write_job_file(path: Path, records: Iterable[JobRecord], profiles: Iterable[
     except OSError as error:
         raise JobFileError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there
+            temporary.unlink()
     return count
 
 

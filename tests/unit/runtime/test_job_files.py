@@ -156,3 +156,14 @@ def test_every_field_has_a_column(model: type[JobRecord | RunProfile]) -> None:
     text = struct_type(model)
     for name in model.model_fields:
         assert f'"{name}" ' in text
+
+
+def test_a_file_where_none_can_be(tmp_path: Path) -> None:
+    """Below a directory that is not there, below a file, in place of a directory: one kind of error."""
+    (tmp_path / "file").write_text("")
+
+    for path in (tmp_path / "none" / "x.parquet", tmp_path / "file" / "x.parquet", tmp_path):
+        with pytest.raises(JobFileError, match="cannot be written"):
+            write_job_file(path, [])
+
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
