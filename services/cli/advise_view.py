@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -25,6 +26,10 @@ _FRONT, _OTHER = "●", "·"
 _REASONS_OF: Final = 3
 _SURE: Final = 0.95
 _OLD_DAYS: Final = 60
+_NOT_KNOWN: Final = "not known: "
+"""How the advisor's warning begins, where it knows nothing."""
+_LIMITS: Final = frozenset({"over budget", "too late", "no price"})
+"""The asker's own, among the reasons to leave a configuration out."""
 
 
 def print_answer(console: Console, answer: Answer) -> None:
@@ -34,9 +39,10 @@ def print_answer(console: Console, answer: Answer) -> None:
     if reply.ranked:
         console.print(ranking(answer))
     else:
-        console.print("[bold red]not known[/]: nothing can be recommended")
+        console.print(f"[bold red]{escape(refusal(reply))}[/]")
     if reply.rejected:
         left = ", ".join(f"{count} {reason}" for reason, count in reply.rejected.items())
+        left = left.replace("no price", "no spot price") if answer.spot else left
         console.print(f"left out: {left}", style="dim")
     if answer.measured is not None:
         console.print(escape(comparison(reply, answer.measured)), style="bold green")
@@ -46,7 +52,16 @@ def print_answer(console: Console, answer: Answer) -> None:
     if days > _OLD_DAYS:
         console.print(f"[yellow]note:[/] the prices are {days} days old (turnbuckle prices refresh)")
     for warning in reply.warnings:
-        console.print(f"[yellow]note:[/] {escape(warning)}")
+        if reply.ranked or not warning.startswith(_NOT_KNOWN):  # else it stands at the top
+            console.print(f"[yellow]note:[/] {escape(warning)}")
+
+
+def refusal(reply: RankReply) -> str:
+    """Why nothing is ranked."""
+    if "not known" not in reply.rejected or set(reply.rejected) & _LIMITS:
+        return "nothing can be recommended: no configuration is left"
+    why = next((warning.removeprefix(_NOT_KNOWN) for warning in reply.warnings if warning.startswith(_NOT_KNOWN)), "")
+    return "not known: nothing can be recommended" + (f" ({why})" if why else "")
 
 
 def heading(reply: RankReply) -> str:
@@ -77,18 +92,19 @@ def ranking(answer: Answer) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("#", justify="right")
     table.add_column("configuration", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("time without restarts" if answer.spot else "time", justify="right", no_wrap=True)
     table.add_column("cost", justify="right", no_wrap=True)
     if spot:
         table.add_column("on spot", justify="right", no_wrap=True)
-    table.add_column("runs", justify="right")
+    table.add_column("will run", justify="right")
     if measured is not None:
         table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("")
     for place, one in enumerate(reply.ranked, 1):
         row = [str(place), escape(configuration_name(one.configuration)), time_span(one.time_s),
                cost_span(one.cost_usd)]  # fmt: skip
-        row += [cost_span(one.spot_cost_usd)] if spot else []
+        if spot:
+            row.append(cost_span(one.spot_cost_usd) if answer.spot else _middle(one.spot_cost_usd))
         row.append("yes" if one.feasible >= _SURE else f"[yellow]{one.feasible:.0%}[/]")
         row += [_measured(one, measured)] if measured is not None else []
         table.add_row(*row, escape(_remark(one)))
@@ -205,6 +221,10 @@ def cost_span(estimate: Estimate | None) -> str:
     return f"{dollars(estimate.median)} ({low}-{high})"
 
 
+def _middle(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else dollars(estimate.median)
+
+
 def seconds(value: float) -> str:
     """Seconds for people: ``45.2 s``, ``12.1 min``, ``3.4 h``, ``12 d``."""
     size, unit = _unit(value)
@@ -223,5 +243,5 @@ def _digits(value: float) -> str:
 
 
 def dollars(value: float) -> str:
-    """Dollars for people, with three digits where they are few."""
-    return f"${value:,.2f}" if value >= 1 else f"${value:.3g}"
+    """Dollars for people, with three digits where they are few: ``$0.0000897``, never ``8.97e-05``."""
+    return f"${value:,.2f}" if value >= 1 else f"${Decimal(f'{value:.3g}'):f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -80,24 +81,24 @@ def show_command(
     context: ContextOption = None,
 ) -> None:
     """Show everything that is known of one job."""
-    found = read_records(server, context, job)
+    found = read_records(server, context, job) if job else []
     if not found:
         raise CommandError(f"no job {job!r} is known: turnbuckle jobs list --all shows those that are")
-    plain = to_plain(found[0])
     if as_json:
-        print_json(plain)
+        print_json(to_plain(found[0]))
         return
-    console = stdout_console()
-    for name, value in _flat(plain):
-        console.print(f"[dim]{escape(name)}[/]  {escape(value)}")
+    fields = _flat(found[0].model_dump(mode="json"))
+    width = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        stdout_console().print(f"[dim]{escape(name):{width}}[/]  {escape(value)}")
 
 
 app.command("import", cls=PassOn)(command_for(IMPORT, "Take records in from CSV or Parquet, by a mapping file."))
 app.command("export", cls=PassOn)(command_for(EXPORT, "Write all records and local runs to a Parquet or CSV file."))
 
 
-def read_records(server: str | None, context: str | None, job: str = "") -> list[JobRecord]:
-    """The records on the bus, each job once.
+def read_records(server: str | None, context: str | None, job: str | None = None) -> list[JobRecord]:
+    """The records on the bus, each job once; of one job, or of all.
 
     Raises:
         UnavailableError: no server answers.
@@ -105,7 +106,7 @@ def read_records(server: str | None, context: str | None, job: str = "") -> list
     return asyncio.run(_read(server, context, job))
 
 
-async def _read(server: str | None, context: str | None, job: str) -> list[JobRecord]:
+async def _read(server: str | None, context: str | None, job: str | None) -> list[JobRecord]:
     found: dict[str, JobRecord] = {}
 
     def take(delivery: Delivery) -> None:
@@ -124,7 +125,7 @@ def _by_task(records: Sequence[JobRecord]) -> Table:
     for record in records:
         groups[record.dataset, record.task.task].append(record)
     table = Table(box=None, header_style="bold")
-    for name, justify in (("dataset", "left"), ("task", "left"), ("jobs", "right"), ("ran", "right"),
+    for name, justify in (("dataset", "left"), ("task", "left"), ("jobs", "right"), ("succeeded", "right"),
                           ("configurations", "right"), ("time", "right"), ("cost", "right")):  # fmt: skip
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for (dataset, task), mine in sorted(groups.items()):
@@ -161,4 +162,8 @@ def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{name}.{key}" if name else key)]
     if value in (None, "", [], 0, False):
         return []
+    if name.endswith("_ns"):
+        return [(name.removesuffix("_ns"), f"{datetime.fromtimestamp(value // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC")]
+    if isinstance(value, float):
+        return [(name, f"{value:.6g}")]
     return [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]

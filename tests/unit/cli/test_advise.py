@@ -203,9 +203,24 @@ def test_nothing_is_known() -> None:
         Answer(reply(warnings=("not known: the interval spans a factor of 80",), rejected={"not known": 24}))
     )
 
-    assert "not known: nothing can be recommended" in text
+    assert "not known: nothing can be recommended (the interval spans a factor of 80)" in text
     assert "left out: 24 not known" in text
-    assert "the interval spans a factor of 80" in text
+    assert text.count("spans a factor") == 1
+
+
+def test_nothing_is_left_under_the_limits() -> None:
+    """That is not the same as knowing nothing."""
+    text = printed(Answer(reply(rejected={"over budget": 20, "not known": 4})))
+
+    assert "nothing can be recommended: no configuration is left" in text
+    assert "not known:" not in text
+    assert "left out: 20 over budget, 4 not known" in text
+
+
+def test_machines_without_a_spot_price() -> None:
+    text = printed(Answer(reply(rejected={"no price": 24}), spot=True))
+
+    assert "left out: 24 no spot price" in text
 
 
 def test_spot_costs_are_what_counts_on_spot() -> None:
@@ -216,6 +231,7 @@ def test_spot_costs_are_what_counts_on_spot() -> None:
     text = printed(Answer(reply(cheap), spot=True))
 
     assert "$3.00 (2.50-4.00)" in text
+    assert "time without restarts" in text
     assert "fast or cheap, on spot machines" in text
 
 
@@ -246,6 +262,7 @@ def test_figures_for_people() -> None:
     assert cost_span(Estimate(median=0.0051, low=0.004, high=1.5)) == "$0.0051 (0.004-1.50)"
     assert cost_span(None) == "-"
     assert dollars(1234.5) == "$1,234.50"
+    assert (dollars(8.97e-5), dollars(0.0)) == ("$0.0000897", "$0")
 
 
 def test_beside_what_was_measured() -> None:
