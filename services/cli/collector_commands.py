@@ -31,7 +31,15 @@ EMULATE: Final = Tool(
     "emulate",
     examples=("emulate docs/examples/grid.yaml --plan", "emulate grid.yaml --out my-measurements"),
 )
-VERTEX: Final = Tool("services.collector.vertex_jobs", "vertex")
+VERTEX: Final = Tool(
+    "services.collector.vertex_jobs",
+    "vertex",
+    examples=(
+        "vertex submit docs/examples/vertex.json --dry-run",
+        "vertex submit grid.json --parallel 4",
+        "vertex ingest --billing-table my-project.billing.export --watch",
+    ),
+)
 PRICES: Final = Tool(
     "services.advisor.prices",
     "prices",

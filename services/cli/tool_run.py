@@ -51,6 +51,10 @@ class Tool:
         """How it is run."""
         return module_command(self.module, *self.first, *arguments)
 
+    def renamed(self, text: str) -> str:
+        """What it says about itself, under the name that the user knows."""
+        return text.replace(f"python -m {self.module}", f"turnbuckle {self.name}")
+
 
 def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
     """Run a tool to its end and return its exit code; interrupts are handed on to it.
@@ -76,7 +80,7 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
     except OSError as error:
         raise CommandError(f"{tool.name} cannot be started: {error.strerror}") from error
     with process, _interrupts_go_to(process):
-        _render(process, as_json=as_json)
+        _render(process, tool, as_json=as_json)
         code = process.wait()
     return code if code >= 0 else _TERMINATED - code
 
@@ -94,8 +98,7 @@ def _show_help(tool: Tool, arguments: Sequence[str]) -> int:
     environment = os.environ | {"COLUMNS": str(min(stdout_console().width, _HELP_COLUMNS))}
     command = tool.command(arguments)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - as above
-    text = (done.stdout or done.stderr).replace(f"python -m {tool.module}", f"turnbuckle {tool.name}")
-    print_line(text.rstrip())
+    print_line(tool.renamed(done.stdout or done.stderr).replace("``", "").rstrip())
     if tool.examples:
         print_line("\nexamples:\n" + "\n".join(f"  turnbuckle {line}" for line in tool.examples))
     return done.returncode
@@ -123,12 +126,13 @@ def _interrupts_go_to(process: subprocess.Popen[str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _render(process: subprocess.Popen[str], *, as_json: bool) -> None:
+def _render(process: subprocess.Popen[str], tool: Tool, *, as_json: bool) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     console = stderr_console()
     with _bars(console) as bars:
-        said = threading.Thread(target=_forward, args=(process.stderr, bars, console), daemon=True)
+        shown_on = bars.console if bars is not None else console
+        said = threading.Thread(target=_forward, args=(process.stderr, tool, shown_on), daemon=True)
         said.start()
         shown = Shown(bars)
         for line in process.stdout:
@@ -141,9 +145,9 @@ def _render(process: subprocess.Popen[str], *, as_json: bool) -> None:
         shown.print_result(stdout_console())
 
 
-def _forward(stream: IO[str], bars: Progress | None, console: Console) -> None:
+def _forward(stream: IO[str], tool: Tool, console: Console) -> None:
     for line in stream:
-        (bars.console if bars is not None else console).print(escape(line.rstrip("\n")))
+        console.print(escape(tool.renamed(line.rstrip("\n"))))
 
 
 @contextmanager
@@ -208,6 +212,8 @@ def _is_scalar(value: object) -> bool:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 

@@ -55,6 +55,8 @@ def _columns() -> Iterator[tuple[str, str]]:
             if field == "layers":
                 yield path, f"array_to_string({value}, ';')"
             elif field == "attributes":
-                yield path, f"to_json({value})"
+                texts = "CASE WHEN it.value.text IS NULL THEN to_json(it.value.number) ELSE to_json(it.value.text) END"
+                pairs = f"list_transform(map_entries({value}), lambda it: struct_pack(key := it.key, value := {texts}))"
+                yield path, f"to_json(map_from_entries({pairs}))"
             else:
                 yield path, value

@@ -30,6 +30,7 @@ from services.collector.tables import TableError
 from services.collector.tool import (
     EXIT_DATA,
     EXIT_OK,
+    OUT_HELP,
     BadDataError,
     ToolParser,
     UsageError,
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     take = commands.add_parser("import", help="make records of a file's rows, and publish them")
     take.add_argument("file", type=Path, help="CSV or Parquet file, or one that `export` wrote")
     take.add_argument("--mapping", type=Path, help="mapping.yaml: which column is which field")
-    take.add_argument("--out", type=Path, default=default_directory("import"), help="directory of the journal")
+    take.add_argument("--out", type=Path, default=default_directory("import"), help=OUT_HELP)
     take.add_argument("--no-bus", action="store_true", help="write the journal only")
     take.add_argument("--dry-run", action="store_true", help="check the file, and keep nothing")
     give = commands.add_parser("export", help="write records to a file: .parquet (everything) or .csv (jobs)")
@@ -96,17 +97,16 @@ def _import(options: argparse.Namespace) -> int:
         if journal.waiting and not options.no_bus:
             asyncio.run(publish_to_bus(journal, CollectorSettings.load()))
         emit("result", **counts, new=new, unpublished=journal.waiting, journal=str(options.out))
-    say(
-        f"{len(records)} rows read, {new} new, {len(found.rejected)} refused, {len(found.duplicates)} said the same as "
-        "an earlier one" + (f"; columns without use: {', '.join(found.unused_columns)}" if found.unused_columns else "")
-    )
     return EXIT_DATA if found.rejected else EXIT_OK
 
 
 def _read(options: argparse.Namespace) -> tuple[list[Record], Imported]:
     if options.mapping is None:
         if options.file.suffix.lower() != ".parquet" or not is_job_file(options.file):
-            raise UsageError(f"{options.file} is not in our own form: --mapping has to say which column is which field")
+            raise UsageError(
+                f"{options.file} is no Parquet file of `turnbuckle jobs export`: --mapping has to say which column is "
+                "which field"
+            )
         content = read_job_file(options.file)
         return [*content.profiles, *content.records], Imported()
     found = import_table(options.file, read_mapping(options.mapping))
@@ -134,6 +134,11 @@ def _export(options: argparse.Namespace) -> int:
     records = [it for it in found if isinstance(it, JobRecord) and options.dataset in {None, it.dataset}]
     runs = {record.local_run for record in records}
     profiles = [it for it in found if isinstance(it, RunProfile) and (options.dataset is None or it.run in runs)]
+    if options.dataset and not records:
+        known = sorted({it.dataset for it in found if isinstance(it, JobRecord)})
+        raise BadDataError(
+            f"nothing of a dataset {options.dataset!r} is known (there are: {', '.join(known) or 'none'})"
+        )
     rows = export_records(options.file, records, profiles)
     emit("result", file=str(options.file), rows=rows, jobs=len(records), runs=len(profiles))
     return EXIT_OK

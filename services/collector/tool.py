@@ -28,6 +28,7 @@ EXIT_UNAVAILABLE: Final = 69
 EXIT_INTERNAL: Final = 70
 EXIT_INTERRUPTED: Final = 130
 
+OUT_HELP: Final = "directory of the journal (default: below the user's state directory)"
 _CONNECT_S: Final = 5.0
 _CLOSE_S: Final = 5.0
 
@@ -59,8 +60,7 @@ class ToolParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with 64."""
-        self.print_usage(sys.stderr)
-        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+        sys.exit(_fail(f"{self.prog}: {message} (--help shows what there is)", EXIT_USAGE))
 
 
 def number_within(kind: type[int | float], least: float, most: float) -> Callable[[str], int | float]:
@@ -92,7 +92,7 @@ def say(text: str) -> None:
 
 def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     """Run a tool as this process: errors become an ``error`` event, a sentence and an exit code."""
-    setup_logging(name, level="warning", log_format="auto")
+    setup_logging(name, level="error", log_format="console")  # what goes wrong is said, not logged
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs begin with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
@@ -126,16 +126,20 @@ async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publi
     """Connect, publish what the journal holds and the bus does not, and say so in ``published`` events.
 
     Raises:
-        BusError: there is no server, or it does not take everything; the journal keeps what is left.
+        UnavailableError: there is no server, or it does not take everything; the journal keeps what is left.
         SettingsError: the settings do not say how to reach one.
     """
     options = replace(settings.bus_options(), connect_deadline_s=_CONNECT_S, name="turnbuckle-collector-tool")
-    bus = await NatsBus.connect(options)
     try:
-        publisher = Publisher(journal, bus, _tell_published)
-        await publisher.publish()
-    finally:
-        await bus.close(_CLOSE_S)
+        bus = await NatsBus.connect(options)
+        try:
+            publisher = Publisher(journal, bus, _tell_published)
+            await publisher.publish()
+        finally:
+            await bus.close(_CLOSE_S)
+    except BusError as error:
+        kept = f"{journal.waiting} records are kept in {journal.directory}; the next run publishes them"
+        raise UnavailableError(f"{error}. {kept}") from error
     return publisher
 
 

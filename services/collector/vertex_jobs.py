@@ -31,6 +31,7 @@ from services.collector.submission import Intents, Pace, Submission, Tally
 from services.collector.tool import (
     EXIT_DATA,
     EXIT_OK,
+    OUT_HELP,
     BadDataError,
     ToolParser,
     UnavailableError,
@@ -80,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     for command in (make, take):
         command.add_argument("--project", help="Google Cloud project")
         command.add_argument("--region", help="Google Cloud region")
-        command.add_argument("--out", type=Path, default=default_directory("vertex"), help="directory of the journal")
+        command.add_argument("--out", type=Path, default=default_directory("vertex"), help=OUT_HELP)
         command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     return parser
 

@@ -295,7 +295,9 @@ def test_csv_is_for_spreadsheets(tmp_path: Path) -> None:
     assert import_jobs.main(["export", str(path), "--journal", str(tmp_path / "a")]) == 0
     with duckdb.connect() as connection:
         rows = connection.read_csv(str(path)).select('job, "task.layers", "price.usd_per_hour", duration_s').fetchall()
+        attributes = connection.read_csv(str(path)).select('"task.attributes"').fetchall()
     assert rows == [("job-1", "Conv2d;ReLU;Linear", 0.2185, 101.0), ("job-2", "Conv2d;ReLU;Linear", None, 102.0)]
+    assert [json.loads(text) for (text,) in attributes] == [{"sync": "ring", "x": 0.5}] * 2
 
 
 def test_what_is_missing_on_the_command_line_is_said(tmp_path: Path) -> None:
@@ -306,6 +308,8 @@ def test_what_is_missing_on_the_command_line_is_said(tmp_path: Path) -> None:
     journal = _one(tmp_path)
     with pytest.raises(BadDataError, match=r"has to end in \.parquet or \.csv"):
         import_jobs.main(["export", str(tmp_path / "x.txt"), "--journal", str(journal)])
+    with pytest.raises(BadDataError, match=r"nothing of a dataset 'nope' is known \(there are: test\)"):
+        import_jobs.main(["export", str(tmp_path / "x.csv"), "--journal", str(journal), "--dataset", "nope"])
     with pytest.raises(SystemExit) as ended:
         import_jobs.main(["import"])
     assert ended.value.code == 64
