@@ -16,7 +16,7 @@ from schemas.runs import RunProfile
 from services._runtime.job_files import JobFileError, is_job_file, read_job_file, struct_type, write_job_file
 from tests.support.job_records import job_record, run_profile
 
-_TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+_TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 _ATTRIBUTES = st.dictionaries(_TEXT, st.floats(allow_nan=False, allow_infinity=False) | _TEXT, max_size=4)
 _POSITIVE = st.floats(min_value=5e-324, allow_infinity=False, allow_nan=False)
 
