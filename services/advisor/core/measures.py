@@ -45,19 +45,19 @@ def pooled(answers: Sequence[Answer], name: str) -> tuple[FloatArray, FloatArray
 def choice_figures(answer: Answer) -> Figures:
     """Return what choosing by the scores does on one left-out task.
 
-    ``first_fails`` is 1 where the best-scored configuration of *all* that were asked about does not run at all; the
-    other figures count completed configurations only.
+    ``first_fails`` is 1 where the best-scored configuration of *all* that were asked about does not run at all (of
+    several best-scored ones: their part that does not); the other figures count completed configurations only.
     """
     labels, scores, values = answer.labels[answer.counted], answer.scores[answer.counted], answer.values[answer.counted]
     figures = {
-        "regret": metrics.regret(values, int(metrics.best_rows(scores, 1)[0])),
+        "regret": metrics.best_of(values, scores, 1),
         "best_of_5": metrics.best_of(values, scores, 5),
         "auc": metrics.auc(labels, scores),
         "recall_at_5": metrics.recall_at(labels, scores, 5),
         "false_positives_at_80": metrics.false_positives_at_recall(labels, scores, 0.8),
         "top": float(labels.sum()),
         "candidates": float(len(labels)),
-        "first_fails": float(not answer.feasible[int(metrics.best_rows(answer.scores, 1)[0])]),
+        "first_fails": float((~answer.feasible[answer.scores == answer.scores.max()]).mean()),
     }
     if np.isfinite(answer.threshold):
         found = metrics.confusion(labels, answer.relative()[answer.counted] >= answer.threshold)

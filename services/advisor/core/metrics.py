@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.special import comb
 
-from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
+from services.advisor.core.arrays import BoolArray, FloatArray
 
 BOOTSTRAPS: Final = 10_000
 
@@ -84,15 +85,24 @@ def roc(labels: BoolArray, scores: FloatArray) -> tuple[FloatArray, FloatArray]:
     return np.append(0.0, false / max(int(false[-1]), 1)), np.append(0.0, true / max(int(true[-1]), 1))
 
 
-def best_rows(scores: FloatArray, count: int) -> IntArray:
-    """Return the rows of the `count` highest scores, best first; of equal scores, the earlier row."""
-    return np.argsort(-scores, kind="stable")[:count]
+def _drawn(scores: FloatArray, count: int) -> tuple[BoolArray, BoolArray, int]:
+    """Return the rows that are among the `count` best for sure, those tied for the last places, and their number."""
+    count = min(count, len(scores))
+    last = np.sort(scores)[len(scores) - count]
+    sure = scores > last
+    return sure, scores == last, count - int(sure.sum())
 
 
 def recall_at(labels: BoolArray, scores: FloatArray, count: int = 5) -> float:
-    """Return which part of the top configurations is among the `count` best scores; NaN where there is none."""
+    """Return which part of the top configurations is among the `count` best scores; NaN where there is none.
+
+    Which of equal scores are among them is left to chance: the mean over all draws.
+    """
     positives = int(labels.sum())
-    return float(labels[best_rows(scores, count)].sum()) / positives if positives else float("nan")
+    if not positives:
+        return float("nan")
+    sure, tied, places = _drawn(scores, count)
+    return float(labels[sure].sum() + places * labels[tied].sum() / tied.sum()) / positives
 
 
 def regret(values: FloatArray, chosen: int) -> float:
@@ -101,8 +111,16 @@ def regret(values: FloatArray, chosen: int) -> float:
 
 
 def best_of(values: FloatArray, scores: FloatArray, count: int = 5) -> float:
-    """Return the smallest value among the `count` best scores over the smallest of all: at least 1."""
-    return float(values[best_rows(scores, count)].min() / values.min())
+    """Return the smallest value among the `count` best scores over the smallest of all: at least 1.
+
+    Which of equal scores are among them is left to chance: the mean over all draws. So neither the order of records nor
+    that of machines in a file favours anybody.
+    """
+    sure, tied, places = _drawn(scores, count)
+    best = np.minimum(np.sort(values[tied]), values[sure].min(initial=np.inf))
+    # the smallest drawn is the j-th smallest of the tied ones where all other places fall to larger ones
+    chances = comb(len(best) - 1 - np.arange(len(best)), places - 1) / comb(len(best), places)
+    return float((best[0] + chances @ (best - best[0])) / values.min())
 
 
 @dataclass(frozen=True, slots=True)
