@@ -1,13 +1,18 @@
 """Names of every metric, span and attribute that a service may emit; the runtime refuses any other.
 
 Metrics follow Prometheus: ``turnbuckle_<noun>_<unit>``, base units, ``_total`` for counters, few label values (never a
-job, container or concrete subject). Spans are for decisions and commands: one costs 20-46 us, so none per sample.
+job, container or concrete subject); `MetricSpec.otel_name` is the same metric in OpenTelemetry's words. Spans are for
+decisions and commands: one costs 20-46 us, so none per sample. Attributes follow the semantic conventions where there
+is one (``messaging.*``, ``error.type``); ours begin with ``turnbuckle.``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
+
+_UNITS: Final = (("_bytes", "By"), ("_seconds", "s"))
+"""Endings of metric names, and their units in OpenTelemetry (UCUM)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,25 @@ class MetricSpec:
     description: str
     labels: tuple[str, ...] = ()
 
+    @property
+    def otel_unit(self) -> str:
+        """UCUM unit, or nothing: ``By``, ``s``."""
+        return next((unit for ending, unit in _UNITS if self._stem.endswith(ending)), "")
+
+    @property
+    def otel_name(self) -> str:
+        """``turnbuckle.agent.ticks``: what OpenTelemetry's exporters for Prometheus turn into `name` again."""
+        stem = self._stem
+        ending = next((ending for ending, _ in _UNITS if stem.endswith(ending)), "")
+        return ".".join(stem.removesuffix(ending).split("_", 2))
+
+    @property
+    def _stem(self) -> str:
+        return self.name.removesuffix("_total")
+
+
+SpanKind = Literal["internal", "client", "server", "producer", "consumer"]
+
 
 @dataclass(frozen=True, slots=True)
 class SpanSpec:
@@ -35,19 +59,58 @@ class SpanSpec:
     name: str
     description: str
     attributes: tuple[str, ...] = ()
+    kind: SpanKind = "internal"
+    operation: str = ""
+    """Of a messaging span: ``messaging.operation.name``, which its exported name begins with."""
+
+    def title(self, destination: str) -> str:
+        """The exported name: of messaging spans operation and destination template, as the conventions want it."""
+        return f"{self.operation} {destination}".rstrip() if self.operation else self.name
 
 
 _ATTRIBUTES: Final = (
     AttributeSpec("service", "name of the service, such as agent"),
     AttributeSpec("version", "version of the service"),
-    AttributeSpec("reason", "why a message was dropped: disconnected or slow"),
+    AttributeSpec("reason", "why a message (disconnected, slow) or a span (overflow, refused) was lost"),
     AttributeSpec("kind", "what was wrong with a message (malformed, invalid, ...), or what a problem is about"),
     AttributeSpec("set", "which rules: desired, right, own or foreign"),
+    AttributeSpec("error.type", "what went wrong, in a word: the kind of error, or the code of a refusal"),
     AttributeSpec("messaging.system", "nats"),
-    AttributeSpec("messaging.destination.name", "subject of a command, or template of a query"),
+    AttributeSpec("messaging.operation.name", "publish, request, respond or process"),
+    AttributeSpec("messaging.operation.type", "send or process"),
+    AttributeSpec("messaging.destination.name", "subject"),
+    AttributeSpec("messaging.destination.template", "subject with the names of its ids, without the root"),
+    AttributeSpec("messaging.message.id", "Nats-Msg-Id, by which the stream tells doubles"),
+    AttributeSpec("messaging.message.body.size", "bytes"),
+    AttributeSpec("messaging.consumer.group.name", "durable consumer"),
+    AttributeSpec("turnbuckle.app", "application"),
+    AttributeSpec("turnbuckle.node", "host"),
+    AttributeSpec("turnbuckle.container", "key of the container"),
+    AttributeSpec("turnbuckle.epoch", "epoch of the allocator that decided"),
+    AttributeSpec("turnbuckle.order_seq", "number of the order"),
+    AttributeSpec("turnbuckle.rows", "containers that an order is about"),
+    AttributeSpec("turnbuckle.rows_failed", "of them, those whose limits could not be set"),
+    AttributeSpec("turnbuckle.changes", "limits that were decided anew"),
+    AttributeSpec("turnbuckle.orders", "orders that were sent"),
+    AttributeSpec("turnbuckle.batches", "batches of observations that a decision rests upon"),
+    AttributeSpec("turnbuckle.refusal", "why not, in a sentence"),
+    AttributeSpec("turnbuckle.oom.kinds", "what happened, in order: near, trap, grant, refusal, release, kill"),
+    AttributeSpec("turnbuckle.memory.usage_bytes", "in use"),
+    AttributeSpec("turnbuckle.memory.limit_bytes", "limit that now holds; -1: none"),
+    AttributeSpec("turnbuckle.memory.wanted_bytes", "asked for"),
+    AttributeSpec("turnbuckle.memory.granted_bytes", "granted"),
+    AttributeSpec("turnbuckle.memory.reclaiming_bytes", "being taken back from others"),
     AttributeSpec("advisor.model", "version of the model that answers, or is trained"),
     AttributeSpec("advisor.configurations", "configurations that were asked about; 0: all of the catalogue's"),
     AttributeSpec("advisor.records", "records that are learned from"),
+)
+_MESSAGE: Final = (
+    "messaging.system",
+    "messaging.operation.name",
+    "messaging.operation.type",
+    "messaging.destination.name",
+    "messaging.destination.template",
+    "messaging.message.body.size",
 )
 _METRICS: Final = (
     MetricSpec("turnbuckle_build_info", "gauge", "always 1; which version runs", ("service", "version")),
@@ -62,6 +125,9 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_bus_published_facts_total", "counter", "facts acknowledged by JetStream"),
     MetricSpec("turnbuckle_bus_dropped_facts_total", "counter", "facts lost because the outbox was full"),
     MetricSpec("turnbuckle_bus_pending_facts", "gauge", "facts that wait for JetStream"),
+    MetricSpec("turnbuckle_telemetry_exported_spans_total", "counter", "spans that the collector took"),
+    MetricSpec("turnbuckle_telemetry_lost_spans_total", "counter", "spans lost on the way to a collector", ("reason",)),
+    MetricSpec("turnbuckle_telemetry_failed_metric_exports_total", "counter", "metric exports that were not taken"),
     MetricSpec("turnbuckle_agent_containers", "gauge", "containers that are sampled"),
     MetricSpec("turnbuckle_agent_ticks_total", "counter", "samples of all containers"),
     MetricSpec("turnbuckle_agent_late_ticks_total", "counter", "periods that were skipped because the agent was late"),
@@ -149,15 +215,53 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_advisor_unusable_models_total", "counter", "stored models that could not be used"),
 )
 _SPANS: Final = (
-    SpanSpec("bus.request", "a command sent, until its reply", ("messaging.system", "messaging.destination.name")),
-    SpanSpec("bus.respond", "a command answered", ("messaging.system", "messaging.destination.name")),
+    SpanSpec("bus.request", "a command sent, until its reply", _MESSAGE, "client", "request"),
+    SpanSpec("bus.respond", "a command answered", _MESSAGE, "server", "respond"),
+    SpanSpec(
+        "bus.publish", "a fact, until a stream holds it", (*_MESSAGE, "messaging.message.id"), "producer", "publish"
+    ),
+    SpanSpec(
+        "bus.handle_fact", "a stored fact handled", (*_MESSAGE, "messaging.consumer.group.name"), "consumer", "process"
+    ),
+    SpanSpec(
+        "agent.handle_oom",
+        "memory near or at its limit: what was found, done and asked for",
+        (
+            *("turnbuckle.app", "turnbuckle.node", "turnbuckle.container", "turnbuckle.oom.kinds"),
+            *("turnbuckle.memory.usage_bytes", "turnbuckle.memory.limit_bytes", "turnbuckle.memory.granted_bytes"),
+            "turnbuckle.memory.wanted_bytes",
+        ),
+    ),
+    SpanSpec(
+        "agent.apply_limits",
+        "an order carried out, until every limit in it is settled",
+        (
+            *("turnbuckle.node", "turnbuckle.epoch", "turnbuckle.order_seq", "turnbuckle.rows"),
+            *("turnbuckle.rows_failed", "turnbuckle.refusal"),
+        ),
+    ),
+    SpanSpec(
+        "allocator.decide",
+        "a step that changed limits",
+        ("turnbuckle.batches", "turnbuckle.changes", "turnbuckle.orders"),
+    ),
+    SpanSpec(
+        "allocator.grant_memory",
+        "a node's reserve refilled, or why not",
+        (
+            *("turnbuckle.app", "turnbuckle.node", "turnbuckle.container", "turnbuckle.orders", "turnbuckle.refusal"),
+            *("turnbuckle.memory.wanted_bytes", "turnbuckle.memory.granted_bytes"),
+            "turnbuckle.memory.reclaiming_bytes",
+        ),
+    ),
     SpanSpec("advisor.predict", "configurations predicted", ("advisor.model", "advisor.configurations")),
     SpanSpec("advisor.rank", "configurations ranked", ("advisor.model", "advisor.configurations")),
     SpanSpec("advisor.explain", "one prediction explained", ("advisor.model", "advisor.configurations")),
     SpanSpec("advisor.train", "a model trained", ("advisor.model", "advisor.records")),
-    SpanSpec("bus.handle_fact", "a stored fact handled", ("messaging.system", "messaging.destination.name")),
 )
 
+EVERY_SPAN: Final = ("error.type",)
+"""Attributes that any span may have."""
 ATTRIBUTES: Final[dict[str, AttributeSpec]] = {attribute.name: attribute for attribute in _ATTRIBUTES}
 METRICS: Final[dict[str, MetricSpec]] = {metric.name: metric for metric in _METRICS}
 SPANS: Final[dict[str, SpanSpec]] = {span.name: span for span in _SPANS}

@@ -19,8 +19,10 @@ from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar
 from services._runtime.bus import Bus, BusError, BusUnavailableError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.clock import Clock, SystemClock
+from services._runtime.exporting import exporting
 from services._runtime.health import Health, HealthServer
 from services._runtime.logging import Logger, get_logger, setup_logging
+from services._runtime.otel_settings import Origin, OtelSettings, read_otel_settings
 from services._runtime.settings import CommonSettings, SettingsError
 from services._runtime.telemetry import Telemetry, observe_bus
 
@@ -130,6 +132,7 @@ def run(service_class: type[Service], arguments: list[str]) -> int:
     try:
         settings = service_class.settings_class.load()
         settings.bus_options()
+        otel = read_otel_settings(name, os.environ)
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - as above
         return EXIT_SETTINGS
@@ -137,7 +140,7 @@ def run(service_class: type[Service], arguments: list[str]) -> int:
         print(settings.print_config())  # noqa: T201 - as above
         return EXIT_OK
     setup_logging(name, level=settings.log_level, log_format=settings.log_format)
-    return asyncio.run(_Process(service_class, settings).live())
+    return asyncio.run(_Process(service_class, settings, otel).live())
 
 
 def _help(service_class: type[Service]) -> str:
@@ -158,9 +161,12 @@ def _help(service_class: type[Service]) -> str:
 class _Process:
     """One service in one process."""
 
-    def __init__(self, service_class: type[Service], settings: CommonSettings) -> None:
+    def __init__(
+        self, service_class: type[Service], settings: CommonSettings, otel: OtelSettings | None = None
+    ) -> None:
         self._service_class = service_class
         self._settings = settings
+        self._otel = otel
         self._log = get_logger(service_class.name)
         self._telemetry = Telemetry()
         self._health = Health(self._reasons_not_ready, self._telemetry)
@@ -196,7 +202,9 @@ class _Process:
                     self._log.error("cannot_listen", setting="TURNBUCKLE_HEALTH_PORT", error=str(error))
                     return EXIT_UNAVAILABLE
                 self._log.info("health_listening", host=self._settings.health_host, port=port)
-            return await self._live_on_bus()
+            origin = Origin(self._service_class.name, self._service_class.version)
+            async with exporting(self._otel, origin, self._telemetry, self._health):
+                return await self._live_on_bus()
         finally:
             beat.cancel()
             if server is not None:

@@ -59,6 +59,20 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Incoming:
+    """One message as it came, before anything is known of it."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] | None = None
+    """In which its trace travels."""
+    consumer: str = ""
+    """Durable consumer that it came by."""
+    is_history: bool = False
+    """Stored before we began to listen: no work for a trace, which ended long ago."""
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A KV entry; `message` is None where the stored bytes could not be decoded."""
 

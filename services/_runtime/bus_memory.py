@@ -15,6 +15,7 @@ from services._runtime.bus import (
     BusUnavailableError,
     FactHandler,
     Handler,
+    Incoming,
     NoResponderError,
     RequestTimeoutError,
     Responder,
@@ -24,6 +25,7 @@ from services._runtime.facts import Fact, FactOutbox
 from services._runtime.memory_broker import Durable, MemoryBroker, MemoryStream, MemorySubscription
 from services._runtime.memory_kv import MemoryKeyValue, first_of
 from services._runtime.memory_objects import MemoryObjects
+from services._runtime.tracing import inject, message_span, trace_headers
 
 _REDELIVERY_S: Final = 0.05
 _PENDING_MESSAGES: Final = 8_192
@@ -77,8 +79,10 @@ class _Consumer:
             if index is None:
                 await first_of(self._stream.changed.wait(), self._stopping.wait(), self._bus.state_changed.wait())
                 continue
-            subject, data = self._stream.messages[index]
-            if await self._bus.dispatch.deliver_fact(self._handler, subject, data) is False:
+            (subject, data), headers = self._stream.messages[index], self._stream.headers[index]
+            name = self._durable.name
+            incoming = Incoming(subject, data, headers, name, is_history=not name and not self._caught_up.is_set())
+            if await self._bus.dispatch.deliver_fact(self._handler, incoming) is False:
                 asyncio.get_running_loop().call_later(_REDELIVERY_S, self._stream.give_back, self._durable, index)
             else:
                 self._count_down(1)
@@ -174,13 +178,17 @@ class MemoryBus:
     def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
         """Queue a fact."""
         _refuse_pattern(subject)
-        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id))
+        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
         if self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._outbox.run())
 
     async def _send_fact(self, fact: Fact) -> None:
         self.require_connection()
-        if not self.broker.publish_fact(fact.subject, fact.data, fact.message_id):
+        headers: dict[str, str] = {}
+        with fact.span():
+            inject(headers)
+            stored = self.broker.publish_fact(fact.subject, fact.data, fact.message_id, headers)
+        if not stored:
             raise BusUnavailableError(f"no stream keeps {fact.subject}")
 
     def require_connection(self) -> None:
@@ -191,8 +199,8 @@ class MemoryBus:
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> _Subscription:
         """Receive observations."""
 
-        def receive(subject: str, data: bytes, _reply: asyncio.Future[bytes] | None) -> None:
-            self.dispatch.deliver(handler, subject, data)
+        def receive(incoming: Incoming, _reply: asyncio.Future[bytes] | None) -> None:
+            self.dispatch.deliver(handler, incoming.subject, incoming.data)
 
         return self._open([self._interest(pattern, queue, receive)], set())
 
@@ -200,7 +208,7 @@ class MemoryBus:
         self,
         pattern: Subject,
         queue: str | None,
-        receive: Callable[[str, bytes, asyncio.Future[bytes] | None], None],
+        receive: Callable[[Incoming, asyncio.Future[bytes] | None], None],
     ) -> MemorySubscription:
         def overflow() -> None:
             self.dispatch.counts["dropped_slow"] += 1
@@ -217,7 +225,7 @@ class MemoryBus:
     async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> _Consumer:
         """Receive facts."""
         found = self._stream(stream)
-        return self._consume(found, found.durables.setdefault(durable, Durable()), handler)
+        return self._consume(found, found.durables.setdefault(durable, Durable(name=durable)), handler)
 
     async def replay(self, stream: StreamSpec, handler: FactHandler) -> _Consumer:
         """Receive all facts, for this process alone."""
@@ -245,17 +253,18 @@ class MemoryBus:
         _refuse_pattern(subject)
         data = self.dispatch.encode(message)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        if not self.broker.publish(subject.text, data, reply):
-            raise NoResponderError(f"nobody answers {subject}")
-        self._requests.add(reply)
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await reply
-        except TimeoutError as error:
-            raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
-        finally:
-            self._requests.discard(reply)
-        return self.dispatch.read_reply(subject.text, answer)
+        with message_span("bus.request", subject.text, len(data)):
+            if not self.broker.publish(subject.text, data, reply, trace_headers()):
+                raise NoResponderError(f"nobody answers {subject}")
+            self._requests.add(reply)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answer = await reply
+            except TimeoutError as error:
+                raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
+            finally:
+                self._requests.discard(reply)
+            return self.dispatch.read_reply(subject.text, answer)
 
     async def serve(self, subject: Subject, responder: Responder) -> _Subscription:
         """Answer commands on a subject."""
@@ -284,18 +293,18 @@ class MemoryBus:
     ) -> MemorySubscription:
         model, tasks = how
 
-        async def answer(text: str, data: bytes, reply: asyncio.Future[bytes]) -> None:
-            encoded, _ = await self.dispatch.answer(responder, text, data, model)
+        async def answer(incoming: Incoming, reply: asyncio.Future[bytes]) -> None:
+            encoded, _ = await self.dispatch.answer(responder, incoming, model)
             if not self.connected:
                 self.dispatch.counts["dropped_disconnected"] += 1
             elif not reply.done():
                 reply.set_result(encoded)
 
-        def receive(text: str, data: bytes, reply: asyncio.Future[bytes] | None) -> None:
+        def receive(incoming: Incoming, reply: asyncio.Future[bytes] | None) -> None:
             if reply is None:
                 self.dispatch.counts["undecodable_no_reply_subject"] += 1
                 return
-            task = asyncio.get_running_loop().create_task(answer(text, data, reply))
+            task = asyncio.get_running_loop().create_task(answer(incoming, reply))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 import nats.errors
 import nats.js.errors
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from schemas.codec import CodecError, encode
@@ -34,7 +35,7 @@ from services._runtime.nats_declarations import declare
 from services._runtime.nats_kv import NatsKeyValue, NatsWatch
 from services._runtime.nats_objects import NatsObjects
 from services._runtime.nats_subscriptions import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe
-from services._runtime.telemetry import span
+from services._runtime.tracing import inject, message_span, trace_headers
 
 _JETSTREAM_TIMEOUT_S: Final = 5.0
 _DECLARE_RETRY_S: Final = 1.0
@@ -157,11 +158,15 @@ class NatsBus:
     def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
         """Queue a fact; see `FactOutbox`."""
         _refuse_pattern(subject)
-        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id))
+        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
 
     async def _send_fact(self, fact: Fact) -> None:
-        with as_bus_errors(f"store a fact on {fact.subject}"):
-            await self.jetstream.publish(fact.subject, fact.data, headers={"Nats-Msg-Id": fact.message_id})
+        if not self.connected:  # no span for each vain attempt
+            raise BusUnavailableError("not connected")
+        headers = {"Nats-Msg-Id": fact.message_id}
+        with as_bus_errors(f"store a fact on {fact.subject}"), fact.span():
+            inject(headers)
+            await self.jetstream.publish(fact.subject, fact.data, headers=headers)
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
         """Receive observations."""
@@ -196,16 +201,19 @@ class NatsBus:
         """Send a command and wait for the reply."""
         _refuse_pattern(subject)
         data = self.dispatch.encode(message)
+        with message_span("bus.request", subject.text, len(data)):
+            reply = await self._exchange(subject, data, timeout_s)
+            return self.dispatch.read_reply(subject.text, reply.data)
+
+    async def _exchange(self, subject: Subject, data: bytes, timeout_s: float) -> Msg:
         try:
-            with span("bus.request", messaging__system="nats", messaging__destination__name=subject.text):
-                reply = await self.connection.request(subject.text, data, timeout=timeout_s)
+            return await self.connection.request(subject.text, data, timeout=timeout_s, headers=trace_headers())
         except nats.errors.NoRespondersError as error:
             raise NoResponderError(f"nobody answers {subject}") from error
         except TimeoutError as error:
             raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
         except nats.errors.Error as error:
             raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
-        return self.dispatch.read_reply(subject.text, reply.data)
 
     async def serve(self, subject: Subject, responder: Responder) -> NatsSubscription:
         """Answer commands on a subject."""

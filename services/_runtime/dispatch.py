@@ -9,12 +9,22 @@ from typing import Final
 from schemas.codec import CodecError, decode, decode_as, encode, encode_json, is_json
 from schemas.message import Message
 from schemas.queries import QueryError
-from services._runtime.bus import BusError, Delivery, Entry, FactHandler, Handler, RequestRefusedError, Responder
+from services._runtime.bus import (
+    BusError,
+    Delivery,
+    Entry,
+    FactHandler,
+    Handler,
+    Incoming,
+    RequestRefusedError,
+    Responder,
+)
 from services._runtime.logging import LogLimiter, get_logger, log_once
-from services._runtime.telemetry import span
+from services._runtime.tracing import NEW_TRACE, Begin, message_span
 
 MAX_REQUESTS_IN_FLIGHT: Final = 1_024
 """Per served subject; more are answered with a QueryError 503."""
+_OUR_FAULT: Final = 500
 
 _COUNTER_NAMES: Final = (
     "published",
@@ -78,19 +88,29 @@ class Dispatch:
         except Exception as error:  # noqa: BLE001 - a handler's bug must not stop later messages
             self.count_handler_error(subject, error)
 
-    async def deliver_fact(self, handler: FactHandler, subject: str, data: bytes) -> bool | None:
+    async def deliver_fact(self, handler: FactHandler, incoming: Incoming) -> bool | None:
         """Hand over a stored message. True: handled; False: deliver it again; None: undecodable, never again."""
         self.counts["received"] += 1
-        delivery = self.decode(subject, data)
+        delivery = self.decode(incoming.subject, incoming.data)
         if delivery is None:
             return None
-        with span("bus.handle_fact", messaging__system="nats", messaging__destination__name=subject):
-            try:
-                await handler(delivery)
-            except Exception as error:  # noqa: BLE001 - see deliver
-                self.count_handler_error(subject, error)
-                return False
-        return True
+        if incoming.is_history:
+            return await self._hand_over(handler, delivery) is None
+        begin = Begin(incoming.headers or NEW_TRACE)
+        group = {"messaging__consumer__group__name": incoming.consumer} if incoming.consumer else {}
+        with message_span("bus.handle_fact", incoming.subject, delivery.size_bytes, begin, **group) as current:
+            error = await self._hand_over(handler, delivery)
+            if error is not None:
+                current.fail(type(error).__name__, str(error))
+        return error is None
+
+    async def _hand_over(self, handler: FactHandler, delivery: Delivery) -> Exception | None:
+        try:
+            await handler(delivery)
+        except Exception as error:  # noqa: BLE001 - see deliver
+            self.count_handler_error(delivery.subject, error)
+            return error
+        return None
 
     def count_handler_error(self, subject: str, error: BaseException) -> None:
         """Count, and log with its traceback at most once per exception type and second."""
@@ -108,12 +128,15 @@ class Dispatch:
             self.count_handler_error("callback", error)
 
     async def answer(
-        self, responder: Responder, subject: str, data: bytes, model: type[Message] | None = None
+        self, responder: Responder, incoming: Incoming, model: type[Message] | None = None
     ) -> tuple[bytes, QueryError | None]:
         """The encoded reply, and the error that it holds, if any. JSON (or nothing) asks for JSON."""
         self.counts["received"] += 1
-        with span("bus.respond", messaging__system="nats", messaging__destination__name=subject):
+        subject, data = incoming.subject, incoming.data
+        with message_span("bus.respond", subject, len(data), Begin(incoming.headers or NEW_TRACE)) as current:
             reply = await self._reply(responder, subject, data, model)
+            if isinstance(reply, QueryError) and reply.code >= _OUR_FAULT:
+                current.fail(str(reply.code), reply.message)
         as_bytes = encode_json if is_json(data) else encode
         try:
             encoded = as_bytes(reply)

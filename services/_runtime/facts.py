@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Final
 
 from services._runtime.bus import BusError
 from services._runtime.dispatch import Dispatch
 from services._runtime.logging import log_once
+from services._runtime.tracing import NEW_TRACE, Begin, Carrier, Span, message_span
 
 FACT_LIMIT: Final = 10_000
 _FIRST_RETRY_S: Final = 0.05
@@ -25,6 +28,14 @@ class Fact:
     subject: str
     data: bytes
     message_id: str
+    trace: Carrier | None = None
+    """What it follows from."""
+    queued_ns: int = field(default_factory=time.time_ns)
+
+    def span(self) -> AbstractContextManager[Span]:
+        """Around one attempt to send it; begins when it was queued."""
+        begin = Begin(self.trace or NEW_TRACE, begun_ns=self.queued_ns)
+        return message_span("bus.publish", self.subject, len(self.data), begin, messaging__message__id=self.message_id)
 
 
 class FactOutbox:

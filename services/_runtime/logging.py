@@ -11,6 +11,8 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from services._runtime.tracing import trace_ids
+
 LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Logger = FilteringBoundLogger
@@ -25,6 +27,7 @@ def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, strea
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _add_service(service),
+        _add_trace,
     ]
     # Without local variables: they hold message contents, and could hold secrets.
     frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
@@ -46,6 +49,7 @@ def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, strea
     )
     handler = stdlib_logging.StreamHandler(target)
     handler.setFormatter(formatter)
+    handler.addFilter(_Sparing("opentelemetry"))
     stdlib_logging.basicConfig(handlers=[handler], level=max(threshold, stdlib_logging.WARNING), force=True)
 
 
@@ -61,6 +65,13 @@ def _add_service(service: str) -> Processor:
         return event
 
     return add
+
+
+def _add_trace(_logger: Any, _method: str, event: Any) -> Any:
+    ids = trace_ids()
+    if ids is not None:
+        event["trace_id"], event["span_id"] = ids
+    return event
 
 
 class LogLimiter:
@@ -86,3 +97,16 @@ def log_once(log: Callable[..., Any], limiter: LogLimiter, kind: str, every_s: f
     held_back = limiter.admit(kind, every_s)
     if held_back is not None:
         log(kind, **keys, **({"held_back": held_back} if held_back else {}))
+
+
+class _Sparing(stdlib_logging.Filter):
+    """Lets what a library says again and again through once a minute: a collector may be away for days."""
+
+    _every_s = 60.0
+
+    def __init__(self, library: str) -> None:
+        super().__init__(library)
+        self._limiter = LogLimiter()
+
+    def filter(self, record: stdlib_logging.LogRecord) -> bool:
+        return not super().filter(record) or self._limiter.admit(str(record.msg), self._every_s) is not None

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus import RevisionConflictError
+from services._runtime.bus import Incoming, RevisionConflictError
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.memory_objects import MemoryObjectStore
+from services._runtime.tracing import untraced
 
 
 @dataclass(slots=True, eq=False)
@@ -23,19 +24,19 @@ class MemorySubscription:
 
     pattern: Subject
     queue: str | None
-    receive: Callable[[str, bytes, asyncio.Future[bytes] | None], None]
+    receive: Callable[[Incoming, asyncio.Future[bytes] | None], None]
     is_online: Callable[[], bool]
     limit: int
     on_overflow: Callable[[], None]
-    waiting: deque[tuple[str, bytes, asyncio.Future[bytes] | None]] = field(default_factory=deque)
+    waiting: deque[tuple[Incoming, asyncio.Future[bytes] | None]] = field(default_factory=deque)
 
-    def push(self, subject: str, data: bytes, reply: asyncio.Future[bytes] | None) -> None:
+    def push(self, incoming: Incoming, reply: asyncio.Future[bytes] | None) -> None:
         """Queue a message, or drop and count it where too many wait."""
         if len(self.waiting) >= self.limit:
             self.on_overflow()
             return
-        self.waiting.append((subject, data, reply))
-        asyncio.get_running_loop().call_soon(self.hand_over_one)
+        self.waiting.append((incoming, reply))
+        asyncio.get_running_loop().call_soon(self.hand_over_one, context=untraced())
 
     def hand_over_one(self) -> None:
         """Hand over the oldest message that waits, if any."""
@@ -47,6 +48,8 @@ class MemorySubscription:
 class Durable:
     """What a durable consumer remembers."""
 
+    name: str = ""
+    """Empty: a replay, which nobody remembers."""
     next_index: int = 0
     again: deque[int] = field(default_factory=deque)
 
@@ -58,18 +61,21 @@ class MemoryStream:
     spec: StreamSpec
     subjects: tuple[Subject, ...]
     messages: list[tuple[str, bytes]] = field(default_factory=list)
+    headers: list[Mapping[str, str] | None] = field(default_factory=list)
+    """Of each message."""
     seen_ids: dict[str, float] = field(default_factory=dict)
     durables: dict[str, Durable] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def store(self, subject: str, data: bytes, message_id: str, now_s: float) -> None:
+    def store(self, incoming: Incoming, message_id: str, now_s: float) -> None:
         """Store, unless the id was seen within the window."""
         window_start_s = now_s - self.spec.duplicate_window_s
         self.seen_ids = {key: at_s for key, at_s in self.seen_ids.items() if at_s > window_start_s}
         if message_id in self.seen_ids:
             return
         self.seen_ids[message_id] = now_s
-        self.messages.append((subject, data))
+        self.messages.append((incoming.subject, incoming.data))
+        self.headers.append(incoming.headers)
         self.wake()
 
     def wake(self) -> None:
@@ -216,7 +222,13 @@ class MemoryBroker:
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
 
-    def publish(self, subject: str, data: bytes, reply: asyncio.Future[bytes] | None = None) -> int:
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        reply: asyncio.Future[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> int:
         """Deliver bytes, any bytes, and return the number of receivers. One member of each queue group gets them."""
         concrete = Subject(subject)
         receivers: list[MemorySubscription] = []
@@ -232,15 +244,17 @@ class MemoryBroker:
             self._turn += 1
             receivers.append(members[self._turn % len(members)])
         for subscription in receivers:
-            subscription.push(subject, data, reply)
+            subscription.push(Incoming(subject, data, headers), reply)
         return len(receivers)
 
-    def publish_fact(self, subject: str, data: bytes, message_id: str) -> bool:
+    def publish_fact(
+        self, subject: str, data: bytes, message_id: str, headers: Mapping[str, str] | None = None
+    ) -> bool:
         """Store in the stream that keeps the subject and deliver to subscribers; False: no stream keeps it."""
         concrete = Subject(subject)
         for stream in self._streams.values():
             if any(pattern.matches(concrete) for pattern in stream.subjects):
-                self.publish(subject, data)
-                stream.store(subject, data, message_id, self.clock.monotonic())
+                self.publish(subject, data, headers=headers)
+                stream.store(Incoming(subject, data, headers), message_id, self.clock.monotonic())
                 return True
         return False

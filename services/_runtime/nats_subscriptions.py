@@ -18,7 +18,7 @@ from schemas.queries import QueryError
 from schemas.registry import Endpoint
 from schemas.streams import StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus import BusError, FactHandler, Handler, Responder
+from services._runtime.bus import BusError, FactHandler, Handler, Incoming, Responder
 from services._runtime.dispatch import MAX_REQUESTS_IN_FLIGHT
 from services._runtime.logging import log_once
 from services._runtime.nats_connection import as_bus_errors, describe
@@ -127,7 +127,8 @@ class NatsServer(NatsSubscription):
         await self._open(subject, on_request)
 
     async def _answer(self, responder: Responder, message: Msg) -> None:
-        data, _ = await self._bus.dispatch.answer(responder, message.subject, message.data)
+        incoming = Incoming(message.subject, message.data, message.headers)
+        data, _ = await self._bus.dispatch.answer(responder, incoming)
         self._bus.send_reply(message.reply, data)
 
     async def _drain(self) -> None:
@@ -171,7 +172,8 @@ class NatsMicroService:
 
     async def _answer(self, endpoint: Endpoint, responder: Responder, request: Request) -> None:
         answer = self._bus.dispatch.answer
-        data, error = await answer(responder, request.subject, request.data, endpoint.request)
+        incoming = Incoming(request.subject, request.data, request.headers)
+        data, error = await answer(responder, incoming, endpoint.request)
         try:
             if error is None:
                 await request.respond(data)
@@ -308,9 +310,10 @@ class NatsConsumer:
         return 0
 
     async def _handle(self, message: Msg) -> None:
-        task = asyncio.get_running_loop().create_task(
-            self._bus.dispatch.deliver_fact(self._handler, message.subject, message.data)
-        )
+        consumer = "" if self._replay else self._durable
+        is_history = self._replay and not self._caught_up.is_set()
+        incoming = Incoming(message.subject, message.data, message.headers, consumer, is_history)
+        task = asyncio.get_running_loop().create_task(self._bus.dispatch.deliver_fact(self._handler, incoming))
         try:
             while not (await asyncio.wait({task}, timeout=_ACK_WAIT_S / 3))[0]:
                 await _quietly(message.in_progress())

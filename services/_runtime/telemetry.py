@@ -1,62 +1,17 @@
-"""The seam for telemetry: plain integers that are read on demand, and spans that cost nothing until an exporter comes.
+"""Metrics: plain integers that are read on demand, by `/metrics` and by OpenTelemetry alike. Spans are in `tracing`.
 
 Nothing here may cost anything on the hot path: a counter is an attribute that its owner increments.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
 
-from schemas.telemetry import METRICS, SPANS, MetricSpec
+from schemas.telemetry import METRICS, MetricSpec
+from services._runtime.tracing import UndeclaredTelemetryError, span, undeclared
 
-
-class UndeclaredTelemetryError(ValueError):
-    """A metric, span, label or attribute that `schemas.telemetry` does not declare."""
-
-
-class Span:
-    """An operation; `set` adds what is only known at its end."""
-
-    def set(self, **attributes: Any) -> None:
-        """Add attributes. Dots in attribute names are written as two underscores."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-
-_NO_SPAN: Final = Span()
-
-
-def span(name: str, **attributes: Any) -> AbstractContextManager[Span]:
-    """A span around a decision or a command; a no-op until tracing is configured.
-
-    Raises:
-        UndeclaredTelemetryError: the name or an attribute (dots written as ``__``) is not declared.
-    """
-    spec = SPANS.get(name)
-    if spec is None:
-        raise UndeclaredTelemetryError(_undeclared("span", name, SPANS))
-    for attribute in attributes:
-        if attribute.replace("__", ".") not in spec.attributes:
-            raise UndeclaredTelemetryError(f"span {name} declares no attribute {attribute!r}")
-    return _NO_SPAN
-
-
-def inject(headers: MutableMapping[str, str]) -> None:
-    """Put the current trace into the headers of a message that leaves; a no-op until tracing is configured."""
-    del headers
-
-
-def extract(headers: Mapping[str, str] | None) -> None:
-    """Continue the trace of a message that came in; a no-op until tracing is configured."""
-    del headers
+__all__ = ["Counter", "Sample", "Telemetry", "UndeclaredTelemetryError", "observe_bus", "span"]
 
 
 @dataclass(slots=True, eq=False)
@@ -156,11 +111,5 @@ def observe_bus(telemetry: Telemetry, connected: Callable[[], bool], counters: C
 def _declared(name: str) -> MetricSpec:
     spec = METRICS.get(name)
     if spec is None:
-        raise UndeclaredTelemetryError(_undeclared("metric", name, METRICS))
+        raise UndeclaredTelemetryError(undeclared("metric", name, METRICS))
     return spec
-
-
-def _undeclared(what: str, name: str, known: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{what} {name!r} is not declared in schemas/telemetry.py{hint}"

@@ -11,8 +11,9 @@ from schemas.subjects import MEMORY_REQUESTS, OOM_EVENTS
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError
 from services._runtime.clock import monotonic_ns
+from services._runtime.tracing import HERE_AND_NOW, Begin, span, untraced
 from services.agent.node import Node
-from services.agent.occurrences import Answer, Asked, Drift, Occurrence
+from services.agent.occurrences import Answer, Asked, Drift, Occurrence, described
 from services.agent.ports import Watchdog
 from services.agent.settings import AgentSettings
 
@@ -77,16 +78,28 @@ class Guarding:
 
     def follow_up(self) -> None:
         """Tell what has happened, ask what has to be asked, look again when it is due."""
-        self.tell()
-        for asked in self._node.journal.take_requests():
-            self._runtime.spawn(self._request(asked), name=f"memory request {asked.app}")
+        self._handle(self._node.journal.take_requests())
         self._schedule()
 
     def tell(self) -> None:
         """Tell what has happened."""
+        self._handle([])
+
+    def _handle(self, requests: list[Asked]) -> None:
+        """What happened to an application's memory at one moment is one step of a trace, whatever it was."""
         journal = self._node.journal
-        for occurrence in journal.take_occurrences():
-            self._publish(occurrence)
+        occurrences = journal.take_occurrences()
+        apps = [occurrence.app for occurrence in occurrences] + [request.app for request in requests]
+        for app in dict.fromkeys(apps):
+            told = [occurrence for occurrence in occurrences if occurrence.app == app]
+            asked = [request for request in requests if request.app == app]
+            with span(
+                "agent.handle_oom", self._since(told), **described(told, asked), turnbuckle__node=self._node.name
+            ):
+                for occurrence in told:
+                    self._publish(occurrence)
+                for request in asked:
+                    self._runtime.spawn(self._request(request), name=f"memory request {app}")
         for drift in journal.take_drifts():
             self._log.warning("limits_drifted", app=drift.found.app, container=drift.found.key, reason=drift.reason)
             self._on_drift(drift)
@@ -104,7 +117,7 @@ class Guarding:
         due_ns = self._node.guard.next_poll_ns(now_ns)
         if due_ns is not None:
             delay_s = max((due_ns - now_ns) / 1e9, IDLE_SHARE * self._poll_s)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._poll)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._poll, context=untraced())
 
     def _poll(self) -> None:
         self._timer = None
@@ -141,6 +154,11 @@ class Guarding:
                 answer = Answer(silence=f"no usable answer from an allocator: {reply.type_name}")
         self._node.guard.answered(asked, answer, self._now_ns())
         self.follow_up()
+
+    def _since(self, told: list[Occurrence]) -> Begin:
+        """Since when the agent could know of what it did."""
+        known_ns = min((each.known_ns for each in told if each.known_ns is not None), default=None)
+        return HERE_AND_NOW if known_ns is None else Begin(begun_ns=self._clock.time_ns() - self._now_ns() + known_ns)
 
     def _publish(self, occurrence: Occurrence) -> None:
         since_ns, kind = occurrence.known_ns, occurrence.kind

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from schemas.oom import OomCause, OomKind
 from services.agent.ports import FoundContainer, WatchdogReport
@@ -135,6 +135,23 @@ class Journal:
         """What other hands have done since the last call."""
         taken, self._drifts = self._drifts, []
         return taken
+
+
+def described(told: Sequence[Occurrence], asked: Sequence[Asked]) -> dict[str, Any]:
+    """What happened to an application's memory at one moment, as attributes of a span."""
+    newest = told[-1] if told else None
+    first = newest or asked[0]
+    return {
+        "turnbuckle__app": first.app,
+        "turnbuckle__container": first.key,
+        "turnbuckle__oom__kinds": [str(occurrence.kind) for occurrence in told],
+        "turnbuckle__memory__usage_bytes": first.usage_bytes,
+        "turnbuckle__memory__limit_bytes": newest.limit_after_bytes if newest else asked[0].limit_bytes,
+        "turnbuckle__memory__granted_bytes": sum(
+            max(each.limit_after_bytes - each.limit_before_bytes, 0) for each in told if each.kind is OomKind.GRANT
+        ),
+        "turnbuckle__memory__wanted_bytes": sum(request.wanted_bytes for request in asked),
+    }
 
 
 def of_watchdog(reports: Iterable[WatchdogReport]) -> list[Occurrence]:

@@ -21,6 +21,7 @@ from services._runtime.app import Runtime
 from services._runtime.bus import Delivery, Entry, RequestRefusedError, Subscription
 from services._runtime.clock import monotonic_ns
 from services._runtime.settings import CommonSettings
+from services._runtime.tracing import NEW_TRACE, Begin, span
 from services.allocator.core.allocation import Allocation, Outcome, Refusal
 from services.allocator.core.standing import Moment
 from services.allocator.intake import Intake
@@ -117,7 +118,8 @@ class Allocator:
         reclaim = now_s - self._reclaimed_s >= self._settings.reclaim_every_s
         if reclaim:
             self._reclaimed_s = now_s
-        self._act(self._allocation.step(batches, self._moment(reclaim=reclaim)))
+        begun_ns = self._clock.time_ns()
+        self._act_traced(self._allocation.step(batches, self._moment(reclaim=reclaim)), begun_ns, len(batches))
         if now_s - self._fenced_s >= FENCE_EVERY_S:
             self._fenced_s = now_s
             self._order(self._allocation.fences_due(self._moment()))
@@ -129,6 +131,20 @@ class Allocator:
             reclaim,
             int(self._settings.stale_after_s * 1e9),
         )
+
+    def _act_traced(self, outcome: Outcome, begun_ns: int, batches: int) -> None:
+        """A step that changes nothing is nothing to tell of."""
+        if not outcome.updates:
+            self._act(outcome)
+            return
+        with span(
+            "allocator.decide",
+            Begin(NEW_TRACE, begun_ns=begun_ns),
+            turnbuckle__batches=batches,
+            turnbuckle__changes=sum(decisions.row_count for decisions in outcome.decisions),
+            turnbuckle__orders=len(outcome.updates),
+        ):
+            self._act(outcome)
 
     def _act(self, outcome: Outcome) -> None:
         self._order(outcome.updates)
@@ -156,9 +172,22 @@ class Allocator:
         self.memory_requests += 1
         if not self._replicas.may_decide() or request.app not in self._replicas.held:
             raise RequestRefusedError(503, f"{request.app} is changing hands: ask again")
-        reply, outcome = self._allocation.request_memory(request, self._moment())
-        self.refused_memory_requests += bool(reply.refusal)
-        self._act(outcome)
+        with span(
+            "allocator.grant_memory",
+            turnbuckle__app=request.app,
+            turnbuckle__node=request.node,
+            turnbuckle__container=request.container,
+            turnbuckle__memory__wanted_bytes=request.wanted_bytes,
+        ) as current:
+            reply, outcome = self._allocation.request_memory(request, self._moment())
+            self.refused_memory_requests += bool(reply.refusal)
+            current.set(
+                turnbuckle__memory__granted_bytes=reply.granted_bytes,
+                turnbuckle__memory__reclaiming_bytes=reply.reclaiming_bytes,
+                turnbuckle__orders=len(outcome.updates),
+                turnbuckle__refusal=reply.refusal,
+            )
+            self._act(outcome)
         return reply
 
     # -- applications and nodes --------------------------------------------------------------------------------

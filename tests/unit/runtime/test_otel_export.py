@@ -1,0 +1,192 @@
+"""Export to a collector that takes, refuses or hangs: real OTLP over HTTP; the loop never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from schemas.telemetry import ATTRIBUTES, METRICS, MetricSpec
+from services._runtime.exporting import exporting, exporting_spans
+from services._runtime.health import Health
+from services._runtime.otel import Export
+from services._runtime.otel_settings import Origin, OtelSettings, read_otel_settings
+from services._runtime.telemetry import Sample, Telemetry
+from services._runtime.tracing import span
+from tests.support.deadline import until
+from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver, wait_for
+
+ORIGIN = Origin("agent", "1.2.3")
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as made:
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+def asked_for(receiver: OtlpReceiver, **more: str) -> OtelSettings:
+    found = read_otel_settings("agent", receiver.environment | more)
+    assert found is not None
+    return found
+
+
+def make_spans(count: int) -> None:
+    for _ in range(count):
+        with span("allocator.decide", turnbuckle__orders=1):
+            pass
+
+
+def test_spans_arrive_with_their_origin(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=lab,service.version=9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret")
+    with exporting_spans(asked_for(receiver), ORIGIN):
+        make_spans(3)
+
+    assert [found.name for found in receiver.spans] == ["allocator.decide"] * 3
+    resource = receiver.spans[0].resource
+    assert resource["service.name"] == "turnbuckle-agent"
+    assert resource["service.version"] == "9", "what the operator says wins"
+    assert resource["deployment.environment.name"] == "lab"
+    assert resource["service.instance.id"]
+    assert receiver.headers[0]["authorization"] == "Bearer s3cret"
+    assert receiver.spans[0].attributes == {"turnbuckle.orders": 1}
+
+
+def test_a_name_of_the_operators(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    with exporting_spans(asked_for(receiver), ORIGIN):
+        make_spans(1)
+
+    assert [found.service for found in receiver.spans] == ["edge"]
+
+
+def test_a_sampler_of_the_operators(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
+    with exporting_spans(asked_for(receiver), ORIGIN):
+        make_spans(400)
+
+    # 400 fair draws with 1/4: 100, within five standard deviations of 8.7 each.
+    assert 56 < len(receiver.spans) < 144
+
+
+async def test_metrics_are_read_on_the_event_loop(receiver: OtlpReceiver) -> None:
+    """By observable instruments, from the same registry as /metrics."""
+    telemetry, loop = Telemetry(), asyncio.get_running_loop()
+    ticks = telemetry.counter("turnbuckle_agent_ticks_total")
+    ticks.value = 7
+    telemetry.observe("turnbuckle_agent_reserve_bytes", lambda: 4096)
+    on_loop: list[bool] = []
+
+    def dropped() -> float:
+        on_loop.append(asyncio.get_running_loop() is loop)
+        return 2
+
+    telemetry.observe("turnbuckle_bus_dropped_messages_total", dropped, reason="slow")
+    health = Health(list, telemetry)
+    beat = asyncio.create_task(health.beat())
+    async with exporting(asked_for(receiver), ORIGIN, telemetry, health):
+        await until(lambda: any(point.name == "turnbuckle.agent.ticks" for point in receiver.points), within_s=10)
+    beat.cancel()
+
+    found = {point.name: point for point in receiver.points}
+    assert (found["turnbuckle.agent.ticks"].value, found["turnbuckle.agent.ticks"].is_counter) == (7, True)
+    reserve = found["turnbuckle.agent.reserve"]
+    assert (reserve.value, reserve.unit, reserve.is_counter) == (4096, "By", False)
+    assert found["turnbuckle.bus.dropped_messages"].attributes == {"reason": "slow"}
+    assert found["turnbuckle.telemetry.exported_spans"].value == 0
+    assert "turnbuckle.allocator.steps" not in found, "what nobody has registered is not told"
+    assert on_loop
+    assert all(on_loop)
+    assert {point.service for point in receiver.points} == {"turnbuckle-agent"}
+    assert set().union(*(point.attributes for point in receiver.points)) <= set(ATTRIBUTES)
+
+
+def prometheus_name(spec: MetricSpec) -> str:
+    """What OpenTelemetry's exporters make of a name: dots to underscores, unit and `_total` behind."""
+    unit = {"By": "_bytes", "s": "_seconds", "": ""}[spec.otel_unit]
+    return spec.otel_name.replace(".", "_") + unit + ("_total" if spec.kind == "counter" else "")
+
+
+def test_metrics_have_one_name_on_both_ways() -> None:
+    assert {prometheus_name(spec) for spec in METRICS.values()} == set(METRICS)
+    assert len({spec.otel_name for spec in METRICS.values()}) == len(METRICS)
+
+
+def counts_of(export: Export) -> dict[str, float]:
+    telemetry = Telemetry()
+    export.observe(telemetry)
+    return {" ".join((sample.spec.name, *sample.labels.values())): sample.value for sample in telemetry.collect()}
+
+
+def test_what_a_collector_refuses_is_counted(receiver: OtlpReceiver) -> None:
+    receiver.mood = "refuses"
+    export = Export(asked_for(receiver), ORIGIN, list[Sample])
+    make_spans(5)
+    export.close()
+    counts = counts_of(export)
+
+    assert counts["turnbuckle_telemetry_lost_spans_total refused"] == 5
+    assert counts["turnbuckle_telemetry_exported_spans_total"] == 0
+    assert receiver.spans == []
+
+
+def test_a_collector_that_hangs_costs_its_spans_and_no_time(
+    receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,048 spans wait, the oldest give way, nobody who makes one waits, and the end does not either."""
+    receiver.mood = "hangs"
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "200")
+    export = Export(asked_for(receiver, OTEL_METRICS_EXPORTER="none"), ORIGIN, None)
+    make_spans(100)
+    wait_for(lambda: receiver.requests == 1, what="a batch that hangs")
+    begun_s = time.monotonic()
+    make_spans(500)
+    made_s = time.monotonic() - begun_s
+    begun_s = time.monotonic()
+    flushed = export.close(within_s=0.3)
+    ended_s = time.monotonic() - begun_s
+
+    assert counts_of(export)["turnbuckle_telemetry_lost_spans_total overflow"] == 300
+    assert not flushed
+    assert made_s < 5
+    assert ended_s < 5
+
+
+def test_a_dead_collector_stops_nobody(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    export = Export(asked_for(receiver), ORIGIN, list[Sample])
+    make_spans(5)
+    begun_s = time.monotonic()
+    export.close(within_s=0.3)
+
+    assert time.monotonic() - begun_s < 5
+
+
+async def test_the_loop_turns_while_the_end_is_awaited(receiver: OtlpReceiver) -> None:
+    """A collector that hangs keeps `exporting` waiting for its deadline, and nobody else."""
+    receiver.mood = "hangs"
+    telemetry = Telemetry()
+    health = Health(list, telemetry)
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    turning = asyncio.create_task(turn())
+    async with exporting(asked_for(receiver), ORIGIN, telemetry, health):
+        make_spans(1)
+        before = turns
+    turning.cancel()
+
+    assert turns - before > 10
