@@ -31,6 +31,7 @@ _JSON: Final = "--json"
 _ROWS: Final = frozenset({"row", "plan", "unmeasured", "check"})
 _QUIET: Final = frozenset({"event", "stderr_tail"})
 _MAX_COLUMNS: Final = 9
+_MINUTE_S: Final = 60.0
 _HELP_COLUMNS: Final = 120
 
 
@@ -134,7 +135,7 @@ def _render(process: subprocess.Popen[str], tool: Tool, *, as_json: bool) -> Non
         shown_on = bars.console if bars is not None else console
         said = threading.Thread(target=_forward, args=(process.stderr, tool, shown_on), daemon=True)
         said.start()
-        shown = Shown(bars)
+        shown = Shown(bars, console)
         for line in process.stdout:
             if as_json:
                 print_line(line.rstrip("\n"))
@@ -175,9 +176,12 @@ class Shown:
     """What a tool has told so far."""
 
     bars: Progress | None
+    console: Console
+    """For a word now and then where there are no bars."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] | None = None
     _bar: TaskID | None = None
+    _told_s: float = 0.0
 
     def take(self, event: dict[str, Any]) -> None:
         """Move the bar, or keep the event for the end."""
@@ -192,11 +196,27 @@ class Shown:
     def _move(self, event: dict[str, Any]) -> None:
         done = event.get("done", event.get("elapsed_s"))
         total = event.get("total", event.get("limit_s"))
-        if self.bars is None or not isinstance(done, (int, float)):
+        if not isinstance(done, (int, float)):
+            return
+        if self.bars is None:
+            self._tell_each_minute(event)
             return
         if self._bar is None:
             self._bar = self.bars.add_task("", total=None)
         self.bars.update(self._bar, completed=round(done), total=None if total is None else round(total))
+
+    def _tell_each_minute(self, event: dict[str, Any]) -> None:
+        """A line of a run that samples, for a log; other tools tell of each step themselves."""
+        elapsed_s, limit_s = event.get("elapsed_s"), event.get("limit_s")
+        if (
+            event["event"] != "sample"
+            or not isinstance(elapsed_s, (int, float))
+            or elapsed_s < self._told_s + _MINUTE_S
+        ):
+            return
+        self._told_s = elapsed_s
+        of = f" of {limit_s:.0f}" if isinstance(limit_s, (int, float)) else ""
+        self.console.print(f"{elapsed_s:.0f}{of} s")
 
     def print_result(self, console: Console) -> None:
         """The rows as a table, and the result line by line."""

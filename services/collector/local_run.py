@@ -95,6 +95,8 @@ async def profile_command(plan: LocalRunPlan) -> int:
             "use sudo -E env PATH=$PATH, or run it in a privileged container"
         )
     with Journal(plan.out) as journal:
+        if f"run:{plan.run}" in journal:  # published once under a name: a second profile would not be told
+            raise UsageError(f"{plan.out} holds a run {plan.run} already: give this one another --run, or none")
         bus = await connect(plan)
         try:
             await publish(journal, bus)

@@ -210,6 +210,16 @@ def test_without_root(tmp_path: Path) -> None:
     assert "needs root for control groups and network namespaces, this is uid 65534" in done.event("error")["message"]
 
 
+def test_a_name_counts_once(tmp_path: Path) -> None:
+    """A second profile of that name would replace the first one's file, and never be published."""
+    command = [*arguments(tmp_path, "--seconds", "1", "--run", "mine"), "sh", "-c", SLEEP]
+    assert run(command).code == 0
+    again = run(command)
+    assert again.code == 64
+    assert "holds a run mine already: give this one another --run" in again.event("error")["message"]
+    assert len(stored(tmp_path)) == 1
+
+
 def test_a_directory_in_use(tmp_path: Path) -> None:
     with running([*arguments(tmp_path), "sh", "-c", SLEEP]):
         done = run([*arguments(tmp_path), "true"])

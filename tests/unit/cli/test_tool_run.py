@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from services.cli.collector_commands import PRICES
 from services.cli.main import app
+from services.cli.output import stderr_console
 from services.cli.tool_run import Shown, Tool, read_event, run_tool
 from tests.support.deadline import until
 
@@ -104,7 +105,7 @@ def test_lines_that_are_no_events() -> None:
 
 def test_rows_with_structure_are_no_table() -> None:
     """A whole record in a row is for --json."""
-    shown = Shown(None)
+    shown = Shown(None, stderr_console())
 
     shown.take({"event": "row", "record": {"a": 1}})
 
@@ -147,3 +148,11 @@ def test_a_directory_with_modules_of_our_names(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
 
     assert run_tool(PRICES, ["list", "--directory", str(tmp_path), "--json"]) == 0
+
+
+def test_a_log_gets_a_line_each_minute_of_a_run_that_samples(capfd: pytest.CaptureFixture[str]) -> None:
+    shown = Shown(None, stderr_console())
+    for second in range(1, 130):
+        shown.take({"event": "sample", "elapsed_s": second + 0.01, "limit_s": 600.0})
+        shown.take({"event": "progress", "done": second, "total": 600})
+    assert capfd.readouterr().err == "60 of 600 s\n120 of 600 s\n"
