@@ -19,7 +19,7 @@ from services._runtime.bus_options import BusOptions
 from services._runtime.nats_server import EmbeddedNats
 from services.cli.supervisor import free_port
 from tests.support.bus_lab import node_info
-from tests.support.http_health import ask
+from tests.support.http_health import Answers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,22 +38,7 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process, health_port: int) -> None:
         self.process = process
         self.health_port = health_port
-
-    def get(self, path: str) -> tuple[int, str]:
-        """Status and body; 0 while nobody listens."""
-        return ask(self.health_port, path)
-
-    async def until_status(self, path: str, status: int, containing: str = "") -> str:
-        """Poll until a path answers with a status and a body that contains a text."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + 15.0
-        while True:
-            found, body = await asyncio.to_thread(self.get, path)
-            if found == status and containing in body:
-                return body
-            if loop.time() > deadline or self.process.returncode is not None:
-                raise AssertionError(f"{path} is {found} {body}, not {status}; exit code {self.process.returncode}")
-            await asyncio.sleep(0.05)
+        self.answers = Answers(health_port)
 
     async def finish(self, within_s: float = 15.0) -> tuple[int | None, list[dict[str, Any]]]:
         """Exit code and the log."""
@@ -97,21 +82,21 @@ async def test_waits_for_nats_then_serves_and_drains(launch: Any, server: Embedd
     """Alive without a server, ready when it comes, not ready when it goes, and a clean end on SIGTERM."""
     server.kill()
     service = await launch(NATS_URL=server.url)
-    await service.until_status("/readyz", 503, containing="no connection to NATS")
-    assert (await asyncio.to_thread(service.get, "/livez"))[0] == 200
+    await service.answers.until("/readyz", 503, containing="no connection to NATS")
+    assert (await service.answers.get("/livez"))[0] == 200
 
     await server.start()
-    await service.until_status("/readyz", 200)
+    await service.answers.until("/readyz", 200)
     bus = await NatsBus.connect(BusOptions(servers=(server.url,), connect_deadline_s=10))
     await bus.request(LIMIT_UPDATES.subject("tb", node="n1"), node_info(1), timeout_s=5)
-    _, metrics = await asyncio.to_thread(service.get, "/metrics")
+    _, metrics = await service.answers.get("/metrics")
     assert 'turnbuckle_build_info{service="tiny",version="0.1.0"} 1.0' in metrics
     assert "turnbuckle_bus_received_messages_total 1.0" in metrics
 
     server.kill()
-    await service.until_status("/readyz", 503)
+    await service.answers.until("/readyz", 503)
     await server.start()
-    await service.until_status("/readyz", 200)
+    await service.answers.until("/readyz", 200)
     service.process.send_signal(signal.SIGTERM)
     code, log = await service.finish()
 
@@ -125,7 +110,7 @@ async def test_waits_for_nats_then_serves_and_drains(launch: Any, server: Embedd
 async def test_ends_while_waiting_for_nats(launch: Any) -> None:
     """SIGTERM before there ever was a server is a clean end too."""
     service = await launch(TURNBUCKLE_NATS_URL=f"nats://127.0.0.1:{free_port()}")
-    await service.until_status("/livez", 200)
+    await service.answers.until("/livez", 200)
     service.process.send_signal(signal.SIGINT)
 
     assert (await service.finish())[0] == 0
@@ -155,7 +140,7 @@ async def test_our_own_fault(launch: Any, server: EmbeddedNats, fault: str, even
 async def test_stop_that_hangs(launch: Any, server: EmbeddedNats) -> None:
     """Costs its share of the grace, then the process ends with 70."""
     service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="hang", TURNBUCKLE_SHUTDOWN_GRACE_S="0.5")
-    await service.until_status("/readyz", 200)
+    await service.answers.until("/readyz", 200)
     service.process.send_signal(signal.SIGTERM)
     code, log = await service.finish()
 
@@ -166,9 +151,9 @@ async def test_stop_that_hangs(launch: Any, server: EmbeddedNats) -> None:
 async def test_second_signal_ends_at_once(launch: Any, server: EmbeddedNats) -> None:
     """Whatever the grace."""
     service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="hang", TURNBUCKLE_SHUTDOWN_GRACE_S="600")
-    await service.until_status("/readyz", 200)
+    await service.answers.until("/readyz", 200)
     service.process.send_signal(signal.SIGTERM)
-    await service.until_status("/readyz", 503)
+    await service.answers.until("/readyz", 503)
     service.process.send_signal(signal.SIGTERM)
     code, log = await service.finish(within_s=5)
 
@@ -179,8 +164,8 @@ async def test_second_signal_ends_at_once(launch: Any, server: EmbeddedNats) -> 
 async def test_own_reason_and_taken_port(launch: Any, server: EmbeddedNats) -> None:
     """The service's own reason is told; a health port that is taken ends it with 69."""
     service = await launch(NATS_URL=server.url, TURNBUCKLE_TINY__FAULT="unready")
-    await service.until_status("/livez", 200)
-    await service.until_status("/readyz", 503, containing="told not to be")
+    await service.answers.until("/livez", 200)
+    await service.answers.until("/readyz", 503, containing="told not to be")
     other = await launch(NATS_URL=server.url, TURNBUCKLE_HEALTH_PORT=str(service.health_port))
     code, log = await other.finish()
 
