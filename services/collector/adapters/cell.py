@@ -234,7 +234,7 @@ class Cells:
         top = Path(next(iter(services.__path__))).parent
         search = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "services.collector.adapters.cell_warden", str(path)],
+            [sys.executable, "-P", "-m", "services.collector.adapters.cell_warden", str(path)],
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": search},
             start_new_session=True,

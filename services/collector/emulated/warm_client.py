@@ -40,7 +40,7 @@ class WarmParent:
         top = Path(next(iter(services.__path__))).parent
         search = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", _MODULE],
+            [sys.executable, "-P", "-m", _MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **_ONE_THREAD, "PYTHONPATH": search},
