@@ -44,6 +44,13 @@ class AgentSettings(NodeSettings):
     watchdog_silence_s: Annotated[
         float, Field(ge=0.2, le=60, description="seconds without a sign of life after which the watchdog acts instead")
     ] = 0.5
+    watchdog_groups: Annotated[
+        Literal["inherit", "root"],
+        Field(
+            description="root: the watchdog leaves the agent's control groups, and so outlives the agent's unit or "
+            "container (which needs the host's process ids and control groups)"
+        ),
+    ] = "inherit"
     on_drift: Annotated[
         Literal["reassert", "adopt"],
         Field(description="limits changed by other hands: reassert writes the known value back, adopt takes them over"),

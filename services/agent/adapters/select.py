@@ -94,6 +94,7 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
         exec_lock(settings.state_directory, settings.managed_root),
         settings.pause_deadline_s,
         settings.watchdog_silence_s,
+        leave_groups=settings.watchdog_groups == "root",
     )
     closers = (host.close, *(lock.release for lock in locks))
     return Ground(host, discoveries, FileReserveBook(state.reserves), WatchdogProcess(state, options), closers)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from services._runtime.logging import get_logger
+from services.agent.adapters.root_groups import move_to_root_groups
 from services.agent.adapters.state_files import StateDirectory, read_report_lines, take_report_lines
 from services.agent.ports import WatchdogReport
 
@@ -34,6 +36,8 @@ class WatchdogOptions:
     """Of the managed root: while another agent holds it, that one's watchdog is in charge."""
     pause_deadline_s: float
     silence_s: float
+    leave_groups: bool = False
+    """It is to outlive the container or unit that the agent runs in."""
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -88,6 +92,10 @@ class WatchdogProcess:
         os.set_blocking(write_end, False)
         self._pipe = write_end
         self.starts += 1
+        if options.leave_groups and (refused := move_to_root_groups(self._process.pid)):
+            get_logger("agent").warning(
+                "watchdog_confined", refused=refused, consequence="it ends with the agent's group"
+            )
 
     def beat(self) -> None:
         """Say that we live; where it has died, start it again, at most once a second."""
