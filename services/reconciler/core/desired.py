@@ -45,7 +45,8 @@ def desired(snapshot: Snapshot, config: ForwardingConfig) -> Desired:
     view = View.of(snapshot)
     problems: list[Problem] = []
     ports = _ports(view, config, problems)
-    encapsulation = _encapsulation(view, config, problems)
+    # Without ports there is nothing to redirect: a host that only has its paths audited needs no such device.
+    encapsulation = _encapsulation(view, config, problems) if config.application_macs else 0
     static = _static(view, config, ports, problems)
     segments = _segments(view, config, ports, problems)
     rules: list[Rule] = []

@@ -224,6 +224,14 @@ def test_without_a_usable_encapsulation_device_there_is_no_rule(fault):
     assert ProblemKind.ENCAPSULATION_DEVICE in kinds(host)
 
 
+def test_without_ports_no_encapsulation_device_is_missed():
+    """A host whose paths alone are looked at."""
+    host = EdgeHost()
+    host.kernel.delete_link(host.index(ENCAPSULATION))
+    without_ports = replace(wanted(host).config, application_macs={})
+    assert desired(host.kernel.snapshot(), without_ports).problems == ()
+
+
 def foreign(host: EdgeHost, mac: str, pref: int) -> Filter:
     return Filter(host.index("rep0"), pref, 1, "flower", mac, foreign_actions=True)
 
