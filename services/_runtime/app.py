@@ -20,10 +20,11 @@ from services._runtime.bus import Bus, BusError, BusUnavailableError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.exporting import exporting
-from services._runtime.health import Health, HealthServer
+from services._runtime.health import BEAT_S, Health, HealthServer
 from services._runtime.logging import Logger, get_logger, setup_logging
 from services._runtime.otel_settings import Origin, OtelSettings, read_otel_settings
 from services._runtime.settings import CommonSettings, SettingsError
+from services._runtime.systemd import READY, STOPPING, Systemd
 from services._runtime.telemetry import Telemetry, observe_bus
 
 EXIT_OK: Final = 0
@@ -170,6 +171,7 @@ class _Process:
         self._log = get_logger(service_class.name)
         self._telemetry = Telemetry()
         self._health = Health(self._reasons_not_ready, self._telemetry)
+        self._systemd = Systemd.from_environment()
         self._stop = asyncio.Event()
         self._bus: NatsBus | None = None
         self._service: Service | None = None
@@ -191,7 +193,8 @@ class _Process:
         """Run until told to stop; returns the exit code."""
         self._handle_signals()
         self._observe()
-        beat = asyncio.get_running_loop().create_task(self._health.beat(), name="heartbeat")
+        loop = asyncio.get_running_loop()
+        beats = [loop.create_task(work, name="heartbeat") for work in (self._health.beat(), self._tell_alive())]
         server: HealthServer | None = None
         try:
             if self._settings.health_port is not None:
@@ -206,7 +209,8 @@ class _Process:
             async with exporting(self._otel, origin, self._telemetry, self._health):
                 return await self._live_on_bus()
         finally:
-            beat.cancel()
+            for beat in beats:
+                beat.cancel()
             if server is not None:
                 server.stop()
 
@@ -220,7 +224,14 @@ class _Process:
             self._log.error("ended_at_once", signal=number.name)
             os._exit(EXIT_INTERNAL)
         self._log.info("stopping", signal=number.name, grace_s=self._settings.shutdown_grace_s)
+        self._systemd.tell(STOPPING)
         self._stop.set()
+
+    async def _tell_alive(self) -> None:
+        """Show systemd that the event loop turns; cancel to stop."""
+        while True:
+            self._systemd.alive()
+            await asyncio.sleep(BEAT_S)
 
     def _observe(self) -> None:
         name, version = self._service_class.name, self._service_class.version
@@ -230,6 +241,7 @@ class _Process:
     async def _live_on_bus(self) -> int:
         options = self._settings.bus_options()
         self._log.info("starting", version=self._service_class.version, nats=options.address, nats_from=options.origin)
+        self._systemd.status(f"connecting to NATS at {options.address}")
         try:
             patience_s = getattr(self._service_class, "bus_patience_s", None)
             bus = await _unless(self._stop, NatsBus.connect(options, patience_s=patience_s))
@@ -266,6 +278,7 @@ class _Process:
                 start.result()
                 self._started = True
                 self._log.info("started")
+                self._systemd.tell(READY, "STATUS=at work")
                 await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         except BusUnavailableError as error:
             self._log.error("start_failed", error=str(error))

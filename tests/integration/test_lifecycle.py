@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -105,6 +106,30 @@ async def test_waits_for_nats_then_serves_and_drains(launch: Any, server: Embedd
     assert {"starting", "started", "disconnected", "reconnected", "stopping"} <= set(events(log))
     assert all(line["service"] == "tiny" for line in log)
     await bus.close(2)
+
+
+async def test_systemd_is_told(launch: Any, server: EmbeddedNats, tmp_path: Path) -> None:
+    """Type=notify: what it waits for, that it serves only then, signs of life, and that it stops."""
+    server.kill()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(0)
+        heard: list[str] = []
+
+        async def hear(state: str) -> None:
+            async with asyncio.timeout(15):
+                while state not in heard:
+                    heard.extend((await asyncio.get_running_loop().sock_recv(manager, 1000)).decode().splitlines())
+
+        service = await launch(NATS_URL=server.url, NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="10000000")
+        await hear(f"STATUS=connecting to NATS at {server.url}")
+        await hear("WATCHDOG=1")
+        assert "READY=1" not in heard
+        await server.start()
+        await hear("READY=1")
+        service.process.send_signal(signal.SIGTERM)
+        await hear("STOPPING=1")
+        assert (await service.finish())[0] == 0
 
 
 async def test_ends_while_waiting_for_nats(launch: Any) -> None:
