@@ -55,6 +55,12 @@ class ContainerEvent(Message):
     reason: str = ""
 
 
+class NodeQuestion(Message):
+    """Who are you? Answered by an agent with its `NodeInfo`."""
+
+    type_name: ClassVar[str] = "turnbuckle.node.v1.NodeQuestion"
+
+
 class NodeInfo(Message):
     """Heartbeat and capabilities of a node, kept in KV with a time to live."""
 

@@ -1,4 +1,4 @@
-"""Write docs/asyncapi.json and docs/settings.md from the code: ``python -m scripts.generate_docs``."""
+"""Write the generated pages, and parts of pages, of docs from the code: ``python -m scripts.generate_docs``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final
 
 import schemas.asyncapi
 import services
+from scripts import permission_table
 from services._runtime.settings import PREFIX, CommonSettings, SettingInfo
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -70,7 +71,11 @@ def _cells(info: SettingInfo, *, computed: bool) -> tuple[str, ...]:
 
 def generated() -> dict[Path, str]:
     """Every generated page and its text."""
-    return {DOCS / "asyncapi.json": schemas.asyncapi.text(), DOCS / "settings.md": settings_text()}
+    return {
+        DOCS / "asyncapi.json": schemas.asyncapi.text(),
+        DOCS / "settings.md": settings_text(),
+        permission_table.PAGE: permission_table.page(),
+    }
 
 
 def main() -> None:

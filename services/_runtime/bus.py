@@ -21,6 +21,10 @@ class BusUnavailableError(BusError):
     """Not connected, or the connection broke while waiting."""
 
 
+class NotPermittedError(BusError):
+    """The server does not let this user do it; trying again is of no use."""
+
+
 class NoResponderError(BusError):
     """Nobody serves this subject right now."""
 

@@ -23,6 +23,7 @@ from services._runtime.bus import (
     FactHandler,
     Handler,
     NoResponderError,
+    NotPermittedError,
     RequestTimeoutError,
     Responder,
 )
@@ -30,7 +31,14 @@ from services._runtime.bus_options import BusOptions
 from services._runtime.dispatch import Dispatch
 from services._runtime.facts import Fact, FactOutbox
 from services._runtime.logging import log_once
-from services._runtime.nats_connection import Connection, ConnectionEvents, as_bus_errors, describe, open_connection
+from services._runtime.nats_connection import (
+    Connection,
+    ConnectionEvents,
+    RefusedError,
+    as_bus_errors,
+    describe,
+    open_connection,
+)
 from services._runtime.nats_declarations import declare
 from services._runtime.nats_kv import NatsKeyValue, NatsWatch
 from services._runtime.nats_objects import NatsObjects
@@ -57,6 +65,8 @@ class NatsBus:
 
         Or where the first connection, waited for in the background, cannot be had: then with that exception.
         """
+        self.undeclared: list[str] = []
+        """Streams that this user may not make as they should be."""
         self._outbox = FactOutbox(self._send_fact, self.dispatch)
         self._callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -212,6 +222,8 @@ class NatsBus:
             raise NoResponderError(f"nobody answers {subject}") from error
         except TimeoutError as error:
             raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
+        except RefusedError as error:
+            raise NotPermittedError(f"request to {subject}: {describe(error)}") from error
         except nats.errors.Error as error:
             raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
 
@@ -341,7 +353,7 @@ class NatsBus:
         """Make streams and buckets exist as specified; services that start together may all do so at once."""
         while True:
             try:
-                await declare(self.jetstream, self.options)
+                self.undeclared = await declare(self.jetstream, self.options, self.dispatch)
             except BusUnavailableError as error:
                 if self.options.connect_deadline_s is not None or self._closing:
                     raise BusUnavailableError(f"{error} (is JetStream enabled there?)") from error

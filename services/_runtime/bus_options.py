@@ -15,7 +15,7 @@ DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 class BusOptions:
     """Where the server is, who we are, and how patient we are."""
 
-    servers: tuple[str, ...] = (DEFAULT_URL,)
+    servers: tuple[str, ...] = field(default=(DEFAULT_URL,), repr=False)  # a URL may hold a password: see `address`
     origin: str = "the default"
     """Where `servers` came from, for error messages: ``NATS_URL``, ``context lab``."""
     name: str = "turnbuckle"
@@ -42,6 +42,8 @@ class BusOptions:
     streams: tuple[StreamSpec, ...] = STREAMS
     buckets: tuple[BucketSpec, ...] = BUCKETS
     object_stores: tuple[ObjectStoreSpec, ...] = OBJECT_STORES
+    replicas: int = 1
+    """Servers that keep each stream and bucket. What has more already stays so."""
 
     @property
     def address(self) -> str:

@@ -7,25 +7,31 @@
 * A PING takes its turn behind what was sent before it: nats-py lets it overtake, so its `flush` is no barrier.
 * A transport with unsent bytes to a dead peer is aborted: waiting for it to close could take a quarter of an hour.
 * An unexpected error while reconnecting (a garbled INFO line) does not end the attempts.
+* A request that the server does not permit fails at once: nats-py only reports the server's error line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 
-from services._runtime.bus import BusError, BusUnavailableError
+from schemas.permissions import INBOX
+from schemas.subjects import token
+from services._runtime.bus import BusError, BusUnavailableError, NotPermittedError
 from services._runtime.bus_options import BusOptions
 from services._runtime.dispatch import Dispatch
 from services._runtime.logging import log_once
@@ -34,7 +40,9 @@ _CONNECT_TIMEOUT_S: Final = 2
 _LAST_RETRY_S: Final = 2.0
 _CANCEL_AGAIN_S: Final = 0.1
 _PING: Final = b"PING\r\n"
-_OLDEST_SERVER: Final = (2, 10)
+_REFUSALS_KEPT: Final = 1_000
+_VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+_OLDEST_SERVER: Final = (2, 11)
 _UNAVAILABLE: Final = (
     nats.errors.OutboundBufferLimitError,
     nats.errors.ConnectionClosedError,
@@ -58,6 +66,8 @@ def as_bus_errors(action: str) -> Iterator[None]:
         raise
     except _UNAVAILABLE as error:
         raise BusUnavailableError(f"{action}: {describe(error)}") from error
+    except RefusedError as error:
+        raise NotPermittedError(f"{action}: {describe(error)}") from error
     except (nats.errors.Error, ValueError) as error:
         raise BusError(f"{action}: {describe(error)}") from error
 
@@ -66,6 +76,10 @@ def describe(error: BaseException) -> str:
     """An error in words; nats-py's own text where it has one."""
     text = str(error).removeprefix("nats: ").strip()
     return text or type(error).__name__
+
+
+class RefusedError(nats.errors.Error):
+    """The server does not permit a publication or subscription."""
 
 
 @dataclass(slots=True)
@@ -79,6 +93,13 @@ class ConnectionEvents:
 
 class Connection(Client):
     """A nats-py client that never replays and never gives up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: dict[str, str] = {}
+        """Subjects of the requests that wait for a reply, by the reply's token."""
+        self._refused: set[str] = set()
+        """What the server did not let us publish to or hear."""
 
     def send_now(self, subject: str, data: bytes) -> None:
         """Publish without a task: `Client.publish` never suspends when buffering is off, so one step runs it whole.
@@ -109,11 +130,47 @@ class Connection(Client):
         if writer is not None:
             writer.transport.abort()
 
-    async def _request_new_style(self, *arguments: Any, **keywords: Any) -> Msg:
-        # nats-py would enter the request into its table of replies, fail to send it, and never take it out again.
+    def has_refused(self, subject: str) -> bool:
+        """Whether the server did not let us publish to a subject, or hear a pattern."""
+        return subject.lower() in self._refused
+
+    def refused(self, violation: str) -> None:
+        """The server has refused something; what waits for it fails."""
+        found = _VIOLATION.search(violation)
+        if found is None:
+            return
+        subject = found[2].lower()  # the library has written it so
+        if len(self._refused) < _REFUSALS_KEPT:
+            self._refused.add(subject)
+        for key, asked in list(self._asked.items()):
+            future = self._resp_map.get(key)
+            if asked.lower() == subject and future is not None and not future.done():
+                future.set_exception(RefusedError(f"this user may not publish to {asked}"))
+
+    async def _request_new_style(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout: float = 1,  # noqa: ASYNC109 - the overridden method's
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """As nats-py's, but it forgets a request that it could not send, and knows which subject waits."""
         if not self.is_connected:
             raise nats.errors.ConnectionReconnectingError
-        return await super()._request_new_style(*arguments, **keywords)
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        assert self._resp_sub_prefix is not None
+        key = f"{self._nuid.next().decode()}{token_hex(2)}"
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._resp_map[key], self._asked[key] = future, subject
+        try:
+            await self.publish(subject, payload, reply=f"{self._resp_sub_prefix.decode()}{key}", headers=headers)
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError as error:
+            raise nats.errors.TimeoutError from error
+        finally:
+            del self._asked[key]
+            self._resp_map.pop(key, None)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         self._pongs.append(future or asyncio.get_running_loop().create_future())
@@ -222,6 +279,7 @@ def _arguments(
     options: BusOptions, errors: _ErrorWatch, events: ConnectionEvents, connection: Connection
 ) -> dict[str, Any]:
     async def on_error(error: Exception) -> None:
+        connection.refused(str(error))
         await errors(error)
 
     async def on_disconnect() -> None:
@@ -247,6 +305,7 @@ def _arguments(
         "reconnect_to_server_handler": _next_server,
         "ping_interval": options.ping_interval_s,
         "pending_size": 0,
+        "inbox_prefix": inbox_prefix(options),
         "user": options.user,
         "password": options.password,
         "token": options.token,
@@ -261,6 +320,44 @@ def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, 
     server = min(servers, key=lambda each: each.reconnects)
     pause_s = min(_LAST_RETRY_S, 0.1 * 2 ** min(server.reconnects, 8))
     return server, pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+
+
+def inbox_prefix(options: BusOptions) -> str:
+    """Where replies to this user arrive: nobody else is permitted to listen there (`schemas.permissions`).
+
+    Raises:
+        BusError: the seed cannot be read.
+    """
+    if options.nkey_seed_file is not None:
+        return f"{INBOX}.{public_key(options.nkey_seed_file)}"
+    user = options.user or next(filter(None, map(_user_in, options.servers)), None)
+    return INBOX if user is None else f"{INBOX}.{token(user)}"
+
+
+def _user_in(url: str) -> str | None:
+    """The user in a URL; one without a password is a token, and secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    return unquote(parts.username) if parts.username and parts.password else None
+
+
+def public_key(seed_file: str) -> str:
+    """The public key that belongs to a seed. Nothing of the seed is told, whatever is wrong with it.
+
+    Raises:
+        BusError: there is no usable seed in the file.
+    """
+    path = _existing(seed_file)
+    import nkeys  # type: ignore[import-untyped,unused-ignore] # noqa: PLC0415 - only needed with credentials
+
+    try:
+        return str(nkeys.from_seed(bytearray(Path(str(path)).read_bytes().strip())).public_key.decode())
+    except OSError as error:
+        raise BusError(f"NKEY seed file {path} cannot be read: {error.strerror}") from None
+    except Exception:  # noqa: BLE001 - the library's errors may quote what they were given
+        raise BusError(f"{path} holds no NKEY seed (a line that begins with SU)") from None
 
 
 def _existing(path: str | None) -> str | None:
@@ -294,5 +391,5 @@ def _check_version(connection: Connection, dispatch: Dispatch) -> None:
         dispatch.log.warning(
             "server_too_old",
             version=f"{version.major}.{version.minor}.{version.patch}",
-            consequence="per-key time to live is ignored silently: use 2.10 or later",
+            consequence="histories cannot be read; before 2.10, times to live are ignored silently: use 2.11 or later",
         )

@@ -1,37 +1,99 @@
-"""Streams, KV buckets and object stores of `bus_nats`: made to exist as specified, idempotently."""
+"""Streams, KV buckets and object stores of `bus_nats`: made to exist as specified, idempotently.
+
+What is there already is looked at first, because most users of a bus may look but not make: then somebody else has to,
+who may (docs/security.md), and until then facts wait.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
 import nats.js.errors
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, KeyValueConfig, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from services._runtime.bus_options import BusOptions
-from services._runtime.nats_connection import as_bus_errors
+from services._runtime.dispatch import Dispatch
+from services._runtime.logging import log_once
+from services._runtime.nats_connection import RefusedError, as_bus_errors
 
 _CONFIGURATION_DIFFERS: Final = 10058
 """Server error: a stream of this name exists with another configuration."""
+_TOLD_EVERY_S: Final = 60.0
 
 
-async def declare(jetstream: JetStreamContext, options: BusOptions) -> None:
-    """Make everything that the options name exist; what exists is brought in line.
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A stream, and which of its fields are brought in line where it exists with others."""
+
+    config: StreamConfig
+    fields: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.config.name)
+
+    def changes(self, found: StreamConfig) -> dict[str, Any]:
+        """What is to be changed. More replicas than are wanted are never taken away: an operator asked for them."""
+        changes = {field: getattr(self.config, field) for field in self.fields}
+        different = {field: value for field, value in changes.items() if getattr(found, field) != value}
+        if (self.config.num_replicas or 1) > (found.num_replicas or 1):
+            different["num_replicas"] = self.config.num_replicas
+        return different
+
+
+async def declare(jetstream: JetStreamContext, options: BusOptions, dispatch: Dispatch) -> list[str]:
+    """Make everything that the options name exist; what exists is brought in line, so far as this user may.
+
+    Returns the streams that this user may not look at, make or change as they should be.
 
     Raises:
         BusError: the server does not answer, or refuses.
     """
+    refused = []
+    for wanted in _all_wanted(options):
+        with as_bus_errors(f"declare stream {wanted.name} at {options.address}"):
+            try:
+                await _ensure(jetstream, wanted)
+            except RefusedError as error:
+                refused.append(wanted.name)
+                log_once(
+                    dispatch.log.warning, dispatch.limiter, f"not_declared_{wanted.name}", _TOLD_EVERY_S,
+                    error=str(error), remedy="an operator does it: turnbuckle nats declare",
+                )  # fmt: skip
+    return refused
+
+
+async def _ensure(jetstream: JetStreamContext, wanted: _Wanted) -> None:
+    try:
+        info = await jetstream.stream_info(wanted.name)
+    except nats.js.errors.NotFoundError:
+        try:
+            await jetstream.add_stream(wanted.config)
+        except nats.js.errors.APIError as error:
+            if error.err_code != _CONFIGURATION_DIFFERS:  # else someone else was quicker
+                raise
+            info = await jetstream.stream_info(wanted.name)
+        else:
+            return
+    if changes := wanted.changes(info.config):
+        await jetstream.update_stream(info.config.evolve(**changes))
+
+
+def _all_wanted(options: BusOptions) -> Iterator[_Wanted]:
     for stream in options.streams:
-        await _declare_stream(jetstream, options, stream)
+        yield _stream(stream, options)
     for bucket in options.buckets:
-        await _declare_bucket(jetstream, options, bucket)
+        yield _bucket(bucket, options)
     for store in options.object_stores:
-        await _declare_object_store(jetstream, options, store)
+        yield _object_store(store, options)
 
 
-async def _declare_stream(jetstream: JetStreamContext, options: BusOptions, spec: StreamSpec) -> None:
-    wanted = StreamConfig(
+def _stream(spec: StreamSpec, options: BusOptions) -> _Wanted:
+    config = StreamConfig(
         name=spec.stream_name(options.root),
         subjects=[subject.text for subject in spec.subjects(options.root)],
         storage=StorageType.FILE,
@@ -39,32 +101,36 @@ async def _declare_stream(jetstream: JetStreamContext, options: BusOptions, spec
         max_bytes=spec.max_bytes,
         duplicate_window=spec.duplicate_window_s,
         allow_direct=True,
+        num_replicas=options.replicas,
     )
-    with as_bus_errors(f"declare stream {wanted.name} at {options.address}"):
-        await _add_or_update(jetstream, wanted, ("subjects", "max_age", "max_bytes", "duplicate_window"))
+    return _Wanted(config, ("subjects", "max_age", "max_bytes", "duplicate_window"))
 
 
-async def _declare_bucket(jetstream: JetStreamContext, options: BusOptions, spec: BucketSpec) -> None:
+def _bucket(spec: BucketSpec, options: BusOptions) -> _Wanted:
+    """As nats-py's ``create_key_value`` (NATS ADR-8), which cannot change what exists."""
     name = spec.bucket_name(options.root)
-    config = KeyValueConfig(bucket=name, description=spec.description, ttl=spec.ttl_s, history=1)
-    with as_bus_errors(f"declare bucket {name} at {options.address}"):
-        try:
-            await jetstream.create_key_value(config)
-        except nats.js.errors.APIError as error:
-            if error.err_code != _CONFIGURATION_DIFFERS:
-                raise
-            info = await jetstream.stream_info(f"KV_{name}")
-            age_s = spec.ttl_s or 0
-            window_s = min(120.0, spec.ttl_s) if spec.ttl_s else 120.0
-            await jetstream.update_stream(
-                info.config.evolve(description=spec.description, max_age=age_s, duplicate_window=window_s)
-            )
+    config = StreamConfig(
+        name=f"KV_{name}",
+        description=spec.description,
+        subjects=[f"$KV.{name}.>"],
+        storage=StorageType.FILE,
+        max_msgs_per_subject=1,
+        max_age=spec.ttl_s or 0.0,
+        duplicate_window=min(120.0, spec.ttl_s) if spec.ttl_s else 120.0,
+        discard=DiscardPolicy.NEW,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+        allow_msg_ttl=True,
+        allow_direct=True,
+        num_replicas=options.replicas,
+    )
+    return _Wanted(config, ("description", "max_age", "duplicate_window"))
 
 
-async def _declare_object_store(jetstream: JetStreamContext, options: BusOptions, spec: ObjectStoreSpec) -> None:
+def _object_store(spec: ObjectStoreSpec, options: BusOptions) -> _Wanted:
     """As nats-py's ``create_object_store``, which cannot change what exists."""
     name = spec.bucket_name(options.root)
-    wanted = StreamConfig(
+    config = StreamConfig(
         name=f"OBJ_{name}",
         description=spec.description,
         subjects=[f"$O.{name}.C.>", f"$O.{name}.M.>"],
@@ -73,16 +139,6 @@ async def _declare_object_store(jetstream: JetStreamContext, options: BusOptions
         discard=DiscardPolicy.NEW,
         allow_rollup_hdrs=True,
         allow_direct=True,
+        num_replicas=options.replicas,
     )
-    with as_bus_errors(f"declare object store {name} at {options.address}"):
-        await _add_or_update(jetstream, wanted, ("description", "max_bytes"))
-
-
-async def _add_or_update(jetstream: JetStreamContext, wanted: StreamConfig, fields: tuple[str, ...]) -> None:
-    try:
-        await jetstream.add_stream(wanted)
-    except nats.js.errors.APIError as error:
-        if error.err_code != _CONFIGURATION_DIFFERS:
-            raise
-        info = await jetstream.stream_info(str(wanted.name))
-        await jetstream.update_stream(info.config.evolve(**{field: getattr(wanted, field) for field in fields}))
+    return _Wanted(config, ("description", "max_bytes"))

@@ -1,6 +1,7 @@
 """What a stream holds, read from a moment on to its present end: for `turnbuckle explain`.
 
-Services follow facts with `Bus.consume`; nothing here leaves a consumer behind.
+Services follow facts with `Bus.consume`. Here no consumer is made at all: an observer may make none, because one could
+deliver what is stored to any subject (`schemas.permissions`). Many messages are asked for at once (NATS ADR-31).
 """
 
 from __future__ import annotations
@@ -9,23 +10,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
-import nats.errors
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from schemas.streams import StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus import BusUnavailableError, Handler
+from services._runtime.bus import BusError, BusUnavailableError, Handler, NotPermittedError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_connection import as_bus_errors
 
 _BATCH: Final = 500
 _SILENCE_S: Final = 5.0
-_EMPTY_PULLS: Final = 3
-"""What was counted has been removed meanwhile: age, or a purge."""
-_CONSUMER_IDLE_S: Final = 30.0
+_API: Final = "$JS.API.DIRECT.GET."
 
 
 async def read_stored(bus: NatsBus, stream: StreamSpec, pattern: Subject, since_s: float, handler: Handler) -> None:
@@ -34,58 +31,42 @@ async def read_stored(bus: NatsBus, stream: StreamSpec, pattern: Subject, since_
     Undecodable ones are counted and left out.
 
     Raises:
-        BusError: not connected, or the server stops answering.
+        BusError: not connected, not permitted, or the server stops answering.
     """
     name = stream.stream_name(bus.root)
-    config = ConsumerConfig(
-        deliver_policy=DeliverPolicy.BY_START_TIME,
-        opt_start_time=datetime.fromtimestamp(since_s, UTC),
-        ack_policy=AckPolicy.NONE,
-        filter_subject=pattern.text,
-        inactive_threshold=_CONSUMER_IDLE_S,
-        mem_storage=True,
-        num_replicas=1,
-    )
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    start: dict[str, Any] = {"start_time": datetime.fromtimestamp(since_s, UTC).isoformat()}
     with as_bus_errors(f"read stream {name}"):
-        info = await bus.jetstream.add_consumer(name, config)
         inbox = bus.connection.new_inbox()
         subscription = await bus.connection.subscribe(inbox, cb=arrived.put)
         try:
-            left, empty_pulls = info.num_pending or 0, 0
-            while left > 0 and empty_pulls < _EMPTY_PULLS:
-                await _request(bus, f"{name}.{info.name}", inbox)
-                messages = [message async for message in _one_pull(arrived, min(left, _BATCH))]
-                for message in messages:
-                    left = message.metadata.num_pending
-                    if (delivery := bus.dispatch.decode(message.subject, message.data)) is not None:
+            left = 1
+            while left > 0:
+                request = json.dumps({"batch": _BATCH, "next_by_subj": pattern.text, **start}).encode()
+                await bus.connection.publish(_API + name, request, reply=inbox)
+                left = 0
+                async for message in _one_batch(bus, name, arrived):
+                    headers = message.headers or {}
+                    start, left = {"seq": int(headers["Nats-Sequence"]) + 1}, int(headers["Nats-Num-Pending"])
+                    delivery = bus.dispatch.decode(headers["Nats-Subject"], message.data)
+                    if delivery is not None:
                         handler(delivery)
-                empty_pulls = 0 if messages else empty_pulls + 1
         finally:
-            await _take_away(bus, name, info.name)
             await subscription.unsubscribe()
 
 
-async def _request(bus: NatsBus, consumer: str, inbox: str) -> None:
-    request = json.dumps({"batch": _BATCH, "no_wait": True}).encode()
-    await bus.connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", request, reply=inbox)
-
-
-async def _one_pull(arrived: asyncio.Queue[Msg], expected: int) -> AsyncIterator[Msg]:
-    """The messages that one request brings; the server says when there are fewer than were asked for."""
-    for _ in range(expected):
+async def _one_batch(bus: NatsBus, stream: str, arrived: asyncio.Queue[Msg]) -> AsyncIterator[Msg]:
+    """The messages that one request brings; the server says where they end."""
+    while True:
         try:
             message = await asyncio.wait_for(arrived.get(), _SILENCE_S)
         except TimeoutError as error:
+            if bus.connection.has_refused(_API + stream):
+                raise NotPermittedError(f"this user may not read stream {stream}") from error
             raise BusUnavailableError(f"the server sent nothing for {_SILENCE_S:g} s") from error
-        if (message.headers or {}).get("Status") and not message.data:
+        status = (message.headers or {}).get("Status")
+        if status in {"204", "404"}:  # no more; none at all
             return
+        if status is not None:
+            raise BusError(f"stream {stream} does not answer: {status}")
         yield message
-
-
-async def _take_away(bus: NatsBus, stream: str, consumer: str) -> None:
-    """The server forgets an idle consumer by itself, if it cannot be reached now."""
-    try:
-        await bus.jetstream.delete_consumer(stream, consumer)
-    except (nats.errors.Error, TimeoutError):
-        return

@@ -19,7 +19,7 @@ from schemas.streams import BucketSpec
 from schemas.subjects import SubjectError, token, untoken
 from services._runtime.bus import BusError, Entry, RevisionConflictError
 from services._runtime.logging import log_once
-from services._runtime.nats_connection import as_bus_errors
+from services._runtime.nats_connection import RefusedError, as_bus_errors
 
 if TYPE_CHECKING:
     from services._runtime.bus_nats import NatsBus
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 RELIST_S: Final = 10.0
 _PARALLEL_GETS: Final = 32
 _CONSUMER_IDLE_S: Final = 30.0
+_HEARTBEAT_S: Final = 1.0
+_SILENT_S: Final = 3.0
+"""A consumer that says nothing for so long is gone: with the server of a cluster that kept it, perhaps."""
+_LOOK_AFTER_S: Final = 1.0
+"""What was heard may not be stored yet; and many write at once."""
+_LISTENS: Final = ""
+"""In place of a consumer's name."""
 _REMOVALS: Final = frozenset({"DEL", "PURGE"})
 
 
@@ -162,33 +169,42 @@ class NatsWatch:
         self._again = asyncio.Event()
         self._raw: Any = None
         self._consumer: str | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0
+        """When the consumer last said anything."""
         self._period_s = RELIST_S if bucket.spec.ttl_s is None else min(RELIST_S, bucket.spec.ttl_s / 3)
 
     def synchronise_soon(self) -> None:
         """The connection is back."""
-        self._consumer = None
+        if self._consumer != _LISTENS:
+            self._consumer = None
         self._again.set()
 
     async def run(self) -> None:
-        """List periodically and when asked to; cancel to stop."""
+        """List periodically and when asked to, renew a consumer that is gone; cancel to stop."""
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + self._period_s
         while True:
             try:
-                async with asyncio.timeout(self._period_s):
+                async with asyncio.timeout(min(_HEARTBEAT_S, self._period_s)):
                     await self._again.wait()
             except TimeoutError:
-                pass
+                if self._consumer and loop.time() - self._heard_s > _SILENT_S:
+                    self._consumer = None
+                elif loop.time() < due_s:
+                    continue
             self._again.clear()
-            await self.synchronise()
+            due_s = loop.time() + (self._period_s if await self.synchronise() else _HEARTBEAT_S)
 
-    async def synchronise(self) -> None:
-        """Bring what was reported in line with what is stored. Without a connection: nothing; it is tried again."""
+    async def synchronise(self) -> bool:
+        """Bring what was reported in line with what is stored. False: the bus did not answer; it is tried again."""
         try:
             await self._subscribe()
             listing = await self._bucket.listing()
         except BusError as error:
             bus = self._bucket.bus
             log_once(bus.dispatch.log.warning, bus.dispatch.limiter, "watch_waits", 10.0, error=str(error))
-            return
+            return False
         if self._created is None:
             self._created = listing.created  # the first: the consumer may already have told newer things than it
         elif listing.created != self._created:
@@ -196,6 +212,7 @@ class NatsWatch:
             self._live = dict.fromkeys(self._live, 0)
             self._removed.clear()
         self._compare(listing)
+        return True
 
     def _compare(self, listing: Listing) -> None:
         for key, entry in listing.entries.items():
@@ -224,22 +241,48 @@ class NatsWatch:
             return
         bucket = self._bucket
         with as_bus_errors(f"watch {bucket.name}"):
-            if self._raw is None:
-                self._inbox = bucket.bus.connection.new_inbox()
-                self._raw = await bucket.bus.connection.subscribe(self._inbox, cb=self._on_message)
+            if self._raw is not None:  # an old consumer, should it still live, ends where nobody listens
+                old, self._raw = self._raw, None
+                await old.unsubscribe()
+            self._heard_s = asyncio.get_running_loop().time()
+            inbox = bucket.bus.connection.new_inbox()
+            self._raw = await bucket.bus.connection.subscribe(inbox, cb=self._on_message)
             config = ConsumerConfig(
-                deliver_subject=self._inbox,
+                deliver_subject=inbox,
                 deliver_policy=DeliverPolicy.NEW,
                 ack_policy=AckPolicy.NONE,
                 inactive_threshold=_CONSUMER_IDLE_S,
+                idle_heartbeat=_HEARTBEAT_S,
                 mem_storage=True,
                 num_replicas=1,
             )
-            info = await bucket.bus.jetstream.add_consumer(bucket.stream, config)
-            self._consumer = info.name
+            try:
+                info = await bucket.bus.jetstream.add_consumer(bucket.stream, config)
+            except RefusedError:
+                await self._listen()
+            else:
+                self._consumer = info.name
+
+    async def _listen(self) -> None:
+        """An observer makes no consumer: he hears that someone writes, and looks what has come of it."""
+        bucket = self._bucket
+        heard = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._look_soon)
+        await self._raw.unsubscribe()
+        self._raw, self._consumer = heard, _LISTENS
+
+    async def _look_soon(self, _message: Msg) -> None:
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(_LOOK_AFTER_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self._again.set()
 
     async def _on_message(self, message: Msg) -> None:
         bucket = self._bucket
+        self._heard_s = asyncio.get_running_loop().time()
+        if (message.headers or {}).get("Status"):  # a heartbeat
+            return
         try:
             key = untoken(message.subject.removeprefix(bucket.prefix))
             revision = int(message.metadata.sequence.stream)
@@ -253,11 +296,13 @@ class NatsWatch:
 
     async def close(self) -> None:
         """Take the consumer away; an unreachable server forgets it by itself."""
+        if self._looking is not None:
+            self._looking.cancel()
         if self._raw is None:
             return
         bus = self._bucket.bus
         try:
-            if self._consumer is not None and bus.connected:
+            if self._consumer not in {None, _LISTENS} and bus.connected:
                 async with asyncio.timeout(1.0):
                     await bus.jetstream.delete_consumer(self._bucket.stream, self._consumer)
             await self._raw.unsubscribe()

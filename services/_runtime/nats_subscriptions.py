@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.micro.request import Request
 
+from schemas.permissions import INBOX
 from schemas.queries import QueryError
 from schemas.registry import Endpoint
 from schemas.streams import StreamSpec
@@ -31,8 +32,19 @@ _BATCH: Final = 16
 _PULL_EXPIRES_S: Final = 30.0
 _ACK_WAIT_S: Final = 30.0
 _LONGEST_REDELIVERY_S: Final = 30.0
+_INBOXES: Final = (f"{INBOX}.", "_R_.", "_GR_.")
+"""Of clients; of clients in other accounts and clusters, which no client can name itself."""
 _FORGOTTEN_S: Final = 60.0
 """The server forgets a replay's consumer when nobody has pulled from it for so long."""
+
+
+def expects_reply(subject: str) -> bool:
+    """Whether a command came from someone who waits for its answer.
+
+    Answers go to inboxes only: a server checks nobody's right to name a reply subject, so we would say things in our
+    name where the asker may not speak. And what a stream delivers again is no command: it names ``$JS.ACK``.
+    """
+    return subject.startswith(_INBOXES)
 
 
 class NatsSubscription:
@@ -118,7 +130,7 @@ class NatsServer(NatsSubscription):
         """Subscribe and answer."""
 
         async def on_request(message: Msg) -> None:
-            if not message.reply:
+            if not expects_reply(message.reply):
                 self._bus.dispatch.counts["undecodable_no_reply_subject"] += 1
             elif not self._requests.start(self._answer(responder, message)):
                 busy = QueryError(code=503, message=f"{subject}: {MAX_REQUESTS_IN_FLIGHT} requests are in flight")
@@ -165,7 +177,9 @@ class NatsMicroService:
 
     def _handler(self, endpoint: Endpoint, responder: Responder) -> Any:
         async def on_request(request: Request) -> None:
-            if not self._requests.start(self._answer(endpoint, responder, request)):
+            if not expects_reply(request._msg.reply):  # noqa: SLF001 - no public way to it
+                self._bus.dispatch.counts["undecodable_no_reply_subject"] += 1
+            elif not self._requests.start(self._answer(endpoint, responder, request)):
                 await request.respond_error("503", f"{MAX_REQUESTS_IN_FLIGHT} requests are in flight")
 
         return on_request

@@ -11,7 +11,7 @@ import os
 import socket
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from difflib import get_close_matches
@@ -22,12 +22,14 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from schemas.permissions import Role, uses
 from schemas.subjects import check_root, token
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus_options import BusOptions, without_credentials
 from services._runtime.contexts import ContextError, resolve
 from services._runtime.logging import LogFormat, LogLevel
 
 PREFIX: Final = "TURNBUCKLE_"
+_URL: Final = "nats_url"
 _LISTS: Final = (tuple, list, set, frozenset)
 _environ: ContextVar[Mapping[str, str]] = ContextVar("environ")
 
@@ -70,6 +72,19 @@ class CommonSettings(BaseSettings):
     nats_password: Annotated[SecretStr | None, Field(description="password at the NATS server")] = None
     nats_token: Annotated[SecretStr | None, Field(description="token for the NATS server")] = None
     nats_creds_file: Annotated[str | None, Field(description="path of a NATS credentials file")] = None
+    nats_nkey_seed_file: Annotated[
+        str | None, Field(description="path of an NKEY seed, as `turnbuckle nats config` writes one per user")
+    ] = None
+    nats_tls_ca_file: Annotated[
+        str | None, Field(description="path of the certificates that the NATS server is trusted by; set: TLS is used")
+    ] = None
+    nats_tls_cert_file: Annotated[str | None, Field(description="path of our own certificate for the NATS server")] = (
+        None
+    )
+    nats_tls_key_file: Annotated[str | None, Field(description="path of the key of our own certificate")] = None
+    stream_replicas: Annotated[
+        int, Field(ge=1, le=5, description="servers of a NATS cluster that keep each stream that we make: 1, 3 or 5")
+    ] = 1
     subject_root: Annotated[
         str, AfterValidator(check_root), Field(description="first token of every subject, stream and bucket")
     ] = "tb"
@@ -130,11 +145,27 @@ class CommonSettings(BaseSettings):
             "password": self.nats_password.get_secret_value() if self.nats_password else None,
             "token": self.nats_token.get_secret_value() if self.nats_token else None,
             "creds_file": self.nats_creds_file,
+            "nkey_seed_file": self.nats_nkey_seed_file,
+            "tls_ca_file": self.nats_tls_ca_file,
+            "tls_cert_file": self.nats_tls_cert_file,
+            "tls_key_file": self.nats_tls_key_file,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.nats_url:
             changes["origin"] = f"{PREFIX}NATS_URL"
-        return replace(options, name=f"turnbuckle-{self.service}", root=self.subject_root, **changes)
+        changes |= _needs(self.service)
+        return replace(
+            options,
+            name=f"turnbuckle-{self.service}",
+            root=self.subject_root,
+            replicas=self.stream_replicas,
+            **changes,
+        )
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """As printed: a URL may hold a password."""
+        for name, value in super().__repr_args__():
+            yield name, _without_password(value) if name == _URL else value
 
     @classmethod
     def variable(cls, field: str) -> str:
@@ -160,10 +191,23 @@ class CommonSettings(BaseSettings):
         """The settings in force as environment variables, secrets masked."""
         lines = []
         for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
+            value = _without_password(self.nats_url) if name == _URL else getattr(self, name)
             text = ",".join(map(str, value)) if isinstance(value, _LISTS) else str(value)
             lines.append(f"{self.variable(name)}={'' if value is None else text}  # {field.description}")
         return "\n".join(lines)
+
+
+def _without_password(urls: str | None) -> str | None:
+    return None if urls is None else ",".join(without_credentials(url.strip()) for url in urls.split(","))
+
+
+def _needs(service: str) -> dict[str, Any]:
+    """Streams, buckets and stores of one of our services; a command needs what people may read."""
+    role = Role.OBSERVER if service == "cli" else service
+    if role not in set(Role):
+        return {}
+    needs = uses(Role(role))
+    return {"streams": needs.streams, "buckets": needs.buckets, "object_stores": needs.object_stores}
 
 
 def _check_node(name: str) -> str:

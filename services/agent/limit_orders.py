@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services.agent.containers import Containers
 from services.agent.core.boundaries import BoundaryQueue
+from services.agent.core.bounds import Bounds
 from services.agent.core.orders import Plan, RowPlan
 from services.agent.memory import MemoryGuard
 from services.agent.reserves import Reserves
@@ -38,11 +39,18 @@ class LimitOrders:
         self._next_report = next_report
         self._pending: list[_Pending] = []
         self.cuts = BoundaryQueue()
+        self.bounds: Bounds | None = None
+        """Announced limits; None: nobody looks them up, and orders are not compared with them."""
+        self.beyond: set[str] = set()
+        """Applications with orders that passed their announced limits, until someone takes note."""
 
     def carry_out(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
         """Carry out an update; see `Node.carry_out`."""
-        plan = self._containers.book.accept(update)
-        keys = [row.container for row in plan.rows] or self._containers.book.of_apps(plan.fenced_apps)
+        book = self._containers.book
+        room = None if self.bounds is None else self.bounds.room(book.containers, self._reserves.report)
+        plan = book.accept(update, room)
+        self.beyond |= plan.beyond
+        keys = [row.container for row in plan.rows] or book.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = _Pending(update, plan, keys, statuses, on_settled)
         for container, _ in plan.superseded:

@@ -13,6 +13,7 @@ from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
 from schemas.limits import LimitReply, LimitUpdate
 from services.agent.containers import Containers
+from services.agent.core.bounds import Bounds
 from services.agent.core.orders import OrderBook
 from services.agent.core.sampling import PeriodSample, per_period
 from services.agent.drift import DriftWatch
@@ -153,6 +154,15 @@ class Node:
         """
         self._now_ns = max(self._now_ns, now_ns)
         self._orders.carry_out(update, now_ns, on_settled)
+
+    def compare_orders_with(self, bounds: Bounds) -> None:
+        """From now on no order goes beyond these."""
+        self._orders.bounds = bounds
+
+    def take_beyond(self) -> set[str]:
+        """Applications that an order since the last call would have taken beyond their bounds."""
+        beyond, self._orders.beyond = self._orders.beyond, set()
+        return beyond
 
     def poll_cuts(self, now_ns: int) -> None:
         """Read the containers whose boundary is due and write the cuts that may be written."""

@@ -13,7 +13,7 @@ from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.streams import NODES
-from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
+from schemas.subjects import AGENT_STATE, CFS, CONTAINER_EVENTS, LIMIT_UPDATES
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
@@ -21,8 +21,9 @@ from services._runtime.settings import CommonSettings
 from services._runtime.tracing import span
 from services.agent.adapters.scheduling import become_realtime, request_short_slices
 from services.agent.adapters.select import Ground, build_host
+from services.agent.announced import AnnouncedLimits
 from services.agent.guarding import Guarding
-from services.agent.joining import refuse_second_agent
+from services.agent.joining import refuse_second_agent, serve_node
 from services.agent.node import Node, NodeOptions
 from services.agent.occurrences import Drift
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
@@ -57,6 +58,7 @@ class Agent:
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._guarding: Guarding | None = None
+        self._announced: AnnouncedLimits | None = None
         self._subscriptions: list[Subscription] = []
         self._emptied: dict[str, int] = {}
         self._rejected: set[str] = set()
@@ -73,6 +75,7 @@ class Agent:
         host = ground.host
         options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert=settings.on_drift == "reassert")
         node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
+        self._announced = AnnouncedLimits(self._runtime, node)
         await self._join_if_possible(node)
         self.node = node
         self._choose_scheduling()
@@ -84,6 +87,7 @@ class Agent:
         self._runtime.spawn(self._sample_every_period(node), name="sampling")
         self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
         self._runtime.spawn(self._clear_up(node, ground), name="clear up")
+        self._runtime.spawn(self._announced.run(), name="announced limits")
         self._log.info(
             "agent_started",
             node=node.name,
@@ -96,8 +100,11 @@ class Agent:
     async def _join(self, node: Node) -> None:
         """Begin to take orders, once it is certain that nobody else does so under our name."""
         await refuse_second_agent(self._bus, node.name, self._log)
-        subject = LIMIT_UPDATES.subject(self._bus.root, node=node.name)
-        self._subscriptions.append(await self._bus.serve(subject, self._carry_out))
+        self._subscriptions = await serve_node(
+            self._bus, node.name, {AGENT_STATE: self._say_who, LIMIT_UPDATES: self._carry_out}
+        )
+        if self._announced is not None:
+            self._announced.look()
 
     async def stop(self) -> None:
         """Restore what was found, say so, and go."""
@@ -197,6 +204,8 @@ class Agent:
     async def _settle(self, node: Node, update: LimitUpdate) -> LimitReply:
         settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
         node.carry_out(update, self._now_ns(), settled.set_result)
+        if self._announced is not None:
+            self._announced.follow_up()
         self._follow_up()
         if not settled.done():
             self._schedule_cuts(node)
@@ -241,6 +250,8 @@ class Agent:
         if node is None or key is None:
             return
         self._emptied.pop(found.app, None)
+        if self._announced is not None:
+            self._announced.expect(found.app)
         self._follow_up()
         limits = node.book.containers[key]
         self._publish_event(found, ContainerChange.STARTED, quota_us=limits.quota_us, limit_bytes=limits.limit_bytes)
@@ -336,10 +347,14 @@ class Agent:
         except BusError as error:
             self._log.debug("bus_not_joined", error=str(error))
 
-    async def _send_heartbeat(self, node: Node, ground: Ground) -> bool:
-        """Announce the node; False: it could not be stored."""
+    async def _say_who(self, _delivery: Delivery) -> Message:
+        if self.node is None or self._ground is None:
+            return QueryError(code=503, message="the agent is starting")
+        return self._info(self.node, self._ground)
+
+    def _info(self, node: Node, ground: Ground) -> NodeInfo:
         host, docker = node.host, ground.discoveries.get("docker")
-        info = NodeInfo(
+        return NodeInfo(
             node=node.name,
             incarnation=node.incarnation,
             time_ns=self._clock.time_ns(),
@@ -352,8 +367,11 @@ class Agent:
             version=self.version,
             memory_guard=host.memory_guard,
         )
+
+    async def _send_heartbeat(self, node: Node, ground: Ground) -> bool:
+        """Announce the node; False: it could not be stored."""
         try:
-            await self._bus.bucket(NODES).put(node.name, info)
+            await self._bus.bucket(NODES).put(node.name, self._info(node, ground))
         except BusError as error:
             self._log.debug("heartbeat_failed", error=str(error))
             return False

@@ -56,7 +56,7 @@ class Replicas:
         self._log = runtime.log.bind(replica=self.id)
         self._callbacks = callbacks
         self._ttl_s = runtime.settings.lease_ttl_s
-        self._core = Ownership(self.id, Patience(self._ttl_s))
+        self._core = Ownership(self.id, Patience(self._ttl_s, store_away_s=runtime.settings.store_away_s))
         self._tasks: list[asyncio.Task[None]] = []
         self._listed = asyncio.Event()
         self._wake = asyncio.Event()
@@ -152,7 +152,7 @@ class Replicas:
                     await self._bucket.put(REPLICA + self.id, self._lease(StoredLease(self.id)))
             except (BusError, TimeoutError) as error:
                 self.failed_renewals += 1
-                self._core.interrupted()
+                self._core.store_is_away(self._clock.monotonic())
                 if not failing:
                     self._log.warning("heartbeat_failed", error=str(error) or "no answer")
                 failing = True

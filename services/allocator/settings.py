@@ -29,6 +29,15 @@ class AllocatorSettings(CommonSettings):
             "the same for all replicas",
         ),
     ] = 2.0
+    store_away_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=20,
+            description="seconds beyond lease_ttl_s that an owner goes on deciding while JetStream answers nothing: "
+            "a cluster that has lost a server needs 4 to 9 for another leader",
+        ),
+    ] = 12.0
     stale_after_s: Annotated[
         float, Field(gt=0, description="seconds after which a silent agent's containers are no longer decided about")
     ] = 2.0

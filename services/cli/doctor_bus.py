@@ -13,7 +13,7 @@ from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services.cli.doctor_finding import Finding, Level
 
-OLDEST_SERVER: Final = (2, 10)
+OLDEST_SERVER: Final = (2, 11)
 HEARTBEAT_WITHIN_S: Final = 1.5
 """A replica that lives renews its entry three times meanwhile."""
 _REPLICA: Final = "replica."
@@ -39,7 +39,7 @@ def _check_server(bus: NatsBus, options: BusOptions) -> Finding:
     version = bus.connection.connected_server_version
     text = f"{version.major}.{version.minor}.{version.patch} with JetStream at {options.address}"
     if (version.major, version.minor) < OLDEST_SERVER:
-        return Finding("nats", Level.NOTE, f"{text}: older than 2.10", "run nats-server 2.10 or later")
+        return Finding("nats", Level.NOTE, f"{text}: older than 2.11", "run nats-server 2.11 or later")
     return Finding("nats", Level.OK, text)
 
 

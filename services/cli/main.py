@@ -18,6 +18,7 @@ from services.cli import (
     explain,
     fabric_command,
     jobs,
+    nats_command,
     network,
     tap,
     top,
@@ -92,6 +93,7 @@ app.add_typer(lab_app, name="lab")
 app.command("advise", epilog=advise.EXAMPLES)(advise.advise_command)
 app.add_typer(jobs.app, name="jobs")
 add_tools(app)
+app.add_typer(nats_command.app, name="nats")
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 
 

@@ -118,7 +118,9 @@ class Member:
         self.reconnected: list[Callable[[], None]] = []
         self.frozen = self.holds_requests = self.holds_answers = self.holds_news = False
         self.owned: dict[str, int] = {}
-        self.runtime = Runtime(AllocatorSettings.load({}), self, self, Telemetry(), get_logger("replica"))  # type: ignore[arg-type]
+        self.runtime = Runtime(
+            AllocatorSettings.load({}, store_away_s=lab.store_away_s), self, self, Telemetry(), get_logger("replica")
+        )  # type: ignore[arg-type]
         self.replicas = Replicas(self.runtime, Callbacks(self._own, self._disown), name)
 
     async def _own(self, app: str, epoch: int) -> None:
@@ -204,6 +206,8 @@ class ReplicaLab:
     members: list[Member] = field(default_factory=list)
     apps: set[str] = field(default_factory=set)
     down: bool = False
+    store_away_s: float = 0.0
+    """More, and an owner that alone is cut off from the store may decide beside its successor: agents then tell."""
     started: int = 0
     chance: Random | None = None
     """Makes messages slow, most of them a little, a few beyond every deadline."""

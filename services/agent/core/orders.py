@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from schemas.limits import LimitUpdate, RowStatus
+from services.agent.core.bounds import Room
 from services.agent.core.memory_guard import PAGE_BYTES
 
 
@@ -74,6 +76,15 @@ class Plan:
     fenced_apps: tuple[str, ...] = ()
     """An update without rows: its applications, as far as they are not stale."""
     reserves: tuple[ReserveOrder, ...] = ()
+    beyond: frozenset[str] = frozenset()
+    """Applications whose announced limits the order would have passed: what would is not carried out."""
+
+
+class _Row(NamedTuple):
+    container: str
+    order: tuple[int, int]
+    quota_us: int
+    limit_bytes: int
 
 
 @dataclass(slots=True)
@@ -110,8 +121,13 @@ class OrderBook:
         epoch, seq = self.reserve_orders.get(app, (0, 0))
         return seq if epoch == self.epochs.get(app, 0) else 0
 
-    def accept(self, update: LimitUpdate) -> Plan:
-        """Classify an update and remember that it was seen. The shell must carry the plan out at once."""
+    def accept(self, update: LimitUpdate, room: Room | None = None) -> Plan:
+        """Classify an update and remember that it was seen. The shell must carry the plan out at once.
+
+        Args:
+            update: the order.
+            room: what the announced limits leave; None: they are not looked at.
+        """
         if update.node != self.node or update.incarnation != self.incarnation:
             return Plan(
                 refusal=f"meant for {update.node} incarnation {update.incarnation}, "
@@ -123,31 +139,29 @@ class OrderBook:
             self.epochs[app] = update.epoch
         superseded: list[tuple[str, tuple[int, int]]] = []
         rows = tuple(
-            self._accept_row(key, (update.epoch, update.seq), wanted, claimed, superseded)
+            self._accept_row(_Row(key, (update.epoch, update.seq), *wanted), claimed, superseded, room)
             for key, *wanted in zip(
                 update.keys, update.column("quota_us").tolist(), update.column("limit_bytes").tolist(), strict=True
             )
         )
         fenced = () if rows else tuple(app for app in dict.fromkeys(update.apps) if app in claimed)
         reserves = tuple(
-            self._accept_reserve(ReserveOrder(*wanted), (update.epoch, update.seq))
+            accepted
             for wanted in zip(update.apps, update.reserve_given_bytes, update.container_max_bytes, strict=False)
             if wanted[0] in claimed and (update.epoch, update.seq) > self.reserve_orders.get(wanted[0], (0, 0))
+            if (accepted := self._accept_reserve(ReserveOrder(*wanted), (update.epoch, update.seq), room)) is not None
         )
-        return Plan(rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves)
+        beyond = frozenset(room.beyond) if room is not None else frozenset()
+        return Plan(rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves, beyond=beyond)
 
-    def _accept_reserve(self, wanted: ReserveOrder, order: tuple[int, int]) -> ReserveOrder:
+    def _accept_reserve(self, wanted: ReserveOrder, order: tuple[int, int], room: Room | None) -> ReserveOrder | None:
         self.reserve_orders[wanted.app] = order
-        return wanted
+        return wanted if room is None or room.admits_reserve(wanted.app, wanted.given_bytes) else None
 
     def _accept_row(
-        self,
-        key: str,
-        order: tuple[int, int],
-        wanted: list[int],
-        claimed: set[str],
-        superseded: list[tuple[str, tuple[int, int]]],
+        self, row: _Row, claimed: set[str], superseded: list[tuple[str, tuple[int, int]]], room: Room | None
     ) -> RowPlan:
+        key, order, quota_us, limit_bytes = row
         limits = self.containers.get(key)
         if limits is None:
             return RowPlan(key, RowStatus.UNKNOWN_CONTAINER)
@@ -156,7 +170,8 @@ class OrderBook:
         if order <= (limits.epoch, limits.seq):
             return RowPlan(key, RowStatus.OLD_ORDER)
         limits.epoch, limits.seq = order
-        quota_us, limit_bytes = wanted
+        if room is not None and not room.admits(limits, quota_us, limit_bytes):
+            return RowPlan(key, RowStatus.FAILED)
         limits.quota_ordered |= bool(quota_us)
         limits.limit_ordered |= bool(limit_bytes)
         if limits.waiting_order is not None and quota_us:

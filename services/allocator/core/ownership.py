@@ -11,6 +11,7 @@ owner and its epoch; the store changes it only over the revision that was read. 
 
 Clocks that run at different speeds, or a store that lost its contents, can break this; then the epoch, which agents
 check and which rises with every owner, still fences the older one out.
+It also covers an owner that goes on while the store answers nothing: cut off alone, it may decide beside its successor.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class Patience:
     """Of a lease without its owner's heartbeat; the same for all replicas."""
     excuse_s: float = 2.5
     """On top, after an interruption of our own: others need time to reconnect too."""
+    store_away_s: float = 0.0
+    """On top of the time to live, while the store answers nothing: then nobody can take a lease either."""
 
 
 @dataclass(slots=True)
@@ -126,6 +129,7 @@ class Ownership:
     _seen_epoch: dict[str, int] = field(default_factory=dict)
     """Highest epoch seen per application, also where its lease has become unreadable."""
     _interrupted: bool = False
+    _away_s: float = -math.inf  # when the store was last found to answer nothing
     _generation: int = 0
     """Counts interruptions beyond the time to live: what was swapped before must be confirmed again."""
 
@@ -137,7 +141,16 @@ class Ownership:
 
     def may_decide(self, now_s: float) -> bool:
         """Whether this replica may act as the owner of what it holds."""
-        return self.renewed_lately(now_s) and all(holding.confirmed for holding in self._held.values())
+        if not all(holding.confirmed for holding in self._held.values()):
+            return False
+        return self.renewed_lately(now_s) or self._is_excused(now_s)
+
+    def _is_excused(self, now_s: float) -> bool:
+        """Whether the store is away, for all we know, and nobody has told of a successor."""
+        patience = self.patience
+        if now_s - self._away_s > patience.ttl_s or now_s - self._renewed_s > patience.ttl_s + patience.store_away_s:
+            return False
+        return not any(holding.refused or holding.doubted for holding in self._held.values())
 
     @property
     def held(self) -> dict[str, int]:
@@ -210,6 +223,7 @@ class Ownership:
     def renewed(self, sent_s: float, now_s: float) -> None:
         """Our heartbeat was stored."""
         before_s, self._renewed_s = self._renewed_s, max(self._renewed_s, sent_s)
+        self._away_s = -math.inf
         if now_s - before_s > self.patience.ttl_s:
             self._generation += 1
             for holding in self._held.values():
@@ -224,8 +238,12 @@ class Ownership:
             if peer.revision and peer.changed_s >= before_s - self.patience.ttl_s:
                 peer.changed_s = max(peer.changed_s, now_s + self.patience.excuse_s)
 
+    def store_is_away(self, now_s: float) -> None:
+        """A heartbeat was sent, and nobody answered."""
+        self._away_s, self._interrupted = now_s, True
+
     def interrupted(self) -> None:
-        """A heartbeat could not be stored, or the connection broke: we could not see others either."""
+        """The connection broke: we could not see others either."""
         self._interrupted = True
 
     # -- what to do ----------------------------------------------------------------------------------------------

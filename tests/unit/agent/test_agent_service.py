@@ -2,11 +2,12 @@
 
 import pytest
 
+from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange
 from schemas.limits import LimitUpdate
 from schemas.oom import MemoryReply, OomKind
-from schemas.streams import CONTAINER_STREAM, NODES, OOM_STREAM
+from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.app import UnusableSettingsError, run_in_process
 from services._runtime.bus_memory import MemoryBus
@@ -43,6 +44,7 @@ class Lab:
         async def take_change(delivery):
             self.changes.append(delivery.message)
 
+        await self.ours.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=4096 * MIB))
         await self.ours.consume(OOM_STREAM, "test", take)
         await self.ours.consume(CONTAINER_STREAM, "test", take_change)
 

@@ -1,0 +1,97 @@
+"""What is announced of the applications that have containers here: no order goes beyond it.
+
+Read from the bucket `apps`, seldom: when an application's first container comes, every half minute, and when an order
+would pass what is known. That order is not carried out; if more has been announced meanwhile, the next one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from schemas.apps import AppSpec
+from schemas.streams import APPS
+from services._runtime.app import Runtime
+from services._runtime.bus import BusError
+from services._runtime.logging import LogLimiter, log_once
+from services.agent.core.bounds import Bound, Bounds
+from services.agent.node import Node
+from services.agent.settings import AgentSettings
+
+LOOK_EVERY_S: Final = 30.0
+LOOK_AGAIN_S: Final = 0.2
+"""Orders beyond what is known have it read again no sooner."""
+_ANSWER_WITHIN_S: Final = 1.0
+_TOLD_EVERY_S: Final = 10.0
+
+
+class AnnouncedLimits:
+    """Keeps a node's bounds up to date."""
+
+    def __init__(self, runtime: Runtime[AgentSettings], node: Node) -> None:
+        self.refused_orders = 0
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._node = node
+        self._bounds = Bounds()
+        self._looked_s: dict[str, float] = {}
+        self._limiter = LogLimiter(runtime.clock.monotonic)
+        node.compare_orders_with(self._bounds)
+
+    def expect(self, app: str) -> None:
+        """A container of it has come."""
+        if app not in self._looked_s:
+            self._begin([app])
+
+    def follow_up(self) -> None:
+        """To be called after each order."""
+        beyond = self._node.take_beyond()
+        if not beyond:
+            return
+        self.refused_orders += 1
+        now_s = self._clock.monotonic()
+        self._begin(app for app in beyond if now_s - self._looked_s.get(app, float("-inf")) >= LOOK_AGAIN_S)
+        for app in sorted(beyond):
+            reason = (
+                "beyond its announced limits" if self._bounds.known.get(app) else "not announced, as far as is known"
+            )
+            self._tell(app, reason)
+
+    async def run(self) -> None:
+        """Look at everything from time to time; cancel to stop."""
+        while True:
+            await self._clock.sleep_until(self._clock.monotonic() + LOOK_EVERY_S)
+            here = {found.app for found in self._node.containers}
+            for app in self._looked_s.keys() - here:
+                del self._looked_s[app]
+                self._bounds.known.pop(app, None)
+            self.look()
+
+    def look(self) -> None:
+        """At every application that has containers here: the bus has come, say."""
+        self._begin(sorted({found.app for found in self._node.containers}))
+
+    def _tell(self, app: str, reason: str) -> None:
+        warn = self._runtime.log.warning
+        log_once(warn, self._limiter, f"order_refused {app}", _TOLD_EVERY_S, app=app, reason=reason)
+
+    def _begin(self, apps: Iterable[str]) -> None:
+        now_s = self._clock.monotonic()
+        for app in apps:
+            self._looked_s[app] = now_s
+            self._runtime.spawn(self._look(app), name=f"announced limits {app}")
+
+    async def _look(self, app: str) -> None:
+        """What cannot be read leaves what is known."""
+        try:
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                entry = await self._runtime.bus.bucket(APPS).get(app)
+        except (BusError, TimeoutError) as error:
+            self._runtime.log.debug("announced_limits_not_read", app=app, error=str(error))
+            return
+        spec = entry.message if entry is not None else None
+        if isinstance(spec, AppSpec) and spec.name == app:
+            self._bounds.known[app] = Bound(spec.cpu_limit_us, int(spec.memory_limit))
+        else:
+            self._bounds.known[app] = None

@@ -1,0 +1,192 @@
+"""`turnbuckle nats config|declare`: a NATS server whose users may do what their service needs, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from schemas.permissions import NODE_ROLES, Identity, Role, uses
+from schemas.subjects import SubjectError, check_root, token
+from services._runtime.bus_options import BusOptions
+from services.cli.connection import ContextOption, ServerOption, connected, find_server
+from services.cli.failure import BadFileError, CommandError
+from services.cli.nats_config import (
+    CLUSTER_FILE,
+    USERS_FILE,
+    Cluster,
+    ServerPlan,
+    User,
+    cluster_text,
+    server_text,
+    users_text,
+)
+from services.cli.nats_keys import Keys, Owner
+from services.cli.output import print_json, print_note, stdout_console
+
+EXAMPLES: Final = """
+Examples:
+
+  turnbuckle nats config --out nats --node gpu-01 --node gpu-02
+
+  turnbuckle nats config --out nats --node gpu-01 --cluster nats-1,nats-2,nats-3 --tls
+
+  TURNBUCKLE_NATS_NKEY_SEED_FILE=nats/secrets/operator.nk turnbuckle nats declare
+
+A user's seed is kept as it is when the command runs again. To replace a key, delete its file; to take a node away,
+leave it out: then `nats-server --signal reload`.
+"""
+_ROLES: Final = tuple(role for role in Role if role not in NODE_ROLES)
+
+app = typer.Typer(
+    help="Configuration of a NATS server with one user per service, and what services keep there.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+@app.command("config", epilog=EXAMPLES)
+def config_command(  # noqa: PLR0913 - a command's options are its parameters
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Directory to write to.")],
+    node: Annotated[list[str] | None, typer.Option("--node", help="A host with an agent; once for each.")] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", help="Names of three or five servers, as they reach each other.")
+    ] = "",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt: OUT/tls/{ca,server}.pem and server.key.")] = False,
+    mounted_at: Annotated[
+        str, typer.Option("--mounted-at", help="Where the server sees OUT; default: OUT itself.")
+    ] = "",
+    store: Annotated[str, typer.Option("--store", help="The server's directory for JetStream.")] = "/data",
+    listen: Annotated[str, typer.Option("--listen", help="Where clients connect.")] = "0.0.0.0:4222",
+    websocket: Annotated[
+        str, typer.Option("--websocket", help="Where browsers connect; empty: nowhere.")
+    ] = "0.0.0.0:8080",
+    monitor: Annotated[str, typer.Option("--monitor", help="Health and metrics; empty: nowhere.")] = "127.0.0.1:8222",
+    owner: Annotated[str, typer.Option("--owner", help="UID or UID:GID to own the secret files.")] = "",
+    root: Annotated[str, typer.Option("--root", help="First token of every subject.")] = "tb",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write nats.conf, users.conf with permissions, and secrets/USER.nk for each user.
+
+    Users: allocator, collector, advisor, operator, observer; agent, reconciler and fast_path of each --node. A service
+    finds its seed by TURNBUCKLE_NATS_NKEY_SEED_FILE.
+    """
+    keys = Keys(out / "secrets", _owner(owner))
+    users = _users(node or [], keys, root)
+    plan = ServerPlan(
+        directory=mounted_at or str(out.resolve()),
+        store=store,
+        listen=listen,
+        websocket=websocket or None,
+        monitor=monitor or None,
+        tls=tls,
+        cluster=Cluster(_hosts(cluster), keys.password("cluster")) if cluster else None,
+    )
+    written = write(out, plan, users, keys, root)
+    _tell(out, plan, users, keys, written, as_json=as_json)
+
+
+def _users(nodes: list[str], keys: Keys, root: str) -> list[User]:
+    try:
+        check_root(root)
+        identities = [Identity(role) for role in _ROLES]
+        identities += [Identity(role, name) for name in dict.fromkeys(nodes) for role in NODE_ROLES]
+        for name in nodes:
+            token(name)
+    except SubjectError as error:
+        raise BadFileError(str(error)) from error
+    users = []
+    for identity in identities:
+        key = keys.public_key(identity.name)
+        users.append(User(dataclasses.replace(identity, inbox=key), key))
+    return users
+
+
+def write(out: Path, plan: ServerPlan, users: list[User], keys: Keys, root: str) -> list[Path]:
+    """Write the server's files; returns them, a cluster's main files first."""
+    servers = plan.cluster.hosts if plan.cluster else ("nats",)
+    texts = {f"{server}.conf": server_text(plan, server) for server in servers}
+    texts[USERS_FILE] = users_text(users, root)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadFileError(f"{out} cannot be written to: {error.strerror}") from error
+    secret = [CLUSTER_FILE.format(server=server) for server in servers] if plan.cluster else []
+    for server, name in zip(servers, secret, strict=False):
+        keys.write(out / name, cluster_text(plan, server))
+    return [out / name for name in (*texts, *secret)]
+
+
+def _tell(  # noqa: PLR0913 - what there is to tell
+    out: Path, plan: ServerPlan, users: list[User], keys: Keys, written: list[Path], *, as_json: bool
+) -> None:
+    names = [user.identity.name for user in users]
+    unused = keys.unused(set(names))
+    if as_json:
+        files = [str(path) for path in written]
+        print_json({"files": files, "users": names, "new": keys.made, "unused_seeds": unused})
+        return
+    console = stdout_console()
+    console.print(f"{written[0]}: {len(users)} users, {len(keys.made)} with a new key in {out / 'secrets'}")
+    for name in unused:
+        print_note(f"{name} has a seed but is no user any more: delete {keys.path(name)}")
+    missing = [
+        name for name in ("ca.pem", "server.pem", "server.key") if plan.tls and not (out / "tls" / name).exists()
+    ]
+    if missing:
+        hosts = " ".join(plan.cluster.hosts if plan.cluster else ("nats", "localhost"))
+        print_note(
+            f"{out / 'tls'} lacks {', '.join(missing)}; for tests: scripts/make_test_ca.sh {out / 'tls'} {hosts}"
+        )
+
+
+def _owner(text: str) -> Owner | None:
+    uid, _, gid = text.partition(":")
+    if not text:
+        return None
+    if not uid.isdigit() or not (gid or uid).isdigit():
+        raise typer.BadParameter(f"{text!r} is no UID or UID:GID", param_hint="--owner")
+    return Owner(int(uid), int(gid or uid))
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if len(hosts) not in {3, 5} or len(set(hosts)) != len(hosts):
+        raise typer.BadParameter("three or five different names, separated by commas", param_hint="--cluster")
+    return hosts
+
+
+@app.command("declare", epilog=EXAMPLES)
+def declare_command(
+    *,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, max=5, help="Servers that keep each: 1, 3 or 5.")
+    ] = None,
+    server: ServerOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Make every stream, bucket and store exist as this version wants them. For operators."""
+    options = find_server(server, context)
+    everything = uses(Role.OPERATOR)
+    wanted = dataclasses.replace(
+        options,
+        streams=everything.streams,
+        buckets=everything.buckets,
+        object_stores=everything.object_stores,
+        replicas=replicas or options.replicas,
+    )
+    asyncio.run(_declare(wanted))
+    count = len(everything.streams) + len(everything.buckets) + len(everything.object_stores)
+    stdout_console().print(f"{count} streams, buckets and stores are there")
+
+
+async def _declare(options: BusOptions) -> None:
+    async with connected(options) as bus:  # connecting declares
+        if bus.undeclared:
+            raise CommandError(f"this user may not declare {', '.join(bus.undeclared)}: an operator may")

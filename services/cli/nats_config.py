@@ -1,0 +1,163 @@
+"""The text of a NATS server's configuration: users with their permissions, JetStream, websocket, TLS, cluster. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.permissions import INBOX, Grants, Identity, Role, grants
+
+MADE_BY: Final = "# Written by `turnbuckle nats config`. Make it anew instead of editing it.\n"
+USERS_FILE: Final = "users.conf"
+CLUSTER_FILE: Final = "cluster-{server}.conf"
+_OURS: Final = "TURNBUCKLE"
+_OBSERVERS: Final = "OBSERVERS"
+_ANSWER_WITHIN: Final = "10m"
+"""A training is asked for by a request."""
+_LAME_DUCK: Final = "30s"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Servers that keep JetStream together."""
+
+    hosts: tuple[str, ...]
+    """As the servers reach each other, and as they are named."""
+    password: str
+    """Between the servers."""
+    port: int = 6222
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """What a server needs to know. Paths are those of the machine, or container, that it runs in."""
+
+    directory: str
+    """Where the files stand: includes are relative, certificates are not."""
+    store: str = "/data"
+    listen: str = "0.0.0.0:4222"
+    websocket: str | None = "0.0.0.0:8080"
+    monitor: str | None = "127.0.0.1:8222"
+    tls: bool = False
+    cluster: Cluster | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user of the bus."""
+
+    identity: Identity
+    public_key: str
+
+
+def users_text(users: Sequence[User], root: str) -> str:
+    """``accounts``: one user each, with what `schemas.permissions` grants. It holds public keys only.
+
+    Observers have an account of their own. The server checks nobody's right to name a reply subject, so whoever may ask
+    it anything can have its answer written to any subject of his account; in theirs, nobody listens.
+    """
+    inner = [user for user in users if user.identity.role is not Role.OBSERVER]
+    outer = [user for user in users if user.identity.role is Role.OBSERVER]
+    seen = [grants(user.identity, root) for user in outer]
+    asked = sorted({subject for granted in seen for subject in granted.publish})
+    heard = sorted({subject for granted in seen for subject in granted.subscribe if not subject.startswith(INBOX)})
+    exports = [f'      {{ service: {json.dumps(subject)}, response_type: "Stream" }}' for subject in asked]
+    exports += [f"      {{ stream: {json.dumps(subject)} }}" for subject in heard]
+    imports = [f"      {{ service: {{ account: {_OURS}, subject: {json.dumps(subject)} }} }}" for subject in asked]
+    imports += [f"      {{ stream: {{ account: {_OURS}, subject: {json.dumps(subject)} }} }}" for subject in heard]
+    return "\n".join(
+        [
+            MADE_BY + "accounts {",
+            *_account_lines(_OURS, inner, root, ["    jetstream: enabled", "    exports: [", *exports, "    ]"]),
+            *_account_lines(_OBSERVERS, outer, root, ["    imports: [", *imports, "    ]"]),
+            "}",
+            "",
+        ]
+    )
+
+
+def _account_lines(name: str, users: Sequence[User], root: str, rest: Sequence[str]) -> list[str]:
+    lines = [f"  {name} {{", *rest, "    users: ["]
+    for user in sorted(users, key=lambda each: each.identity.name):
+        lines += _user_lines(user, grants(user.identity, root))
+    return [*lines, "    ]", "  }"]
+
+
+def _user_lines(user: User, granted: Grants) -> list[str]:
+    # A browser can only be an observer, whoever's key it has got hold of.
+    connections = ["STANDARD", "WEBSOCKET"] if user.identity.role is Role.OBSERVER else ["STANDARD"]
+    responds = f'        allow_responses: {{ max: 1, expires: "{_ANSWER_WITHIN}" }}'
+    return [
+        f"      # {user.identity.name}",
+        f"      {{ nkey: {user.public_key}, allowed_connection_types: {json.dumps(connections)}, permissions: {{",
+        f"        publish: {{ allow: {_list(granted.publish)} }}",
+        f"        subscribe: {{ allow: {_list(granted.subscribe)} }}",
+        *([responds] if granted.responds else []),
+        "      } }",
+    ]
+
+
+def _list(patterns: Sequence[str]) -> str:
+    return "[\n" + "".join(f"          {json.dumps(pattern)}\n" for pattern in patterns) + "        ]"
+
+
+def server_text(plan: ServerPlan, server: str) -> str:
+    """A server's main file."""
+    lines = [
+        f"{MADE_BY}server_name: {json.dumps(server)}",
+        f"listen: {json.dumps(plan.listen)}",
+        *([f"http: {json.dumps(plan.monitor)}"] if plan.monitor else []),
+        f"lame_duck_duration: {_LAME_DUCK}",
+        "# An acknowledged fact must survive a crash of the host; by default the disk is synced every two minutes.",
+        "jetstream {",
+        f"  store_dir: {json.dumps(plan.store)}",
+        "  sync_interval: always",
+        "}",
+        *(["tls {", *_tls_lines(plan), "}"] if plan.tls else []),
+        *_websocket_lines(plan),
+        f"include {json.dumps(USERS_FILE)}",
+        *([f"include {json.dumps(CLUSTER_FILE.format(server=server))}"] if plan.cluster else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _websocket_lines(plan: ServerPlan) -> list[str]:
+    if plan.websocket is None:
+        return []
+    secure = ["  tls {", *(f"  {line}" for line in _tls_lines(plan)), "  }"] if plan.tls else ["  no_tls: true"]
+    return ["# For the web console, that is for observers.", "websocket {", f"  listen: {json.dumps(plan.websocket)}",
+            *secure, "  compression: true", "}"]  # fmt: skip
+
+
+def _tls_lines(plan: ServerPlan) -> list[str]:
+    directory = f"{plan.directory.rstrip('/')}/tls"
+    return [
+        f"  cert_file: {json.dumps(f'{directory}/server.pem')}",
+        f"  key_file: {json.dumps(f'{directory}/server.key')}",
+    ]
+
+
+def cluster_text(plan: ServerPlan, server: str) -> str:
+    """How a server finds the others. It holds their password."""
+    cluster = plan.cluster
+    assert cluster is not None
+    routes = [
+        f"nats-route://route:{cluster.password}@{host}:{cluster.port}" for host in cluster.hosts if host != server
+    ]
+    secure = ["  tls {", *(f"  {line}" for line in _tls_lines(plan)),
+              f"    ca_file: {json.dumps(plan.directory.rstrip('/') + '/tls/ca.pem')}",
+              "    verify: true", "  }"]  # fmt: skip
+    return "\n".join(
+        [
+            MADE_BY + "cluster {",
+            '  name: "turnbuckle"',
+            f'  listen: "0.0.0.0:{cluster.port}"',
+            f'  authorization {{ user: "route", password: {json.dumps(cluster.password)} }}',
+            f"  routes: {json.dumps(routes)}",
+            *(secure if plan.tls else []),
+            "}",
+            "",
+        ]
+    )

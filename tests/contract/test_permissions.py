@@ -1,0 +1,374 @@
+"""Every user's credentials tried on every subject of the registry, on a real server: as the derived table says."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Self
+
+import nats
+import pytest
+from nats.aio.client import Client
+from typer.testing import CliRunner
+
+from schemas.apps import AppSpec
+from schemas.codec import encode
+from schemas.oom import MemoryReply, MemoryRequest
+from schemas.permissions import Identity, Role, allowed, grants
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.streams import APPS, BUCKETS, LEASES, NODES, OBJECT_STORES, OOM_STREAM, STREAMS
+from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, SubjectTemplate, token
+from services._runtime.bus import BusError, BusUnavailableError, Delivery, NotPermittedError
+from services._runtime.bus_nats import NatsBus
+from services._runtime.nats_history import read_stored
+from services._runtime.nats_tap import tap
+from services.cli.main import app
+from tests.support.bus_lab import node_info
+from tests.support.deadline import until
+from tests.support.limit_orders import update
+from tests.support.oom_events import oom_event
+from tests.support.secured_nats import NODES as HOSTS
+from tests.support.secured_nats import SecuredNats
+from tests.support.websocket import log_in
+
+MINE, OTHERS = HOSTS
+SPEC = AppSpec(name="shop", cpu_limit=2, memory_limit=1 << 30)
+_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNats]:
+    made = SecuredNats(tmp_path_factory.mktemp("secrets"))
+    asyncio.run(made.start())
+    asyncio.run(_declare(made))
+    yield made
+    asyncio.run(made.stop())
+
+
+async def _declare(server: SecuredNats) -> None:
+    bus = await server.bus(Role.OPERATOR)
+    assert bus.undeclared == []
+    await bus.close(2)
+
+
+@pytest.fixture
+async def operator(server: SecuredNats) -> AsyncIterator[NatsBus]:
+    bus = await server.bus(Role.OPERATOR)
+    yield bus
+    await bus.close(2)
+
+
+def memory_request() -> MemoryRequest:
+    return MemoryRequest(
+        app="shop", node=MINE, incarnation=1, container="web-1", wanted_bytes=1, usage_bytes=1, limit_bytes=1,
+        paused=False, time_ns=1,
+    )  # fmt: skip
+
+
+def _concrete(template: SubjectTemplate, node: str) -> str:
+    return template.subject("tb", **{name: node if name == "node" else "x.1" for name in template.parameters}).text
+
+
+def _every_subject() -> list[str]:
+    """Of messages, for both hosts; of what is stored; of the server's own interface."""
+    templates = [channel.template for channel in CHANNELS] + [endpoint.template for endpoint in ENDPOINTS]
+    subjects = {_concrete(template, node) for template in templates for node in HOSTS}
+    subjects |= {f"$KV.{bucket.bucket_name('tb')}.{token(node)}" for bucket in BUCKETS for node in HOSTS}
+    subjects |= {f"$O.{store.bucket_name('tb')}.{part}.x" for store in OBJECT_STORES for part in "CM"}
+    names = [stream.stream_name("tb") for stream in STREAMS]
+    names += [f"KV_{bucket.bucket_name('tb')}" for bucket in BUCKETS]
+    names += [f"OBJ_{store.bucket_name('tb')}" for store in OBJECT_STORES]
+    stream_verbs = ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE")
+    # None of these is carried out, whoever may ask: there is no such stream.
+    subjects |= {f"$JS.API.STREAM.{verb}.{name}_NOT" for verb in stream_verbs for name in names}
+    subjects |= {f"$JS.API.STREAM.{verb}.{name}" for verb in ("INFO", "MSG.GET") for name in names}
+    subjects |= {f"$JS.API.DIRECT.GET.{name}" for name in names}
+    subjects |= {f"$JS.API.CONSUMER.{verb}.{name}.c" for verb in ("CREATE", "MSG.NEXT", "DELETE") for name in names}
+    subjects |= {
+        "$SRV.PING",
+        "$SRV.INFO.allocator",
+        "$SRV.STATS.advisor.x",
+        "$SYS.REQ.SERVER.PING",
+        "elsewhere",
+        "tb.new.thing",
+    }
+    return sorted(subjects)
+
+
+class Trial:
+    """One user's plain connection, and what the server has refused it."""
+
+    def __init__(self, server: SecuredNats, identity: Identity) -> None:
+        self._server = server
+        self._identity = identity
+        self.refused: dict[str, set[str]] = {"publish": set(), "subscription": set()}
+        self.client = Client()
+
+    async def __aenter__(self) -> Self:
+        self.client = await nats.connect(
+            self._server.url,
+            nkeys_seed=self._server.seed_file(self._identity.role, self._identity.node),
+            error_cb=self._take,
+            inbox_prefix=f"_INBOX.{self._identity.inbox}",
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+
+    async def _take(self, error: Exception) -> None:
+        found = _REFUSAL.search(str(error))
+        assert found is not None, error
+        self.refused[found[1].lower()].add(found[2])
+
+    async def publish(self, subjects: list[str]) -> set[str]:
+        """Those that the server lets pass."""
+        for subject in subjects:
+            await self.client.publish(subject, b"trial")
+        return await self._passed("publish", subjects)
+
+    async def subscribe(self, subjects: list[str]) -> set[str]:
+        """Those that the server lets us hear."""
+        for subject in subjects:
+            await self.client.subscribe(subject)
+        return await self._passed("subscription", subjects)
+
+    async def _passed(self, what: str, subjects: list[str]) -> set[str]:
+        await self.client.flush()
+        await self.client.flush()  # the answer to the first may overtake the callbacks
+        return {subject for subject in subjects if subject.lower() not in {each.lower() for each in self.refused[what]}}
+
+
+def _identities() -> list[tuple[Role, str | None]]:
+    return [
+        (role, node) for role in Role for node in ((MINE,) if role in {"agent", "reconciler", "fast_path"} else (None,))
+    ]
+
+
+@pytest.mark.parametrize(("role", "node"), _identities())
+async def test_each_user_on_every_subject(server: SecuredNats, role: Role, node: str | None) -> None:
+    user = server.user(role, node).identity
+    granted = grants(user, "tb")
+    subjects = _every_subject()
+    assert len(subjects) > 150
+
+    async with Trial(server, user) as trial:
+        published = await trial.publish(subjects)
+        inboxes = [f"_INBOX.{each.public_key}.x.y" for each in server.users] + ["_INBOX.>", "_INBOX.*.>", ">", "tb.>"]
+        heard = await trial.subscribe([*subjects, *inboxes])
+
+    assert published == {subject for subject in subjects if allowed(granted.publish, subject)}
+    expected = {subject for subject in [*subjects, *inboxes] if allowed(granted.subscribe, subject)}
+    assert heard == expected | ({"tb.>"} if role is Role.OPERATOR else set())
+    assert f"_INBOX.{user.inbox}.x.y" in heard
+
+
+async def test_a_stranger_is_not_let_in(server: SecuredNats, tmp_path: Path) -> None:
+    stranger = SecuredNats(tmp_path)  # whose keys this server does not know
+    options = server.options(Role.OPERATOR)
+    for changes in ({"nkey_seed_file": stranger.seed_file(Role.OPERATOR)}, {"nkey_seed_file": None}):
+        with pytest.raises(BusUnavailableError, match="refuses the credentials"):
+            await NatsBus.connect(dataclasses.replace(options, **changes))
+
+
+# -- what the bus makes of it ----------------------------------------------------------------------------------------
+
+
+async def test_what_is_refused_is_told_at_once(server: SecuredNats) -> None:
+    """Not after the deadline of a request that nobody will answer."""
+    agent, started = await server.bus(Role.AGENT, MINE), asyncio.get_running_loop().time()
+    forged = update({}, node=OTHERS)
+
+    with pytest.raises(NotPermittedError, match="may not publish to"):
+        await agent.request(LIMIT_UPDATES.subject("tb", node=OTHERS), forged, timeout_s=30)
+    with pytest.raises(NotPermittedError, match=r"\$KV.tb_nodes.gpu-02"):
+        await agent.bucket(NODES).put(OTHERS, node_info(1))
+    with pytest.raises(NotPermittedError):
+        await agent.bucket(APPS).put("shop", SPEC)
+    assert await agent.bucket(NODES).put(MINE, node_info(2)) > 0
+
+    assert asyncio.get_running_loop().time() - started < 5
+    await agent.close(2)
+
+
+async def test_an_observer_reads_and_watches(server: SecuredNats, operator: NatsBus) -> None:
+    """Histories and buckets, all without a consumer."""
+    agent, observer = await server.bus(Role.AGENT, MINE), await server.bus(Role.OBSERVER)
+    subject = OOM_EVENTS.subject("tb", app="shop", node=MINE)
+    for number in range(1_203):  # more than two batches
+        agent.publish_fact(subject, oom_event(time_ns=number), message_id=f"o{number}")
+    await agent.flush(20)
+    read: list[int] = []
+    seen: list[tuple[str, bool]] = []
+
+    await read_stored(observer, OOM_STREAM, OOM_EVENTS.pattern("tb"), 0.0, lambda it: read.append(it.message.time_ns))
+    async with observer.bucket(APPS).watch(lambda key, entry: seen.append((key, entry is not None))):
+        await operator.bucket(APPS).put("shop", SPEC)
+        await until(lambda: ("shop", True) in seen, what="the announced application")
+        await operator.bucket(APPS).delete("shop")
+        await until(lambda: ("shop", False) in seen, what="its withdrawal")
+    with pytest.raises(NotPermittedError):
+        await observer.bucket(APPS).put("shop", SPEC)
+    with pytest.raises(NotPermittedError, match="may not subscribe"):
+        await tap(observer, "tb.>", lambda *_: None)
+    await tap(observer, "tb.obs.>", lambda *_: None)
+
+    assert read == list(range(1_203))
+    info = await operator.jetstream.stream_info("TB_OOM")
+    assert info.state.consumer_count == 0
+    for bus in (agent, observer):
+        await bus.close(2)
+
+
+async def test_a_reply_subject_is_no_way_around(server: SecuredNats, operator: NatsBus) -> None:
+    """The server checks nobody's right to name one, but a service answers to inboxes only."""
+    allocator, agent = await server.bus(Role.ALLOCATOR), server.user(Role.AGENT, MINE).identity
+    answered: list[str] = []
+
+    async def answer(delivery: Delivery) -> MemoryReply:
+        answered.append(delivery.subject)
+        return MemoryReply(app="shop", epoch=1, granted_bytes=1, reclaiming_bytes=0, refusal="")
+
+    subject = MEMORY_REQUESTS.subject("tb", app="shop")
+    await allocator.serve(subject, answer)
+    await allocator.flush(5)
+    lease = "$KV.tb_leases.app/shop"
+    async with Trial(server, agent) as trial:
+        await trial.client.publish(subject.text, encode(memory_request()), reply=lease)
+        await trial.client.flush()
+        assert trial.refused["publish"] == set()  # the server lets it pass
+        await until(lambda: allocator.counters.get("undecodable_no_reply_subject", 0) == 1, what="the refusal")
+        await trial.client.request(subject.text, encode(memory_request()), timeout=5)
+
+    assert answered == [subject.text]
+    assert (await operator.bucket(LEASES).get("app.shop"), await operator.bucket(LEASES).get("app.other")) == (
+        None,
+        None,
+    )
+    await allocator.close(2)
+
+
+async def test_an_observer_has_nothing_written_by_others(server: SecuredNats, operator: NatsBus) -> None:
+    """Not by the server itself, either: its answers stay in the observers' own account."""
+    await operator.bucket(APPS).put("other", SPEC.model_copy(update={"name": "other"}))
+    heard: list[str] = []
+    await tap(operator, "tb.>", lambda subject, _data: heard.append(subject))
+    lease, order = "$KV.tb_leases.app/other", LIMIT_UPDATES.subject("tb", node=MINE).text
+    async with Trial(server, server.user(Role.OBSERVER).identity) as trial:
+        for reply in (lease, order):
+            await trial.client.publish("$JS.API.STREAM.INFO.KV_tb_apps", b"", reply=reply)
+            await trial.client.publish("$JS.API.STREAM.MSG.GET.KV_tb_apps", b'{"seq":1}', reply=reply)
+            await trial.client.publish("$JS.API.DIRECT.GET.TB_OOM", b'{"seq":1}', reply=reply)
+        info = await trial.client.request("$JS.API.STREAM.INFO.KV_tb_apps", b"", timeout=5)  # so all were answered
+        assert b"stream_info_response" in info.data
+    await operator.flush(5)
+
+    assert heard == []
+    assert (await operator.bucket(LEASES).get("app.shop"), await operator.bucket(LEASES).get("app.other")) == (
+        None,
+        None,
+    )
+    await operator.bucket(APPS).delete("other")
+
+
+async def test_observers_and_nobody_else_come_by_websocket(server: SecuredNats) -> None:
+    seeds = {role: server.seed(role) for role in (Role.OBSERVER, Role.OPERATOR)}
+    said = {role: await log_in(server.websocket_port, seed) for role, seed in seeds.items()}
+
+    assert said[Role.OBSERVER].startswith("PONG")
+    assert "Authorization Violation" in said[Role.OPERATOR]
+
+
+async def test_only_centre_and_operator_declare(tmp_path: Path) -> None:
+    """On a new server a host's services wait for those who may, and lose nothing."""
+    async with SecuredNats(tmp_path / "secrets") as server:
+        agent = await server.bus(Role.AGENT, MINE)
+        assert agent.undeclared == ["TB_CONTAINER", "TB_OOM", "KV_tb_apps", "KV_tb_nodes"]
+        agent.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(), message_id="1")
+        with pytest.raises(BusError):
+            await agent.flush(0.3)
+
+        allocator = await server.bus(Role.ALLOCATOR)
+        assert allocator.undeclared == []
+        await agent.flush(10)
+        operator = await server.bus(Role.OPERATOR)
+
+        assert (await operator.jetstream.stream_info("TB_OOM")).state.messages == 1
+        for bus in (agent, allocator, operator):
+            await bus.close(2)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def _config(out: Path, *arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["nats", "config", "--out", str(out), *arguments])
+    return done.exit_code, done.output
+
+
+def test_keys_are_kept_and_only_their_owner_reads_them(tmp_path: Path) -> None:
+    assert _config(tmp_path, "--node", MINE)[0] == 0
+    seeds = {path.name: path.read_text() for path in (tmp_path / "secrets").glob("*.nk")}
+    assert set(seeds) == {
+        *(f"{role}.nk" for role in ("allocator", "collector", "advisor", "operator", "observer")),
+        *(f"{role}-{MINE}.nk" for role in ("agent", "reconciler", "fast_path")),
+    }
+    for path in (tmp_path / "secrets").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+
+    code, text = _config(tmp_path, "--node", OTHERS)
+    assert code == 0
+    assert f"agent-{MINE} has a seed but is no user any more" in text
+    assert {path.name: path.read_text() for path in (tmp_path / "secrets").glob("*.nk") if path.name in seeds} == seeds
+
+    public = "".join(path.read_text() for path in tmp_path.glob("*.conf")) + text
+    for seed in seeds.values():
+        assert seed.strip() not in public
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cluster", "a,b"), "three or five"),
+        (("--cluster", "a,b,a"), "three or five"),
+        (("--owner", "me"), "UID"),
+        (("--root", "a.b"), "one token"),
+        (("--node", ""), "must not be empty"),
+    ],
+)
+def test_bad_options(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    code, text = _config(tmp_path / "out", *arguments)
+
+    assert code != 0
+    assert said in text
+
+
+def test_a_spoiled_seed_is_named_and_not_shown(tmp_path: Path) -> None:
+    _config(tmp_path)
+    seed = tmp_path / "secrets" / "allocator.nk"
+    spoiled = seed.read_text().strip()[:30]
+    seed.write_text(spoiled)
+
+    code, text = _config(tmp_path)
+
+    assert code == 78
+    assert "holds no NKEY seed" in text.replace("\n", " ")
+    assert spoiled not in text
+
+
+async def test_an_observer_declares_nothing(server: SecuredNats, monkeypatch: pytest.MonkeyPatch) -> None:
+    for role, code in ((Role.OPERATOR, 0), (Role.OBSERVER, 1)):
+        for name, value in server.environment(role).items():
+            monkeypatch.setenv(name, value)
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["nats", "declare"])
+        assert (done.exit_code, "may not declare" in done.output) == (code, bool(code)), done.output
+
+
+def test_the_hosts_of_these_tests_need_escaping() -> None:
+    assert any(token(host) != host for host in HOSTS)
+    assert all(a != b for a, b in itertools.combinations(HOSTS, 2))

@@ -1,0 +1,192 @@
+"""Each service with its own key and no more: it starts and does its main thing, and is never refused anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas.limits import LimitDecisions
+from schemas.network import NetworkStateReply, NetworkStateRequest
+from schemas.permissions import Role
+from schemas.predictions import RankReply, RankRequest
+from schemas.registry import ADVISOR_RANK
+from schemas.streams import JOB_STREAM, MODELS, TC_STREAM
+from schemas.subjects import JOB_RECORDS, LIMIT_DECISIONS, RECONCILER_STATE, TC_EVENTS
+from services._runtime.bus import BusError
+from services._runtime.nats_history import read_stored
+from services.cli.main import app
+from services.collector.journal import Journal
+from services.collector.publishing import Publisher
+from tests.support.cluster_lab import MessageLog, ServiceProcess, poll
+from tests.support.deadline import until
+from tests.support.fake_network import mac
+from tests.support.reconciler_lab import ReconcilerLab
+from tests.support.secured_nats import SecuredNats
+from tests.support.training_jobs import features, profile, records
+
+NODE = "n1"
+SPEC = "name: shop\ncpu_limit: 2\nmemory_limit: 2GiB\n"
+LOAD = [
+    {
+        "app": "shop",
+        "scenario": {
+            "containers": [
+                {"name": name, "threads": 2, "phases": [
+                    {"duration_s": 0.4, "cpu_cores": low, "memory_bytes": 100 << 20},
+                    {"duration_s": 0.4, "cpu_cores": high, "memory_bytes": 200 << 20},
+                ]} for name, low, high in (("web", 0.1, 1.2), ("api", 0.8, 0.2))
+            ]
+        },
+        "quota_us": 50_000,
+        "limit_bytes": 256 << 20,
+    }
+]  # fmt: skip
+_VIOLATION = re.compile(r'Violation - (?:User|Nkey) "(\w+)".* Subject "([^"]+)"')
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
+    async with SecuredNats(tmp_path / "secrets", nodes=(NODE,)) as made:
+        yield made
+
+
+def refusals(server: SecuredNats) -> list[tuple[str, str]]:
+    """Who was refused what, observers aside: they try to make a consumer, and get on without."""
+    names = {user.public_key: user.identity for user in server.users}
+    lines = [line for line in server.log_path.read_text().splitlines() if "iolation" in line]
+    found = [match for line in lines if (match := _VIOLATION.search(line))]
+    assert len(found) == len(lines), lines
+    return [
+        (names[match[1]].name, match[2])
+        for match in found
+        if names[match[1]].role is not Role.OBSERVER or "CONSUMER.CREATE" not in match[2]
+    ]
+
+
+def launch(
+    server: SecuredNats, directory: Path, role: Role, node: str | None = None, **settings: str
+) -> ServiceProcess:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "TURNBUCKLE_"))}
+    ours = {f"TURNBUCKLE_{name}": value for name, value in {"HEALTH_PORT": "0", **settings}.items()}
+    log = directory / f"{role.value}.log"
+    return ServiceProcess(role.value, kept | server.environment(role, node) | ours, log)
+
+
+async def turnbuckle(server: SecuredNats, role: Role, *arguments: str) -> str:
+    """The command, as a person with this key."""
+    environment = {**server.environment(role), "NATS_CONTEXT": ""}
+    done = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=environment)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
+    """Agent, allocator, operator, observer: announced, decided, ordered, applied, watched, withdrawn."""
+    (tmp_path / "app.yaml").write_text(SPEC)
+    (tmp_path / "load.json").write_text(json.dumps(LOAD))
+    agent_settings = {
+        "AGENT__NODE": NODE, "AGENT__HOST": "simulated", "AGENT__SCENARIO_FILE": str(tmp_path / "load.json"),
+        "AGENT__STATE_DIRECTORY": str(tmp_path / "state"),
+    }  # fmt: skip
+    services = [
+        launch(server, tmp_path, Role.AGENT, NODE, **agent_settings),
+        launch(server, tmp_path, Role.ALLOCATOR),
+    ]
+    agent, allocator = services
+    try:
+        await allocator.ready()
+        await agent.ready()
+        observer, log = await server.bus(Role.OBSERVER), MessageLog()
+        await observer.subscribe(LIMIT_DECISIONS.pattern("tb"), log.take)
+        await turnbuckle(server, Role.OPERATOR, "apply", str(tmp_path / "app.yaml"), "--limits-only")
+
+        async def applied() -> bool:
+            return await agent.metric("turnbuckle_agent_quota_writes_total") >= 5
+
+        await poll(applied, within_s=30, what="quotas that are written")
+        changes = [row for message in log.messages if isinstance(message, LimitDecisions) for row in message.rows()]
+        assert changes
+        apps = json.loads(await turnbuckle(server, Role.OBSERVER, "apps", "--json"))
+        explained = await turnbuckle(server, Role.OBSERVER, "explain", "shop", "--json")
+        await turnbuckle(server, Role.OPERATOR, "delete", "shop")
+
+        assert apps["allocator"] is True
+        assert [row["app"] for row in apps["apps"]] == ["shop"]
+        assert json.loads(explained)
+        assert await allocator.metric("turnbuckle_allocator_lost_orders_total") == 0
+        assert [line for line in agent.log() if line["event"].startswith("order_refused")] == []
+        await observer.close(2)
+    finally:
+        for service in services:
+            service.kill()
+
+    assert refusals(server) == []
+    for service in services:
+        assert "SU" + "A" not in service.log_path.read_text()  # how a user's seed begins
+
+
+async def test_rules_are_told(server: SecuredNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reconciler: asks whether it is alone, answers questions, tells its writes, all for its own node."""
+    operator = await server.bus(Role.OPERATOR)
+    reconciler, observer = await server.bus(Role.RECONCILER, NODE), await server.bus(Role.OBSERVER)
+    lab = ReconcilerLab(tmp_path, operator, reconciler)
+    lab.put_in_place(monkeypatch)
+    async with lab.reconciler():
+        lab.network.learn(mac(0), "10.255.0.3")
+        await until(lambda: lab.rules == {mac(0): "10.255.0.3"}, what="the rule")
+        state = await observer.request(RECONCILER_STATE.subject("tb", node=NODE), NetworkStateRequest(), timeout_s=5)
+        assert isinstance(state, NetworkStateReply)
+        await lab.bus.flush(10)
+    told: list[object] = []
+    await read_stored(observer, TC_STREAM, TC_EVENTS.pattern("tb"), 0.0, lambda it: told.append(it.message))
+
+    assert told
+    assert refusals(server) == []
+    for bus in (operator, reconciler, observer):
+        await bus.close(2)
+
+
+@pytest.mark.timeout(300)
+async def test_jobs_become_predictions(server: SecuredNats, tmp_path: Path) -> None:
+    """The collector's records, once each; the advisor's model, answers and prediction."""
+    collector, operator = await server.bus(Role.COLLECTOR), await server.bus(Role.OPERATOR)
+    told = [*(profile(f"task{number}") for number in range(4)), *records([f"task{number}" for number in range(4)])]
+    with Journal(tmp_path / "journal") as journal:
+        for record in told:
+            journal.append(record)
+        assert await Publisher(journal, collector).publish() == len(told)
+    stored: list[object] = []
+    await read_stored(collector, JOB_STREAM, JOB_RECORDS.pattern("tb"), 0.0, lambda it: stored.append(it.message))
+    assert len(stored) == 96
+    settings = {"ADVISOR__ALGORITHM": "linear", "ADVISOR__LOOK_S": "0.2", "ADVISOR__QUIET_S": "0.2",
+                "ADVISOR__PRICES_DIRECTORY": str(tmp_path / "prices")}  # fmt: skip
+    advisor = launch(server, tmp_path, Role.ADVISOR, **settings)
+    question = RankRequest(task=features("task9"), profile=profile("task9"), workers=(1, 2), batch_sizes=(16,), job="j")
+
+    async def answered() -> object:
+        try:
+            return await operator.request(ADVISOR_RANK.template.subject("tb"), question, timeout_s=10)
+        except BusError:
+            return None
+
+    try:
+        assert isinstance(await poll(answered, within_s=200, what="an answer"), RankReply)
+        assert len(await operator.objects(MODELS).names()) == 1
+
+        async def predicted() -> bool:
+            return (await operator.jetstream.stream_info("TB_PREDICTION")).state.messages == 1
+
+        await poll(predicted, what="the prediction as a fact")
+    finally:
+        advisor.kill()
+
+    assert refusals(server) == []
+    for bus in (collector, operator):
+        await bus.close(2)

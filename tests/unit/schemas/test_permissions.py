@@ -1,0 +1,161 @@
+"""What the derived permissions promise, whatever the registry will hold."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.permissions import NODE_ROLES, READ_ONLY, Grants, Identity, Role, allowed, grants, uses
+from schemas.registry import CHANNELS, ENDPOINTS, Delivery
+from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES, OOM_EVENTS, Subject, SubjectTemplate, token
+
+NODES = ("gpu-01.example", "gpu-02")
+USERS = tuple(
+    Identity(role, node, inbox=f"K{role}{number}".replace("_", ""))
+    for role in Role
+    for number, node in enumerate(NODES if role in NODE_ROLES else (None,))
+)
+GRANTS: dict[str, Grants] = {user.name: grants(user, "tb") for user in USERS}
+
+
+def users(*roles: Role) -> list[Identity]:
+    return [user for user in USERS if user.role in roles]
+
+
+def may_publish(subject: str) -> set[str]:
+    return {name for name, granted in GRANTS.items() if allowed(granted.publish, subject)}
+
+
+def may_hear(subject: str) -> set[str]:
+    return {name for name, granted in GRANTS.items() if allowed(granted.subscribe, subject)}
+
+
+def concrete(template: SubjectTemplate, node: str = NODES[0]) -> str:
+    return template.subject("tb", **{name: node if name == "node" else "x1" for name in template.parameters}).text
+
+
+def test_only_the_allocator_orders() -> None:
+    for node in NODES:
+        assert may_publish(concrete(LIMIT_UPDATES, node)) == {"allocator"}
+
+
+def test_only_its_own_agent_hears_an_order() -> None:
+    """And the operator, who may listen to everything, but answer nothing."""
+    for node in NODES:
+        assert may_hear(concrete(LIMIT_UPDATES, node)) == {f"agent-{node}", "operator"}
+    assert not GRANTS["operator"].responds
+
+
+@pytest.mark.parametrize("template", [CFS, CONTAINER_EVENTS, OOM_EVENTS], ids=lambda each: each.text)
+def test_an_agent_speaks_for_its_own_node(template: SubjectTemplate) -> None:
+    for node in NODES:
+        speakers = may_publish(concrete(template, node))
+        assert speakers - {"allocator"} == {f"agent-{node}"}
+        assert ("allocator" in speakers) == (template is CONTAINER_EVENTS)  # it refuses containers
+
+
+def test_whatever_names_a_node_is_said_by_users_of_that_node_or_in_the_centre() -> None:
+    for channel in CHANNELS:
+        if "node" not in channel.template.parameters:
+            continue
+        for name in may_publish(concrete(channel.template)):
+            user = next(each for each in USERS if each.name == name)
+            assert user.node in {None, NODES[0]}, (channel.template.text, name)
+
+
+def test_nobody_hears_the_replies_to_others() -> None:
+    for user, other in itertools.product(USERS, USERS):
+        heard = user.name in may_hear(f"_INBOX.{other.inbox}.a.b")
+        assert heard == (user.name == other.name)
+    assert may_hear("_INBOX.someone") == may_hear("_INBOX.a.b") == set()
+
+
+def test_an_observer_changes_nothing() -> None:
+    granted = GRANTS["observer"]
+    said = {subject for subject in granted.publish if subject.startswith("tb.")}
+
+    assert said == {template.pattern("tb").text for template in READ_ONLY}
+    assert not granted.responds
+    for verb in ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE", "SNAPSHOT", "LEADER.STEPDOWN"):
+        assert not allowed(granted.publish, f"$JS.API.STREAM.{verb}.TB_OOM")
+    stored = ("$KV.tb_apps.shop", "$O.tb_models.M.x", "$JS.API.CONSUMER.CREATE.TB_OOM", "$JS.ACK.TB_OOM.c.1.1.1.1.1")
+    assert not any(allowed(granted.publish, subject) for subject in stored)
+
+
+def test_who_makes_consumers_could_replay_what_hosts_store() -> None:
+    """A consumer delivers to any subject, in the server's name: for those only who may say more than hosts anyway."""
+    written_by_hosts = [stream for stream in STREAMS if any(stream in uses(role).streams for role in NODE_ROLES)]
+    names = [stream.stream_name("tb") for stream in written_by_hosts] + ["KV_tb_nodes"]
+    assert len(names) == 5
+
+    for name in names:
+        assert may_publish(f"$JS.API.CONSUMER.CREATE.{name}.c") <= {"allocator", "operator"}
+
+
+def test_hosts_make_nothing_on_the_server() -> None:
+    for user in users(*NODE_ROLES, Role.OBSERVER):
+        for verb in ("STREAM.CREATE", "STREAM.UPDATE", "STREAM.PURGE", "STREAM.DELETE", "CONSUMER.CREATE"):
+            for stream in STREAMS:
+                subject = f"$JS.API.{verb}.{stream.stream_name('tb')}"
+                assert not allowed(GRANTS[user.name].publish, subject), (user.name, subject)
+
+
+def test_only_the_operator_changes_what_is_there() -> None:
+    for verb in ("UPDATE", "DELETE", "PURGE"):
+        assert may_publish(f"$JS.API.STREAM.{verb}.TB_JOB") == {"operator"}
+    assert may_publish("$KV.tb_apps.shop") == {"operator"}
+    assert may_publish("$KV.tb_leases.app/shop") == {"allocator", "operator"}
+    assert may_publish(f"$KV.tb_nodes.{token(NODES[0])}") == {f"agent-{NODES[0]}", "operator"}
+
+
+def test_every_message_has_someone_who_says_it_and_someone_who_hears_it() -> None:
+    for channel in CHANNELS:
+        subject = concrete(channel.template)
+        assert may_publish(subject), subject
+        assert may_hear(subject) - {"operator", "observer"} or "cli" in channel.receivers, subject
+    for endpoint in ENDPOINTS:
+        subject = concrete(endpoint.template)
+        assert endpoint.service in may_hear(subject), subject
+        assert "operator" in may_publish(subject), subject
+
+
+def test_who_is_asked_may_answer() -> None:
+    for channel in CHANNELS:
+        if channel.delivery is Delivery.REQUEST:
+            for name in may_hear(concrete(channel.template)) - {"operator"}:
+                assert GRANTS[name].responds, (channel.template.text, name)
+
+
+def test_a_root_of_ones_own_is_kept_to() -> None:
+    for user in USERS:
+        for subject in (*grants(user, "mine").publish, *grants(user, "mine").subscribe):
+            assert not subject.startswith("tb.")
+            assert ".tb_" not in subject.lower()
+
+
+@pytest.mark.parametrize(("role", "node"), [(Role.AGENT, None), (Role.ALLOCATOR, "n1")])
+def test_a_role_is_bound_to_a_node_or_not(role: Role, node: str | None) -> None:
+    with pytest.raises(ValueError, match="bound to a node"):
+        Identity(role, node)
+
+
+def test_everything_stored_is_used_by_some_service() -> None:
+    services = [uses(role) for role in Role if role not in {Role.OPERATOR, Role.OBSERVER}]
+
+    assert {each for needs in services for each in needs.streams} == set(STREAMS)
+    assert {each for needs in services for each in needs.buckets} == set(BUCKETS)
+    assert {each for needs in services for each in needs.object_stores} == set(OBJECT_STORES)
+
+
+_PARTS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
+
+
+@given(_PARTS, st.booleans(), st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=4))
+def test_a_pattern_covers_what_the_subject_type_says(pattern: list[str], tail: bool, subject: list[str]) -> None:
+    text = ".".join([*pattern, ">"] if tail else pattern)
+
+    assert allowed([text], ".".join(subject)) == Subject(text).matches(Subject(".".join(subject)))
