@@ -100,9 +100,17 @@ _ATTRIBUTES: Final = (
     AttributeSpec("turnbuckle.memory.wanted_bytes", "asked for"),
     AttributeSpec("turnbuckle.memory.granted_bytes", "granted"),
     AttributeSpec("turnbuckle.memory.reclaiming_bytes", "being taken back from others"),
-    AttributeSpec("advisor.model", "version of the model that answers, or is trained"),
-    AttributeSpec("advisor.configurations", "configurations that were asked about; 0: all of the catalogue's"),
-    AttributeSpec("advisor.records", "records that are learned from"),
+    AttributeSpec("turnbuckle.causes", "kinds of events that made a look due"),
+    AttributeSpec("turnbuckle.rules.written", "writes that the kernel took"),
+    AttributeSpec("turnbuckle.rules.refused", "writes that it refused"),
+    AttributeSpec("turnbuckle.rules.desired", "filters that should be there"),
+    AttributeSpec("turnbuckle.rules.right", "of them, those that are"),
+    AttributeSpec("turnbuckle.rules.verified", "whether the last look showed what should be there"),
+    AttributeSpec("turnbuckle.job", "name of a job"),
+    AttributeSpec("turnbuckle.jobs", "names of jobs, 20 at most"),
+    AttributeSpec("turnbuckle.records", "records that are published, or learned from"),
+    AttributeSpec("turnbuckle.model", "version of the model that answers, or is trained"),
+    AttributeSpec("turnbuckle.configurations", "configurations that were asked about; 0: all of the catalogue's"),
 )
 _MESSAGE: Final = (
     "messaging.system",
@@ -254,10 +262,21 @@ _SPANS: Final = (
             "turnbuckle.memory.reclaiming_bytes",
         ),
     ),
-    SpanSpec("advisor.predict", "configurations predicted", ("advisor.model", "advisor.configurations")),
-    SpanSpec("advisor.rank", "configurations ranked", ("advisor.model", "advisor.configurations")),
-    SpanSpec("advisor.explain", "one prediction explained", ("advisor.model", "advisor.configurations")),
-    SpanSpec("advisor.train", "a model trained", ("advisor.model", "advisor.records")),
+    SpanSpec(
+        "reconciler.reconcile",
+        "from the first kernel event of a burst to rules that are verified",
+        (
+            *("turnbuckle.causes", "turnbuckle.rules.written", "turnbuckle.rules.refused"),
+            *("turnbuckle.rules.desired", "turnbuckle.rules.right", "turnbuckle.rules.verified"),
+        ),
+    ),
+    SpanSpec("collector.record", "finished jobs seen in the cloud and written down", ("turnbuckle.jobs",)),
+    SpanSpec("collector.publish", "records handed to the bus", ("turnbuckle.records",)),
+    SpanSpec("advisor.predict", "configurations predicted", ("turnbuckle.model", "turnbuckle.configurations")),
+    SpanSpec("advisor.rank", "configurations ranked", ("turnbuckle.model", "turnbuckle.configurations")),
+    SpanSpec("advisor.explain", "one prediction explained", ("turnbuckle.model", "turnbuckle.configurations")),
+    SpanSpec("advisor.train", "a model trained", ("turnbuckle.model", "turnbuckle.records")),
+    SpanSpec("cli.advise", "`turnbuckle advise`: the question and its answer", ("turnbuckle.job",)),
 )
 
 EVERY_SPAN: Final = ("error.type",)

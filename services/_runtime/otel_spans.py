@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from opentelemetry import context as otel_context
@@ -44,6 +45,15 @@ class OtelTracing:
         found = trace.get_current_span().get_span_context()
         return (f"{found.trace_id:032x}", f"{found.span_id:016x}") if found.is_valid else None
 
+    @contextmanager
+    def resume(self, carrier: Carrier) -> Iterator[None]:
+        """Have what is in the block follow from a span that need not be here."""
+        token = otel_context.attach(_context_of(carrier))
+        try:
+            yield
+        finally:
+            otel_context.detach(token)
+
     def untraced(self) -> contextvars.Context:
         """The current context without its span."""
         copied = contextvars.copy_context()
@@ -76,6 +86,11 @@ class OtelSpan(Span):
         headers: dict[str, str] = {}
         propagate.inject(headers, context=trace.set_span_in_context(self._made))
         return headers
+
+    @property
+    def trace_id(self) -> str:
+        """In hexadecimal."""
+        return f"{self._made.get_span_context().trace_id:032x}"
 
     def __enter__(self) -> Self:
         self._token = otel_context.attach(trace.set_span_in_context(self._made))

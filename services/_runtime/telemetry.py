@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from schemas.telemetry import METRICS, MetricSpec
-from services._runtime.tracing import UndeclaredTelemetryError, span, undeclared
+from services._runtime.tracing import UndeclaredTelemetryError, undeclared
 
-__all__ = ["Counter", "Sample", "Telemetry", "UndeclaredTelemetryError", "observe_bus", "span"]
+__all__ = ["Counter", "Sample", "Telemetry", "UndeclaredTelemetryError", "observe_bus"]
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import difflib
 from collections.abc import Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Protocol, Self
@@ -57,6 +57,11 @@ class Span:
         """For `Begin`: what follows from this span."""
         return NEW_TRACE
 
+    @property
+    def trace_id(self) -> str:
+        """In hexadecimal; empty: there is none."""
+        return ""
+
     def __enter__(self) -> Self:
         return self
 
@@ -80,6 +85,9 @@ class Tracing(Protocol):
 
     def ids(self) -> tuple[str, str] | None:
         """Trace and span under way, in hexadecimal."""
+
+    def resume(self, carrier: Carrier) -> AbstractContextManager[None]:
+        """Have what is in the block follow from a span that need not be here."""
 
     def untraced(self) -> contextvars.Context:
         """A copy of the current context in which no span is under way."""
@@ -148,6 +156,13 @@ def trace_headers() -> dict[str, str] | None:
 def trace_ids() -> tuple[str, str] | None:
     """Ids of the trace and the span under way, for logs; None: there is none."""
     return None if _Installed.tracing is None else _Installed.tracing.ids()
+
+
+def resumed(carrier: Carrier | None) -> AbstractContextManager[None]:
+    """Have what is in the block follow from what a carrier was taken of; None: from what is under way."""
+    if _Installed.tracing is None or not carrier:
+        return nullcontext()
+    return _Installed.tracing.resume(carrier)
 
 
 def untraced() -> contextvars.Context | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from contextlib import suppress
 from typing import Final
 
 from schemas.predictions import TrainRequest
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError
-from services._runtime.telemetry import span
+from services._runtime.tracing import NEW_TRACE, Begin, Carrier, span, trace_headers
 from services.advisor.model_file import UnusableModelError
 from services.advisor.model_store import Model, ModelStore
 from services.advisor.ports import Lesson, Trainer, TrainingFailedError
@@ -18,6 +19,7 @@ from services.advisor.records import Records
 from services.advisor.settings import AdvisorSettings
 
 _LEAST_WAIT_S: Final = 0.02
+_MOST_CAUSES: Final = 32
 
 
 class Learning:
@@ -39,6 +41,8 @@ class Learning:
         """Known when a training failed: none is tried again by itself until enough more have come."""
         self._failure = ""
         self._began_s: float | None = None
+        self._causes: deque[Carrier] = deque(maxlen=_MOST_CAUSES)
+        """What the next training follows from."""
         self._looked_s = -math.inf
         """At the store."""
         self.model: Model | None = None
@@ -50,8 +54,10 @@ class Learning:
         """Models in the store that could not be used."""
         return self._store.unusable_count
 
-    def heard(self) -> None:
-        """A record has come."""
+    def heard(self, cause: Carrier | None = None) -> None:
+        """A record has come, by this trace."""
+        if cause is not None:
+            self._causes.append(cause)
         self._heard_s = self._clock.monotonic()
         self._wake.set()
 
@@ -65,6 +71,8 @@ class Learning:
         if self.model is not None and self.model.name.version == version and not request.force:
             return "no record has come since the last training"
         self._asked = request
+        if (cause := trace_headers()) is not None:
+            self._causes.append(cause)
         self._wake.set()
         return None
 
@@ -149,7 +157,8 @@ class Learning:
         self._began_s = self._clock.monotonic()
         self._log.info("training_begun", version=lesson.version, records=len(lesson.records))
         try:
-            with span("advisor.train", advisor__model=lesson.version, advisor__records=len(lesson.records)):
+            about = {"turnbuckle__model": lesson.version, "turnbuckle__records": len(lesson.records)}
+            with span("advisor.train", self._follow_causes(), **about):
                 await self._learn(lesson, forced=forced)
         except (TrainingFailedError, UnusableModelError) as error:
             self.failed_trainings += 1
@@ -157,6 +166,12 @@ class Learning:
             self._log.error("training_failed", version=lesson.version, error=str(error))
         finally:
             self._began_s = None
+
+    def _follow_causes(self) -> Begin:
+        """The newest is the cause; the others have their part in it."""
+        *others, newest = self._causes or (NEW_TRACE,)
+        self._causes.clear()
+        return Begin(newest, tuple(others))
 
     async def _learn(self, lesson: Lesson, *, forced: bool) -> None:
         if not forced and (model := await self._stored(lesson.version)) is not None:

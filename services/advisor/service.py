@@ -28,7 +28,7 @@ from schemas.subjects import PREDICTIONS, Subject, SubjectError
 from services._runtime.app import Runtime
 from services._runtime.bus import Delivery, RequestRefusedError, Responder, Subscription
 from services._runtime.settings import CommonSettings
-from services._runtime.telemetry import span
+from services._runtime.tracing import span, trace_headers
 from services.advisor.catalogue_files import Catalogue
 from services.advisor.core.answers import Advice, best_first, explain, predict, rank
 from services.advisor.core.questions import BadQuestionError
@@ -127,7 +127,7 @@ class Advisor:
         elif isinstance(message, RunProfile):
             self._note(self.records.add_run(message))
         if self.learning is not None:
-            self.learning.heard()
+            self.learning.heard(trace_headers())
 
     def _note(self, problem: str | None) -> None:
         if problem is not None:
@@ -163,7 +163,10 @@ class Advisor:
     async def _answer(self, name: str, request: RequestT, answer: Callable[[RequestT, Advice], ReplyT]) -> ReplyT:
         """Work on it in a thread: the loop goes on."""
         advice = self._advice(request)
-        attributes = {"advisor__model": advice.model.version, "advisor__configurations": len(request.configurations)}
+        attributes = {
+            "turnbuckle__model": advice.model.version,
+            "turnbuckle__configurations": len(request.configurations),
+        }
         with span(name, **attributes):
             try:
                 reply = await asyncio.get_running_loop().run_in_executor(self._threads, answer, request, advice)

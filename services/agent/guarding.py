@@ -11,7 +11,8 @@ from schemas.subjects import MEMORY_REQUESTS, OOM_EVENTS
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError
 from services._runtime.clock import monotonic_ns
-from services._runtime.tracing import HERE_AND_NOW, Begin, span, untraced
+from services._runtime.tracing import span, untraced
+from services.agent.episodes import Episodes
 from services.agent.node import Node
 from services.agent.occurrences import Answer, Asked, Drift, Occurrence, described
 from services.agent.ports import Watchdog
@@ -39,6 +40,7 @@ class Guarding:
         self._poll_s = 0.0
         """What the last poll took."""
         self._told = 0
+        self._episodes = Episodes()
         self._untold_reports = False
         """Whether reports of the watchdog are on their way to the stream."""
 
@@ -93,9 +95,10 @@ class Guarding:
         for app in dict.fromkeys(apps):
             told = [occurrence for occurrence in occurrences if occurrence.app == app]
             asked = [request for request in requests if request.app == app]
-            with span(
-                "agent.handle_oom", self._since(told), **described(told, asked), turnbuckle__node=self._node.name
-            ):
+            now_ns = self._now_ns()
+            begin = self._episodes.begin(app, now_ns, self._since_ns(told, now_ns))
+            with span("agent.handle_oom", begin, **described(told, asked), turnbuckle__node=self._node.name) as step:
+                self._episodes.note(app, step, now_ns)
                 for occurrence in told:
                     self._publish(occurrence)
                 for request in asked:
@@ -155,10 +158,10 @@ class Guarding:
         self._node.guard.answered(asked, answer, self._now_ns())
         self.follow_up()
 
-    def _since(self, told: list[Occurrence]) -> Begin:
-        """Since when the agent could know of what it did."""
+    def _since_ns(self, told: list[Occurrence], now_ns: int) -> int | None:
+        """Since when, by the wall clock, the agent could know of what it did."""
         known_ns = min((each.known_ns for each in told if each.known_ns is not None), default=None)
-        return HERE_AND_NOW if known_ns is None else Begin(begun_ns=self._clock.time_ns() - self._now_ns() + known_ns)
+        return None if known_ns is None else self._clock.time_ns() - now_ns + known_ns
 
     def _publish(self, occurrence: Occurrence) -> None:
         since_ns, kind = occurrence.known_ns, occurrence.kind

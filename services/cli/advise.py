@@ -104,10 +104,12 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
         raise typer.BadParameter("name a job.yaml, or try --example")
     from services.cli.connection import find_server  # noqa: PLC0415 - quick --help
     from services.cli.job_yaml import load_job  # noqa: PLC0415 - as above
+    from services.cli.tracing import traced  # noqa: PLC0415 - as above
 
     file = load_job(job)
     request = request_for(file, wishes, job.parent)
-    reply = asyncio.run(_ask(request, find_server(server, context)))
+    with traced("cli.advise", turnbuckle__job=file.name):
+        reply = asyncio.run(_ask(request, find_server(server, context)))
     _show(Answer(reply, request.spot), file, wanted)
 
 

@@ -8,13 +8,14 @@ what lies further apart, the question. Nothing else has to be agreed upon betwee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from services._runtime.bus import Bus, BusUnavailableError
+from services._runtime.tracing import Carrier, resumed, span
 from services.collector.journal import Journal, Record, record_id, record_key, record_subject
 
 _BATCH: Final = 100
@@ -37,6 +38,8 @@ class Publisher:
         self._journal = journal
         self._bus = bus
         self._told = told
+        self._causes: dict[str, Carrier] = {}
+        """Of records whose trace has begun before they are published."""
         self._queued: dict[str, Record] = {}
         """Handed to the bus, which keeps and sends them in its own time: they must not be handed over again."""
         self.published = 0
@@ -59,13 +62,24 @@ class Publisher:
                 raise BusUnavailableError(f"no connection to NATS: {self._journal.waiting} records wait")
             held = await asyncio.gather(*(self._is_held(record) for record in batch))
             marked += self._mark([record for record, is_held in zip(batch, held, strict=True) if is_held], sent=False)
-            for record, is_held in zip(batch, held, strict=True):
-                if not is_held:
-                    subject = record_subject(self._bus.root, record)
-                    self._bus.publish_fact(subject, record, message_id=record_id(record))
-                    self._queued[record_key(record)] = record
+            self._hand_over([record for record, is_held in zip(batch, held, strict=True) if not is_held])
             marked += await self._settle(timeout_s)
         return marked
+
+    def follow(self, records: Iterable[Record], cause: Carrier) -> None:
+        """Publish these as a part of this trace; of others the trace begins when they are published."""
+        if cause:
+            self._causes |= {record_key(record): cause for record in records}
+
+    def _hand_over(self, records: list[Record]) -> None:
+        if not records:
+            return
+        with span("collector.publish", turnbuckle__records=len(records)):
+            for record in records:
+                key, subject = record_key(record), record_subject(self._bus.root, record)
+                with resumed(self._causes.pop(key, None)):
+                    self._bus.publish_fact(subject, record, message_id=record_id(record))
+                self._queued[key] = record
 
     async def _settle(self, timeout_s: float) -> int:
         """Wait until the server has acknowledged what was handed over, then mark it."""
@@ -80,6 +94,8 @@ class Publisher:
         if not records:
             return 0
         self._journal.mark_published([record_key(record) for record in records])
+        for record in records:
+            self._causes.pop(record_key(record), None)
         self.published += len(records) if sent else 0
         self.found += 0 if sent else len(records)
         if self._told is not None:

@@ -10,6 +10,7 @@ from schemas.jobs import JobRecord
 from services._runtime.app import Runtime, UnusableSettingsError
 from services._runtime.bus import BusError
 from services._runtime.settings import CommonSettings
+from services._runtime.tracing import Begin, span
 from services.collector.background import start_daemon
 from services.collector.clouds import open_clouds
 from services.collector.ingestion import Ingestion, Look
@@ -24,6 +25,8 @@ _FAILURES_TO_TELL: Final = 3
 _PUBLISH_RETRY_S: Final = 1.0
 _PUBLISH_S: Final = 5.0
 _STOP_S: Final = 2.0
+_MOST_NAMED: Final = 20
+"""Jobs in a span."""
 
 
 class Collector:
@@ -95,6 +98,7 @@ class Collector:
 
     async def _look_once(self, journal: Journal) -> None:
         self.looks += 1
+        begun_ns = self._clock.time_ns()
         try:
             look = await self._in_thread(journal)
         except CloudError as error:
@@ -112,7 +116,16 @@ class Collector:
                 self._trouble(place, "")
             self._trouble("jobs", self._first(look.problems))
             self._look = look
-            for record in look.recorded:
+            if look.recorded:
+                self._tell_recorded(look.recorded, begun_ns)
+
+    def _tell_recorded(self, records: list[JobRecord], begun_ns: int) -> None:
+        """What becomes of them follows from this look, however much later they are published."""
+        assert self._publisher is not None
+        jobs = [record.job for record in records]
+        with span("collector.record", Begin(begun_ns=begun_ns), turnbuckle__jobs=jobs[:_MOST_NAMED]) as step:
+            self._publisher.follow(records, step.carrier)
+            for record in records:
                 self._log.info("recorded", job=record.job, state=record.state, cost_usd=record.cost_usd)
 
     async def _in_thread(self, journal: Journal) -> Look:

@@ -10,12 +10,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NoReturn
 
 from services._runtime.bus import BusError
 from services._runtime.bus_nats import NatsBus
+from services._runtime.exporting import exporting_spans
 from services._runtime.logging import setup_logging
+from services._runtime.otel_settings import Origin, read_otel_settings
 from services._runtime.settings import SettingsError
 from services.collector.journal import Journal, JournalError, Record, record_id
 from services.collector.publishing import Publisher
@@ -29,6 +32,8 @@ EXIT_INTERNAL: Final = 70
 EXIT_INTERRUPTED: Final = 130
 
 OUT_HELP: Final = "directory of the journal (default: below the user's state directory)"
+_SERVICE: Final = "collector-tool"
+"""As traces name it."""
 _CONNECT_S: Final = 5.0
 _CLOSE_S: Final = 5.0
 
@@ -129,14 +134,16 @@ async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publi
         UnavailableError: there is no server, or it does not take everything; the journal keeps what is left.
         SettingsError: the settings do not say how to reach one.
     """
+    otel = read_otel_settings(_SERVICE, os.environ)
     options = replace(settings.bus_options(), connect_deadline_s=_CONNECT_S, name="turnbuckle-collector-tool")
     try:
-        bus = await NatsBus.connect(options)
-        try:
-            publisher = Publisher(journal, bus, _tell_published)
-            await publisher.publish()
-        finally:
-            await bus.close(_CLOSE_S)
+        with exporting_spans(otel, Origin(_SERVICE, version("turnbuckle"))):
+            bus = await NatsBus.connect(options)
+            try:
+                publisher = Publisher(journal, bus, _tell_published)
+                await publisher.publish()
+            finally:
+                await bus.close(_CLOSE_S)
     except BusError as error:
         kept = f"{journal.waiting} records are kept in {journal.directory}; the next run publishes them"
         raise UnavailableError(f"{error}. {kept}") from error

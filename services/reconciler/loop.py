@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from services._runtime.clock import Clock
 from services._runtime.logging import Logger, LogLimiter, log_once
+from services._runtime.tracing import NEW_TRACE, Begin, Span, span
 from services.reconciler.core.state import Snapshot
 from services.reconciler.passes import Pass, Reconciliation
 from services.reconciler.ports import Events, Network, UnreadableError
@@ -176,9 +177,30 @@ class Loop:
         self._timers.looked(now_s, outcome.cost_s, failed=outcome.retry)
         self._rest(outcome.cost_s)
         self.unreadable = ""
-        self.last = Looked(outcome, dict(burst.causes), now_s - burst.first_s)
-        self.on_pass(self.last)
-        self._show(outcome.snapshot)
+        before, self.last = self.last, Looked(outcome, dict(burst.causes), now_s - burst.first_s)
+        if outcome.wrote or before is None or before.outcome.verdict != outcome.verdict:
+            with self._span(self.last):
+                self._tell(self.last)
+        else:
+            self._tell(self.last)
+
+    def _tell(self, looked: Looked) -> None:
+        self.on_pass(looked)
+        self._show(looked.outcome.snapshot)
+
+    def _span(self, looked: Looked) -> AbstractContextManager[Span]:
+        """Of a pass that changed something, from the first event on."""
+        outcome = looked.outcome
+        return span(
+            "reconciler.reconcile",
+            Begin(NEW_TRACE, begun_ns=self._clock.time_ns() - int(looked.lag_s * 1e9)),
+            turnbuckle__causes=sorted(looked.causes),
+            turnbuckle__rules__written=sum(not write.errno for write in outcome.writes),
+            turnbuckle__rules__refused=sum(bool(write.errno) for write in outcome.writes),
+            turnbuckle__rules__desired=outcome.tally.desired,
+            turnbuckle__rules__right=outcome.tally.right,
+            turnbuckle__rules__verified=outcome.verified,
+        )
 
     def _rest(self, cost_s: float) -> None:
         self._rested_s = self._clock.monotonic() + min(_REST * cost_s, _LONGEST_REST_S)

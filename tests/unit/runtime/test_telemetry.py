@@ -138,3 +138,9 @@ def test_bus_counters_become_metrics() -> None:
     assert values["turnbuckle_bus_connected_info",] == 1
     assert values["turnbuckle_bus_undecodable_messages_total", "malformed"] == 2
     assert values["turnbuckle_bus_undecodable_messages_total", "invalid"] == 1
+
+
+def test_every_span_stands_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+
+    assert [name for name in SPANS if f"`{name}`" not in text] == []

@@ -1,0 +1,32 @@
+"""Traces that begin with a command: exported where ``OTEL_*`` variables ask for it, as those of every service are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+from services._runtime.exporting import exporting_spans
+from services._runtime.otel_settings import Origin, read_otel_settings
+from services._runtime.settings import SettingsError
+from services._runtime.tracing import span
+from services.cli.connection import CliSettings, quiet_logs
+from services.cli.failure import BadFileError
+
+
+@contextmanager
+def traced(name: str, **attributes: Any) -> Iterator[None]:
+    """The span of a command; what it asks services for continues its trace.
+
+    Raises:
+        BadFileError: a variable cannot be honoured; the message names it.
+    """
+    quiet_logs()
+    try:
+        settings = read_otel_settings(CliSettings.service, os.environ)
+    except SettingsError as error:
+        raise BadFileError(str(error)) from error
+    with exporting_spans(settings, Origin(CliSettings.service, version("turnbuckle"))), span(name, **attributes):
+        yield
