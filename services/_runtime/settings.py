@@ -203,10 +203,10 @@ def _without_password(urls: str | None) -> str | None:
 
 def _needs(service: str) -> dict[str, Any]:
     """Streams, buckets and stores of one of our services; a command needs what people may read."""
-    role = Role.OBSERVER if service == "cli" else service
-    if role not in set(Role):
+    try:
+        needs = uses(Role.OBSERVER if service == "cli" else Role(service))
+    except ValueError:
         return {}
-    needs = uses(Role(role))
     return {"streams": needs.streams, "buckets": needs.buckets, "object_stores": needs.object_stores}
 
 

@@ -14,7 +14,7 @@ from schemas.apps import AppSpec
 from schemas.streams import APPS
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError
-from services._runtime.logging import LogLimiter, log_once
+from services._runtime.logging import LogLimiter
 from services.agent.core.bounds import Bound, Bounds
 from services.agent.node import Node
 from services.agent.settings import AgentSettings
@@ -51,12 +51,8 @@ class AnnouncedLimits:
             return
         self.refused_orders += 1
         now_s = self._clock.monotonic()
-        self._begin(app for app in beyond if now_s - self._looked_s.get(app, float("-inf")) >= LOOK_AGAIN_S)
-        for app in sorted(beyond):
-            reason = (
-                "beyond its announced limits" if self._bounds.known.get(app) else "not announced, as far as is known"
-            )
-            self._tell(app, reason)
+        due = [app for app in sorted(beyond) if now_s - self._looked_s.get(app, float("-inf")) >= LOOK_AGAIN_S]
+        self._begin(due, refused=True)
 
     async def run(self) -> None:
         """Look at everything from time to time; cancel to stop."""
@@ -72,18 +68,27 @@ class AnnouncedLimits:
         """At every application that has containers here: the bus has come, say."""
         self._begin(sorted({found.app for found in self._node.containers}))
 
-    def _tell(self, app: str, reason: str) -> None:
-        warn = self._runtime.log.warning
-        log_once(warn, self._limiter, f"order_refused {app}", _TOLD_EVERY_S, app=app, reason=reason)
+    def _tell(self, app: str) -> None:
+        if self._limiter.admit(app, _TOLD_EVERY_S) is not None:
+            reason = (
+                "beyond its announced limits" if self._bounds.known.get(app) else "not announced, as far as is known"
+            )
+            self._runtime.log.warning("order_refused", app=app, reason=reason, orders=self.refused_orders)
 
-    def _begin(self, apps: Iterable[str]) -> None:
+    def _begin(self, apps: Iterable[str], *, refused: bool = False) -> None:
         now_s = self._clock.monotonic()
         for app in apps:
             self._looked_s[app] = now_s
-            self._runtime.spawn(self._look(app), name=f"announced limits {app}")
+            self._runtime.spawn(self._look(app, refused=refused), name=f"announced limits {app}")
 
-    async def _look(self, app: str) -> None:
-        """What cannot be read leaves what is known."""
+    async def _look(self, app: str, *, refused: bool) -> None:
+        """What cannot be read leaves what is known. If an order was refused, and rightly so, that is told."""
+        before = self._bounds.known.get(app)
+        await self._read(app)
+        if refused and self._bounds.known.get(app) == before:
+            self._tell(app)
+
+    async def _read(self, app: str) -> None:
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 entry = await self._runtime.bus.bucket(APPS).get(app)

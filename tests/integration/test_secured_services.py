@@ -48,26 +48,29 @@ LOAD = [
         "limit_bytes": 256 << 20,
     }
 ]  # fmt: skip
-_VIOLATION = re.compile(r'Violation - (?:User|Nkey) "(\w+)".* Subject "([^"]+)"')
+_VIOLATION = re.compile(r' - "\w+/nkey:(\w+)" - \w+ Violation - .*?"([^"]+)"')
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
     async with SecuredNats(tmp_path / "secrets", nodes=(NODE,)) as made:
+        operator = await made.bus(Role.OPERATOR)
+        assert operator.undeclared == []
+        await operator.close(2)
         yield made
 
 
 def refusals(server: SecuredNats) -> list[tuple[str, str]]:
     """Who was refused what, observers aside: they try to make a consumer, and get on without."""
-    names = {user.public_key: user.identity for user in server.users}
     lines = [line for line in server.log_path.read_text().splitlines() if "iolation" in line]
-    found = [match for line in lines if (match := _VIOLATION.search(line))]
-    assert len(found) == len(lines), lines
-    return [
-        (names[match[1]].name, match[2])
-        for match in found
-        if names[match[1]].role is not Role.OBSERVER or "CONSUMER.CREATE" not in match[2]
-    ]
+    found = [(match[1], match[2]) for line in lines if (match := _VIOLATION.search(line))]
+    assert len(found) == len(lines), "\n".join(lines)
+    told = []
+    for key, subject in found:
+        user = next(each.identity for each in server.users if each.public_key == key)
+        if user.role is not Role.OBSERVER or "CONSUMER.CREATE" not in subject:
+            told.append((user.name, subject))
+    return told
 
 
 def launch(
@@ -115,7 +118,7 @@ async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
         assert changes
         apps = json.loads(await turnbuckle(server, Role.OBSERVER, "apps", "--json"))
         explained = await turnbuckle(server, Role.OBSERVER, "explain", "shop", "--json")
-        await turnbuckle(server, Role.OPERATOR, "delete", "shop")
+        await turnbuckle(server, Role.OPERATOR, "delete", "shop", "--yes")
 
         assert apps["allocator"] is True
         assert [row["app"] for row in apps["apps"]] == ["shop"]
