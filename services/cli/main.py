@@ -25,6 +25,8 @@ from services.cli import (
     up,
 )
 from services.cli.collector_commands import add_tools
+from services.cli.console.command import EXAMPLES as CONSOLE_EXAMPLES
+from services.cli.console.command import console_command
 from services.cli.failure import CommandError
 from services.cli.lab.command import lab_app
 from services.cli.output import discard_stdout, print_error, stdout_console
@@ -84,6 +86,7 @@ app.command("delete", epilog=delete.EXAMPLES)(delete.delete_command)
 app.command("exec", epilog=exec.EXAMPLES, context_settings={"allow_interspersed_args": False})(exec.exec_command)
 app.command("apps", epilog=apps.EXAMPLES)(apps.apps_command)
 app.command("top", epilog=top.EXAMPLES)(top.top_command)
+app.command("console", epilog=CONSOLE_EXAMPLES)(console_command)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain_command)
 app.command("rules", epilog=network.RULES_EXAMPLES)(network.rules_command)
 app.command("paths", epilog=network.PATHS_EXAMPLES)(network.paths_command)

@@ -1,0 +1,155 @@
+"""What the console takes from the bus: it listens, and asks questions that change nothing. An observer may do all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
+
+from schemas.codec import CodecError, encode
+from schemas.message import Message
+from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RulesReply, RulesRequest, TcEvent
+from schemas.queries import StateReply, StateRequest
+from schemas.registry import ALLOCATOR_STATE
+from schemas.streams import (
+    APPS,
+    CONTAINER_STREAM,
+    LEASES,
+    NODES,
+    OOM_STREAM,
+    PREDICTION_STREAM,
+    ROUTE_STREAM,
+    TC_STREAM,
+    BucketSpec,
+    StreamSpec,
+)
+from schemas.subjects import CFS, LIMIT_DECISIONS, RECONCILER_RULES, RECONCILER_STATE
+from services._runtime.bus import BusError, Delivery, Entry
+from services._runtime.bus_nats import NatsBus
+from services._runtime.clock import SystemClock
+from services._runtime.nats_history import read_stored
+from services._runtime.nats_tap import tap
+from services.cli.connection import query
+from services.cli.console.hub import Hub, note
+from services.cli.failure import CommandError
+from services.cli.network import ask_node
+
+ASK_EVERY_S: Final = 2.0
+RULES_LISTED: Final = 200
+"""Of each node."""
+_HOUR_S: Final = 3_600.0
+_HISTORY_S: Final[tuple[tuple[StreamSpec, float | None], ...]] = (
+    (OOM_STREAM, _HOUR_S),
+    (CONTAINER_STREAM, _HOUR_S),
+    (ROUTE_STREAM, _HOUR_S),
+    (TC_STREAM, None),
+    (PREDICTION_STREAM, None),
+)
+"""Facts that are looked up at first, and how old they may be; None: all. A reconciler at rest told its last pass long
+ago, and that is how its node is known."""
+
+
+class _Source:
+    def __init__(self, bus: NatsBus, hub: Hub) -> None:
+        self.bus = bus
+        self.hub = hub
+        self.networks: set[str] = set()
+        """Nodes with a reconciler."""
+
+    def fact(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if isinstance(message, TcEvent | RouteEvent):
+            self.networks.add(message.node)
+        with suppress(CodecError):  # it came in this size: it cannot be too large
+            self.hub.tell(message.type_name, encode(message))
+
+    def entry(self, spec: BucketSpec) -> Callable[[str, Entry | None], None]:
+        """A watcher of a bucket."""
+
+        def changed(key: str, entry: Entry | None) -> None:
+            place = f"{spec.name}/{key}"
+            if entry is None:
+                self.hub.remove(place, note("Removed", bucket=spec.name, key=key))
+            elif entry.message is not None:
+                self.hub.set(place, note("Entry", bucket=spec.name, key=key, value=encode(entry.message)))
+
+        return changed
+
+    async def past(self) -> None:
+        """Facts that were told before we began to listen."""
+        now_s = SystemClock().time_ns() / 1e9
+        for stream, age_s in _HISTORY_S:
+            since_s = 0.0 if age_s is None else now_s - age_s
+            try:
+                for pattern in stream.subjects(self.bus.root):
+                    await read_stored(self.bus, stream, pattern, since_s, self.fact)
+            except BusError as error:
+                self.trouble(f"past/{stream.name}", str(error))
+
+    async def ask(self) -> None:
+        """While somebody looks, ask for what nobody tells by itself."""
+        while True:
+            await self.hub.watched()
+            names = sorted(self.networks)
+            await asyncio.gather(self._allocator(), *(self._network(name) for name in names))
+            await asyncio.sleep(ASK_EVERY_S)
+
+    async def _allocator(self) -> None:
+        await self._answer(
+            "allocator", lambda: query(self.bus, ALLOCATOR_STATE, StateRequest(), StateReply), lossy=True
+        )
+
+    async def _network(self, node: str) -> None:
+        async def state() -> NetworkStateReply:
+            return await ask_node(self.bus, RECONCILER_STATE, node, NetworkStateRequest(), NetworkStateReply)
+
+        async def rules() -> RulesReply:
+            request = RulesRequest(limit=RULES_LISTED)
+            return await ask_node(self.bus, RECONCILER_RULES, node, request, RulesReply)
+
+        if await self._answer(f"network/{node}", state):
+            await self._answer(f"rules/{node}", rules)
+
+    async def _answer(self, key: str, ask: Callable[[], Awaitable[Message]], *, lossy: bool = False) -> bool:
+        """Ask, and tell the pages the answer or why there is none."""
+        try:
+            data = encode(await ask())
+        except (CommandError, BusError, CodecError) as error:
+            self.trouble(key, str(error))
+            return False
+        self.hub.remove(f"trouble/{key}", note("Solved", about=key))
+        if lossy:
+            self.hub.observe(data)
+        else:
+            self.hub.set(key, data)
+        return True
+
+    def trouble(self, about: str, text: str) -> None:
+        self.hub.set(f"trouble/{about}", note("Trouble", about=about, text=text))
+
+
+@asynccontextmanager
+async def follow_bus(bus: NatsBus, hub: Hub) -> AsyncIterator[None]:
+    """Feed a hub until left.
+
+    Raises:
+        BusError: not connected, or this user may not listen.
+    """
+    source = _Source(bus, hub)
+    async with AsyncExitStack() as stack:
+        for template in (CFS, LIMIT_DECISIONS):  # ten times a second: passed on as they are
+            pattern = template.pattern(bus.root).text
+            stack.push_async_callback((await tap(bus, pattern, lambda _, data: hub.observe(data))).stop)
+        for stream, _ in _HISTORY_S:
+            for subject in stream.subjects(bus.root):
+                stack.push_async_callback((await bus.subscribe(subject, source.fact)).stop)
+        for spec in (APPS, LEASES, NODES):
+            await stack.enter_async_context(bus.bucket(spec).watch(source.entry(spec)))
+        tasks = [asyncio.create_task(source.past()), asyncio.create_task(source.ask())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

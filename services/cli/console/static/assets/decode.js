@@ -1,0 +1,1 @@
+export{t as Frames,n as decode,r as sentence}from"./decode2.js";
