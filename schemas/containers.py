@@ -28,6 +28,8 @@ class ContainerSource(StrEnum):
     """Who made the container."""
 
     DOCKER = "docker"
+    KUBERNETES = "kubernetes"
+    """A pod's."""
     EXEC = "exec"
     SIMULATED = "simulated"
     ALLOCATOR = "allocator"

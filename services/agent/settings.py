@@ -31,6 +31,18 @@ class AgentSettings(NodeSettings):
     ] = MANAGED_ROOT
     docker: Annotated[Literal["auto", "off"], Field(description="auto: manage labelled Docker containers")] = "auto"
     docker_url: Annotated[str | None, Field(description="Docker Engine, such as unix:///run/docker.sock")] = None
+    pods: Annotated[
+        Literal["off", "on"], Field(description="on: manage labelled pods (needs the extra kubernetes)")
+    ] = "off"
+    cri_socket: Annotated[
+        Path,
+        Field(
+            description="socket of the container runtime, which knows the pods' labels; /run/crio/crio.sock of CRI-O"
+        ),
+    ] = Path("/run/containerd/containerd.sock")
+    pod_namespaces: Annotated[
+        tuple[str, ...], Field(description="namespaces whose pods may join applications; empty: all")
+    ] = ()
     realtime_priority: Annotated[
         int, Field(ge=0, le=99, description="SCHED_FIFO priority of the agent; 0: default scheduling")
     ] = 0

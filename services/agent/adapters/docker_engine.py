@@ -7,7 +7,6 @@ an event arriving. The docker package blocks, so two daemon threads use it and h
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -21,19 +20,16 @@ from docker.types.daemon import CancellableStream
 from docker.utils import kwargs_from_env
 from urllib3.exceptions import HTTPError
 
-from schemas.apps import NAME_PATTERN
 from schemas.containers import ContainerSource
+from services.agent.adapters.labels import APP_LABEL, NAME_LABEL, refuse_names
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
 
-APP_LABEL: Final = "turnbuckle.app"
-NAME_LABEL: Final = "turnbuckle.name"
 RELIST_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 5
 FIRST_RETRY_S: Final = 0.1
 LAST_RETRY_S: Final = 2.0
 STOP_GRACE_S: Final = 1.0
 _SHOWN_LENGTH: Final = 200
-_NAME: Final = re.compile(NAME_PATTERN)
 _EVENTS: Final = ["start", "restart", "die", "destroy", "rename"]
 _FAILURES: Final = (DockerException, OSError, HTTPError, ValueError)
 """All that the docker package lets through when the engine is away: requests' errors are OSErrors, and JSON cut off in
@@ -61,18 +57,6 @@ def labelled_containers(rows: Iterable[Mapping[str, Any]]) -> list[Listed]:
     return found
 
 
-def refuse_labels(listed: Listed) -> str | None:
-    """Why the labels cannot be used, or None."""
-    if not _NAME.fullmatch(listed.app):
-        return f"label {APP_LABEL}={listed.app[:_SHOWN_LENGTH]!r} does not match {NAME_PATTERN}"
-    if not _NAME.fullmatch(listed.name):
-        return (
-            f"name {listed.name[:_SHOWN_LENGTH]!r} does not match {NAME_PATTERN}: "
-            f"set the label {NAME_LABEL}, or another container name"
-        )
-    return None
-
-
 class ContainerTable:
     """What has been reported, compared with each new listing."""
 
@@ -96,7 +80,7 @@ class ContainerTable:
             container_id = listed.container_id
             if container_id in self._rejected or self._is_running(container_id):
                 continue
-            if reason := refuse_labels(listed):
+            if reason := refuse_names(listed.app, listed.name):
                 self._rejected.add(container_id)
                 reports.append(
                     RejectedContainer(

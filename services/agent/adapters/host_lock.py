@@ -14,6 +14,7 @@ from services._runtime.app import UnusableSettingsError
 from services.agent.adapters.state_files import StateDirectory, as_json, read_holder, take_flock
 
 DOCKER_LOCK: Final = "docker.lock"
+PODS_LOCK: Final = "pods.lock"
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.01
 """A watchdog looks whether the lock is held by taking it for some microseconds."""

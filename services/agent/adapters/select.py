@@ -14,7 +14,7 @@ from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can
 from services._runtime.clock import Clock
 from services._runtime.load_profile import Scenario
 from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.host_lock import DOCKER_LOCK, HostLock, exec_lock, prepare_state
+from services.agent.adapters.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
 from services.agent.adapters.managed import ManagedDiscovery
 from services.agent.adapters.reserves import FileReserveBook, MemoryReserveBook
 from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
@@ -89,6 +89,8 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
         from services.agent.adapters.docker_engine import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
 
         discoveries["docker"] = DockerDiscovery(settings.docker_url)
+    if settings.pods == "on":
+        discoveries["pods"] = _pods(settings, layout)
     host = open_host(layout, state)
     options = WatchdogOptions(
         exec_lock(settings.state_directory, settings.managed_root),
@@ -100,27 +102,42 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
     return Ground(host, discoveries, FileReserveBook(state.reserves), WatchdogProcess(state, options), closers)
 
 
-def _take_locks(settings: AgentSettings) -> list[HostLock]:
-    directory, node = settings.state_directory, settings.node
-    managed = HostLock(
-        exec_lock(directory, settings.managed_root),
-        node=node,
-        what=f"the containers below {settings.managed_root}/",
-        remedy="stop that agent, or set another TURNBUCKLE_AGENT__MANAGED_ROOT here",
-    )
-    if settings.docker == "off":
-        return [managed]
+def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:
     try:
-        docker = HostLock(
-            directory / DOCKER_LOCK,
-            node=node,
-            what="the containers of Docker",
-            remedy="stop that agent, or set TURNBUCKLE_AGENT__DOCKER=off here",
+        from services.agent.adapters.cri import CriClient  # noqa: PLC0415 - 17 MB that other hosts save
+    except ImportError as error:
+        raise UnusableSettingsError(
+            f"TURNBUCKLE_AGENT__PODS=on needs {error.name}: pip install 'turnbuckle[agent,kubernetes]'"
+        ) from error
+    from services.agent.adapters.pods import PodDiscovery  # noqa: PLC0415 - as above
+
+    return PodDiscovery(layout, CriClient(str(settings.cri_socket)), settings.pod_namespaces)
+
+
+def _take_locks(settings: AgentSettings) -> list[HostLock]:
+    directory = settings.state_directory
+    wanted = [
+        (
+            exec_lock(directory, settings.managed_root),
+            f"the containers below {settings.managed_root}/",
+            "stop that agent, or set another TURNBUCKLE_AGENT__MANAGED_ROOT here",
         )
+    ]
+    if settings.docker == "auto":
+        remedy = "stop that agent, or set TURNBUCKLE_AGENT__DOCKER=off here"
+        wanted.append((directory / DOCKER_LOCK, "the containers of Docker", remedy))
+    if settings.pods == "on":
+        remedy = "stop that agent, or set TURNBUCKLE_AGENT__PODS=off here"
+        wanted.append((directory / PODS_LOCK, "the pods", remedy))
+    held: list[HostLock] = []
+    try:
+        for path, what, remedy in wanted:
+            held.append(HostLock(path, node=settings.node, what=what, remedy=remedy))
     except UnusableSettingsError:
-        managed.release()
+        for lock in held:
+            lock.release()
         raise
-    return [managed, docker]
+    return held
 
 
 def _read_scenario(settings: AgentSettings) -> list[SimulatedApp]:

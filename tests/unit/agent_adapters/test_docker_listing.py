@@ -15,8 +15,8 @@ from services.agent.adapters.docker_engine import (
     DockerDiscovery,
     Listed,
     labelled_containers,
-    refuse_labels,
 )
+from services.agent.adapters.labels import refuse_names
 from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer
 from tests.support.deadline import until
 
@@ -65,7 +65,7 @@ def test_paused_ones_stay():
     ],
 )
 def test_labels_that_cannot_be_used(listed, reason):
-    refusal = refuse_labels(listed)
+    refusal = refuse_names(listed.app, listed.name)
     assert refusal is not None
     assert re.match(reason, refusal)
 
