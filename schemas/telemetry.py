@@ -81,7 +81,6 @@ _ATTRIBUTES: Final = (
     AttributeSpec("messaging.destination.name", "subject"),
     AttributeSpec("messaging.destination.template", "subject with the names of its ids, without the root"),
     AttributeSpec("messaging.message.id", "Nats-Msg-Id, by which the stream tells doubles"),
-    AttributeSpec("messaging.message.body.size", "bytes"),
     AttributeSpec("messaging.consumer.group.name", "durable consumer"),
     AttributeSpec("turnbuckle.app", "application"),
     AttributeSpec("turnbuckle.node", "host"),
@@ -118,7 +117,6 @@ _MESSAGE: Final = (
     "messaging.operation.type",
     "messaging.destination.name",
     "messaging.destination.template",
-    "messaging.message.body.size",
 )
 _METRICS: Final = (
     MetricSpec("turnbuckle_build_info", "gauge", "always 1; which version runs", ("service", "version")),
@@ -242,7 +240,7 @@ _SPANS: Final = (
     ),
     SpanSpec(
         "agent.apply_limits",
-        "an order carried out, until every limit in it is settled",
+        "an order that moves memory carried out, until every limit in it is settled",
         (
             *("turnbuckle.node", "turnbuckle.epoch", "turnbuckle.order_seq", "turnbuckle.rows"),
             *("turnbuckle.rows_failed", "turnbuckle.refusal"),

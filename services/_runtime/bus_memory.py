@@ -253,7 +253,7 @@ class MemoryBus:
         _refuse_pattern(subject)
         data = self.dispatch.encode(message)
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        with message_span("bus.request", subject.text, len(data)):
+        with message_span("bus.request", subject.text):
             if not self.broker.publish(subject.text, data, reply, trace_headers()):
                 raise NoResponderError(f"nobody answers {subject}")
             self._requests.add(reply)

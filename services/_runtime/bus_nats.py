@@ -211,7 +211,7 @@ class NatsBus:
         """Send a command and wait for the reply."""
         _refuse_pattern(subject)
         data = self.dispatch.encode(message)
-        with message_span("bus.request", subject.text, len(data)):
+        with message_span("bus.request", subject.text):
             reply = await self._exchange(subject, data, timeout_s)
             return self.dispatch.read_reply(subject.text, reply.data)
 

@@ -98,7 +98,7 @@ class Dispatch:
             return await self._hand_over(handler, delivery) is None
         begin = Begin(incoming.headers or NEW_TRACE)
         group = {"messaging__consumer__group__name": incoming.consumer} if incoming.consumer else {}
-        with message_span("bus.handle_fact", incoming.subject, delivery.size_bytes, begin, **group) as current:
+        with message_span("bus.handle_fact", incoming.subject, begin, **group) as current:
             error = await self._hand_over(handler, delivery)
             if error is not None:
                 current.fail(type(error).__name__, str(error))
@@ -133,7 +133,7 @@ class Dispatch:
         """The encoded reply, and the error that it holds, if any. JSON (or nothing) asks for JSON."""
         self.counts["received"] += 1
         subject, data = incoming.subject, incoming.data
-        with message_span("bus.respond", subject, len(data), Begin(incoming.headers or NEW_TRACE)) as current:
+        with message_span("bus.respond", subject, Begin(incoming.headers or NEW_TRACE)) as current:
             reply = await self._reply(responder, subject, data, model)
             if isinstance(reply, QueryError) and reply.code >= _OUR_FAULT:
                 current.fail(str(reply.code), reply.message)

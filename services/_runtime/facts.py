@@ -35,7 +35,7 @@ class Fact:
     def span(self) -> AbstractContextManager[Span]:
         """Around one attempt to send it; begins when it was queued."""
         begin = Begin(self.trace or NEW_TRACE, begun_ns=self.queued_ns)
-        return message_span("bus.publish", self.subject, len(self.data), begin, messaging__message__id=self.message_id)
+        return message_span("bus.publish", self.subject, begin, messaging__message__id=self.message_id)
 
 
 class FactOutbox:

@@ -118,7 +118,7 @@ def span(name: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any) -> Abstra
 
 
 def message_span(
-    name: str, subject: str, size_bytes: int, begin: Begin = HERE_AND_NOW, /, **attributes: Any
+    name: str, subject: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any
 ) -> AbstractContextManager[Span]:
     """A span around a message that is sent or handled, in the words of the semantic conventions."""
     tracing = _Installed.tracing
@@ -130,11 +130,11 @@ def message_span(
         "messaging.operation.name": spec.operation,
         "messaging.operation.type": "send" if spec.kind in {"client", "producer"} else "process",
         "messaging.destination.name": subject,
-        "messaging.message.body.size": size_bytes,
     }
     if template:
         named["messaging.destination.template"] = template
-    named |= {dotted(name, attribute): value for attribute, value in attributes.items()}
+    if attributes:
+        named |= {dotted(name, attribute): value for attribute, value in attributes.items()}
     return tracing.begin(spec, spec.title(template), begin, named)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
-from schemas.limits import LimitReply, LimitUpdate, RowStatus
+from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.streams import NODES
@@ -18,7 +18,6 @@ from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
 from services._runtime.settings import CommonSettings
-from services._runtime.tracing import span
 from services.agent.adapters.scheduling import become_realtime, request_short_slices
 from services.agent.adapters.select import Ground, build_host
 from services.agent.announced import AnnouncedLimits
@@ -26,6 +25,7 @@ from services.agent.guarding import Guarding
 from services.agent.joining import refuse_second_agent, serve_node
 from services.agent.node import Node, NodeOptions
 from services.agent.occurrences import Drift
+from services.agent.order_spans import note_reply, order_span
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
 from services.agent.settings import AgentSettings
 
@@ -39,7 +39,6 @@ CLEAR_UP_S = 5.0
 """By then discovery has found everything that runs: what an agent before us left for others is cleared up."""
 CLEAR_UP_AGAIN_S = 60.0
 _UNNAMED = "unnamed"
-_NOT_APPLIED = frozenset({RowStatus.OLD_ORDER, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.FAILED})
 
 
 class Agent:
@@ -187,18 +186,9 @@ class Agent:
         node, update = self.node, delivery.message
         if node is None or not isinstance(update, LimitUpdate):
             return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
-        with span(
-            "agent.apply_limits",
-            turnbuckle__node=node.name,
-            turnbuckle__epoch=update.epoch,
-            turnbuckle__order_seq=update.seq,
-            turnbuckle__rows=update.row_count,
-        ) as current:
+        with order_span(node.name, update) as current:
             reply = await self._settle(node, update)
-            if failed := sum(status in _NOT_APPLIED for status in reply.column("status").tolist()):
-                current.set(turnbuckle__rows_failed=failed)
-            if reply.refusal:
-                current.set(turnbuckle__refusal=reply.refusal)
+            note_reply(current, reply)
         return reply
 
     async def _settle(self, node: Node, update: LimitUpdate) -> LimitReply:

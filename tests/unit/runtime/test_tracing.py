@@ -41,7 +41,7 @@ def test_undeclared_names_are_refused_with_and_without_an_export() -> None:
         with pytest.raises(tracing.UndeclaredTelemetryError, match="colour"):
             span("allocator.decide", colour="red")
         with pytest.raises(tracing.UndeclaredTelemetryError, match="colour"):
-            message_span("bus.request", "tb.cmd.limits.n1", 1, colour="red").__enter__()
+            message_span("bus.request", "tb.cmd.limits.n1", colour="red").__enter__()
 
     with recorded_spans():
         make()
@@ -145,7 +145,6 @@ async def test_a_command_is_told_of_in_the_words_of_the_conventions(buses: tuple
         "messaging.operation.type": "send",
         "messaging.destination.name": "tb.cmd.limits.n1",
         "messaging.destination.template": "cmd.limits.{node}",
-        "messaging.message.body.size": answered.attributes["messaging.message.body.size"],
     }
     assert answered.attributes["messaging.operation.type"] == "process"
     assert [refused.named(f"{what} cmd.limits.{{node}}").status.description for what in ("respond", "request")] == [
