@@ -124,10 +124,18 @@ class Hub:
             self._current[key] = data
             self._tell(data)
 
+    def holds(self, key: str) -> bool:
+        """Whether something is set."""
+        return key in self._current
+
     def remove(self, key: str, data: bytes) -> None:
         """Something holds no longer; pages are told so by ``data``."""
         if self._current.pop(key, None) is not None:
             self._tell(data)
+
+    def forget(self, key: str) -> None:
+        """Nobody knows any more whether something still holds: it is told anew when it is set."""
+        self._current.pop(key, None)
 
     def _tell(self, data: bytes, *, lossy: bool = False) -> None:
         framed = frame(data)

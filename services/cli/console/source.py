@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
@@ -36,6 +37,8 @@ from services.cli.failure import CommandError
 from services.cli.network import ask_node
 
 ASK_EVERY_S: Final = 2.0
+RULES_EVERY: Final = 5
+"""Rules are asked for once in so many turns."""
 RULES_LISTED: Final = 200
 """Of each node."""
 _HOUR_S: Final = 3_600.0
@@ -89,10 +92,10 @@ class _Source:
 
     async def ask(self) -> None:
         """While somebody looks, ask for what nobody tells by itself."""
-        while True:
+        for turn in itertools.count():
             await self.hub.watched()
-            names = sorted(self.networks)
-            await asyncio.gather(self._allocator(), *(self._network(name) for name in names))
+            rules = turn % RULES_EVERY == 0
+            await asyncio.gather(self._allocator(), *(self._network(name, rules=rules) for name in self.networks))
             await asyncio.sleep(ASK_EVERY_S)
 
     async def _allocator(self) -> None:
@@ -100,16 +103,16 @@ class _Source:
             "allocator", lambda: query(self.bus, ALLOCATOR_STATE, StateRequest(), StateReply), lossy=True
         )
 
-    async def _network(self, node: str) -> None:
+    async def _network(self, node: str, *, rules: bool) -> None:
         async def state() -> NetworkStateReply:
             return await ask_node(self.bus, RECONCILER_STATE, node, NetworkStateRequest(), NetworkStateReply)
 
-        async def rules() -> RulesReply:
+        async def listed() -> RulesReply:
             request = RulesRequest(limit=RULES_LISTED)
             return await ask_node(self.bus, RECONCILER_RULES, node, request, RulesReply)
 
-        if await self._answer(f"network/{node}", state):
-            await self._answer(f"rules/{node}", rules)
+        if await self._answer(f"network/{node}", state) and (rules or not self.hub.holds(f"rules/{node}")):
+            await self._answer(f"rules/{node}", listed)
 
     async def _answer(self, key: str, ask: Callable[[], Awaitable[Message]], *, lossy: bool = False) -> bool:
         """Ask, and tell the pages the answer or why there is none."""
@@ -126,6 +129,7 @@ class _Source:
         return True
 
     def trouble(self, about: str, text: str) -> None:
+        self.hub.forget(about)
         self.hub.set(f"trouble/{about}", note("Trouble", about=about, text=text))
 
 

@@ -263,7 +263,8 @@ export class Model {
     this.seen.add(event.id);
     const older = this.events.findIndex((other) => other.timeNs <= event.timeNs);
     this.events.splice(older < 0 ? this.events.length : older, 0, event);
-    if (this.events.length > MOST_EVENTS) this.events.pop();
+    const oldest = this.events.length > MOST_EVENTS ? this.events.pop() : undefined;
+    if (oldest !== undefined && this.seen.size > 4 * MOST_EVENTS) this.seen.delete(oldest.id);
     this.eventCount += 1;
   }
 }

@@ -6,9 +6,11 @@ import type { Configuration, ConfigurationPrediction, Prediction } from "./types
 
 const PICTURE = { width: 760, height: 360, left: 62, right: 20, top: 16, bottom: 46 };
 
+const FACTORS = [1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9];
+
 export function configurationName(configuration: Configuration): string {
   const batch = configuration.batch_size > 0 ? `, batch ${configuration.batch_size}` : "";
-  return `${configuration.workers} × ${configuration.instance_type}${batch}`;
+  return `${configuration.workers} x ${configuration.instance_type}${batch}`;
 }
 
 class Scale {
@@ -27,11 +29,11 @@ class Scale {
     return this.from + Math.max(-0.02, Math.min(1.02, share)) * (this.to - this.from);
   }
 
-  /** 1, 2 and 5 times powers of ten; evenly thinned where there are many. */
+  /** Round numbers; evenly thinned where there are many. */
   ticks(most: number): number[] {
     const ticks: number[] = [];
     for (let power = Math.floor(this.low / Math.LN10); power <= Math.ceil(this.high / Math.LN10); power += 1) {
-      for (const factor of [1, 2, 3, 5, 7]) {
+      for (const factor of FACTORS) {
         const tick = factor * 10 ** power;
         if (Math.log(tick) >= this.low && Math.log(tick) <= this.high) ticks.push(tick);
       }

@@ -1,0 +1,46 @@
+"""A headless Chromium of the system, driven by Playwright, for tests of the web console."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find_chromium() -> str:
+    """Its path. Where it is missing the test is skipped with the reason, or with ``CI=true`` fails."""
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    try:
+        import playwright  # noqa: F401, PLC0415 - only where such a test was collected
+    except ImportError:
+        _missing("needs Playwright: pip install playwright (its browsers are not needed)")
+    if path is None:
+        _missing("needs a browser: apt-get install chromium")
+    return path
+
+
+def _missing(reason: str) -> Any:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI must run every test: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Any]:
+    """A Playwright `Browser`; gone at the end."""
+    path = find_chromium()
+    from playwright.async_api import async_playwright  # noqa: PLC0415 - as above
+
+    async with async_playwright() as playwright:
+        # Root has no sandbox; the pages are our own.
+        opened = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield opened
+        finally:
+            await opened.close()
