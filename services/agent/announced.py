@@ -38,6 +38,7 @@ class AnnouncedLimits:
         self._looked_s: dict[str, float] = {}
         self._limiter = LogLimiter(runtime.clock.monotonic)
         node.compare_orders_with(self._bounds)
+        runtime.telemetry.observe("turnbuckle_agent_refused_orders_total", lambda: self.refused_orders)
 
     def expect(self, app: str) -> None:
         """A container of it has come."""

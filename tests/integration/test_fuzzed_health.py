@@ -82,6 +82,11 @@ def exchange(port: int, request: bytes) -> bytes:
     return answer
 
 
+def open_files(service: ServiceProcess) -> int:
+    """Of its process."""
+    return len(list(Path(f"/proc/{service.pid}/fd").iterdir()))
+
+
 @pytest.fixture
 async def allocator(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
     async with EmbeddedNats() as server:
@@ -96,7 +101,7 @@ async def allocator(tmp_path: Path) -> AsyncIterator[ServiceProcess]:
 async def test_nothing_that_is_sent_harms_the_service(allocator: ServiceProcess) -> None:
     port = allocator.health_port
     assert port is not None
-    files_before = len(list(Path(f"/proc/{allocator.pid}/fd").iterdir()))
+    files_before = open_files(allocator)
     seed = random.randrange(1 << 32)
     stream = requests(seed)
     answers: list[bytes] = []
@@ -113,5 +118,5 @@ async def test_nothing_that_is_sent_harms_the_service(allocator: ServiceProcess)
     told = b"".join(answers)
     for secret in (b"Traceback", b"root:x:", b"Python", b"/work", b"services/"):
         assert secret not in told, (secret, seed)
-    assert len(list(Path(f"/proc/{allocator.pid}/fd").iterdir())) <= files_before + 16, seed
+    assert open_files(allocator) <= files_before + 16, seed
     assert "Traceback" not in allocator.log_path.read_text(), seed
