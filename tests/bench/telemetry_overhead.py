@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from schemas.apps import PERIOD_US
+from schemas.cfs import CfsBatch
 from schemas.subjects import CFS
 from services._runtime.bus import Delivery
 from tests.bench.cluster import Cluster, Process, open_cluster
@@ -40,6 +42,7 @@ METRIC_EXPORTS = 10
 METRIC_INTERVAL_S = 60.0
 """The default of OTEL_METRIC_EXPORT_INTERVAL."""
 NODE = "bench-node"
+PERIOD_NS = PERIOD_US * 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Pair:
     on_ms: float
     spans: float = 0.0
     """Per second."""
+    off_late_ms: tuple[float, ...] = ()
+    """How late each tick was."""
+    on_late_ms: tuple[float, ...] = ()
 
     @property
     def share(self) -> float:
@@ -95,6 +101,12 @@ class Results:
         """What export makes the agent dearer by."""
         return self.spans_share + self.metrics_share
 
+    def late(self, which: str) -> str:
+        """How late ticks were, export ``off`` or ``on``."""
+        late_ms = sorted(ms for pair in self.spans for ms in getattr(pair, f"{which}_late_ms"))
+        p50, p99 = (late_ms[int(share * (len(late_ms) - 1))] for share in (0.5, 0.99))
+        return f"{p50:8.2f} ms, p99 {p99:.2f}"
+
     @property
     def table(self) -> str:
         """For people."""
@@ -110,6 +122,7 @@ class Results:
             f"  spans cost        {self.spans_share:+8.2%}        (pairs: {shares[0]:+.2%} to {shares[-1]:+.2%})",
             f"  metrics cost      {self.metrics_share:+8.2%}        ({self.metric_export_ms:.1f} ms once a minute)",
             f"  export costs      {self.share:+8.2%}        {within} {ALLOWED_SHARE:.0%}",
+            *(f"  ticks late, {name:7}{self.late(name):s}" for name in ("off", "on")),
             *(f"  resident, {name:9}{size:8.1f} MiB" for name, size in self.resident_mib.items()),
         )
         return "\n".join(lines)
@@ -140,10 +153,14 @@ class Bench:
         self.agent = agent
         self._allocator = allocator
         self.ticks = 0
+        self.late_ms: list[float] = []
+        """Of each tick since the list was last taken."""
 
-    def count(self, _batch: Delivery) -> None:
-        """One tick."""
+    def count(self, delivery: Delivery) -> None:
+        """One tick; ticks are due at multiples of the period of the wall clock."""
         self.ticks += 1
+        if isinstance(delivery.message, CfsBatch):
+            self.late_ms.append(delivery.message.time_ns % PERIOD_NS / 1e6)
 
     def switch(self, *, on: bool) -> None:
         """Spans, in both."""
@@ -153,9 +170,10 @@ class Bench:
     async def spans_pair(self, *, on_first: bool) -> Pair:
         """One window with spans and one without."""
         found = {on: await self._spans_window(on=on) for on in (on_first, not on_first)}
-        return Pair(found[False][0], found[True][0], found[True][1])
+        return Pair(found[False][0], found[True][0], found[True][1], *(tuple(found[on][2]) for on in (False, True)))
 
-    async def _spans_window(self, *, on: bool) -> tuple[float, float]:
+    async def _spans_window(self, *, on: bool) -> tuple[float, float, list[float]]:
+        self.late_ms = late_ms = []
         cpu_ms, ticks, spans = self._cpu_ms(), self.ticks, self._spans()
         if on:
             self.switch(on=True)
@@ -163,7 +181,8 @@ class Bench:
         if on:
             self.switch(on=False)
         await asyncio.sleep(FLUSH_S)
-        return 10 * (self._cpu_ms() - cpu_ms) / (self.ticks - ticks), (self._spans() - spans) / self._window_s
+        used_ms = 10 * (self._cpu_ms() - cpu_ms) / (self.ticks - ticks)
+        return used_ms, (self._spans() - spans) / self._window_s, late_ms
 
     async def metrics_pair(self, *, on_first: bool) -> Pair:
         """One window with exports of metrics and one without."""

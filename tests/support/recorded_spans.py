@@ -38,12 +38,16 @@ class RecordedSpans:
         """Its parent; None: it is a root, or its parent has not ended."""
         return next((it for it in self.ended if span.parent and it.context.span_id == span.parent.span_id), None)
 
-    def path(self, name: str) -> list[str]:
-        """Names from the root to the only span of this name."""
-        found = [self.named(name)]
+    def lineage(self, span: ReadableSpan) -> list[ReadableSpan]:
+        """From the root, as far as it has ended, down to the span."""
+        found = [span]
         while (parent := self.parent_of(found[0])) is not None:
             found.insert(0, parent)
-        return [span.name for span in found]
+        return found
+
+    def path(self, name: str) -> list[str]:
+        """Names from the root to the only span of this name."""
+        return [span.name for span in self.lineage(self.named(name))]
 
 
 @contextmanager
