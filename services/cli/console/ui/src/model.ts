@@ -279,7 +279,7 @@ export function describe(message: Message): Event | null {
   const number = (name: string) => Number(message[name] ?? 0);
   const list = (name: string) => (Array.isArray(message[name]) ? (message[name] as string[]) : []);
   const timeNs = number("time_ns");
-  const base = { timeNs, where: text("node") };
+  const base = { timeNs, where: [text("app"), text("node")].filter((part) => part !== "").join(" · ") };
   const id = (...parts: (string | number)[]) => [message.type, text("node"), timeNs, ...parts].join("|");
   switch (message.type) {
     case "turnbuckle.oom.v1.OomEvent": {
@@ -296,7 +296,7 @@ export function describe(message: Message): Event | null {
       const change = text("change");
       return {
         ...base, kind: "container", id: id(text("container"), change), what: change, who: shortName(text("container")),
-        text: text("reason") || `${text("app")}, ${text("source")}`, level: CONTAINER_LEVEL[change] ?? "plain",
+        text: text("reason") || text("source"), level: CONTAINER_LEVEL[change] ?? "plain",
       };
     }
     case "turnbuckle.network.v1.RouteEvent": {

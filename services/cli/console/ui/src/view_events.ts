@@ -5,6 +5,7 @@ import type { Event, EventKind, Model } from "./model";
 
 const KINDS: [EventKind, string][] = [["memory", "Memory"], ["container", "Containers"], ["route", "Routes"], ["rules", "Rules"]];
 const LISTED = 150;
+const TOGETHER_NS = 60e9;
 
 export class EventsView {
   readonly element: HTMLElement;
@@ -30,10 +31,10 @@ export class EventsView {
   update(model: Model): void {
     if (model.eventCount === this.drawn) return;
     this.drawn = model.eventCount;
-    const shown = model.events.filter((event) => this.wanted.has(event.kind)).slice(0, LISTED);
+    const shown = together(model.events.filter((event) => this.wanted.has(event.kind))).slice(0, LISTED);
     setText(this.count, model.eventCount === 0 ? "" : String(model.eventCount));
     if (shown.length === 0) this.list.replaceChildren(h("li", { class: "nothing" }, "Nothing has happened in the last hour."));
-    else this.list.replaceChildren(...shown.map(line));
+    else this.list.replaceChildren(...shown.map(([event, times]) => line(event, times)));
   }
 
   private toggle(kind: EventKind, button: HTMLElement): void {
@@ -43,7 +44,19 @@ export class EventsView {
   }
 }
 
-function line(event: Event): HTMLElement {
-  const head = h("div", { class: "event-head" }, h("span", { class: `badge ${event.level}` }, event.what), h("b", {}, event.who), h("span", { class: "where" }, event.where), h("time", {}, clock(event.timeNs)));
+/** The same again and again, within a minute of the newest, is one line with a count. */
+function together(events: Event[]): [Event, number][] {
+  const lines: [Event, number][] = [];
+  const same = (one: Event, other: Event) => one.kind === other.kind && one.what === other.what && one.who === other.who && one.where === other.where;
+  for (const event of events) {
+    const last = lines.at(-1);
+    if (last !== undefined && same(last[0], event) && last[0].timeNs - event.timeNs < TOGETHER_NS) last[1] += 1;
+    else lines.push([event, 1]);
+  }
+  return lines;
+}
+
+function line(event: Event, times: number): HTMLElement {
+  const head = h("div", { class: "event-head" }, h("span", { class: `badge ${event.level}` }, times > 1 ? `${event.what} x ${times}` : event.what), h("b", {}, event.who), h("span", { class: "where" }, event.where), h("time", {}, clock(event.timeNs)));
   return h("li", { class: `event ${event.kind}` }, head, h("p", {}, event.text));
 }

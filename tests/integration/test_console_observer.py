@@ -1,0 +1,138 @@
+"""The web console reads a secured bus with an observer's key: nothing that it needs is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.message import Message
+from schemas.network import NetworkStateReply, RulesReply, TcEvent
+from schemas.oom import OomCause, OomEvent, OomKind
+from schemas.permissions import Role
+from schemas.queries import StateReply
+from schemas.registry import ALLOCATOR_STATE
+from schemas.streams import APPS
+from schemas.subjects import CFS, OOM_EVENTS, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS
+from services._runtime.bus import Delivery
+from services._runtime.bus_nats import NatsBus
+from services.cli.console.hub import Hub, Page
+from services.cli.console.source import follow_bus
+from tests.support.deadline import until
+from tests.support.secured_nats import NODES, SecuredNats
+
+NODE = NODES[0]
+MIB = 1 << 20
+
+
+@pytest_asyncio.fixture
+async def nats(tmp_path: Path) -> AsyncIterator[SecuredNats]:
+    server = SecuredNats(tmp_path / "secrets")
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+class Told:
+    """What a page was told so far."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self.data = b""
+
+    async def holds(self, *texts: str) -> bool:
+        self.data += await self._page.take(0.05)
+        return all(text.encode() in self.data for text in texts)
+
+    async def wait_for(self, *texts: str) -> None:
+        deadline = time.monotonic() + 15.0
+        while not await self.holds(*texts):
+            missing = [text for text in texts if text.encode() not in self.data]
+            assert time.monotonic() < deadline, f"the page was not told of {missing}"
+
+
+async def serve(bus: NatsBus, subject: object, answer: Message) -> None:
+    async def responder(_: Delivery) -> Message:
+        return answer
+
+    await bus.serve(subject, responder)  # type: ignore[arg-type]
+
+
+def oom(reason: str) -> OomEvent:
+    return OomEvent(
+        kind=OomKind.GRANT, cause=OomCause.SAMPLE, app="shop", node=NODE, container="web-0123456789ab", incarnation=1,
+        time_ns=time.time_ns(), usage_bytes=MIB, limit_before_bytes=MIB, limit_after_bytes=2 * MIB, reserve_bytes=0,
+        reason=reason,
+    )  # fmt: skip
+
+
+def batch() -> CfsBatch:
+    columns = {name: [1] for name in CfsBatch.column_types}
+    return CfsBatch.build(
+        ["live-0123456789ab"], columns, app="shop", node=NODE, incarnation=1, report_seq=1, time_ns=time.time_ns(),
+        period_us=100_000, host_cpus=2,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+async def test_an_observer_is_told_everything(nats: SecuredNats) -> None:
+    operator = await nats.bus(Role.OPERATOR)  # declares the streams
+    agent, allocator = await nats.bus(Role.AGENT, NODE), await nats.bus(Role.ALLOCATOR)
+    reconciler, observer = await nats.bus(Role.RECONCILER, NODE), await nats.bus(Role.OBSERVER)
+    await operator.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=1.0, memory_limit=256 * MIB))
+    agent.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=NODE), oom("before the console came"), message_id="1")
+    first = TcEvent(node=NODE, incarnation=1, pass_id=1, time_ns=time.time_ns(), causes={"start": 1}, verified=True)
+    reconciler.publish_fact(TC_EVENTS.subject("tb", node=NODE), first, message_id="2")
+    await agent.flush(5.0)
+    await reconciler.flush(5.0)
+    state = NetworkStateReply(
+        node=NODE, incarnation=1, offload="prefer", passes=1, writes=1, last_pass_age_s=1.0, ports=(),
+        encapsulation_device="x", vteps=(), macs=0, installed=0, in_hw=0, not_in_hw=0, foreign=0, paths=(),
+        problems=("a problem",),
+    )  # fmt: skip
+    await serve(reconciler, RECONCILER_STATE.subject("tb", node=NODE), state)
+    await serve(reconciler, RECONCILER_RULES.subject("tb", node=NODE), RulesReply(node=NODE, total=7, rules=()))
+    reply = StateReply(epoch=1, steps=1, superseded=False, replica="the-replica", apps=())
+
+    async def answer(_: Delivery) -> Message:
+        return reply
+
+    await allocator.serve_queries("allocator", "1.0.0", "test", {ALLOCATOR_STATE: answer})
+    hub = Hub()
+    told = Told(hub.join())
+    async with follow_bus(observer, hub):
+        agent.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=NODE), oom("while it looks"), message_id="3")
+        await agent.flush(5.0)
+        agent.publish(CFS.subject("tb", app="shop", node=NODE), batch())
+        await told.wait_for("before the console came", "while it looks", "live-0123456789ab", "AppSpec", "the-replica")
+        await told.wait_for("a problem", "RulesReply")
+        assert b"console.Trouble" not in told.data
+    for bus in (observer, agent, allocator, reconciler, operator):
+        await bus.close(2.0)
+
+
+async def test_missing_answers_are_said_and_forgotten_once_they_come(nats: SecuredNats) -> None:
+    operator = await nats.bus(Role.OPERATOR)
+    observer = await nats.bus(Role.OBSERVER)
+    hub = Hub()
+    told = Told(hub.join())
+    async with follow_bus(observer, hub):
+        await told.wait_for("console.Trouble", "no allocator answers")
+        allocator = await nats.bus(Role.ALLOCATOR)
+
+        async def answer(_: Delivery) -> Message:
+            return StateReply(epoch=1, steps=1, superseded=False, replica="the-replica", apps=())
+
+        await allocator.serve_queries("allocator", "1.0.0", "test", {ALLOCATOR_STATE: answer})
+        await told.wait_for("console.Solved", "the-replica")
+        hub.leave(told._page)
+        await until(lambda: hub.pages == 0)
+    for bus in (observer, allocator, operator):
+        await bus.close(2.0)
