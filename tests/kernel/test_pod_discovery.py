@@ -20,10 +20,11 @@ import pytest
 
 from schemas.containers import ContainerSource
 from services._runtime.cgroupfs import CgroupLayout, detect
-from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.cri import CriClient
+from services._runtime.clock import SystemClock
 from services.agent.adapters.pods import PodDiscovery
+from services.agent.adapters.select import build_host
 from services.agent.ports import FoundContainer, GoneContainer, WriteOutcome
+from services.agent.settings import AgentSettings
 from tests.support.cri_lab import CRI, HOST_NETWORK, RuntimeClient
 from tests.support.deadline import until
 
@@ -117,7 +118,7 @@ def quota_of(layout: CgroupLayout, directory: str) -> str:
     return Path(layout.directories(directory)["cpu"], file).read_text().split()[0]
 
 
-async def test_a_pod_is_found_limited_and_seen_to_end(runtime: Path, kubepods: str) -> None:
+async def test_a_pod_is_found_limited_and_seen_to_end(runtime: Path, kubepods: str, tmp_path: Path) -> None:
     client, layout, uid = RuntimeClient(runtime), detect(), str(uuid4())
     config = CRI["PodSandboxConfig"](
         metadata={"name": "web-0", "uid": uid, "namespace": "shop"},
@@ -127,7 +128,14 @@ async def test_a_pod_is_found_limited_and_seen_to_end(runtime: Path, kubepods: s
             "security_context": {"namespace_options": {"network": HOST_NETWORK}},
         },
     )
-    discovery = PodDiscovery(layout, CriClient(str(runtime)))
+    ground = build_host(
+        AgentSettings.load(
+            {}, pods="on", docker="off", cri_socket=runtime, state_directory=tmp_path, managed_root=f"t{os.getpid()}"
+        ),
+        SystemClock(),
+    )
+    discovery = ground.discoveries["pods"]
+    assert isinstance(discovery, PodDiscovery)
     try:
         sandbox_id = client.run_pod(config)
         container_id = client.run_container(sandbox_id, config, "web", IMAGE)
@@ -138,17 +146,16 @@ async def test_a_pod_is_found_limited_and_seen_to_end(runtime: Path, kubepods: s
         assert found == FoundContainer(
             container_id, "shop", "web", ContainerSource.KUBERNETES, managed_directory=directory
         )
-        host = open_host(layout)
-        handle = host.open(found)
+        handle = ground.host.open(found)
         assert handle is not None
         assert handle.write_quota(50_000) is WriteOutcome.WRITTEN
         assert quota_of(layout, directory) == "50000"
         handle.restore()
         assert quota_of(layout, directory) in {"-1", "max"}
         handle.close()
-        host.close()
 
         client.remove_pod(sandbox_id)
         assert await discovery.scan() == [GoneContainer(container_id)]
     finally:
         client.close()
+        ground.close()

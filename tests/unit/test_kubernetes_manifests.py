@@ -249,7 +249,8 @@ def test_every_credential_is_one_that_turnbuckle_nats_config_writes() -> None:
 
 def test_the_rules_are_those_of_compose_and_watch_declared_metrics() -> None:
     [rules] = documents((FOLDER / "components/monitoring/rules.yaml").read_text())
-    assert rules["spec"] == yaml.safe_load((ROOT / "compose/observability/alerts.yaml").read_text())
+    expected = yaml.safe_load((ROOT / "compose/observability/alerts.yaml").read_text())
+    assert rules["spec"] == expected, "copy the groups of alerts.yaml below spec: of rules.yaml"
     for path in (FOLDER / "components").rglob("*.yaml"):
         for metric in METRIC.findall(path.read_text()):
             assert metric in METRICS, f"{path.name}: {metric}"

@@ -22,6 +22,8 @@ _CONTAINER: Final = re.compile(
     r"(?:(?:cri-containerd|crio|docker)-(?P<scope>[0-9a-f]{64})\.scope|(?P<plain>[0-9a-f]{64}))"
 )
 _TOP_DEPTH: Final = 2
+_FEWEST_LINKS: Final = 2
+LIST_TURNS: Final = 5
 
 
 class PodGroup(NamedTuple):
@@ -57,16 +59,55 @@ def _find_tops(mount: str, below: str, depth: int) -> Iterator[str]:
             yield from _find_tops(mount, f"{below}{name}/", depth - 1)
 
 
-def list_groups(layout: CgroupLayout, tops: list[str]) -> list[PodGroup]:
-    """Groups of all containers of pods, sandboxes included; some 15 us a pod."""
-    mount = layout.mounts["cpu"].directory
-    groups = []
-    for pod in _pods(mount, tops):
-        for container in _subdirectories(f"{mount}/{pod}"):
+class PodGroups:
+    """Lists the groups of all containers of pods, sandboxes included.
+
+    Listing a pod's directory costs 23 us, asking how many directories it holds 6. So a pod is listed when that number
+    has changed, and each in turn every `LIST_TURNS` looks: a container that was replaced between two looks leaves the
+    number as it was.
+    """
+
+    def __init__(self, layout: CgroupLayout) -> None:
+        self._mount = layout.mounts["cpu"].directory
+        self._known: dict[str, tuple[int, list[PodGroup]]] = {}
+        self._turn = 0
+
+    def list(self, tops: list[str]) -> list[PodGroup]:
+        """All that are there below the kubelet's directories, by container id."""
+        self._turn += 1
+        known = self._known
+        self._known = {}
+        for position, pod in enumerate(_pods(self._mount, tops)):
+            links = _links(f"{self._mount}/{pod}")
+            before = known.get(pod)
+            if (
+                before is None
+                or links != before[0]
+                or links < _FEWEST_LINKS
+                or (position + self._turn) % LIST_TURNS == 0
+            ):
+                self._known[pod] = links, self._list_pod(pod)
+            else:
+                self._known[pod] = before
+        return sorted(
+            (group for _, groups in self._known.values() for group in groups), key=lambda each: each.container_id
+        )
+
+    def _list_pod(self, pod: str) -> list[PodGroup]:
+        groups = []
+        for container in _subdirectories(f"{self._mount}/{pod}"):
             names = parse_group(pod.rpartition("/")[2], container)
             if names is not None:
                 groups.append(PodGroup(*names, f"{pod}/{container}"))
-    return sorted(groups, key=lambda group: group.container_id)
+        return groups
+
+
+def _links(path: str) -> int:
+    """Two, and one for each directory in it; fewer where a file system does not count them, or it has vanished."""
+    try:
+        return os.stat(path).st_nlink  # noqa: PTH116 - half of the cost of Path
+    except OSError:
+        return 0
 
 
 def _pods(mount: str, tops: list[str]) -> Iterator[str]:

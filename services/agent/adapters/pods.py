@@ -17,7 +17,7 @@ from services._runtime.cgroupfs import CgroupLayout
 from services._runtime.logging import get_logger
 from services.agent.adapters.cri import CriError, Listing
 from services.agent.adapters.labels import APP_LABEL, NAME_LABEL, refuse_names
-from services.agent.adapters.pod_groups import PodGroup, find_tops, list_groups
+from services.agent.adapters.pod_groups import PodGroup, PodGroups, find_tops
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
 
 CONTAINERS_ANNOTATION: Final = "turnbuckle.containers"
@@ -111,6 +111,7 @@ class PodDiscovery:
         self._interval_s = interval_s
         self._clock = clock
         self._table = PodTable(namespaces)
+        self._groups = PodGroups(layout)
         self._tops: list[str] = []
         self._ask_at_s = self._look_at_s = clock()
         self._retry_s = FIRST_RETRY_S
@@ -164,4 +165,4 @@ class PodDiscovery:
         if now_s >= self._look_at_s:
             self._tops = find_tops(self._layout)
             self._look_at_s = now_s + (RELIST_S if self._tops else FIRST_RETRY_S)
-        return list_groups(self._layout, self._tops)
+        return self._groups.list(self._tops)

@@ -12,7 +12,7 @@ import pytest
 
 from schemas.containers import ContainerSource
 from services.agent.adapters.cri import CriClient, CriError
-from services.agent.adapters.pod_groups import find_tops, list_groups, parse_group
+from services.agent.adapters.pod_groups import LIST_TURNS, PodGroups, find_tops, parse_group
 from services.agent.adapters.pods import FIRST_RETRY_S, RELIST_S, PodDiscovery
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
 from tests.support.cri_lab import CREATED, EXITED, FakeRuntime, serving
@@ -59,7 +59,7 @@ def test_groups_of_both_drivers_and_versions(tmp_path: Path, version: int, direc
     (mount / directory).with_name(f"crio-conmon-{WEB}.scope").mkdir()
     (mount / "system.slice" / f"cri-containerd-{SIDECAR}.scope").mkdir(parents=True)
 
-    [group] = list_groups(layout, find_tops(layout))
+    [group] = PodGroups(layout).list(find_tops(layout))
 
     assert group == (UID, WEB, directory)
 
@@ -68,7 +68,24 @@ def test_no_kubelet_no_groups(tmp_path: Path) -> None:
     layout = fake_layout(tmp_path, 2)
 
     assert find_tops(layout) == []
-    assert list_groups(layout, ["kubepods"]) == []
+    assert PodGroups(layout).list(["kubepods"]) == []
+
+
+def test_who_was_replaced_between_two_looks_is_seen_in_turn(tmp_path: Path) -> None:
+    """The pod holds as many directories as before; its end is seen at once."""
+    layout = fake_layout(tmp_path, 1)
+    pod = tmp_path / "cpu" / "kubepods" / f"pod{UID}"
+    (pod / WEB).mkdir(parents=True)
+    groups = PodGroups(layout)
+    assert [group.container_id for group in groups.list(["kubepods"])] == [WEB]
+
+    (pod / WEB).rename(pod / LATER)
+
+    looks = [[group.container_id for group in groups.list(["kubepods"])] for _ in range(LIST_TURNS)]
+    assert looks[-1] == [LATER]
+    (pod / LATER).rmdir()
+    pod.rmdir()
+    assert groups.list(["kubepods"]) == []
 
 
 class Node:
