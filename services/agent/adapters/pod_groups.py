@@ -72,7 +72,7 @@ class PodGroups:
         self._known: dict[str, tuple[int, list[PodGroup]]] = {}
         self._turn = 0
 
-    def list(self, tops: list[str]) -> list[PodGroup]:
+    def look(self, tops: list[str]) -> list[PodGroup]:
         """All that are there below the kubelet's directories, by container id."""
         self._turn += 1
         known = self._known

@@ -165,4 +165,4 @@ class PodDiscovery:
         if now_s >= self._look_at_s:
             self._tops = find_tops(self._layout)
             self._look_at_s = now_s + (RELIST_S if self._tops else FIRST_RETRY_S)
-        return self._groups.list(self._tops)
+        return self._groups.look(self._tops)

@@ -59,7 +59,7 @@ def test_groups_of_both_drivers_and_versions(tmp_path: Path, version: int, direc
     (mount / directory).with_name(f"crio-conmon-{WEB}.scope").mkdir()
     (mount / "system.slice" / f"cri-containerd-{SIDECAR}.scope").mkdir(parents=True)
 
-    [group] = PodGroups(layout).list(find_tops(layout))
+    [group] = PodGroups(layout).look(find_tops(layout))
 
     assert group == (UID, WEB, directory)
 
@@ -68,7 +68,7 @@ def test_no_kubelet_no_groups(tmp_path: Path) -> None:
     layout = fake_layout(tmp_path, 2)
 
     assert find_tops(layout) == []
-    assert PodGroups(layout).list(["kubepods"]) == []
+    assert PodGroups(layout).look(["kubepods"]) == []
 
 
 def test_who_was_replaced_between_two_looks_is_seen_in_turn(tmp_path: Path) -> None:
@@ -77,15 +77,15 @@ def test_who_was_replaced_between_two_looks_is_seen_in_turn(tmp_path: Path) -> N
     pod = tmp_path / "cpu" / "kubepods" / f"pod{UID}"
     (pod / WEB).mkdir(parents=True)
     groups = PodGroups(layout)
-    assert [group.container_id for group in groups.list(["kubepods"])] == [WEB]
+    assert [group.container_id for group in groups.look(["kubepods"])] == [WEB]
 
     (pod / WEB).rename(pod / LATER)
 
-    looks = [[group.container_id for group in groups.list(["kubepods"])] for _ in range(LIST_TURNS)]
+    looks = [[group.container_id for group in groups.look(["kubepods"])] for _ in range(LIST_TURNS)]
     assert looks[-1] == [LATER]
     (pod / LATER).rmdir()
     pod.rmdir()
-    assert groups.list(["kubepods"]) == []
+    assert groups.look(["kubepods"]) == []
 
 
 class Node:
