@@ -35,7 +35,7 @@ class Row {
     setText(this.memory, `${bytes(container.memoryBytes)} / ${bytes(container.memoryLimitBytes)}`);
     const share = container.memoryLimitBytes > 0 ? Math.min(1, container.memoryBytes / container.memoryLimitBytes) : 0;
     setAttribute(this.bar, "value", share.toFixed(3));
-    setText(this.reason, container.kills > 0 ? `${container.kills} killed by the kernel. ${container.reason}` : container.reason);
+    setText(this.reason, [container.kills > 0 && `${container.kills} killed by the kernel`, container.reason].filter(Boolean).join("; "));
     setAttribute(this.element.querySelector("button") as Element, "aria-expanded", String(open));
   }
 }
