@@ -6,112 +6,40 @@ What no simulated host has, a reconciler and an advisor, is told by the test on 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from schemas.cfs import CfsBatch
 from schemas.codec import encode, to_plain
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource
-from schemas.jobs import Configuration, TaskFeatures
-from schemas.limits import LimitDecisions
-from schemas.message import ColumnarMessage, Message
-from schemas.network import (
-    NetworkStateReply,
-    PathState,
-    RouteEvent,
-    RouteKind,
-    RulesReply,
-    RuleState,
-    TcEvent,
-)
-from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, Prediction
+from schemas.network import RouteEvent, RouteKind
 from schemas.reasons import Reason, sentence
-from schemas.subjects import (
-    CONTAINER_EVENTS,
-    PREDICTIONS,
-    RECONCILER_RULES,
-    RECONCILER_STATE,
-    ROUTE_EVENTS,
-    TC_EVENTS,
-)
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from schemas.subjects import CONTAINER_EVENTS, ROUTE_EVENTS
 from services.cli.supervisor import free_port
 from tests.support.chromium import browser, find_chromium
+from tests.support.console_lab import (
+    CLI,
+    DESKTOP,
+    HOSTILE,
+    WITHIN_MS,
+    Stack,
+    connect,
+    console_url,
+    end,
+    environment,
+    launch,
+    tell_of_a_job,
+    tell_of_a_network,
+    vectors,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
-CLI = [sys.executable, "-m", "services.cli"]
-WITHIN_MS = 20_000
-HOSTILE = "<img src=x onerror=alert(1)>"
 PHONE = {"width": 390, "height": 844}
-DESKTOP = {"width": 1280, "height": 900}
-
-
-@dataclass
-class Stack:
-    """What runs: a bus with services, the console, a browser."""
-
-    bus: NatsBus
-    nats_url: str
-    url: str
-    chromium: Any
-    complaints: list[str] = field(default_factory=list)
-    """What pages logged, threw, or asked of others."""
-
-    async def page(self, **options: Any) -> Any:
-        """A new page that shows the console, live."""
-        opened = await self.chromium.new_page(**{"viewport": DESKTOP, **options})
-        opened.on("console", lambda said: self.complaints.append(said.text))
-        opened.on("pageerror", lambda error: self.complaints.append(str(error)))
-        opened.on("request", self._note_foreign)
-        await opened.goto(self.url)
-        await opened.wait_for_selector("#link.live", timeout=WITHIN_MS)
-        return opened
-
-    def _note_foreign(self, request: Any) -> None:
-        if not request.url.startswith(self.url.partition("#")[0]):
-            self.complaints.append(f"asked for {request.url}")
-
-
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "TURNBUCKLE_"))}
-    return kept | {"PYTHONUNBUFFERED": "1"}
-
-
-def launch(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*CLI, *arguments], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """By Ctrl-C; returns the exit code and stderr."""
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    return process.returncode, errors
-
-
-async def console_url(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 30)
-    assert line, f"no address: {process.stderr.read() if process.stderr else ''}"
-    return str(json.loads(line)["url"])
-
-
-async def connect(url: str) -> NatsBus:
-    return await NatsBus.connect(BusOptions(servers=(url,), connect_deadline_s=30.0))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -144,59 +72,6 @@ async def nothing_to_complain_of(stack: Stack) -> AsyncIterator[None]:
     stack.complaints.clear()
     yield
     assert stack.complaints == []
-
-
-async def tell_of_a_network(bus: NatsBus) -> None:
-    """Two hosts; the fast path of the first has taken up0 out."""
-    vteps = {"gpu-01": "10.0.0.1", "gpu-02": "10.0.0.2"}
-    both = ("169.254.0.1@up0", "169.254.0.1@up1")
-    for node, own in vteps.items():
-        remote = next(vtep for vtep in vteps.values() if vtep != own)
-        cut = node == "gpu-01"
-        path = PathState(
-            destination=remote, kernel=both, frr=both, bfd_up=("up1",) if cut else ("up0", "up1"), agree=not cut,
-            override=("169.254.0.1@up1",) if cut else (), reason="up0's BFD session is down" if cut else "",
-        )  # fmt: skip
-        state = NetworkStateReply(
-            node=node, incarnation=1, offload="prefer", passes=3, writes=9, last_pass_age_s=1.0, ports=("rep0",),
-            encapsulation_device="vxlan-tx", vteps=(remote,), macs=2, installed=2, in_hw=1, not_in_hw=1, foreign=0,
-            paths=(path,), problems=(),
-        )  # fmt: skip
-        rule = RuleState(device="rep0", mac="02:00:00:00:00:07", vtep=remote, vni=100, in_hw=True, note=HOSTILE)
-        await serve(bus, RECONCILER_STATE.subject(bus.root, node=node), state)
-        await serve(bus, RECONCILER_RULES.subject(bus.root, node=node), RulesReply(node=node, total=1, rules=(rule,)))
-        event = TcEvent(node=node, incarnation=1, pass_id=1, time_ns=time.time_ns(), causes={"start": 1}, verified=True)
-        bus.publish_fact(TC_EVENTS.subject(bus.root, node=node), event, message_id=f"tc-{node}")
-    await bus.flush(10.0)
-
-
-async def serve(bus: NatsBus, subject: Any, answer: Message) -> None:
-    async def responder(_: object) -> Message:
-        return answer
-
-    await bus.serve(subject, responder)
-
-
-async def tell_of_a_job(bus: NatsBus) -> None:
-    def predicted(machine: str, time_s: float, cost_usd: float, *, pareto: bool) -> ConfigurationPrediction:
-        def around(value: float) -> Estimate:
-            return Estimate(median=value, low=value / 2, high=value * 2)
-
-        return ConfigurationPrediction(
-            configuration=Configuration(instance_type=machine, workers=2), time_s=around(time_s),
-            cost_usd=around(cost_usd), pareto=pareto, reasons=("fewer cores",),
-        )  # fmt: skip
-
-    prediction = Prediction(
-        job="resnet", task=TaskFeatures(task="image"), prices_as_of=None, level=0.9, considered=3,
-        model=ModelName(model="ours", version="v1", data_hash="", records=1, tasks=1, trained_ns=0),
-        predictions=(
-            predicted("fast", 600, 3.0, pareto=True), predicted("cheap", 3600, 1.0, pareto=True),
-            predicted("neither", 4000, 4.0, pareto=False),
-        ), time_ns=time.time_ns(),
-    )  # fmt: skip
-    bus.publish_fact(PREDICTIONS.subject(bus.root, job="resnet"), prediction, message_id="resnet")
-    await bus.flush(10.0)
 
 
 def numbers(text: str) -> tuple[float, float]:
@@ -326,33 +201,6 @@ FAINT_OR_SMALL = """() => {
   }
   return [...new Set(bad)];
 }"""
-
-
-def vectors() -> list[ColumnarMessage]:
-    """Extremes of every column's type."""
-    integers = {"<i8": [-(1 << 52), -1, 1 << 52], "<i4": [-(1 << 31), 0, (1 << 31) - 1]}
-    integers |= {"<u2": [0, 1, 65_535], "|u1": [0, 7, 255]}
-
-    def columns(model: type[ColumnarMessage]) -> dict[str, Any]:
-        floats = [-1.5, 0.0, 1e300]
-        return {name: integers.get(kind.str, floats) for name, kind in model.column_types.items()}
-
-    keys = ["web-0123456789ab", "größe-0123456789ab", "x"]
-    batch: dict[str, Any] = {
-        "app": "shop", "node": "gpu-01.example", "incarnation": 1, "report_seq": 2, "time_ns": 3,
-        "period_us": 100_000, "host_cpus": 2,
-    }  # fmt: skip
-    decisions: dict[str, Any] = {
-        "app": "shop", "mode": "enforce", "policy": "waterfill", "epoch": 1, "step": 1, "time_ns": 1,
-        "container_count": 3, "cpu_limit_us": 1, "cpu_allocated_us": 1, "memory_limit_bytes": 1,
-        "memory_allocated_bytes": 1,
-    }  # fmt: skip
-    none = {name: [] for name in CfsBatch.column_types}
-    return [
-        CfsBatch.build(keys, columns(CfsBatch), **batch),
-        CfsBatch.build([], none, **batch),
-        LimitDecisions.build(keys, columns(LimitDecisions), **decisions),
-    ]
 
 
 async def test_the_page_reads_messages_as_we_write_them(stack: Stack) -> None:
