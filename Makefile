@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak format clean anew
+.PHONY: help run test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -86,6 +86,9 @@ fuzz: $(STAMP_DEV)  ## A million spoiled messages for every decoder (1 minute; A
 
 soak: $(STAMP_DEV)  ## Random crashes and freezes of everything under load (10 minutes; ARGS="--seed 7 --seconds 60")
 	$(BIN)/python -m tests.soak.soak $(ARGS)
+
+images-offline: $(STAMP_RUN)  ## Container images without a registry, as root on Debian (ARGS="agent allocator": only these)
+	scripts/make_images_offline.sh $(ARGS)
 
 clean:  ## Remove .venv, caches and build results
 	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

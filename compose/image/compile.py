@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""Import what a service imports, now or later: ``compile.py SERVICE``. Leaves compiled files for a read-only root.
+
+Whatever cannot be imported fails the image's build, so this is its first test, too.
+"""
+
+import importlib
+import sys
+
+COMMON = ("services._runtime.probe", "services._runtime.otel", "nkeys", "http.server", "runpy")
+OWN = {
+    "agent": ("services.agent.adapters.docker_engine", "services.agent.watchdog"),
+    "reconciler": ("services.reconciler.fastpath.__main__",),
+    "advisor": ("services.advisor.training",),
+}
+
+
+def main() -> None:
+    """Needs PYTHONDONTWRITEBYTECODE to be unset."""
+    service = sys.argv[1]
+    for name in (*COMMON, f"services.{service}.__main__", *OWN.get(service, ())):
+        importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    main()
