@@ -9,16 +9,17 @@ import sys
 
 COMMON = ("services._runtime.probe", "services._runtime.otel", "nkeys", "http.server", "runpy")
 OWN = {
-    "agent": ("services.agent.adapters.docker_engine", "services.agent.watchdog"),
-    "reconciler": ("services.reconciler.fastpath.__main__",),
-    "advisor": ("services.advisor.training",),
+    "agent": ("services.agent.service", "services.agent.adapters.docker_engine", "services.agent.watchdog"),
+    "reconciler": ("services.reconciler.service", "services.reconciler.fastpath.service"),
+    "advisor": ("services.advisor.service", "services.advisor.training"),
+    "cli": ("services.cli.main",),
 }
 
 
 def main() -> None:
     """Needs PYTHONDONTWRITEBYTECODE to be unset."""
     service = sys.argv[1]
-    for name in (*COMMON, f"services.{service}.__main__", *OWN.get(service, ())):
+    for name in (*COMMON, *OWN.get(service, (f"services.{service}.service",))):
         importlib.import_module(name)
 
 

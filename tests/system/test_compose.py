@@ -1,0 +1,325 @@
+"""compose.yaml and compose.demo.yaml run by a real docker-compose, from images made without a registry."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from docker.models.containers import Container
+
+from schemas.containers import ContainerChange, ContainerEvent
+from schemas.limits import LimitDecisions
+from schemas.streams import APPS, CONTAINER_STREAM
+from schemas.subjects import LIMIT_DECISIONS
+from services._runtime.bus import BusUnavailableError, Delivery
+from services._runtime.bus_nats import NatsBus
+from services._runtime.bus_options import BusOptions
+from services.cli.doctor_guard import running_watchdogs
+from services.cli.supervisor import free_port
+from tests.support import compose_lab
+from tests.support.compose_lab import LIGHT, LOADS, RUNNING, ComposeProject, Limits, SumWatch, limits_of
+from tests.support.deadline import until
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first test waits for the images
+    pytest.mark.asyncio(loop_scope="module"),
+    # Docker's proxy takes connections while the server behind it is away; nats-py leaves them to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+MIB = 1 << 20
+CPU_LIMIT_US, MEMORY_LIMIT_BYTES = 75_000, 1024 * MIB
+"""Of demo/app.yaml."""
+STATIC_QUOTA_US = 15_000
+"""Of compose.demo.yaml: 0.15 cores each."""
+BACK_S = 10.0
+"""A service that was killed is healthy again within this."""
+LONGEST_GAP_S = 5.0
+"""What a takeover may take; the load itself keeps still for a second or two at times, too."""
+
+
+KEPT_FOR_SECONDS = {"KV_tb_nodes", "KV_tb_leases"}
+"""Heartbeats."""
+
+
+class Decisions:
+    """When quotas of the demo were decided about."""
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+        self.epochs: list[int] = []
+
+    def take(self, delivery: Delivery) -> None:
+        if isinstance(delivery.message, LimitDecisions) and delivery.message.app == "demo":
+            self.times_s.append(time.monotonic())
+            self.epochs.append(delivery.message.epoch)
+
+    async def next_one(self) -> None:
+        seen = len(self.times_s)
+        await until(lambda: len(self.times_s) > seen, within_s=10, what="a decision")
+
+    def longest_gap_s(self, since_s: float) -> float:
+        times_s = [since_s, *(time_s for time_s in self.times_s if time_s >= since_s), time.monotonic()]
+        return max(after - before for before, after in itertools.pairwise(times_s))
+
+
+class Running:
+    """The project, and a connection to its bus."""
+
+    def __init__(self, project: ComposeProject, bus: NatsBus, decisions: Decisions) -> None:
+        self.project = project
+        self.bus = bus
+        self.decisions = decisions
+
+    def limits(self) -> dict[str, Limits | None]:
+        return {name: limits_of(self.project.container(name), self.project.layout) for name in LOADS}
+
+    async def events(self, container_id: str) -> list[ContainerChange]:
+        """All that the stream holds of one container, oldest first."""
+        found: list[ContainerChange] = []
+
+        async def take(delivery: Delivery) -> None:
+            event = delivery.message
+            if isinstance(event, ContainerEvent) and event.container.endswith(container_id[:12]):
+                found.append(event.change)
+
+        replay = await self.bus.replay(CONTAINER_STREAM, take)
+        await replay.caught_up()
+        await replay.stop()
+        return found
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[ComposeProject]:
+    """Up, with the demo; taken down whatever happens."""
+    compose_lab.require("docker-compose", "debootstrap")
+    compose_lab.make_images(*LIGHT)
+    project = ComposeProject("compose.demo.yaml")
+    with compose_lab.preferred(project.layout):
+        try:
+            project.up(*RUNNING, "announce", *LOADS)
+            project.wait_healthy(*RUNNING)
+            yield project
+        finally:
+            project.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(project: ComposeProject) -> AsyncIterator[Running]:
+    bus = await NatsBus.connect(BusOptions(servers=(project.url,), connect_deadline_s=10.0))
+    decisions = Decisions()
+    await bus.subscribe(LIMIT_DECISIONS.pattern(bus.root), decisions.take)
+    yield Running(project, bus, decisions)
+    await bus.close(2.0)
+
+
+@pytest.fixture
+def bystanders(project: ComposeProject) -> Iterator[list[Container]]:
+    """Containers that no compose file knows, removed at the end."""
+    started: list[Container] = []
+    yield started
+    for container in started:
+        container.remove(force=True)
+
+
+def start(project: ComposeProject, bystanders: list[Container], app: str | None, **options: object) -> Container:
+    """A container with nothing to do, labelled for an application or not at all."""
+    container = project.client.containers.run(
+        project.container("web").image.id,
+        entrypoint=["sleep", "1000"],
+        labels={"turnbuckle.app": app} if app else {},
+        detach=True,
+        init=True,
+        network_mode="none",
+        **options,
+    )
+    bystanders.append(container)
+    return container
+
+
+async def test_all_are_healthy_and_the_demo_is_managed(running):
+    """Quotas in the kernel leave the static share, and differ between moments: they follow the load."""
+    seen: dict[str, set[int]] = {name: set() for name in LOADS}
+
+    def moved() -> bool:
+        for name, limits in running.limits().items():
+            seen[name].add(limits.quota_us if limits else STATIC_QUOTA_US)
+        return all(quotas - {STATIC_QUOTA_US} for quotas in seen.values()) and max(map(len, seen.values())) > 3
+
+    await until(moved, within_s=40, what=f"quotas that move, seen {seen}")
+    assert {name: running.project.health(name) for name in RUNNING} == {name: ["healthy"] for name in RUNNING}
+
+
+async def test_scaled_up_and_down_decisions_go_on(running, record_figure):
+    """As an operator would: three allocators, then one again. The sums keep to the limits all the while."""
+    project = running.project
+    with SumWatch(project.load_pids(), project.layout) as sums:
+        for replicas in (3, 1):
+            start_s = time.monotonic()
+            await asyncio.to_thread(
+                project.up, "--no-deps", "--no-recreate", "--scale", f"allocator={replicas}", "allocator"
+            )
+            await asyncio.to_thread(project.wait_healthy, "allocator", replicas=replicas)
+            await running.decisions.next_one()
+            gap_s = running.decisions.longest_gap_s(start_s)
+            record_figure(f"longest gap, {replicas} allocators", round(gap_s, 2))
+            assert gap_s < LONGEST_GAP_S
+    assert running.decisions.epochs == sorted(running.decisions.epochs), "two have decided at once"
+    assert_within_limits(sums)
+
+
+def assert_within_limits(sums: SumWatch) -> None:
+    assert sums.samples > 20
+    assert sums.highest_quota_us <= CPU_LIMIT_US
+    assert sums.highest_memory_bytes <= MEMORY_LIMIT_BYTES
+
+
+def crash(project: ComposeProject, service: str) -> None:
+    """Its process dies: the restart policy has to bring it back."""
+    before = project.container(service)
+    os.kill(int(before.attrs["State"]["Pid"]), signal.SIGKILL)
+    deadline = time.monotonic() + BACK_S
+    while (now := project.client.containers.get(before.id)).attrs["RestartCount"] == before.attrs["RestartCount"]:
+        assert time.monotonic() < deadline, f"{service} was not started again: {now.attrs['State']}"
+        time.sleep(0.02)
+
+
+def kill(project: ComposeProject, service: str) -> None:
+    """The engine takes a kill for a wish: it is `up` that starts it again."""
+    project.run("kill", service)
+    assert project.containers(service) == []
+
+
+@pytest.mark.parametrize("service", RUNNING)
+@pytest.mark.parametrize("ending", ["kill", "crash"])
+async def test_what_is_killed_is_back_within_ten_seconds_and_nothing_is_lost(
+    running, bystanders, service, ending, record_figure
+):
+    """A container that starts meanwhile is told of exactly once; nothing that was stored before is gone."""
+    project = running.project
+    stored = await asyncio.to_thread(project.streams)
+    with SumWatch(project.load_pids(), project.layout) as sums:
+        start_s = time.monotonic()
+        if ending == "crash":
+            await asyncio.to_thread(crash, project, service)
+            meanwhile = start(project, bystanders, "meanwhile")
+        else:
+            await asyncio.to_thread(kill, project, service)
+            meanwhile = start(project, bystanders, "meanwhile")
+            start_s = time.monotonic()
+            await asyncio.to_thread(project.up, "--no-deps", "--no-recreate", service)
+        await asyncio.to_thread(project.wait_healthy, *RUNNING, within_s=BACK_S)
+        back_s = time.monotonic() - start_s
+        record_figure("seconds until healthy", round(back_s, 1))
+        assert back_s <= BACK_S
+        await until(lambda: running.bus.connected, within_s=10, what="our own connection")
+        await running.decisions.next_one()
+    assert_within_limits(sums)
+
+    async def told() -> list[ContainerChange]:
+        deadline = time.monotonic() + 10
+        while not (changes := await running.events(meanwhile.id)):
+            assert time.monotonic() < deadline, "the container was not told of"
+        return changes
+
+    assert await told() == [ContainerChange.STARTED]
+    after = await asyncio.to_thread(project.streams)
+    for name in stored.keys() - KEPT_FOR_SECONDS:
+        state = stored[name]
+        assert after[name]["first_seq"] == state["first_seq"], name
+        assert after[name]["messages"] >= state["messages"], name
+    assert "demo" in await running.bus.bucket(APPS).entries()
+
+
+async def test_the_watchdog_outlives_the_agents_container(running):
+    """Who waits for memory is looked after, however the container ends; with the next agent it goes."""
+    project = running.project
+    [before] = [seen.pid for seen in running_watchdogs() if of_project(seen.pid, project)]
+    await asyncio.to_thread(kill, project, "agent")
+    assert of_project(before, project)
+    await asyncio.to_thread(project.up, "--no-deps", "--no-recreate", "agent")
+    await asyncio.to_thread(project.wait_healthy, "agent", within_s=BACK_S)
+    await until(lambda: not of_project(before, project), within_s=5, what="the old watchdog gone")
+    assert len([seen.pid for seen in running_watchdogs() if of_project(seen.pid, project)]) == 1
+
+
+def of_project(pid: int, project: ComposeProject) -> bool:
+    """Whether a process lives that has the project's state directory mounted."""
+    try:
+        with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as mounts:  # noqa: PTH123 - may vanish while it is read
+            return f"/{project.state_directory.name} " in mounts.read()
+    except OSError:
+        return False
+
+
+async def test_down_leaves_the_limits_of_other_containers_as_they_were(running, bystanders):
+    """The last test: one that was managed gets its own limits back, one that was not is never touched."""
+    project = running.project
+    own = {"nano_cpus": 30 * 10**7, "mem_limit": 200 * MIB}
+    managed = start(project, bystanders, "demo", **own)
+    apart = start(project, bystanders, None, **own)
+    as_they_were = Limits(30_000, 200 * MIB)
+    assert limits_of(apart, project.layout) == as_they_were
+
+    def is_managed() -> bool:
+        limits = limits_of(managed, project.layout)
+        return limits is not None and limits.quota_us != 30_000 and limits.memory_bytes != 200 * MIB
+
+    await until(is_managed, within_s=15, what="managed")
+    await asyncio.to_thread(project.run, "down", "--timeout", "15")
+
+    assert limits_of(managed, project.layout) == as_they_were
+    assert limits_of(apart, project.layout) == as_they_were
+    assert project.client.networks.list(filters={"label": f"com.docker.compose.project={project.name}"}) == []
+    await until(
+        lambda: not [seen for seen in running_watchdogs() if of_project(seen.pid, project)],
+        within_s=10,
+        what="no watchdog left",
+    )
+
+
+async def test_with_a_user_per_service_all_are_healthy_and_no_key_is_told(project, tmp_path):
+    """After the others' project is down. No `docker inspect` and no log holds a seed; without one nobody gets in."""
+    directory = tmp_path / "compose"
+    seeds = make_users(directory, project.name)
+    assert len(seeds) > len(RUNNING)
+    secured = ComposeProject("nats/compose.secure.yaml", directory=directory)
+    secured.environment["TURNBUCKLE_NATS_WEBSOCKET_PORT"] = str(free_port())
+    try:
+        await asyncio.to_thread(secured.up, *RUNNING)
+        await asyncio.to_thread(secured.wait_healthy, *RUNNING)
+        told = "".join(
+            json.dumps(container.attrs) + container.logs().decode(errors="replace")
+            for service in RUNNING
+            for container in secured.containers(service)
+        )
+        assert not [seed for seed in seeds if seed in told]
+        with pytest.raises(BusUnavailableError, match="refuses the credentials"):
+            await NatsBus.connect(BusOptions(servers=(secured.url,), connect_deadline_s=10.0))
+    finally:
+        await asyncio.to_thread(secured.remove)
+
+
+def make_users(directory: Path, node: str) -> list[str]:
+    """A copy of the compose directory with a configured server; returns the seeds."""
+    shutil.copytree(compose_lab.COMPOSE, directory, ignore=shutil.ignore_patterns("secure"))
+    make = [sys.executable, "-m", "services.cli", "nats", "config", "--out", "nats/secure", "--mounted-at", "/etc/nats"]
+    own = ["--monitor", "0.0.0.0:8222", "--owner", "10001", "--node", node]
+    subprocess.run([*make, *own], cwd=directory, env=os.environ | {"PYTHONPATH": str(compose_lab.ROOT)}, check=True)
+    seeds = [path.read_text().strip() for path in (directory / "nats" / "secure" / "secrets").iterdir()]
+    assert all(re.fullmatch("SU[A-Z2-7]{56}", seed) for seed in seeds)
+    return seeds
