@@ -167,7 +167,9 @@ class ComposeProject:
         files = [part for file in ("compose.yaml", *overlays) for part in ("-f", file)]
         self._command = ["nice", "-n", str(NICENESS), *compose_commands()[0], *files]
         offline = dict(line.split("=", 1) for line in _lines(COMPOSE / "offline.env"))
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG") if name in os.environ}
+        kept = {
+            name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG") if name in os.environ
+        }
         self.environment = kept | offline | {
             "COMPOSE_PROJECT_NAME": self.name,
             "TURNBUCKLE_NATS_PORT": str(self.nats_port),
