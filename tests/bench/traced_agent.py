@@ -70,7 +70,8 @@ class TracedAgent(Agent):
         node.sample = stamped_sample  # type: ignore[method-assign,assignment,unused-ignore]
 
     def _stamp_orders(self, node: Node) -> None:
-        carry_out, write_quota, settle_row = node.carry_out, node._write_quota, node._settle_row
+        orders, containers = node._orders, node._containers
+        carry_out, write_quota, settle_row = node.carry_out, containers.write_quota, orders._settle_row
 
         def stamped_carry_out(update: LimitUpdate, *arguments: Any) -> None:
             self._seq, begin_ns = update.seq, time.thread_time_ns()
@@ -91,8 +92,8 @@ class TracedAgent(Agent):
             settle_row(container, order, status)
 
         node.carry_out = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
-        node._write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
-        node._settle_row = stamped_settle_row  # type: ignore[method-assign,assignment,unused-ignore]
+        containers.write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
+        orders._settle_row = stamped_settle_row  # type: ignore[method-assign,assignment,unused-ignore]
 
 
 if __name__ == "__main__":
