@@ -1,4 +1,4 @@
-"""Series of a local run: their making from counters, resampling to a fixed length, summaries. Arrays in, arrays out.
+"""Series of a local run: their making from counters, and periods in them. Arrays in, arrays out.
 
 A series has one value per interval: the mean over that interval. Shape ``(samples,)`` throughout.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from schemas.runs import SERIES, RunProfile, WorkerSeries
+from schemas.runs import SERIES, WorkerSeries
 
 Series = np.ndarray[Any, np.dtype[np.float64]]
 MIN_SAMPLES: Final = 10
@@ -95,71 +95,6 @@ def series_of(recordings: Sequence[Recording]) -> tuple[WorkerSeries, ...]:
     """All workers' series, cut to the same number of samples."""
     samples = min((len(recording.rows) for recording in recordings), default=0)
     return tuple(recording.series(samples) for recording in recordings)
-
-
-def resample(values: Series, length: int) -> Series:
-    """Stretch or shrink to `length` intervals of equal duration; the mean stays the same.
-
-    Each new interval gets the mean over its own part of the old ones (which are constant in themselves).
-
-    Raises:
-        ValueError: there is no value, or no interval is wanted.
-    """
-    if len(values) == 0 or length < 1:
-        raise ValueError(f"cannot resample {len(values)} values to {length}")
-    total = np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
-    places = np.linspace(0.0, len(values), length + 1)
-    return np.asarray(np.diff(np.interp(places, np.arange(len(total)), total)) * (length / len(values)))
-
-
-def resample_profile(profile: RunProfile, length: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """All series of a run, shape ``(workers, 4, length)``, kinds in the order of `SERIES`."""
-    return np.stack(
-        [np.stack([resample(worker.column(name), length) for name in SERIES]) for worker in profile.workers]
-    )
-
-
-def summary(values: Series) -> dict[str, float]:
-    """Mean, spread, quantiles, trend and autocorrelation.
-
-    ``variation`` is standard deviation by mean, ``trend`` the fitted line's rise over the whole series by the mean,
-    ``lag1`` the autocorrelation at one interval; each is 0 where the mean or the spread is.
-
-    Raises:
-        ValueError: there is no value.
-    """
-    if len(values) == 0:
-        raise ValueError("no values to summarise")
-    data = np.asarray(values, dtype=np.float64)
-    mean, spread = float(data.mean()), float(data.std())
-    low, median, high = (float(q) for q in np.quantile(data, (0.1, 0.5, 0.9)))
-    rise = _slope(data) * (len(data) - 1)
-    return {
-        "mean": mean,
-        "std": spread,
-        "min": float(data.min()),
-        "p10": low,
-        "median": median,
-        "p90": high,
-        "max": float(data.max()),
-        "variation": spread / mean if mean > 0 else 0.0,
-        "trend": rise / mean if mean > 0 else 0.0,
-        "lag1": autocorrelation(data, 1),
-    }
-
-
-def summaries(profile: RunProfile) -> dict[str, float]:
-    """Of each kind over all workers' mean series (``cpu_cores.mean``), and how unequal the workers are.
-
-    ``cpu_cores.imbalance`` is the highest worker's mean by the mean over all workers, 1 if they are equal.
-    """
-    found: dict[str, float] = {}
-    for name in SERIES:
-        table = np.stack([worker.column(name) for worker in profile.workers])
-        found |= {f"{name}.{key}": value for key, value in summary(table.mean(axis=0)).items()}
-        means = table.mean(axis=1)
-        found[f"{name}.imbalance"] = float(means.max() / means.mean()) if means.mean() > 0 else 1.0
-    return found
 
 
 def autocorrelation(values: Series, lag: int) -> float:
