@@ -24,7 +24,7 @@ def main() -> None:
         lock = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):  # held; any other error would be the next directory's, too
             os.close(lock)
             continue
         os.set_inheritable(lock, True)  # noqa: FBT003 - the library's signature
