@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
+from tests.support.skipping import skip_or_fail
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -19,16 +18,10 @@ def find_chromium() -> str:
     try:
         import playwright  # noqa: F401, PLC0415 - only where such a test was collected
     except ImportError:
-        _missing("needs Playwright: pip install playwright (its browsers are not needed)")
+        skip_or_fail("needs Playwright: pip install playwright (its browsers are not needed)")
     if path is None:
-        _missing("needs a browser: apt-get install chromium")
+        skip_or_fail("needs a browser: apt-get install chromium")
     return path
-
-
-def _missing(reason: str) -> Any:
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"CI must run every test: {reason}", pytrace=False)
-    pytest.skip(reason)
 
 
 @asynccontextmanager
