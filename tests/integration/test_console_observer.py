@@ -6,11 +6,13 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgpack
 import pytest
 import pytest_asyncio
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
+from schemas.codec import encode
 from schemas.message import Message
 from schemas.network import NetworkStateReply, RulesReply, TcEvent
 from schemas.oom import OomCause, OomEvent, OomKind
@@ -21,7 +23,7 @@ from schemas.streams import APPS
 from schemas.subjects import CFS, OOM_EVENTS, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS
 from services._runtime.bus import Delivery
 from services._runtime.bus_nats import NatsBus
-from services.cli.console.hub import Hub, Page
+from services.cli.console.hub import Hub, Page, note
 from services.cli.console.source import follow_bus
 from tests.support.deadline import until
 from tests.support.secured_nats import NODES, SecuredNats
@@ -135,4 +137,45 @@ async def test_missing_answers_are_said_and_forgotten_once_they_come(nats: Secur
         hub.leave(told._page)
         await until(lambda: hub.pages == 0)
     for bus in (observer, allocator, operator):
+        await bus.close(2.0)
+
+
+async def test_nobody_speaks_in_the_consoles_name_or_in_messages_that_are_none(nats: SecuredNats) -> None:
+    """Its own messages, and batches whose fields have other types, would break or mislead the page."""
+    operator, observer = await nats.bus(Role.OPERATOR), await nats.bus(Role.OBSERVER)
+    agent = await nats.bus(Role.AGENT, NODE)
+    hub = Hub()
+    told = Told(hub.join())
+    async with follow_bus(observer, hub):
+        subject = CFS.subject("tb", app="shop", node=NODE)
+        forged = (note("Joined"), note("Trouble", about="forged", text=""), b"")
+        strange = msgpack.packb(msgpack.unpackb(encode(batch())) | {"app": 7, "node": "strange"})
+        for data in (*forged, strange):
+            await agent.connection.publish(subject.text, data)
+        agent.publish(subject, batch())
+        await told.wait_for("live-0123456789ab")
+    assert b"console.Joined" not in told.data
+    assert b"forged" not in told.data
+    assert b"strange" not in told.data
+    for bus in (observer, agent, operator):
+        await bus.close(2.0)
+
+
+async def test_an_event_without_a_node_does_not_end_the_questions(nats: SecuredNats) -> None:
+    operator, observer = await nats.bus(Role.OPERATOR), await nats.bus(Role.OBSERVER)
+    reconciler, allocator = await nats.bus(Role.RECONCILER, NODE), await nats.bus(Role.ALLOCATOR)
+    nameless = TcEvent(node="", incarnation=1, pass_id=1, time_ns=time.time_ns(), causes={}, verified=True)
+    reconciler.publish_fact(TC_EVENTS.subject("tb", node=NODE), nameless, message_id="1")
+    await reconciler.flush(5.0)
+    hub = Hub()
+    told = Told(hub.join())
+    async with follow_bus(observer, hub):
+        await told.wait_for("no reconciler of node", "no allocator answers")
+
+        async def answer(_: Delivery) -> Message:
+            return StateReply(epoch=1, steps=1, superseded=False, replica="the-replica", apps=())
+
+        await allocator.serve_queries("allocator", "1.0.0", "test", {ALLOCATOR_STATE: answer})
+        await told.wait_for("the-replica")
+    for bus in (observer, allocator, reconciler, operator):
         await bus.close(2.0)

@@ -8,8 +8,10 @@ fallen behind with facts, too, is cut off, and comes again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgpack
@@ -38,9 +40,10 @@ def note(kind: str, **fields: Any) -> bytes:
 class Page:
     """What waits for one page."""
 
-    def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
+    def __init__(self, greeting: Iterable[bytes] = ()) -> None:
+        self._frames = deque(greeting)
         self._bytes = 0
+        """Of what came since it was served last; the greeting does not count, however long: it is not behind yet."""
         self._news = asyncio.Event()
         self.behind = False
         """It is lost: too much waits."""
@@ -94,9 +97,7 @@ class Hub:
 
     def join(self) -> Page:
         """A page opens."""
-        page = Page()
-        for data in (*self._current.values(), *(data for facts in self._facts.values() for data in facts)):
-            page.put(frame(data))
+        page = Page(map(frame, itertools.chain(self._current.values(), *self._facts.values())))
         self._pages.add(page)
         self._joined.set()
         return page

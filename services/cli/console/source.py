@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
+from schemas.cfs import CfsBatch
 from schemas.codec import CodecError, encode
+from schemas.limits import LimitDecisions
 from schemas.message import Message
-from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RulesReply, RulesRequest, TcEvent
+from schemas.network import NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
 from schemas.queries import StateReply, StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import (
@@ -25,7 +27,15 @@ from schemas.streams import (
     BucketSpec,
     StreamSpec,
 )
-from schemas.subjects import CFS, LIMIT_DECISIONS, RECONCILER_RULES, RECONCILER_STATE
+from schemas.subjects import (
+    CFS,
+    LIMIT_DECISIONS,
+    RECONCILER_RULES,
+    RECONCILER_STATE,
+    ROUTE_EVENTS,
+    TC_EVENTS,
+    SubjectError,
+)
 from services._runtime.bus import BusError, Delivery, Entry
 from services._runtime.bus_nats import NatsBus
 from services._runtime.clock import SystemClock
@@ -60,10 +70,18 @@ class _Source:
         self.networks: set[str] = set()
         """Nodes with a reconciler."""
 
+    def observation(self, subject: str, data: bytes) -> None:
+        """Pass it on as it is, if it is one: who may publish there must not speak in the console's own name."""
+        if self.hub.pages:
+            delivery = self.bus.dispatch.decode(subject, data)
+            if delivery is not None and isinstance(delivery.message, CfsBatch | LimitDecisions):
+                self.hub.observe(data)
+
     def fact(self, delivery: Delivery) -> None:
         message = delivery.message
-        if isinstance(message, TcEvent | RouteEvent):
-            self.networks.add(message.node)
+        for template in (TC_EVENTS, ROUTE_EVENTS):  # by the subject: the server minds who may use it
+            with suppress(SubjectError):
+                self.networks.add(template.parse(self.bus.root, delivery.subject)["node"])
         with suppress(CodecError):  # it came in this size: it cannot be too large
             self.hub.tell(message.type_name, encode(message))
 
@@ -142,9 +160,9 @@ async def follow_bus(bus: NatsBus, hub: Hub) -> AsyncIterator[None]:
     """
     source = _Source(bus, hub)
     async with AsyncExitStack() as stack:
-        for template in (CFS, LIMIT_DECISIONS):  # ten times a second: passed on as they are
+        for template in (CFS, LIMIT_DECISIONS):
             pattern = template.pattern(bus.root).text
-            stack.push_async_callback((await tap(bus, pattern, lambda _, data: hub.observe(data))).stop)
+            stack.push_async_callback((await tap(bus, pattern, source.observation)).stop)
         for stream, _ in _HISTORY_S:
             for subject in stream.subjects(bus.root):
                 stack.push_async_callback((await bus.subscribe(subject, source.fact)).stop)

@@ -77,6 +77,18 @@ async def test_a_page_that_is_behind_with_facts_is_given_up() -> None:
     assert await asyncio.wait_for(page.take(60.0), 5.0) == b""  # at once
 
 
+async def test_a_long_past_cuts_nobody_off() -> None:
+    """400 facts of 500 rules' writes each are more than a page may be behind."""
+    hub = Hub()
+    facts = [bytes([number]) * (CUT_OFF_BYTES // 4) for number in range(5)]
+    for fact in facts:
+        hub.tell("tc", fact)
+    page = hub.join()
+    hub.tell("oom", b"while it reads")
+    assert await told(page) == [*facts, b"while it reads"]
+    assert not page.behind
+
+
 async def test_questions_are_asked_while_somebody_looks() -> None:
     hub = Hub()
     waiting = asyncio.ensure_future(hub.watched())
