@@ -30,8 +30,6 @@ class Sandbox(NamedTuple):
     """A pod as its runtime knows it."""
 
     sandbox_id: str
-    name: str
-    uid: str
     namespace: str
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
@@ -116,10 +114,8 @@ class CriClient:
 def _sandboxes(answer: bytes) -> Iterator[Sandbox]:
     """Of a ListPodSandboxResponse {items = 1}."""
     for item in _Fields(answer).messages(1):  # PodSandbox {id = 1, metadata = 2, labels = 5, annotations = 6}
-        metadata = item.message(2)  # PodSandboxMetadata {name = 1, uid = 2, namespace = 3}
-        yield Sandbox(
-            item.text(1), metadata.text(1), metadata.text(2), metadata.text(3), item.text_map(5), item.text_map(6)
-        )
+        namespace = item.message(2).text(3)  # PodSandboxMetadata {name = 1, uid = 2, namespace = 3}
+        yield Sandbox(item.text(1), namespace, item.text_map(5), item.text_map(6))
 
 
 def _containers(answer: bytes) -> Iterator[PodContainer]:

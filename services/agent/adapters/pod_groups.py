@@ -17,7 +17,7 @@ from services._runtime.cgroupfs import CgroupLayout
 
 _TOP: Final = re.compile(r"(?:[a-z0-9_-]+-)?kubepods(?:\.slice)?")
 _CLASS: Final = re.compile(r"(?:[a-z0-9_-]+-)?(?:burstable|besteffort)(?:\.slice)?")
-_POD: Final = re.compile(r"(?:[a-z0-9_-]+-)?pod(?P<uid>[0-9a-f]{8}[0-9a-f_-]{24,28})(?:\.slice)?")
+_POD: Final = re.compile(r"(?:[a-z0-9_-]+-)?pod[0-9a-f]{8}[0-9a-f_-]{24,28}(?:\.slice)?")
 _CONTAINER: Final = re.compile(
     r"(?:(?:cri-containerd|crio|docker)-(?P<scope>[0-9a-f]{64})\.scope|(?P<plain>[0-9a-f]{64}))"
 )
@@ -29,21 +29,18 @@ LIST_TURNS: Final = 5
 class PodGroup(NamedTuple):
     """The control group of one container of a pod."""
 
-    pod_uid: str
     container_id: str
     directory: str
     """Relative to each controller's mount."""
 
 
-def parse_group(pod: str, container: str) -> tuple[str, str] | None:
-    """The pod's uid and the container's id from the names of their directories; None: not a container's group.
+def parse_group(pod: str, container: str) -> str | None:
+    """The container's id from the names of its pod's directory and its own; None: not a container's group.
 
     The groups of conmon (CRI-O) and whatever else lies beside are not containers'; the sandbox is one by its name.
     """
-    pod_match, container_match = _POD.fullmatch(pod), _CONTAINER.fullmatch(container)
-    if pod_match is None or container_match is None:
-        return None
-    return pod_match["uid"].replace("_", "-"), container_match["scope"] or container_match["plain"]
+    match = _CONTAINER.fullmatch(container)
+    return match["scope"] or match["plain"] if match is not None and _POD.fullmatch(pod) else None
 
 
 def find_tops(layout: CgroupLayout) -> list[str]:
@@ -96,9 +93,9 @@ class PodGroups:
     def _list_pod(self, pod: str) -> list[PodGroup]:
         groups = []
         for container in _subdirectories(f"{self._mount}/{pod}"):
-            names = parse_group(pod.rpartition("/")[2], container)
-            if names is not None:
-                groups.append(PodGroup(*names, f"{pod}/{container}"))
+            container_id = parse_group(pod.rpartition("/")[2], container)
+            if container_id is not None:
+                groups.append(PodGroup(container_id, f"{pod}/{container}"))
         return groups
 
 

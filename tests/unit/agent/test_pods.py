@@ -27,17 +27,17 @@ SHOP = {"turnbuckle.app": "shop"}
 @pytest.mark.parametrize(
     ("pod", "container", "expected"),
     [
-        (f"pod{UID}", WEB, (UID, WEB)),
-        (f"kubepods-pod{UID.replace('-', '_')}.slice", f"cri-containerd-{WEB}.scope", (UID, WEB)),
-        (f"kubepods-besteffort-pod{UID.replace('-', '_')}.slice", f"crio-{WEB}.scope", (UID, WEB)),
-        (f"kubelet-kubepods-burstable-pod{UID.replace('-', '_')}.slice", f"docker-{WEB}.scope", (UID, WEB)),
-        ("pod" + "7" * 32, WEB, ("7" * 32, WEB)),  # a static pod's uid is a digest of its file
+        (f"pod{UID}", WEB, WEB),
+        (f"kubepods-pod{UID.replace('-', '_')}.slice", f"cri-containerd-{WEB}.scope", WEB),
+        (f"kubepods-besteffort-pod{UID.replace('-', '_')}.slice", f"crio-{WEB}.scope", WEB),
+        (f"kubelet-kubepods-burstable-pod{UID.replace('-', '_')}.slice", f"docker-{WEB}.scope", WEB),
+        ("pod" + "7" * 32, WEB, WEB),  # a static pod's uid is a digest of its file
         (f"pod{UID}", f"crio-conmon-{WEB}.scope", None),
         (f"pod{UID}", WEB[:12], None),
         ("system.slice", f"cri-containerd-{WEB}.scope", None),
     ],
 )
-def test_names_of_groups(pod: str, container: str, expected: tuple[str, str] | None) -> None:
+def test_names_of_groups(pod: str, container: str, expected: str | None) -> None:
     assert parse_group(pod, container) == expected
 
 
@@ -61,7 +61,7 @@ def test_groups_of_both_drivers_and_versions(tmp_path: Path, version: int, direc
 
     [group] = PodGroups(layout).look(find_tops(layout))
 
-    assert group == (UID, WEB, directory)
+    assert group == (WEB, directory)
 
 
 def test_no_kubelet_no_groups(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_what_has_ended_is_not_listed(node: Node) -> None:
     listing = await node.client.list()
 
     assert listing.containers == {}
-    assert listing.sandboxes[PAUSE] == (PAUSE, "web-0", "u", "default", SHOP, {})
+    assert listing.sandboxes[PAUSE] == (PAUSE, "default", SHOP, {})
 
 
 @pytest.mark.parametrize("answer", [b"\x0a", b"\x0a\x05ab", b"\xff" * 12, b"\x0b", b"\x08\x01", b"\x0a\x02\x08\x01"])
