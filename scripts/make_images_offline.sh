@@ -97,20 +97,17 @@ import_image() {
     made "${image//[:\/]/-}" "$(docker image inspect --format '{{.Id}}' "$image") $wanted"
 }
 
-make_bases() {
-    local changes
-    changes=(--change 'CMD ["/bin/sh"]')
+make_base() {
+    local changes=(--change 'CMD ["/bin/sh"]')
     import_image turnbuckle-base:$suite "$(key "$keep/root.key")" --directory "$keep/base-root" --create --file - .
-    changes=(--change 'CMD ["/bin/sh"]' --change 'ENV PIP_NO_INDEX=1' --change 'ENV PIP_FIND_LINKS=/wheels')
-    import_image turnbuckle-build:$suite "$(key "$keep/root.key" "$keep/wheels.key")" \
-        --create --file - --directory "$keep/build-root" . --transform 's,^\./wheels,wheels,' --directory .. ./wheels
 }
 
-make_heavy_base() {
-    local changes
-    changes=(--change 'CMD ["/bin/sh"]' --change 'ENV PIP_NO_INDEX=1' --change 'ENV PIP_FIND_LINKS=/wheels')
-    import_image turnbuckle-build-torch:$suite "$(key "$keep/root.key" "$keep/wheels-torch.key")" \
-        --create --file - --directory "$keep/build-root" . --transform 's,^\./wheels-torch,wheels,' --directory .. ./wheels-torch
+# With the wheels of a folder.
+make_build_base() {
+    local image=$1 folder=$2
+    local changes=(--change 'CMD ["/bin/sh"]' --change 'ENV PIP_NO_INDEX=1' --change 'ENV PIP_FIND_LINKS=/wheels')
+    import_image "$image:$suite" "$(key "$keep/root.key" "$keep/$folder.key")" \
+        --create --file - --directory "$keep/build-root" . --transform "s,^\\./$folder,wheels," --directory .. "./$folder"
 }
 
 make_nats() {
@@ -155,11 +152,12 @@ exec 9>"$keep/lock"
 flock 9 # one at a time: tests may ask for images while somebody makes them
 make_root
 make_wheels wheels $light_extras
-make_bases
+make_base
+make_build_base turnbuckle-build wheels
 make_nats
 case " ${services[*]} " in *" collector "* | *" advisor "*)
     make_wheels wheels-torch $light_extras,$heavy_extras
-    make_heavy_base
+    make_build_base turnbuckle-build-torch wheels-torch
     ;;
 esac
 for service in "${services[@]}"; do build_image "$service"; done
