@@ -1,7 +1,7 @@
 // What is known, folded from the stream. Batches come ten times a second and node; `sample` thins them for the charts.
 import { decode, sentence, type Message, type Table } from "./decode";
 import { bytes, duration, shortName } from "./format";
-import type { AppSpec, AppState, NetworkState, NodeInfo, Prediction, Rules } from "./types";
+import type { AppSpec, AppState, NetworkState, Prediction, Rules } from "./types";
 
 export const SAMPLE_MS = 250;
 export const HISTORY = 480; // samples: two minutes
@@ -69,7 +69,6 @@ export class App {
   memoryHeldBytes = 0;
   memoryReservedBytes = 0;
   owner = "";
-  epoch = 0;
   readonly nodes = new Map<string, NodePart>();
   readonly times: number[] = [];
   readonly cpu: { used: Series; quota: Series; limit: Series } = { used: [], quota: [], limit: [] };
@@ -123,7 +122,6 @@ export interface Event {
 
 export class Model {
   readonly apps = new Map<string, App>();
-  readonly nodes = new Map<string, NodeInfo>();
   readonly networks = new Map<string, NetworkState>();
   readonly rules = new Map<string, Rules>();
   readonly predictions = new Map<string, Prediction>();
@@ -175,7 +173,6 @@ export class Model {
   /** What follows is told from the start; charts and events stay. */
   private forget(): void {
     this.announced.clear();
-    this.nodes.clear();
     this.networks.clear();
     this.rules.clear();
     this.troubles.clear();
@@ -205,7 +202,6 @@ export class Model {
     app.memoryLimitBytes = table.memory_limit_bytes as number;
     app.memoryHeldBytes = table.memory_allocated_bytes as number;
     app.memoryReservedBytes = table.memory_reserved_bytes as number;
-    app.epoch = Math.max(app.epoch, table.epoch as number);
     table.keys.forEach((key, row) => {
       const container = app.find(key);
       if (container === undefined) return;
@@ -232,19 +228,16 @@ export class Model {
       app.memoryHeldBytes = state.memory_held_bytes;
       app.memoryReservedBytes = state.memory_reserved_bytes;
       app.owner = state.owner || app.owner;
-      app.epoch = Math.max(app.epoch, state.epoch);
     }
   }
 
   private entry(bucket: string, key: string, value: Message): void {
     if (bucket === "apps") this.announce(value as unknown as AppSpec);
-    if (bucket === "nodes") this.nodes.set(key, value as unknown as NodeInfo);
     if (bucket === "leases" && key.startsWith("app.")) this.app(key.slice(4)).owner = String(value.owner ?? "");
   }
 
   private removed(bucket: string, key: string): void {
     if (bucket === "apps") this.announced.delete(key);
-    if (bucket === "nodes") this.nodes.delete(key);
     if (bucket === "leases" && key.startsWith("app.")) this.app(key.slice(4)).owner = "";
   }
 

@@ -1,7 +1,7 @@
 // Fields of messages that the page shows, as schemas/ has them.
 export interface AppSpec { name: string; cpu_limit: number; memory_limit: number; policy: string; mode: string }
 export interface AppState {
-  spec: AppSpec; cpu_held_us: number; memory_held_bytes: number; memory_reserved_bytes: number; epoch: number; owner: string;
+  spec: AppSpec; cpu_held_us: number; memory_held_bytes: number; memory_reserved_bytes: number; owner: string;
 }
 export interface Estimate { median: number; low: number; high: number }
 export interface Configuration { instance_type: string; provider: string; workers: number; batch_size: number }
@@ -22,6 +22,3 @@ export interface NetworkState {
 }
 export interface Rule { device: string; mac: string; vtep: string; vni: number; pref: number; handle: number; in_hw: boolean | null; ours: boolean; note: string }
 export interface Rules { node: string; total: number; rules: Rule[] }
-export interface NodeInfo {
-  node: string; host_cpus: number; memory_bytes: number; telemetry_source: string; container_count: number; memory_guard: string; version: string;
-}

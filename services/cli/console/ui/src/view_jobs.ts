@@ -8,7 +8,7 @@ const PICTURE = { width: 760, height: 360, left: 62, right: 20, top: 16, bottom:
 
 const FACTORS = [1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9];
 
-export function configurationName(configuration: Configuration): string {
+function configurationName(configuration: Configuration): string {
   const batch = configuration.batch_size > 0 ? `, batch ${configuration.batch_size}` : "";
   return `${configuration.workers} x ${configuration.instance_type}${batch}`;
 }

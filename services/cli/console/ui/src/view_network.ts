@@ -7,7 +7,7 @@ const REDRAW_MS = 1_000;
 const RULES_SHOWN = 50;
 
 /** Next hops come as ``interface`` or ``gateway@interface``. */
-export function uplink(hop: string): string {
+function uplink(hop: string): string {
   return hop.slice(hop.lastIndexOf("@") + 1);
 }
 
@@ -16,7 +16,7 @@ function shortHop(hop: string): string {
 }
 
 /** A host's own VTEP is the one that every other host names and it does not. */
-export function ownVteps(networks: NetworkState[]): Map<string, string> {
+function ownVteps(networks: NetworkState[]): Map<string, string> {
   const own = new Map<string, string>();
   if (networks.length < 2) return own;
   const every = [...new Set(networks.flatMap((network) => network.vteps))];
@@ -31,7 +31,7 @@ export function ownVteps(networks: NetworkState[]): Map<string, string> {
 interface LinkState { name: string; used: boolean; up: boolean; known: boolean; overridden: boolean }
 
 /** A host's uplinks, from all that its paths name. */
-export function uplinks(network: NetworkState): LinkState[] {
+function uplinks(network: NetworkState): LinkState[] {
   const names = new Set<string>();
   for (const path of network.paths) for (const hop of [...path.kernel, ...(path.frr ?? []), ...(path.bfd_up ?? []), ...path.override]) names.add(uplink(hop));
   return [...names].sort().map((name) => {
