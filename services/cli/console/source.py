@@ -19,7 +19,6 @@ from schemas.streams import (
     APPS,
     CONTAINER_STREAM,
     LEASES,
-    NODES,
     OOM_STREAM,
     PREDICTION_STREAM,
     ROUTE_STREAM,
@@ -166,7 +165,7 @@ async def follow_bus(bus: NatsBus, hub: Hub) -> AsyncIterator[None]:
         for stream, _ in _HISTORY_S:
             for subject in stream.subjects(bus.root):
                 stack.push_async_callback((await bus.subscribe(subject, source.fact)).stop)
-        for spec in (APPS, LEASES, NODES):
+        for spec in (APPS, LEASES):
             await stack.enter_async_context(bus.bucket(spec).watch(source.entry(spec)))
         tasks = [asyncio.create_task(source.past()), asyncio.create_task(source.ask())]
         try:

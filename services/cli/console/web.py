@@ -11,7 +11,7 @@ import hmac
 import mimetypes
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ _HEAD_WITHIN_S: Final = 5.0
 _OUR_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _HEADERS: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -44,7 +44,7 @@ class Request:
 
     method: str
     path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str]
     """Names in lower case."""
 
 
@@ -145,7 +145,7 @@ class WebServer:
         """Tell a page what is new until it goes away or falls behind."""
         writer.write(_head(HTTPStatus.OK, "application/octet-stream", None))
         page = self._hub.join()
-        gone = asyncio.ensure_future(reader.read())  # a page says nothing more: this ends when it leaves
+        gone = asyncio.ensure_future(reader.read(1))  # a page says nothing more: this ends when it leaves
         try:
             writer.write(frame(self._beat()))
             pump = asyncio.ensure_future(self._pump(page, writer))
