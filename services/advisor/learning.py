@@ -76,13 +76,18 @@ class Learning:
         self._wake.set()
         return None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last training failed and none is under way: asking again does not help."""
+        return self._began_s is None and bool(self._failure)
+
     def why_no_model(self) -> str:
         """Why no question can be answered yet."""
         known, least = len(self._records), self._settings.least_records
         if self._began_s is not None:
             seconds = self._clock.monotonic() - self._began_s
             return f"the first model is being trained on {known} records ({seconds:.0f} s so far): ask again"
-        if self._failure:
+        if self.has_failed:
             return f"no model could be trained: {self._failure}"
         if known < least:
             return (

@@ -15,6 +15,7 @@ import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from importlib.metadata import version
 from typing import Any, Final, cast
 
@@ -77,7 +78,9 @@ def libraries() -> dict[str, str]:
 
 def pack(header: Header, adviser: Adviser) -> bytes:
     """Return the file's bytes."""
-    body = pickle.dumps(adviser, protocol=5)
+    written = io.BytesIO()
+    _Pickler(written, protocol=5).dump(adviser)
+    body = written.getvalue()
     said = json.dumps(asdict(header), sort_keys=True).encode()
     digest = hashlib.sha256(said + body).digest()
     return MAGIC + len(said).to_bytes(_LENGTH_BYTES, "big") + said + digest + body
@@ -131,6 +134,12 @@ def _split(data: bytes) -> tuple[Header, bytes]:
                    if header.libraries.get(name) != found]  # fmt: skip
         raise UnusableModelError(f"model {header.version} was made with {', '.join(changed)}")
     return header, body
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Members of enumerations by value: Debian's Python 3.11.2 would write a call of `getattr`, others do not."""
+        return (type(value), (value.value,)) if isinstance(value, Enum) else NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):

@@ -178,8 +178,10 @@ class Advisor:
     def _advice(self, request: Question) -> Advice:
         learning = self.learning
         model = learning.model if learning is not None else None
-        if model is None or learning is None:
-            raise self._refusal(503, learning.why_no_model() if learning is not None else "the advisor starts")
+        if learning is None:
+            raise self._refusal(503, "the advisor starts")
+        if model is None:
+            raise self._refusal(500 if learning.has_failed else 503, learning.why_no_model())
         try:
             listing = self.catalogue.listing(request.prices_as_of, self.records)
         except BadQuestionError as error:

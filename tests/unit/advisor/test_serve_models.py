@@ -153,6 +153,17 @@ def test_every_algorithm_can_be_stored(algorithm: str) -> None:
     assert learn(lesson, 1) == data
 
 
+def test_enumerations_are_stored_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's Python 3.11.2 would pickle a call of `getattr`, which no model may hold: nothing could be trained."""
+    lesson = Lesson(tuple(records(("a", "b", "c"))), tuple(map(profile, "abc")), "ours", 3, "hash")
+    usual = learn(lesson, 1)
+
+    monkeypatch.setattr(Objective, "__reduce_ex__", lambda self, _protocol: (getattr, (type(self), self.name)))
+
+    assert learn(lesson, 1) == usual
+    unpack(usual)
+
+
 def test_the_thesis_networks_can_be_stored() -> None:
     """They hold arrays only; a few epochs show it as well as 400."""
     short = Plain(ThesisRegressor(Objective.TIME, "thesis", epochs=2), folds=2)

@@ -191,8 +191,9 @@ async def test_a_failed_training_is_told_and_not_repeated_at_once(ground: Ground
         learning = advisor.learning
         assert learning is not None
         await until(lambda: learning.failed_trainings == 1)
-        with pytest.raises(RequestRefusedError, match="no model could be trained: the sun shines"):
+        with pytest.raises(RequestRefusedError, match="no model could be trained: the sun shines") as refused:
             await ground.rank()
+        assert refused.value.code == 500  # not 503: whoever has patience need not wait
         ground.tutor.failure = ""
         assert len(ground.tutor.lessons) == 1
         await ground.ask(ADVISOR_TRAIN, TrainRequest())
