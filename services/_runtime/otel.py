@@ -11,22 +11,29 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    ConsoleSpanExporter,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from services._runtime import tracing
 from services._runtime.logging import get_logger
 from services._runtime.otel_metrics import observe_all
 from services._runtime.otel_settings import Origin, OtelSettings, SignalSettings
-from services._runtime.otel_spans import OtelTracing
+from services._runtime.otel_spans import OtelSpan, OtelTracing
 from services._runtime.telemetry import Sample, Telemetry
 
 SCOPE: Final = "turnbuckle"
@@ -81,9 +88,11 @@ class Export:
         _note_results(exporter, self._note_spans)
         self._exporters.append(exporter)
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        provider.add_span_processor(_Batches(exporter, self.counts))
+        _make_first(exporter, resource, version)
+        batches = _Batches(exporter, self.counts)
+        provider.add_span_processor(batches)
         self._providers.append(provider)
-        tracing.install(OtelTracing(provider.get_tracer(SCOPE, version)))
+        tracing.install(OtelTracing(provider.get_tracer(SCOPE, version), batches.defer))
 
     def _export_metrics(
         self, settings: SignalSettings, resource: Resource, collect: Callable[[], list[Sample]]
@@ -138,9 +147,39 @@ class _Batches(BatchSpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is not None and span.context.trace_flags.sampled:
-            queue = self._batch_processor._queue  # noqa: SLF001 - that one gives way is told nowhere else
-            self._counts.overflow += len(queue) == queue.maxlen
+            self._count_overflow()
         super().on_end(span)
+
+    def defer(self, span: OtelSpan) -> None:
+        """Queue a span that `_make_first` is going to make."""
+        self._count_overflow()
+        self._batch_processor.emit(cast("ReadableSpan", span))
+
+    def _count_overflow(self) -> None:
+        queue = self._batch_processor._queue  # noqa: SLF001 - that one gives way is told nowhere else
+        self._counts.overflow += len(queue) == queue.maxlen
+
+
+def _make_first(exporter: SpanExporter, resource: Resource, version: str) -> None:
+    """Have the exporter make the spans that the event loop has only noted."""
+    made = InMemorySpanExporter()
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(made))
+    tracer = provider.get_tracer(SCOPE, version)
+    export = exporter.export
+
+    def export_made(batch: Sequence[ReadableSpan | OtelSpan]) -> SpanExportResult:
+        spans: list[ReadableSpan] = []
+        for span in batch:
+            if isinstance(span, OtelSpan):
+                span.make(tracer)
+            else:
+                spans.append(span)
+        spans.extend(made.get_finished_spans())
+        made.clear()
+        return export(spans) if spans else SpanExportResult.SUCCESS
+
+    exporter.export = export_made  # type: ignore[method-assign,assignment]
 
 
 def _span_exporter(settings: SignalSettings) -> SpanExporter:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
+from io import StringIO
 
 import pytest
 
 from schemas.telemetry import ATTRIBUTES, METRICS, MetricSpec
 from services._runtime.exporting import exporting, exporting_spans
 from services._runtime.health import Health
+from services._runtime.logging import get_logger, setup_logging
 from services._runtime.otel import Export
 from services._runtime.otel_settings import Origin, OtelSettings, read_otel_settings
 from services._runtime.telemetry import Sample, Telemetry
-from services._runtime.tracing import span
+from services._runtime.tracing import Begin, message_span, span
 from tests.support.deadline import until
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver, wait_for
 
@@ -55,6 +58,48 @@ def test_spans_arrive_with_their_origin(receiver: OtlpReceiver, monkeypatch: pyt
     assert resource["service.instance.id"]
     assert receiver.headers[0]["authorization"] == "Bearer s3cret"
     assert receiver.spans[0].attributes == {"turnbuckle.orders": 1}
+
+
+@pytest.mark.parametrize("asked", ["never", "within", "after"])
+def test_a_span_is_one_span_whenever_someone_asks_who_it_is(receiver: OtlpReceiver, asked: str) -> None:
+    """The exporting thread makes those that nobody asks about."""
+    parent = {"traceparent": f"00-{7:032x}-{8:016x}-01"}
+    carrier = {}
+    with exporting_spans(asked_for(receiver), ORIGIN):
+        with message_span("bus.respond", "tb.cmd.limits.n1", Begin(parent, begun_ns=1_000)) as current:
+            if asked == "within":
+                carrier = current.carrier
+        if asked == "after":
+            carrier = current.carrier
+        with span("allocator.decide", Begin(current.carrier)) if asked == "after" else span("allocator.decide"):
+            pass
+
+    answered, decided = sorted(receiver.spans, key=lambda each: each.begun_ns)
+    assert (answered.name, answered.begun_ns) == ("respond cmd.limits.{node}", 1_000)
+    assert (answered.trace_id, answered.parent_id) == (f"{7:032x}", f"{8:016x}")
+    assert answered.attributes["messaging.destination.name"] == "tb.cmd.limits.n1"
+    if asked != "never":
+        assert carrier["traceparent"].split("-")[1:3] == [answered.trace_id, answered.span_id]
+    assert (decided.parent_id == answered.span_id) is (asked == "after")
+
+
+def test_a_trace_that_is_refused_is_logged_outside_of_it(receiver: OtlpReceiver) -> None:
+    """What the SDK logs while a span is made asks for the span under way, which is this one."""
+    stream = StringIO()
+    setup_logging("agent", level="info", log_format="json", stream=stream)
+    try:
+        with (
+            exporting_spans(asked_for(receiver), ORIGIN),
+            message_span("bus.respond", "tb.cmd.limits.n1", Begin({"traceparent": "0" * 600})) as current,
+        ):
+            get_logger("test").info("inside")
+    finally:
+        setup_logging("agent", level="info", log_format="auto")
+    refused, inside = (json.loads(line) for line in stream.getvalue().splitlines() if "telemetry_exp" not in line)
+
+    assert "traceparent header exceeded" in refused["event"]
+    assert "trace_id" not in refused
+    assert inside["trace_id"] == current.trace_id == receiver.spans[0].trace_id
 
 
 def test_a_name_of_the_operators(receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
