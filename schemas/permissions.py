@@ -48,6 +48,7 @@ from schemas.subjects import (
     RECONCILER_RULES,
     RECONCILER_STATE,
     ROUTE_EVENTS,
+    Subject,
     SubjectTemplate,
     check_root,
     token,
@@ -179,16 +180,7 @@ def grants(identity: Identity, root: str) -> Grants:
 
 def allowed(patterns: Iterable[str], subject: str) -> bool:
     """Whether one of the patterns covers a concrete subject, as the server decides it."""
-    return any(_covers(pattern.split("."), subject.split(".")) for pattern in patterns)
-
-
-def _covers(pattern: list[str], subject: list[str]) -> bool:
-    for position, part in enumerate(pattern):
-        if part == ">":
-            return len(subject) > position
-        if position >= len(subject) or part not in {"*", subject[position]}:
-            return False
-    return len(pattern) == len(subject)
+    return any(Subject(pattern).matches(Subject(subject)) for pattern in patterns)
 
 
 def _sorted(patterns: Iterable[str]) -> tuple[str, ...]:

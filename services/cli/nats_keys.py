@@ -41,7 +41,7 @@ class Keys:
             BadFileError: there is one that cannot be used, or none can be written.
         """
         path = self.path(name)
-        if not path.exists():
+        if _is_missing(path):
             self.write(path, f"{_new_seed()}\n")
             self.made.append(name)
         try:
@@ -56,7 +56,7 @@ class Keys:
             BadFileError: it cannot be read or written.
         """
         path = self._directory / f"{name}.password"
-        if not path.exists():
+        if _is_missing(path):
             self.write(path, f"{secrets.token_urlsafe(24)}\n")
         try:
             return path.read_text(encoding="ascii").strip()
@@ -89,6 +89,13 @@ class Keys:
             temporary.replace(path)
         except OSError as error:
             raise BadFileError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError as error:  # the directory is another user's
+        raise BadFileError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _new_seed() -> str:

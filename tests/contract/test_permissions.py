@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -359,6 +360,22 @@ def test_a_spoiled_seed_is_named_and_not_shown(tmp_path: Path) -> None:
     assert code == 78
     assert "holds no NKEY seed" in text.replace("\n", " ")
     assert spoiled not in text
+
+
+def test_keys_of_another_user_are_named(tmp_path: Path) -> None:
+    """As after `--owner`: then nobody else looks into the directory."""
+    _config(tmp_path)
+    secrets, me = tmp_path / "secrets", os.geteuid()
+    secrets.chmod(0)
+    os.seteuid(me or 65534)
+    try:
+        code, text = _config(tmp_path)
+    finally:
+        os.seteuid(me)
+        secrets.chmod(0o700)
+
+    assert code == 78
+    assert "secrets/allocator.nk cannot be read: Permission denied" in text.replace("\n", "")
 
 
 async def test_an_observer_declares_nothing(server: SecuredNats, monkeypatch: pytest.MonkeyPatch) -> None:
