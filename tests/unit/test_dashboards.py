@@ -49,6 +49,14 @@ def test_alerts_name_declared_metrics() -> None:
     assert named <= set(METRICS)
 
 
+def test_services_that_are_gone_are_missed() -> None:
+    """A container that was stopped leaves DNS, and all its metrics end, `up` among them: only absent() tells."""
+    missed = re.findall(
+        r'absent\(up\{job="turnbuckle", service="([a-z]+)"\} == 1\)', ALERTS.read_text(encoding="utf-8")
+    )
+    assert sorted(missed) == ["agent", "allocator"]
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_panels_do_not_overlap_and_counters_are_rates(file: str) -> None:
     panels = read(file)["panels"]
