@@ -98,9 +98,8 @@ class Replicas:
     def not_ready(self) -> str | None:
         """Why nothing can be owned, or None."""
         if not self._core.renewed_lately(self._clock.monotonic()):
-            return (
-                f"the heartbeat in the bucket {LEASES.name} was not renewed for {self._ttl_s:g} s: nothing is decided"
-            )
+            consequence = "nothing is taken over" if self.may_decide() else "nothing is decided"
+            return f"the heartbeat in the bucket {LEASES.name} was not renewed for {self._ttl_s:g} s: {consequence}"
         return None if self._readable else f"the bucket {LEASES.name} cannot be read"
 
     @property
@@ -152,7 +151,7 @@ class Replicas:
                     await self._bucket.put(REPLICA + self.id, self._lease(StoredLease(self.id)))
             except (BusError, TimeoutError) as error:
                 self.failed_renewals += 1
-                self._core.store_is_away(self._clock.monotonic())
+                self._core.store_is_away(sent_s, self._clock.monotonic())
                 if not failing:
                     self._log.warning("heartbeat_failed", error=str(error) or "no answer")
                 failing = True

@@ -18,6 +18,7 @@ from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES
 from services._runtime.bus import BusError, Delivery
+from services.allocator.core.ownership import rightful_owner
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.limit_observer import LimitObserver
@@ -146,13 +147,18 @@ async def busiest(shared: Shared) -> tuple[ServiceProcess, dict[str, int]]:
 
 
 async def at_rest(shared: Shared) -> dict[str, int]:
-    """Wait until nothing changes hands any more; the epochs then."""
+    """Wait until each application is with whom it is due to, and nothing changes hands any more; the epochs then.
+
+    Silence alone does not tell: a read that is not answered puts a hand-over off for longer than `REST_S`.
+    """
+    live = tuple(process.replica_id for process in shared.cluster.running("allocator"))
+    due = {app: rightful_owner(app, live) for app in APPS_SHARED}
     seen: tuple[dict[str, int], float] = ({}, 0.0)
 
     async def same() -> bool:
         nonlocal seen
-        epochs = await shared.epochs()
-        if epochs != seen[0]:
+        owners, epochs = await shared.owners(), await shared.epochs()
+        if epochs != seen[0] or owners != due:
             seen = epochs, time.monotonic()
         return time.monotonic() > seen[1] + REST_S
 

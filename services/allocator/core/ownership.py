@@ -238,9 +238,11 @@ class Ownership:
             if peer.revision and peer.changed_s >= before_s - self.patience.ttl_s:
                 peer.changed_s = max(peer.changed_s, now_s + self.patience.excuse_s)
 
-    def store_is_away(self, now_s: float) -> None:
-        """A heartbeat was sent, and nobody answered."""
-        self._away_s, self._interrupted = now_s, True
+    def store_is_away(self, sent_s: float, now_s: float) -> None:
+        """Nobody answered a heartbeat. If that was noticed late, it is we who stood still: no excuse."""
+        self._interrupted = True
+        if now_s - sent_s <= self.patience.ttl_s:
+            self._away_s = now_s
 
     def interrupted(self) -> None:
         """The connection broke: we could not see others either."""

@@ -33,25 +33,45 @@ def test_silence_alone_is_no_excuse(patient: Ownership) -> None:
     assert not patient.may_decide(12.1)
 
 
+def test_a_pause_with_a_heartbeat_under_way_is_no_excuse() -> None:
+    """The answer may have come in time: nobody was there to read it, and others may have taken over."""
+    lab = ReplicaLab(apps=set(APPS), store_away_s=12.0)
+    member = lab.start()
+    lab.live(RECOVERY_S)
+    member.holds_answers = True
+    lab.live(0.6)  # one is sent every half second
+    assert member.operations
+    assert all(lab.owners().values())
+
+    lab.loop.now_s += 6.0
+    lab.settle()
+
+    assert not any(lab.owners().values())
+    member.holds_answers = False
+    lab.live(RECOVERY_S)
+    assert all(lab.owners().values())
+    lab.close()
+
+
 def test_a_store_that_answers_nothing_is_one_for_as_long_as_it_is_seen_to(patient: Ownership) -> None:
     for now_s in (11.5, 13.0, 14.5):
-        patient.store_is_away(now_s)
+        patient.store_is_away(now_s - 1.0, now_s)
         assert patient.may_decide(now_s + 1.9)
     assert not patient.may_decide(14.5 + 2.1)
-    patient.store_is_away(23.9)
+    patient.store_is_away(22.9, 23.9)
     assert patient.may_decide(24.0)  # 10 s, 2 to live and 12 of patience
     assert not patient.may_decide(24.1)
 
 
 def test_an_agent_that_knows_a_successor_ends_it(patient: Ownership) -> None:
-    patient.store_is_away(12.5)
+    patient.store_is_away(11.5, 12.5)
     assert patient.may_decide(13.0)
     patient.refused(APP)
     assert not patient.may_decide(13.0)
 
 
 def test_when_it_answers_again_the_lease_is_confirmed_first(patient: Ownership) -> None:
-    patient.store_is_away(12.5)
+    patient.store_is_away(11.5, 12.5)
     patient.renewed(16.0, 16.1)
     assert not patient.may_decide(16.1)
     patient.read_lease(APP, StoredLease("a", 1_000, 4), 16.2)
