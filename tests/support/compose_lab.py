@@ -18,6 +18,7 @@ from docker.models.containers import Container
 
 from services._runtime.cgroupfs import CgroupLayout, detect, paths_of_pid
 from services.cli.supervisor import free_port
+from tests.support.limit_observer import read_limits
 from tests.support.skipping import skip_or_fail
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -27,7 +28,6 @@ LIGHT: Final = ("agent", "allocator", "reconciler", "cli")
 RUNNING: Final = ("nats", "agent", "allocator", "reconciler")
 LOADS: Final = ("web", "api", "worker", "cache", "batch")
 START_S: Final = 60.0
-UNLIMITED: Final = -1
 WEIGHT: Final = 16
 NICENESS: Final = -10
 """Of compose, and `WEIGHT` times the usual share for containers: other work on the machine is not to be measured."""
@@ -81,7 +81,7 @@ def preferred(layout: CgroupLayout) -> Iterator[None]:
 
 
 class Limits(NamedTuple):
-    """Of one container in the kernel; `UNLIMITED` where there is none."""
+    """Of one container in the kernel; `limit_observer.UNLIMITED` where there is none."""
 
     quota_us: int
     memory_bytes: int
@@ -100,17 +100,7 @@ def limits_of_pid(pid: int, layout: CgroupLayout) -> Limits | None:
     if not pid or cpu is None or memory is None:
         return None
     try:
-        if layout.version == 1:
-            quota = int(Path(cpu, "cpu.cfs_quota_us").read_text()) * 100_000
-            scaled = quota // int(Path(cpu, "cpu.cfs_period_us").read_text())
-            limit = int(Path(memory, "memory.limit_in_bytes").read_text())
-            return Limits(scaled if quota > 0 else UNLIMITED, limit if limit < 1 << 62 else UNLIMITED)
-        text, period = Path(cpu, "cpu.max").read_text().split()
-        limit_text = Path(memory, "memory.max").read_text().strip()
-        return Limits(
-            UNLIMITED if text == "max" else int(text) * 100_000 // int(period),
-            UNLIMITED if limit_text == "max" else int(limit_text),
-        )
+        return Limits(*read_limits(layout.version, cpu, memory))
     except OSError:
         return None
 

@@ -87,14 +87,16 @@ def _quota(quota: str, period: str) -> int:
     return UNLIMITED if quota in {"max", "-1"} else int(quota) * 100_000 // int(period)
 
 
+def read_limits(version: int, cpu: str, memory: str) -> tuple[int, int]:
+    """Quota in us per 100 ms and memory limit in bytes, by the group's directories. Raises OSError: it is gone."""
+    if version == 2:
+        return _quota(*_text(cpu, "cpu.max").split()), _limit(_text(memory, "memory.max"))
+    quota = _quota(_text(cpu, "cpu.cfs_quota_us").strip(), _text(cpu, "cpu.cfs_period_us"))
+    return quota, _limit(_text(memory, "memory.limit_in_bytes"))
+
+
 def _read_limits(tree: CgroupTree, directory: str) -> tuple[int, int]:
-    """Quota and memory limit."""
-    if tree.version == 2:
-        quota = _quota(*_text(tree.cpu, directory, "cpu.max").split())
-        return quota, _limit(_text(tree.memory, directory, "memory.max"))
-    quota_text = _text(tree.cpu, directory, "cpu.cfs_quota_us").strip()
-    quota = _quota(quota_text, _text(tree.cpu, directory, "cpu.cfs_period_us"))
-    return quota, _limit(_text(tree.memory, directory, "memory.limit_in_bytes"))
+    return read_limits(tree.version, f"{tree.cpu}/{directory}", f"{tree.memory}/{directory}")
 
 
 def _read_v1(tree: CgroupTree, directory: str) -> Reading:
