@@ -19,15 +19,8 @@ from typing import Any, Final, cast
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    ConsoleSpanExporter,
-    SimpleSpanProcessor,
-    SpanExporter,
-    SpanExportResult,
-)
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
 
 from services._runtime import tracing
 from services._runtime.logging import get_logger
@@ -160,23 +153,32 @@ class _Batches(BatchSpanProcessor):
         self._counts.overflow += len(queue) == queue.maxlen
 
 
+class _Sampled(SpanProcessor):
+    """Keeps the spans that ended, and are to be exported."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self.spans.append(span)
+
+
 def _make_first(exporter: SpanExporter, resource: Resource, version: str) -> None:
     """Have the exporter make the spans that the event loop has only noted."""
-    made = InMemorySpanExporter()
+    made = _Sampled()
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(made))
+    provider.add_span_processor(made)
     tracer = provider.get_tracer(SCOPE, version)
     export = exporter.export
 
     def export_made(batch: Sequence[ReadableSpan | OtelSpan]) -> SpanExportResult:
-        spans: list[ReadableSpan] = []
         for span in batch:
             if isinstance(span, OtelSpan):
                 span.make(tracer)
             else:
-                spans.append(span)
-        spans.extend(made.get_finished_spans())
-        made.clear()
+                made.spans.append(span)
+        spans, made.spans = made.spans, []
         return export(spans) if spans else SpanExportResult.SUCCESS
 
     exporter.export = export_made  # type: ignore[method-assign,assignment]
