@@ -1,0 +1,70 @@
+/* What crosses from the kernel to the agent: fixed records, native byte order, all times in ns of CLOCK_MONOTONIC.
+ * services/agent/adapters/kernel_records.py is the other end. A change of any of them is a new TB_VERSION. */
+#ifndef TB_RECORDS_H
+#define TB_RECORDS_H
+
+#define TB_VERSION 1
+
+/* A row of the table of control groups: one per group, for both hierarchies of version 1 or the only one of version 2. */
+struct tb_group {
+	__u64 id;              /* inode number of the group's directory */
+	__u32 flags;           /* TB_HAS_... */
+	__u32 level;           /* 0: the root of the hierarchy */
+	__s64 quota_ns;        /* cpu.cfs_quota_us, cpu.max; -1: none */
+	__s64 period_ns;
+	__u64 usage_ns;        /* CPU time since the group was made, of groups below too */
+	__u64 nr_periods;
+	__u64 nr_throttled;
+	__u64 throttled_ns;
+	__u64 boundary_ns;     /* when the period under way ends; 0: no period is under way, the group is idle */
+	__s64 memory_bytes;    /* in use, of groups below too */
+	__s64 limit_bytes;     /* memory.limit_in_bytes, memory.max; -1: none */
+	__s64 high_bytes;      /* memory.high; -1: none */
+	__u64 local_kills;     /* of this group's tasks, by the OOM killer */
+	__u64 kills;           /* of groups below too */
+};
+
+#define TB_HAS_CPU 1u
+#define TB_HAS_MEMORY 2u
+#define TB_UNDER_OOM 4u    /* version 1: tasks may wait at the limit */
+#define TB_KILL_DISABLED 8u /* version 1: oom_kill_disable */
+
+/* One CFS period that has ended, taken before the quota is refilled. */
+struct tb_period {
+	__u64 id;
+	__u64 time_ns;         /* when it ended */
+	__s64 quota_ns;        /* that was in force */
+	__s64 unused_ns;       /* left of it, what CPUs have drawn and not used included; negative: overdrawn */
+	__u64 usage_ns;        /* CPU time since the group was made, as far as the scheduler has accounted for it */
+	__u64 nr_periods;
+	__u64 nr_throttled;
+	__u64 throttled_ns;
+};
+
+/* The kernel is about to choose a victim (TB_OOM_DECISION), or has (TB_OOM_VICTIM). */
+struct tb_oom {
+	__u64 id;
+	__u64 time_ns;
+	__u32 kind;
+	__u32 pid;             /* of the victim; 0: none yet */
+	__s64 memory_bytes;
+	__s64 limit_bytes;
+};
+
+#define TB_OOM_DECISION 1u
+#define TB_OOM_VICTIM 2u
+
+/* What the loader writes: datagrams on a socket (SOCK_SEQPACKET), each a header and a payload. */
+struct tb_header {
+	__u32 version;
+	__u32 kind;
+};
+
+#define TB_TABLE 1u   /* no payload; file descriptors of one iterator link per hierarchy (SCM_RIGHTS), in the order asked for */
+#define TB_STATUS 2u  /* text: "NAME ok" or "NAME failed: WHY" of one program */
+#define TB_READY 3u   /* all programs have been tried; no payload */
+#define TB_PERIODS 4u /* struct tb_period[] */
+#define TB_OOMS 5u    /* struct tb_oom[] */
+#define TB_LOST 6u    /* __u64: records lost so far, because nobody took them in time */
+
+#endif
