@@ -70,11 +70,19 @@ def unit(metric: MetricSpec) -> str:
     return "ops" if rated else "short"
 
 
+def empty(metric: MetricSpec) -> str:
+    """What a chart without series says; one with a series for each kind of trouble has none before the first."""
+    return "none so far" if metric.labels else "no process tells this"
+
+
 def panel(metric: MetricSpec, number: int, position: dict[str, int]) -> dict[str, Any]:
     """A chart of one metric over time."""
-    lines = " ".join(["{{service}}", "{{instance}}", *(f"{{{{{label}}}}}" for label in metric.labels)])
+    labels = dict.fromkeys(("service", "instance", *metric.labels))
+    lines = " ".join(f"{{{{{label}}}}}" for label in labels)
     title = metric.description[0].upper() + metric.description[1:]
-    defaults: dict[str, Any] = {"unit": unit(metric), "min": 0, "custom": {"fillOpacity": 10, "showPoints": "never"}}
+    defaults: dict[str, Any] = {
+        "unit": unit(metric), "min": 0, "noValue": empty(metric), "custom": {"fillOpacity": 10, "showPoints": "never"},
+    }  # fmt: skip
     if metric.name.endswith("_info"):
         defaults |= {"max": 1, "decimals": 0}
     return {
