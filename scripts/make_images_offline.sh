@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly suite=bookworm keep=build/images
 readonly packages=python3,python3-venv,libgomp1,busybox-static
 readonly venv_packages=(python3-venv python3.11-venv python3-pip-whl python3-setuptools-whl python3-distutils python3-lib2to3)
-readonly light_extras=agent,allocator,reconciler,cli,otel heavy_extras=collector,vertex,advisor
+readonly light_extras=agent,allocator,reconciler,cli,vertex,otel
 python=${PYTHON:-.venv/bin/python}
 
 say() { printf 'images: %s\n' "$*" >&2; }
@@ -135,8 +135,8 @@ PYTHON
 build_image() {
     local service=$1 base=turnbuckle-build:$suite extras=$1,otel version
     version=$("$python" -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
-    case $service in collector | advisor) base=turnbuckle-build-torch:$suite ;; esac
-    [ "$service" != collector ] || extras=collector,vertex,otel
+    [ "$service" != advisor ] || base=turnbuckle-build-torch:$suite
+    [ "$service" != collector ] || extras=vertex,otel
     say "building turnbuckle-$service:$version"
     DOCKER_BUILDKIT=0 docker build --quiet --file compose/Dockerfile --build-arg SERVICE="$service" \
         --build-arg EXTRAS="$extras" --build-arg BASE=turnbuckle-base:$suite --build-arg BUILD_BASE="$base" \
@@ -155,8 +155,8 @@ make_wheels wheels $light_extras
 make_base
 make_build_base turnbuckle-build wheels
 make_nats
-case " ${services[*]} " in *" collector "* | *" advisor "*)
-    make_wheels wheels-torch $light_extras,$heavy_extras
+case " ${services[*]} " in *" advisor "*)
+    make_wheels wheels-torch advisor,otel
     make_build_base turnbuckle-build-torch wheels-torch
     ;;
 esac

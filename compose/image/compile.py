@@ -11,6 +11,7 @@ COMMON = ("services._runtime.probe", "services._runtime.otel", "nkeys", "http.se
 OWN = {
     "agent": ("services.agent.service", "services.agent.adapters.docker_engine", "services.agent.watchdog"),
     "reconciler": ("services.reconciler.service", "services.reconciler.fastpath.service"),
+    "collector": ("services.collector.service", "services.collector.adapters.billing"),
     "advisor": ("services.advisor.service", "services.advisor.training"),
     "cli": ("services.cli.main",),
 }

@@ -55,6 +55,12 @@ def require(*commands: str) -> None:
         skip_or_fail(f"needs {' and '.join(missing)}: apt-get install {' '.join(missing)}")
 
 
+def plain_environment() -> dict[str, str]:
+    """What compose needs of ours, and no setting."""
+    names = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def make_images(*services: str) -> None:
     """As `make images-offline`; quick where nothing has changed."""
     script = ROOT / "scripts" / "make_images_offline.sh"
@@ -153,10 +159,7 @@ class ComposeProject:
         files = [part for file in ("compose.yaml", *overlays) for part in ("-f", file)]
         self._command = ["nice", "-n", str(NICENESS), *compose_commands()[0], *files]
         offline = dict(line.split("=", 1) for line in _lines(COMPOSE / "offline.env"))
-        kept = {
-            name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG") if name in os.environ
-        }
-        self.environment = kept | offline | {
+        self.environment = plain_environment() | offline | {
             "COMPOSE_PROJECT_NAME": self.name,
             "TURNBUCKLE_NATS_PORT": str(self.nats_port),
             "TURNBUCKLE_RECONCILER_HEALTH_PORT": str(free_port()),

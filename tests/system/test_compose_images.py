@@ -12,7 +12,7 @@ import docker
 import pytest
 
 from tests.support import compose_lab
-from tests.support.compose_lab import COMPOSE, LIGHT, ROOT
+from tests.support.compose_lab import LIGHT, ROOT
 
 pytestmark = [pytest.mark.root, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 AGENT_BYTES = 200 * 10**6
@@ -145,14 +145,3 @@ def _files(image: str, scanned: set[str] | None = None) -> Iterator[tuple[str, s
 
 def _plain_builder() -> dict[str, str]:
     return {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "DOCKER_BUILDKIT": "0"}
-
-
-@pytest.mark.parametrize("overlays", [(), ("demo",), ("observability",), ("demo", "observability")])
-def test_every_compose_accepts_the_files(overlays):
-    compose_lab.require("docker-compose")
-    files = ["compose.yaml", *(f"compose.{overlay}.yaml" for overlay in overlays)]
-    for command in compose_lab.compose_commands():
-        arguments = [*command, *(part for file in files for part in ("-f", file)), "config", "--quiet"]
-        done = subprocess.run(arguments, cwd=COMPOSE, capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert "WARN" not in done.stderr, done.stderr
