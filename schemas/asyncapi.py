@@ -12,6 +12,7 @@ import itertools
 import json
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
@@ -23,7 +24,7 @@ from schemas.leases import Lease
 from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery, Endpoint
-from schemas.streams import APPS, BUCKETS, LEASES, NODES, STREAMS, BucketSpec, StreamSpec
+from schemas.streams import APPS, BUCKETS, LEASES, NODES, OBJECT_STORES, STREAMS, BucketSpec, StreamSpec
 from schemas.subjects import SubjectTemplate
 
 Document = dict[str, Any]
@@ -36,10 +37,20 @@ _INBOX: Final = "The requester's inbox, taken from the request's reply subject."
 _BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo}
 
 _DESCRIPTION: Final = """\
-Subjects are <root>.<kind>.<domain>[.<id>...]. Kinds: obs (lossy observation, core NATS), evt (fact, JetStream),
-cmd (request and reply). Ids are escaped to one token each: '.' becomes '/', anything but letters, digits, '_' and '-'
-becomes '=XX' per UTF-8 byte. Fields are only ever added to a message; readers ignore fields that they do not know.
-Queries accept JSON too, and answer a JSON request in JSON."""
+Every message between Turnbuckle's services: each subject, who sends it (SEND, REQUEST), who reads or answers it
+(RECEIVE, REPLY), and its fields. Labels below an operation name the service that does it.
+
+- **Subjects** are `root.kind.domain.id...`; the root is `tb` unless `TURNBUCKLE_SUBJECT_ROOT` says otherwise. Kinds:
+  `obs` is an observation, lossy, the newest counts (core NATS); `evt` a fact, stored once (JetStream); `cmd` a question
+  or an order, answered with what is then true (request and reply).
+- **Ids** (`{app}`, `{node}` ...) are escaped to one token each: `.` becomes `/`, anything but letters, digits, `_` and
+  `-` becomes `=XX` per UTF-8 byte.
+- **Payloads** are msgpack maps with the fields below, beside them `type` (name of the message) and `schema_version`.
+  Queries accept JSON too, and answer a JSON request in JSON. Fields are only ever added; readers ignore those that they
+  do not know.
+- **Columns**, strings of format `binary`, hold one number per row (container), one after the other: read them with
+  `numpy.frombuffer(column, x-numpy-dtype)`.
+"""
 
 _PARAMETER_TEXT: Final = {
     "replica": "Allocator replica (escaped).",
@@ -59,7 +70,7 @@ def document() -> Document:
         "info": {
             "title": "Turnbuckle",
             "version": CONTRACT_VERSION,
-            "description": _DESCRIPTION,
+            "description": "\n".join((_DESCRIPTION, *_stored())),
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
         "defaultContentType": "application/msgpack",
@@ -84,6 +95,21 @@ def document() -> Document:
 def text() -> str:
     """The document as indented JSON with a final newline: the content of docs/asyncapi.json."""
     return json.dumps(document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _stored() -> Iterator[str]:
+    """Markdown tables of what the server keeps: the document has no other place for them that is shown."""
+    yield from ("### What is stored", "", "| stream | subjects | kept |", "|---|---|---|")
+    for stream in STREAMS:
+        subjects = ", ".join(f"`{DEFAULT_ROOT}.{template.text}`" for template in stream.templates)
+        yield f"| `{stream.stream_name(DEFAULT_ROOT)}` | {subjects} | {_kept(stream)} |"
+    yield from ("", "| key-value bucket | holds | message |", "|---|---|---|")
+    for bucket in BUCKETS:
+        held = bucket.description + (f"; gone after {bucket.ttl_s:g} s" if bucket.ttl_s else "")
+        yield f"| `{bucket.bucket_name(DEFAULT_ROOT)}` | {held} | {_BUCKET_MESSAGES[bucket.name].__name__} |"
+    yield from ("", "| object store | holds | at most |", "|---|---|---|")
+    for store in OBJECT_STORES:
+        yield f"| `{store.bucket_name(DEFAULT_ROOT)}` | {store.description} | {store.max_bytes >> 20} MiB |"
 
 
 def _described() -> tuple[Document, Document]:
@@ -111,10 +137,25 @@ def _channel(template: SubjectTemplate, message: type[Message], summary: str, de
     return {
         "address": f"{{root}}.{template.text}",
         "summary": summary,
+        "description": _delivery_text(template, delivery),
         "messages": _message_refs(message),
         "parameters": {"root": root} | ids,
         "x-delivery": delivery.value,
     }
+
+
+def _delivery_text(template: SubjectTemplate, delivery: Delivery) -> str:
+    if delivery is Delivery.CORE:
+        return "Observation: lossy, the newest counts (core NATS)."
+    if delivery is Delivery.REQUEST:
+        return "Request: answered at the requester's inbox, with the message below or with a QueryError."
+    (stream,) = (spec for spec in STREAMS if template in spec.templates)
+    return f"Fact: stored once in the stream `{stream.stream_name(DEFAULT_ROOT)}`, kept {_kept(stream)} (JetStream)."
+
+
+def _kept(stream: StreamSpec) -> str:
+    age = f"{stream.max_age_s / 86_400:g} days" if stream.max_age_s else "for ever"
+    return f"{age}, {stream.max_bytes >> 20} MiB at most"
 
 
 def _reply_channel(name: str, replies: tuple[type[Message], ...]) -> Document:
@@ -127,14 +168,13 @@ def _message_refs(*models: type[Message]) -> Document:
 
 def _channel_operation(channel: Channel, action: str, service: str) -> Document:
     models = (channel.reply, QueryError) if channel.reply is not None else ()
-    return _operation((channel.name, channel.message), action, f"{service}: {channel.summary}", models)
+    return _operation((channel.name, channel.message), action, (service, channel.summary), models)
 
 
 def _query_operation(endpoint: Endpoint) -> Document:
-    summary = f"{endpoint.service}: {endpoint.summary}"
-    operation = _operation(
-        (endpoint.request.__name__, endpoint.request), "receive", summary, (endpoint.reply, QueryError)
-    )
+    what = (endpoint.request.__name__, endpoint.request)
+    who = (endpoint.service, endpoint.summary)
+    operation = _operation(what, "receive", who, (endpoint.reply, QueryError))
     operation["description"] = (
         f"Endpoint `{endpoint.name}` of the NATS micro service `{endpoint.service}`; the request may be JSON or empty."
     )
@@ -142,13 +182,15 @@ def _query_operation(endpoint: Endpoint) -> Document:
 
 
 def _operation(
-    what: tuple[str, type[Message]], action: str, summary: str, replies: tuple[type[Message], ...]
+    what: tuple[str, type[Message]], action: str, who: tuple[str, str], replies: tuple[type[Message], ...]
 ) -> Document:
     name, message = what
+    service, summary = who
     operation: Document = {
         "action": action,
         "channel": {"$ref": f"#/channels/{name}"},
-        "summary": summary,
+        "summary": f"{service}: {summary}",
+        "tags": [{"name": service}],
         "messages": [{"$ref": f"#/channels/{name}/messages/{message.__name__}"}],
     }
     if replies:

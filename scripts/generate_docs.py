@@ -12,7 +12,7 @@ from typing import Final
 
 import schemas.asyncapi
 import services
-from scripts import permission_table
+from scripts import asyncapi_page, permission_table
 from services._runtime.settings import PREFIX, CommonSettings, SettingInfo
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -74,6 +74,7 @@ def generated() -> dict[Path, str]:
     return {
         DOCS / "asyncapi.json": schemas.asyncapi.text(),
         DOCS / "settings.md": settings_text(),
+        asyncapi_page.PAGE: asyncapi_page.page(),
         permission_table.PAGE: permission_table.page(),
     }
 
