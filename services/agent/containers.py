@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby
 
 from schemas.limits import RowStatus
-from services.agent.core.orders import OrderBook
-from services.agent.core.sampling import COUNTER_COLUMNS
+from services.agent.core.orders import ContainerLimits, OrderBook
+from services.agent.core.readings import ROUNDING_BYTES
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
-
-ROUNDING_BYTES: Final = 1 << 16
-"""The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
+from services.agent.rows import Rows
 
 
 @dataclass(slots=True)
@@ -20,12 +18,8 @@ class Member:
 
     found: FoundContainer
     handle: ContainerHandle
-    counters: tuple[int, ...] = (0,) * COUNTER_COLUMNS
-    read_ns: int | None = None
-    idle: bool = False
     oom_kills: int = 0
     first_oom_kills: int = 0
-    reclaimable_bytes: int = 0
 
     @property
     def kills(self) -> int:
@@ -42,17 +36,44 @@ class WriteCounters:
     refused_writes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All containers, sorted by application, then key: the order of batches."""
+
+    keys: list[str]
+    members: list[Member]
+    handles: list[ContainerHandle]
+    limits: list[ContainerLimits]
+    apps: list[tuple[str, slice]]
+    """Applications, and which rows are theirs."""
+
+
 class Containers:
-    """All containers that are sampled, in the order of batches."""
+    """All containers that are sampled."""
 
     def __init__(self, host: Host, book: OrderBook) -> None:
         self.host = host
         self.book = book
         self.writes = WriteCounters()
         self.members: dict[str, Member] = {}
-        self.order: list[str] = []
-        """Keys, sorted by application, then key."""
+        self.rows = Rows()
+        self._order: Order | None = None
         self._joined: dict[str, str] = {}
+
+    @property
+    def order(self) -> Order:
+        """The same object as long as nobody comes or goes."""
+        if self._order is None:
+            keys = sorted(self.members, key=lambda key: (self.members[key].found.app, key))
+            members = [self.members[key] for key in keys]
+            apps, start = [], 0
+            for app, group in groupby(members, key=lambda member: member.found.app):
+                end = start + sum(1 for _ in group)
+                apps.append((app, slice(start, end)))
+                start = end
+            handles = [member.handle for member in members]
+            self._order = Order(keys, members, handles, [self.book.containers[key] for key in keys], apps)
+        return self._order
 
     def key_of(self, container_id: str) -> str | None:
         """Key of a managed container."""
@@ -78,7 +99,8 @@ class Containers:
         self.members[container.key] = member
         self._joined[container.container_id] = container.key
         self.book.add(container.key, container.app, limits.quota_us, limits.memory_bytes)
-        self._reorder()
+        self.rows.begin(container.key)
+        self._order = None
         return member
 
     def forget(self, container_id: str) -> Member | None:
@@ -89,11 +111,8 @@ class Containers:
         member = self.members.pop(key)
         member.handle.close()
         self.book.remove(key)
-        self._reorder()
+        self._order = None
         return member
-
-    def _reorder(self) -> None:
-        self.order = sorted(self.members, key=lambda key: (self.members[key].found.app, key))
 
     def refresh(self, key: str) -> Limits | None:
         """Take over what the kernel holds. None: vanished."""

@@ -93,14 +93,13 @@ class LimitOrders:
         if planned.raise_quota_us:
             return max(status, self._containers.write_quota(key, planned.raise_quota_us))
         if planned.cut_quota_us:
-            member = self._containers.members[key]
-            order = (pending.update.epoch, pending.update.seq)
-            nr_periods = None if member.idle else member.handle.read_periods()
+            rows, order = self._containers.rows, (pending.update.epoch, pending.update.seq)
+            nr_periods = None if rows.is_idle(key) else self._containers.members[key].handle.read_periods()
             if nr_periods is None:  # idle: nothing to refill; vanished: the write finds out
                 quota_us = self._containers.book.settle_cut(key, order)
                 return max(status, self._containers.write_quota(key, quota_us)) if quota_us else status
             pending.waiting[key] = row
-            self.cuts.add(key, order, nr_periods, now_ns)
+            self.cuts.add(key, order, nr_periods, now_ns, rows.boundary_of(key))
         return status
 
     def _write_memory(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:

@@ -134,8 +134,7 @@ class MemoryGuard:
         state = member.handle.read_memory()
         if state is None or not cut_is_dangerous(limit_bytes, state.usage_bytes, 0):
             return False
-        member.reclaimable_bytes = member.handle.read_reclaimable()
-        dangerous = cut_is_dangerous(limit_bytes, state.usage_bytes, member.reclaimable_bytes)
+        dangerous = cut_is_dangerous(limit_bytes, state.usage_bytes, member.handle.read_reclaimable())
         self.journal.counters.refused_cuts += dangerous
         return dangerous
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -12,22 +11,23 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
 from schemas.limits import LimitReply, LimitUpdate
-from services.agent.containers import Containers
+from services.agent.containers import Containers, Order
 from services.agent.core.bounds import Bounds
 from services.agent.core.orders import OrderBook
-from services.agent.core.sampling import PeriodSample, per_period
+from services.agent.core.readings import IntArray, Known, Readings, to_check
+from services.agent.core.sampling import MEMORY_COLUMN, PeriodSample, per_period
 from services.agent.drift import DriftWatch
 from services.agent.limit_orders import LimitOrders
 from services.agent.memory import MemoryGuard
 from services.agent.occurrences import Journal, of_watchdog
 from services.agent.ports import FoundContainer, Host, ReserveBook, WatchdogReport
 from services.agent.reserves import Reserves
+from services.agent.rows import NEVER
 
 RECHECK_TICKS = 5
 """Each container's limits are read back from the kernel once in so many ticks, a share of them per tick."""
 RECLAIMABLE_TICKS = 50
-"""The same for the page cache that the kernel could drop: 20 us a container."""
-_MEMORY_COLUMN = 4
+"""The same for the page cache that the kernel could drop (20 us a container), and for limits that readings show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,6 @@ class Node:
         self._orders = LimitOrders(self._containers, self.reserves, self.guard, self._next_report)
         self.cuts = self._orders.cuts
         self.writes = self._containers.writes
-        self._before: np.ndarray[Any, Any] | None = None
-        """Counters of the last tick in the order of batches; None once that has changed."""
         self._report_seq = 0
         self.ticks = 0
         """Samples taken of all containers."""
@@ -98,7 +96,6 @@ class Node:
         member = self._containers.open(container)
         if member is None:
             return None
-        self._before = None
         if member.handle.armed:  # by an agent before us: its tasks may be waiting
             self.guard.guard(container.key, self._now_ns)
             self.guard.look_soon(container.key, self._now_ns)
@@ -117,7 +114,6 @@ class Node:
         self._orders.forget(key)
         if not self._containers.of_app(member.found.app):
             self.reserves.void(member.found.app)
-        self._before = None
         return member.found
 
     def sample(self, now_ns: int, wall_ns: int) -> tuple[list[CfsBatch], list[FoundContainer]]:
@@ -130,17 +126,19 @@ class Node:
         self.ticks += 1
         self._now_ns = now_ns
         self._kills_of_gone.clear()
-        order, members = self._containers.order, self._containers.members
-        readings = [members[key].handle.read() for key in order]
+        order = self._containers.order
+        readings = self.host.read(order.handles)
         vanished: list[FoundContainer] = []
-        if None in readings:
-            lost = [key for key, reading in zip(order, readings, strict=True) if reading is None]
-            vanished = [found for key in lost if (found := self.gone(members[key].found.container_id)) is not None]
-            readings = [reading for reading in readings if reading is not None]
+        if readings.gone:
+            lost = [order.members[row].found.container_id for row in readings.gone]
+            vanished = [found for container_id in lost if (found := self.gone(container_id)) is not None]
+            readings = readings.without_gone()
         self._follow_the_book()
-        self._recheck(now_ns)
-        batches = self._batches(readings, now_ns, wall_ns) if readings else []
-        return batches, vanished
+        if not self._containers.members:
+            return [], vanished
+        self._containers.rows.follow(self._containers.order.keys)
+        self._recheck(readings, now_ns)
+        return self._batches(readings, now_ns, wall_ns), vanished
 
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
         """Says that the node holds no container of the application (any more)."""
@@ -208,56 +206,60 @@ class Node:
                 self._containers.refresh(key)
             self.reserves.confirm(app)
 
-    def _recheck(self, now_ns: int) -> None:
-        """Read a share of the limits back, the guard's included: other hands write the same files."""
-        order = self._containers.order
-        for key in order[self.ticks % RECHECK_TICKS :: RECHECK_TICKS]:
+    def _recheck(self, readings: Readings, now_ns: int) -> None:
+        """Read limits back, the guard's included: other hands write the same files.
+
+        Where the readings show what the kernel holds, those that differ; otherwise a share of all.
+        """
+        order, rows = self._containers.order, self._containers.rows
+        turns, wrong = RECHECK_TICKS, []
+        if readings.held is not None:
+            turns, wrong = RECLAIMABLE_TICKS, to_check(readings, readings.held, self._known(order))
+        for row in sorted({*range(self.ticks % turns, len(order.keys), turns), *wrong}):
+            key, member = order.keys[row], order.members[row]
             self._drift.check(key)
-            self.guard.kills_read(key, self._containers.members[key].handle.read_oom_kills())
+            self.guard.kills_read(key, member.handle.read_oom_kills())
             if self.guard.arm_again(key, now_ns):
                 self._drift.guard_was_undone(key)
-        for key in order[self.ticks % RECLAIMABLE_TICKS :: RECLAIMABLE_TICKS]:
-            member = self._containers.members[key]
-            member.reclaimable_bytes = member.handle.read_reclaimable()
+            rows.followed_bytes[row] = readings.counters[row, MEMORY_COLUMN]
+        for row in range(self.ticks % RECLAIMABLE_TICKS, len(order.keys), RECLAIMABLE_TICKS):
+            rows.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
 
-    def _batches(self, readings: list[Any], now_ns: int, wall_ns: int) -> list[CfsBatch]:
-        order = self._containers.order
-        members = [self._containers.members[key] for key in order]
-        after = np.array(readings, dtype=np.int64)
-        elapsed_us = np.array(
-            [0 if member.read_ns is None else (now_ns - member.read_ns) // 1000 for member in members], dtype=np.int64
+    def _known(self, order: Order) -> Known:
+        return Known(
+            quota_us=_column(entry.quota_us for entry in order.limits),
+            limit_bytes=_column(entry.limit_bytes for entry in order.limits),
+            oom_kills=_column(member.oom_kills for member in order.members),
+            armed=np.fromiter((handle.armed for handle in order.handles), dtype=np.bool_),
+            followed_bytes=self._containers.rows.followed_bytes,
         )
-        if self._before is None:
-            self._before = np.array([member.counters for member in members], dtype=np.int64)
-        usage_bytes = after[:, _MEMORY_COLUMN]
-        grown = np.where(elapsed_us > 0, usage_bytes - self._before[:, _MEMORY_COLUMN], 0)
-        self.guard.tick(order, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns)
-        limits = [self.book.containers[key] for key in order]  # after the grants of this tick
-        quota_us = np.array([entry.quota_us for entry in limits], dtype=np.int64)
-        sample = per_period(self._before, after, elapsed_us, quota_us)
-        self._before = after
-        idle = (sample.flags & int(SampleFlag.IDLE)).tolist()
-        for member, reading, is_idle in zip(members, readings, idle, strict=True):
-            member.counters, member.read_ns, member.idle = reading, now_ns, bool(is_idle)
+
+    def _batches(self, readings: Readings, now_ns: int, wall_ns: int) -> list[CfsBatch]:
+        order, rows, after = self._containers.order, self._containers.rows, readings.counters
+        elapsed_us = np.where(rows.read_ns != NEVER, (now_ns - rows.read_ns) // 1000, 0)
+        usage_bytes = after[:, MEMORY_COLUMN]
+        grown = np.where(elapsed_us > 0, usage_bytes - rows.counters[:, MEMORY_COLUMN], 0)
+        self.guard.tick(order.keys, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns)
+        quota_us = _column(entry.quota_us for entry in order.limits)  # after the grants of this tick
+        sample = per_period(rows.counters, after, elapsed_us, quota_us)
+        rows.counters = after
+        rows.read_ns[:] = now_ns
+        rows.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
+        if readings.held is not None:
+            rows.boundary_ns = np.where(readings.held.boundary_ns > 0, readings.held.boundary_ns, rows.boundary_ns)
         columns = _columns(sample) | {
             "quota_us": quota_us,
-            "memory_reclaimable_bytes": np.array([member.reclaimable_bytes for member in members], dtype=np.int64),
-            "memory_limit_bytes": np.array([entry.limit_bytes for entry in limits], dtype=np.int64),
-            "order_seq": np.array([self.book.order_seq(key) for key in order], dtype=np.int64),
-            "oom_kills": np.array([member.kills for member in members]),
+            "memory_reclaimable_bytes": rows.reclaimable_bytes,
+            "memory_limit_bytes": _column(entry.limit_bytes for entry in order.limits),
+            "order_seq": _column(self.book.order_seq_of(entry) for entry in order.limits),
+            "oom_kills": _column(member.kills for member in order.members),
         }
-        return self._split(columns, wall_ns)
-
-    def _split(self, columns: dict[str, np.ndarray[Any, Any]], wall_ns: int) -> list[CfsBatch]:
-        batches, start = [], 0
-        members = self._containers.members
-        for app, group in groupby(self._containers.order, key=lambda key: members[key].found.app):
-            keys = list(group)
-            rows = slice(start, start + len(keys))
-            start += len(keys)
-            part = {name: column[rows] for name, column in columns.items()}
-            batches.append(CfsBatch.build(keys, part, **self._head(app, wall_ns)))
-        return batches
+        return [
+            CfsBatch.build(
+                order.keys[part], {name: column[part] for name, column in columns.items()}, **self._head(app, wall_ns)
+            )
+            for app, part in order.apps
+        ]
 
     def _head(self, app: str, wall_ns: int) -> dict[str, Any]:
         reserve = self.reserves.report(app)
@@ -279,7 +281,11 @@ class Node:
         return self._report_seq
 
 
-def _columns(sample: PeriodSample) -> dict[str, np.ndarray[Any, Any]]:
+def _column(values: Iterable[int]) -> IntArray:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _columns(sample: PeriodSample) -> dict[str, IntArray]:
     return {
         "periods": sample.periods,
         "used_us": sample.used_us,

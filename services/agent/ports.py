@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from schemas.containers import ContainerSource
+
+if TYPE_CHECKING:
+    from services.agent.core.readings import Readings
 
 UNLIMITED = -1
 
@@ -189,7 +192,7 @@ class Host(Protocol):
 
     @property
     def telemetry_source(self) -> str:
-        """``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
+        """``bpf``, ``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
 
     @property
     def memory_guard(self) -> str:
@@ -201,6 +204,9 @@ class Host(Protocol):
 
     def take_alarms(self) -> list[Alarm]:
         """Alarms that wait, at most one of a kind per container; those of closed handles are dropped."""
+
+    def read(self, handles: Sequence[ContainerHandle]) -> Readings:
+        """Counters of all, and what the kernel holds where one look shows it. The same list as long as nobody comes."""
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile.

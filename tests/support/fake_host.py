@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
 from services.agent.adapters.reserves import MemoryReserveBook
+from services.agent.core.readings import read_each
 from services.agent.ports import Alarm, AlarmKind, Counters, FoundContainer, Limits, MemoryState, WriteOutcome
 
 PAGE_BYTES = 4096
@@ -176,6 +177,9 @@ class FakeHost:
     reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)
     before_alarms: Callable[[], object] | None = None
     """Called once, before alarms are taken."""
+
+    def read(self, handles):
+        return read_each(handles)
 
     def open(self, container):
         fake = self.containers.get(container.container_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
@@ -13,6 +14,7 @@ from services.agent.adapters.cgroup_handle import HostParts
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally, is_gone
 from services.agent.adapters.ladder import RungRegistrar
 from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
+from services.agent.core.readings import Readings, read_each
 from services.agent.ports import Alarm, ContainerHandle, FoundContainer
 
 
@@ -55,6 +57,10 @@ class CgroupHost(ABC):
     def take_alarms(self) -> list[Alarm]:
         """Alarms that wait, at most one of a kind per container."""
         return self._alarms.take()
+
+    def read(self, handles: Sequence[ContainerHandle]) -> Readings:
+        """Counters of all, file by file."""
+        return read_each(handles)
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile, or has no group of its own."""

@@ -14,9 +14,11 @@ from schemas.containers import ContainerSource
 from services._runtime.load_profile import Scenario
 from services.agent.adapters.cfs_model import STEP_US, SimulatedContainer
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally
+from services.agent.core.readings import Readings, read_each
 from services.agent.ports import (
     UNLIMITED,
     Alarm,
+    ContainerHandle,
     Counters,
     Discovered,
     FoundContainer,
@@ -102,6 +104,10 @@ class SimulatedHost:
     def release_leftovers(self) -> list[str]:
         """Nothing outlives a simulation."""
         return []
+
+    def read(self, handles: Sequence[ContainerHandle]) -> Readings:
+        """Counters of all."""
+        return read_each(handles)
 
     def open(self, container: FoundContainer) -> SimulatedHandle | None:
         """A handle; None if the container was removed."""

@@ -55,8 +55,18 @@ class BoundaryQueue:
     boundaries_ns: dict[str, int] = field(default_factory=dict)
     """Latest seen boundary per container."""
 
-    def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int) -> None:
-        """Let a cut wait; replaces an older one of the same container."""
+    def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int, boundary_ns: int = 0) -> None:
+        """Let a cut wait; replaces an older one of the same container.
+
+        Args:
+            container: key.
+            order: epoch and sequence.
+            nr_periods: as read just now.
+            now_ns: when.
+            boundary_ns: a boundary that the kernel names, past or to come; 0: it does not.
+        """
+        if boundary_ns:
+            self.boundaries_ns[container] = boundary_ns - max(0, -(-(boundary_ns - now_ns) // PERIOD_NS)) * PERIOD_NS
         cut = WaitingCut(container, order, nr_periods, now_ns, 0, now_ns + DEADLINE_NS)
         seen_ns = self.boundaries_ns.get(container)
         if seen_ns is not None and now_ns - seen_ns < TRUST_NS:

@@ -113,7 +113,10 @@ class OrderBook:
 
     def order_seq(self, container: str) -> int:
         """Newest sequence seen from the application's present owner; 0: none."""
-        limits = self.containers[container]
+        return self.order_seq_of(self.containers[container])
+
+    def order_seq_of(self, limits: ContainerLimits) -> int:
+        """The same by a container's entry."""
         return limits.seq if limits.epoch == self.epochs.get(limits.app) else 0
 
     def reserve_seq(self, app: str) -> int:

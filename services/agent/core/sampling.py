@@ -20,7 +20,7 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 COUNTER_COLUMNS = 5
 """nr_periods, nr_throttled, throttled_us, usage_us, memory_bytes: `services.agent.ports.Counters` in order."""
-_NR_PERIODS, _NR_THROTTLED, _THROTTLED_US, _USAGE_US, _MEMORY = range(COUNTER_COLUMNS)
+_NR_PERIODS, _NR_THROTTLED, _THROTTLED_US, _USAGE_US, MEMORY_COLUMN = range(COUNTER_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,6 @@ def per_period(before: IntArray, after: IntArray, elapsed_us: IntArray, quota_us
         unused_us=np.where(limited & ~first, np.maximum(quota_us - used_us, 0), 0),
         throttled=throttled,
         throttled_us=throttled_us,
-        memory_usage_bytes=after[:, _MEMORY],
+        memory_usage_bytes=after[:, MEMORY_COLUMN],
         flags=idle * int(SampleFlag.IDLE) + (~limited & ~first) * int(SampleFlag.WALL_CLOCK),
     )

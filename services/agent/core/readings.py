@@ -1,0 +1,98 @@
+"""What one look at all containers of a node has shown, in columns over containers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from services.agent.core.sampling import COUNTER_COLUMNS, MEMORY_COLUMN
+from services.agent.ports import UNLIMITED, Counters
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+ROUNDING_BYTES = 1 << 16
+"""The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
+MOVED_BYTES = 8 << 20
+"""Usage that has moved by so much since the guard last followed it: the guard's thresholds are this far apart."""
+
+
+class Readable(Protocol):
+    """One container's counters."""
+
+    def read(self) -> Counters | None:
+        """Counters now; None: vanished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the kernel holds, shape (N,) each, where one look shows that as well."""
+
+    quota_us: IntArray
+    """Per `schemas.apps.PERIOD_US`; -1: unlimited."""
+    limit_bytes: IntArray
+    """-1: unlimited."""
+    oom_kills: IntArray
+    guarded: BoolArray
+    """Tasks wait, or are slowed, at the limit."""
+    boundary_ns: IntArray
+    """End of the CFS period under way, monotonic; 0: none is under way."""
+
+    def without(self, rows: Sequence[int]) -> Held:
+        """The others."""
+        return Held(*(np.delete(getattr(self, name), rows) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All containers at one moment."""
+
+    counters: IntArray
+    """Shape (N, 5): `Counters`. Rows of those that have vanished mean nothing."""
+    gone: tuple[int, ...] = ()
+    """Rows that have vanished."""
+    held: Held | None = None
+    """None: to be read one by one."""
+
+    def without_gone(self) -> Readings:
+        """The others."""
+        held = None if self.held is None else self.held.without(self.gone)
+        return Readings(np.delete(self.counters, self.gone, axis=0), (), held)
+
+
+def read_each(handles: Sequence[Readable]) -> Readings:
+    """One container after the other."""
+    rows = [handle.read() for handle in handles]
+    gone = tuple(number for number, row in enumerate(rows) if row is None)
+    counters = np.array([row or (0,) * COUNTER_COLUMNS for row in rows], dtype=np.int64)
+    return Readings(counters.reshape(-1, COUNTER_COLUMNS), gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the agent believes, shape (N,) each."""
+
+    quota_us: IntArray
+    limit_bytes: IntArray
+    oom_kills: IntArray
+    armed: BoolArray
+    """It guards the container."""
+    followed_bytes: IntArray
+    """Usage that the guard has last followed."""
+
+
+def to_check(readings: Readings, held: Held, known: Known) -> list[int]:
+    """Rows in which the kernel holds something else than is believed, or usage has moved away from its guard."""
+    behind_bytes = known.limit_bytes - held.limit_bytes
+    same_memory = np.where(
+        (held.limit_bytes == UNLIMITED) | (known.limit_bytes == UNLIMITED),
+        behind_bytes == 0,
+        (behind_bytes >= 0) & (behind_bytes < ROUNDING_BYTES),
+    )
+    moved = np.abs(readings.counters[:, MEMORY_COLUMN] - known.followed_bytes) >= MOVED_BYTES
+    wrong = (held.quota_us != known.quota_us) | ~same_memory | (held.oom_kills > known.oom_kills)
+    wrong |= known.armed & (moved | ~held.guarded)
+    rows: list[int] = np.flatnonzero(wrong).tolist()
+    return rows
