@@ -34,7 +34,7 @@ CONTRACT_VERSION: Final = "0.1.0"
 DEFAULT_ROOT: Final = "tb"
 SCHEMA_REF: Final = "#/components/schemas/{model}"
 _INBOX: Final = "The requester's inbox, taken from the request's reply subject."
-_BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo}
+BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo}
 
 _DESCRIPTION: Final = """\
 Every message between Turnbuckle's services: each subject, who sends it (SEND, REQUEST), who reads or answers it
@@ -102,11 +102,11 @@ def _stored() -> Iterator[str]:
     yield from ("### What is stored", "", "| stream | subjects | kept |", "|---|---|---|")
     for stream in STREAMS:
         subjects = ", ".join(f"`{DEFAULT_ROOT}.{template.text}`" for template in stream.templates)
-        yield f"| `{stream.stream_name(DEFAULT_ROOT)}` | {subjects} | {_kept(stream)} |"
+        yield f"| `{stream.stream_name(DEFAULT_ROOT)}` | {subjects} | {kept(stream)} |"
     yield from ("", "| key-value bucket | holds | message |", "|---|---|---|")
     for bucket in BUCKETS:
         held = bucket.description + (f"; gone after {bucket.ttl_s:g} s" if bucket.ttl_s else "")
-        yield f"| `{bucket.bucket_name(DEFAULT_ROOT)}` | {held} | {_BUCKET_MESSAGES[bucket.name].__name__} |"
+        yield f"| `{bucket.bucket_name(DEFAULT_ROOT)}` | {held} | {BUCKET_MESSAGES[bucket.name].__name__} |"
     yield from ("", "| object store | holds | at most |", "|---|---|---|")
     for store in OBJECT_STORES:
         yield f"| `{store.bucket_name(DEFAULT_ROOT)}` | {store.description} | {store.max_bytes >> 20} MiB |"
@@ -150,10 +150,11 @@ def _delivery_text(template: SubjectTemplate, delivery: Delivery) -> str:
     if delivery is Delivery.REQUEST:
         return "Request: answered at the requester's inbox, with the message below or with a QueryError."
     (stream,) = (spec for spec in STREAMS if template in spec.templates)
-    return f"Fact: stored once in the stream `{stream.stream_name(DEFAULT_ROOT)}`, kept {_kept(stream)} (JetStream)."
+    return f"Fact: stored once in the stream `{stream.stream_name(DEFAULT_ROOT)}`, kept {kept(stream)} (JetStream)."
 
 
-def _kept(stream: StreamSpec) -> str:
+def kept(stream: StreamSpec) -> str:
+    """How long and how much a stream keeps, in words."""
     age = f"{stream.max_age_s / 86_400:g} days" if stream.max_age_s else "for ever"
     return f"{age}, {stream.max_bytes >> 20} MiB at most"
 
@@ -288,7 +289,7 @@ def _stream(spec: StreamSpec) -> Document:
 
 
 def _bucket(spec: BucketSpec) -> Document:
-    model = _BUCKET_MESSAGES[spec.name]
+    model = BUCKET_MESSAGES[spec.name]
     return {
         "name": spec.bucket_name(DEFAULT_ROOT),
         "description": spec.description,

@@ -1,4 +1,4 @@
-"""Write the generated pages, and parts of pages, of docs from the code: ``python -m scripts.generate_docs``."""
+"""Write the generated pages, and parts of pages, from the code: ``python -m scripts.generate_docs``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 import schemas.asyncapi
 import services
-from scripts import asyncapi_page, permission_table
+from scripts import asyncapi_page, permission_table, service_tables
 from services._runtime.settings import PREFIX, CommonSettings, SettingInfo
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -76,6 +76,7 @@ def generated() -> dict[Path, str]:
         DOCS / "settings.md": settings_text(),
         asyncapi_page.PAGE: asyncapi_page.page(),
         permission_table.PAGE: permission_table.page(),
+        **service_tables.pages(),
     }
 
 
@@ -84,7 +85,7 @@ def main() -> None:
     for path, text in generated().items():
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-            sys.stdout.write(f"wrote docs/{path.name}\n")
+            sys.stdout.write(f"wrote {path.relative_to(DOCS.parent)}\n")
 
 
 if __name__ == "__main__":

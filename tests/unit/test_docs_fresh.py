@@ -10,9 +10,12 @@ from scripts.generate_docs import DOCS, generated, settings_classes, settings_te
 from services._runtime.settings import CommonSettings
 
 
-@pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
+GENERATED = generated()
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_generated_pages_are_fresh(path: Path) -> None:
-    assert path.read_text() == generated()[path], "run `make docs` and commit what it wrote"
+    assert path.read_text() == GENERATED[path], "run `make docs` and commit what it wrote"
 
 
 def test_every_setting_is_on_the_page_once() -> None:
