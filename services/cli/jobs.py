@@ -40,6 +40,7 @@ Examples:
 
 app = typer.Typer(
     help="Records of training jobs: what ran where, what it took, what it cost.",
+    epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
 )

@@ -43,6 +43,7 @@ _ROLES: Final = tuple(role for role in Role if role not in NODE_ROLES)
 
 app = typer.Typer(
     help="Configuration of a NATS server with one user per service, and what services keep there.",
+    epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
