@@ -10,6 +10,7 @@ const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-d
 export const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const SHORTEST_S = 30;
 const LONGEST_S = 120;
+const CUT_PX = 22; // a label nearer to the edge than half its width
 
 export interface ChartLine { label: string; colour: string; fill?: boolean; dash?: boolean; step?: boolean }
 
@@ -53,7 +54,7 @@ export class Chart {
       padding: [8, 4, 0, 0],
       scales: { x: { time: true, range: (_, from, to) => [Math.min(to - SHORTEST_S, Math.max(from, to - LONGEST_S)), to] }, y: { range: (_, __, highest) => [0, Math.max(highest, 1e-9) * 1.08] } },
       axes: [
-        { ...axis, space: 90, size: 24, values: (_, splits) => splits.map((split) => CLOCK.format(split * 1e3)) },
+        { ...axis, space: 90, size: 24, values: (plot, splits) => splits.map((split) => (plot.valToPos(split, "x") > plot.over.clientWidth - CUT_PX ? "" : CLOCK.format(split * 1e3))) },
         { ...axis, space: 32, size: 62, ...(this.steps === null ? {} : { incrs: this.steps }), values: (_, splits) => splits.map((split) => this.format(split)) },
       ],
       series: [
@@ -77,13 +78,12 @@ const SPARK = { width: 120, height: 28 };
 /** A row's last minute: usage as an area, the limit as a line. */
 export class Spark {
   readonly element: SVGElement;
-  private readonly area: SVGElement;
-  private readonly limit: SVGElement;
+  private readonly area = s("path", { class: "used-area" });
+  private readonly line = s("path", { class: "used" });
+  private readonly limit = s("path", { class: "limit" });
 
   constructor() {
-    this.area = s("path", { class: "used" });
-    this.limit = s("path", { class: "limit" });
-    this.element = s("svg", { class: "spark", viewBox: `0 0 ${SPARK.width} ${SPARK.height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.area, this.limit);
+    this.element = s("svg", { class: "spark", viewBox: `0 0 ${SPARK.width} ${SPARK.height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.area, this.line, this.limit);
   }
 
   update(used: Series, limit: Series, samples: number): void {
@@ -92,6 +92,7 @@ export class Spark {
     const x = (at: number) => (((samples - low.length + at) / Math.max(1, samples - 1)) * SPARK.width).toFixed(1);
     const y = (value: number | null) => (SPARK.height - 1 - ((value ?? 0) / top) * (SPARK.height - 2)).toFixed(1);
     const points = low.map((value, at) => `${x(at)} ${y(value)}`);
+    this.line.setAttribute("d", points.length > 0 ? `M${points.join("L")}` : "");
     this.area.setAttribute("d", points.length > 0 ? `M${x(0)} ${SPARK.height}L${points.join("L")}L${x(low.length - 1)} ${SPARK.height}Z` : "");
     this.limit.setAttribute("d", high.some((value) => value !== null) ? `M${high.map((value, at) => `${x(at)} ${y(value)}`).join("L")}` : "");
   }

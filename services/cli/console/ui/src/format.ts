@@ -21,10 +21,32 @@ export function duration(us: number): string {
   return us < 999_500 ? `${Number((us / 1e3).toPrecision(3))} ms` : `${Number((us / 1e6).toPrecision(3))} s`;
 }
 
+/** "1 host", "2 hosts". */
+export function count(number: number, one: string): string {
+  return `${number} ${one}${number === 1 ? "" : "s"}`;
+}
+
+/** Next hops come as ``interface`` or ``gateway@interface``. */
+export function uplink(hop: string): string {
+  return hop.slice(hop.lastIndexOf("@") + 1);
+}
+
+/** Without FRR's gateway of every unnumbered link, which says nothing. */
+export function shortHop(hop: string): string {
+  return hop.replace(/^169\.254\.0\.1@/, "");
+}
+
 /** A training's time. */
 export function span(seconds: number): string {
   if (seconds < 120) return `${Number(seconds.toPrecision(3))} s`;
   return seconds < 7200 ? `${Number((seconds / 60).toPrecision(3))} min` : `${Number((seconds / 3600).toPrecision(3))} h`;
+}
+
+/** From one to another; the unit once where it is the same. */
+export function spans(low: number, high: number): string {
+  const [from, to] = [span(low), span(high)];
+  const [size, unit] = from.split(" ");
+  return to.endsWith(` ${unit}`) ? `${size} – ${to}` : `${from} – ${to}`;
 }
 
 export function dollars(amount: number): string {

@@ -40,6 +40,7 @@ function show(view: View, focus = false): void {
   document.body.dataset.view = view;
   setAttribute(byId("panel"), "aria-labelledby", `tab-${view}`);
   byId("panel").replaceChildren(trouble, views[view]);
+  events.about(view === "network" ? ["route", "rules"] : null);
   if (view !== "events") byId("feed").append(events.element);
   else views.events.append(events.element);
   draw();
@@ -71,6 +72,7 @@ function setTheme(theme: string): void {
   const label = theme === "auto" ? "as the system has them" : theme;
   setText(byId("theme"), theme[0]!.toUpperCase() + theme.slice(1));
   setAttribute(byId("theme"), "aria-label", `Colours: ${label}`);
+  setAttribute(byId("theme"), "title", `Colours: ${label}`);
   localStorage.setItem("theme", theme);
   apps.restyle();
 }

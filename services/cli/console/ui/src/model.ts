@@ -1,6 +1,6 @@
 // What is known, folded from the stream. Batches come ten times a second and node; `sample` thins them for the charts.
 import { decode, sentence, type Message, type Table } from "./decode";
-import { bytes, duration, shortName } from "./format";
+import { bytes, duration, shortHop, shortName, uplink } from "./format";
 import type { AppSpec, AppState, NetworkState, Prediction, Rules } from "./types";
 
 export const SAMPLE_MS = 250;
@@ -126,6 +126,8 @@ export class Model {
   readonly rules = new Map<string, Rules>();
   readonly predictions = new Map<string, Prediction>();
   readonly troubles = new Map<string, string>();
+  /** Of each node, all that its paths have named so far: a dead one is named by none. */
+  readonly uplinks = new Map<string, Set<string>>();
   events: Event[] = [];
   eventCount = 0;
   server = "";
@@ -138,7 +140,7 @@ export class Model {
       case "turnbuckle.cfs.v1.CfsBatch": return this.observe(message as Table);
       case "turnbuckle.limits.v1.LimitDecisions": return this.decide(message as Table);
       case "turnbuckle.query.v1.StateReply": return this.seed(message.apps as AppState[]);
-      case "turnbuckle.network.v1.NetworkStateReply": return void this.networks.set(message.node as string, message as unknown as NetworkState);
+      case "turnbuckle.network.v1.NetworkStateReply": return this.network(message as unknown as NetworkState);
       case "turnbuckle.network.v1.RulesReply": return void this.rules.set(message.node as string, message as unknown as Rules);
       case "turnbuckle.prediction.v1.Prediction": return this.predict(message as unknown as Prediction);
       case "console.Joined": return this.forget();
@@ -150,6 +152,9 @@ export class Model {
         this.server = message.server as string;
         this.version = message.version as string;
         return;
+      case "turnbuckle.network.v1.RouteEvent":
+        if (Array.isArray(message.before) && Array.isArray(message.after) && message.destination) this.remember(message.node as string, [...message.before, ...message.after]);
+        return this.note(describe(message));
       default: this.note(describe(message));
     }
   }
@@ -209,6 +214,17 @@ export class Model {
       const [resource, prefix] = value("quota_to_us") !== 0 ? (["cpu", "quota"] as const) : (["memory", "limit"] as const);
       container.reason = sentence(resource, value(`${prefix}_reason`), value(`${prefix}_measured`), value(`${prefix}_threshold`));
     });
+  }
+
+  private network(state: NetworkState): void {
+    this.networks.set(state.node, state);
+    this.remember(state.node, state.paths.flatMap((path) => [...path.kernel, ...(path.frr ?? []), ...(path.bfd_up ?? []), ...path.override]));
+  }
+
+  private remember(node: string, hops: string[]): void {
+    const known = this.uplinks.get(node) ?? new Set();
+    for (const hop of hops) known.add(uplink(hop));
+    this.uplinks.set(node, known);
   }
 
   private announce(spec: AppSpec): App {
@@ -294,12 +310,14 @@ export function describe(message: Message): Event | null {
     }
     case "turnbuckle.network.v1.RouteEvent": {
       const [before, after] = [list("before"), list("after")];
-      const change = before.length + after.length > 0 ? `${before.join(" ") || "none"} → ${after.join(" ") || "none"}. ` : "";
-      const took = text("kind") === "override" && number("latency_us") > 0 ? `In ${duration(number("latency_us"))}. ` : "";
+      const hops = (from: string[]) => from.map(shortHop).join(" ") || "none";
+      const change = hops(before) === hops(after) ? "" : `${hops(before)} → ${hops(after)}`;
+      const took = text("kind") === "override" && number("latency_us") > 0 ? `In ${duration(number("latency_us"))}` : "";
+      const fewer = text("kind") === "route" ? Math.sign(before.length - after.length) : 0;
       return {
         ...base, kind: "route", id: id(number("incarnation"), number("seq")), what: text("kind").replace("_", " "),
-        who: text("destination") || text("interface"), text: `${change}${took}${sentenceCase(text("reason"))}`,
-        level: message.alarm === true ? "bad" : ROUTE_LEVEL[text("kind")] ?? "plain",
+        who: text("destination") || text("interface"), text: [change, took, sentenceCase(text("reason"))].filter(Boolean).join(". "),
+        level: message.alarm === true || (fewer > 0 && after.length === 0) ? "bad" : fewer > 0 ? "warn" : fewer < 0 ? "good" : ROUTE_LEVEL[text("kind")] ?? "plain",
       };
     }
     case "turnbuckle.network.v1.TcEvent": {

@@ -1,7 +1,7 @@
 // Applications: limit against usage over time, the pool, and every container.
 import { BINARY_STEPS, Chart, Spark } from "./charts";
 import { h, setAttribute, setText } from "./dom";
-import { bytes, cores, percent, shortName } from "./format";
+import { bytes, cores, count, percent, shortName } from "./format";
 import type { App, Container, Model, Series } from "./model";
 
 const SPARK_SAMPLES = 240;
@@ -91,7 +91,7 @@ class Card {
     const containers = app.containers;
     const hosts = app.nodes.size;
     const owner = app.owner ? `owner ${app.owner}` : "no owner at present";
-    setText(this.facts, `${app.mode || "?"} · ${app.policy || "?"} · ${containers.length} containers on ${hosts} ${hosts === 1 ? "host" : "hosts"} · ${owner}`);
+    setText(this.facts, `${app.mode || "?"} · ${app.policy || "?"} · ${count(containers.length, "container")}${hosts > 1 ? ` on ${hosts} hosts` : ""} · ${owner}`);
     this.cpu.update(app.times, [toCores(app.cpu.used), toCores(app.cpu.quota), toCores(app.cpu.limit)]);
     this.memory.update(app.times, [app.memory.used, app.memory.quota, app.memory.limit]);
     const [cpuUsed, memoryUsed] = [app.cpu.used.at(-1) ?? 0, app.memory.used.at(-1) ?? 0];

@@ -11,19 +11,21 @@ export class EventsView {
   readonly element: HTMLElement;
   private readonly list = h("ol", { class: "events" });
   private readonly count = h("span", { class: "count" });
-  private readonly wanted = new Set<EventKind>(KINDS.map(([kind]) => kind));
+  private readonly chips: HTMLElement[];
+  private wanted = new Set<EventKind>(KINDS.map(([kind]) => kind));
+  private readonly chosen = new Map<string, Set<EventKind>>();
   private drawn = -1;
 
   constructor() {
-    const filters = KINDS.map(([kind, label]) =>
+    this.chips = KINDS.map(([kind, label]) =>
       h("button", {
         type: "button", class: `chip ${kind}`, "aria-pressed": "true",
-        click: (event: MouseEvent) => this.toggle(kind, event.currentTarget as HTMLElement),
+        click: () => this.toggle(kind),
       }, label));
     this.element = h(
       "section", { class: "feed" },
       h("div", { class: "feed-head" }, h("h2", {}, "Events"), this.count),
-      h("div", { class: "chips", role: "group", "aria-label": "Kinds of events" }, ...filters),
+      h("div", { class: "chips", role: "group", "aria-label": "Kinds of events" }, ...this.chips),
       h("div", { class: "events-scroll", tabindex: 0, role: "region", "aria-label": "Events, newest first" }, this.list),
     );
   }
@@ -31,15 +33,28 @@ export class EventsView {
   update(model: Model): void {
     if (model.eventCount === this.drawn) return;
     this.drawn = model.eventCount;
-    const shown = together(model.events.filter((event) => this.wanted.has(event.kind))).slice(0, LISTED);
-    setText(this.count, model.eventCount === 0 ? "" : String(model.eventCount));
-    if (shown.length === 0) this.list.replaceChildren(h("li", { class: "nothing" }, "Nothing has happened in the last hour."));
+    const wanted = model.events.filter((event) => this.wanted.has(event.kind));
+    const shown = together(wanted).slice(0, LISTED);
+    setText(this.count, wanted.length === 0 ? "" : String(wanted.length));
+    if (shown.length === 0) this.list.replaceChildren(h("li", { class: "nothing" }, this.wanted.size === KINDS.length ? "Nothing has happened in the last hour." : "Nothing of these kinds has happened in the last hour."));
     else this.list.replaceChildren(...shown.map(([event, times]) => line(event, times)));
   }
 
-  private toggle(kind: EventKind, button: HTMLElement): void {
+  /** What is beside the feed: at first only kinds of events about that, and then what the reader chose there. */
+  about(kinds: EventKind[] | null): void {
+    const place = kinds?.join() ?? "";
+    this.wanted = this.chosen.get(place) ?? new Set(kinds ?? KINDS.map(([kind]) => kind));
+    this.chosen.set(place, this.wanted);
+    this.press();
+  }
+
+  private toggle(kind: EventKind): void {
     if (!this.wanted.delete(kind)) this.wanted.add(kind);
-    button.setAttribute("aria-pressed", String(this.wanted.has(kind)));
+    this.press();
+  }
+
+  private press(): void {
+    KINDS.forEach(([kind], at) => this.chips[at]!.setAttribute("aria-pressed", String(this.wanted.has(kind))));
     this.drawn = -1;
   }
 }
