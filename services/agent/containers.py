@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 from schemas.limits import RowStatus
 from services.agent.core.orders import ContainerLimits, OrderBook
-from services.agent.core.readings import ROUNDING_BYTES
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
 from services.agent.rows import Rows
+
+ROUNDING_BYTES: Final = 1 << 16
+"""The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
 
 
 @dataclass(slots=True)

@@ -226,13 +226,12 @@ class Node:
             rows.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
 
     def _known(self, order: Order) -> Known:
-        return Known(
-            quota_us=_column(entry.quota_us for entry in order.limits),
-            limit_bytes=_column(entry.limit_bytes for entry in order.limits),
-            oom_kills=_column(member.oom_kills for member in order.members),
-            armed=np.fromiter((handle.armed for handle in order.handles), dtype=np.bool_),
-            followed_bytes=self._containers.rows.followed_bytes,
-        )
+        believed = [
+            (entry.quota_us, entry.limit_bytes, member.oom_kills)
+            for entry, member in zip(order.limits, order.members, strict=True)
+        ]
+        armed = np.array([handle.armed for handle in order.handles])
+        return Known(np.array(believed, dtype=np.int64), armed, self._containers.rows.followed_bytes)
 
     def _batches(self, readings: Readings, now_ns: int, wall_ns: int) -> list[CfsBatch]:
         order, rows, after = self._containers.order, self._containers.rows, readings.counters

@@ -64,6 +64,8 @@ class Agent:
         self._sampling = False
         self._cut_timer: asyncio.TimerHandle | None = None
         self.late_ticks = 0
+        self._source = ""
+        """Of telemetry, as said last."""
         self._ground: Ground | None = None
         self.node: Node | None = None
 
@@ -87,10 +89,10 @@ class Agent:
         self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
         self._runtime.spawn(self._clear_up(node, ground), name="clear up")
         self._runtime.spawn(self._announced.run(), name="announced limits")
+        self._say_source(ground)
         self._log.info(
             "agent_started",
             node=node.name,
-            source=host.telemetry_source,
             memory_guard=host.memory_guard,
             cpus=host.cpu_count,
             period_ms=100,
@@ -326,10 +328,16 @@ class Agent:
         while True:
             if not self._subscriptions:
                 await self._join_if_possible(node)
+            self._say_source(ground)
             sent = await self._send_heartbeat(node, ground)
             # A new owner waits for the nodes that are announced: one that is not heard of must not be forgotten.
             pause_s = HEARTBEAT_S if sent and self._subscriptions else JOIN_RETRY_S
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
+
+    def _say_source(self, ground: Ground) -> None:
+        if (source := ground.host.telemetry_source) != self._source:
+            self._source = source
+            self._log.info("telemetry_source", source=source, reason=ground.host.telemetry_note or None)
 
     async def _join_if_possible(self, node: Node) -> None:
         try:

@@ -43,6 +43,14 @@ class AgentSettings(NodeSettings):
     pod_namespaces: Annotated[
         tuple[str, ...], Field(description="namespaces whose pods may join applications; empty: all")
     ] = ()
+    kernel_programs: Annotated[
+        Literal["auto", "off"],
+        Field(description="auto: read all control groups by the kernel's own programs where they can be loaded"),
+    ] = "auto"
+    kernel_directory: Annotated[
+        Path | None,
+        Field(description="where `make kernel` put them; default: kernel/build of a checkout, or /usr/lib/turnbuckle"),
+    ] = None
     realtime_priority: Annotated[
         int, Field(ge=0, le=99, description="SCHED_FIFO priority of the agent; 0: default scheduling")
     ] = 0

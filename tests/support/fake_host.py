@@ -172,6 +172,7 @@ class FakeHost:
     memory_bytes: int = 8 << 30
     cgroup_version: int = 0
     telemetry_source: str = "simulated"
+    telemetry_note: str = ""
     memory_guard: str = "sampled"
     alarm_fd: int | None = None
     reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import pread
+from pathlib import Path
 from typing import Final
 
 from services.agent.adapters.alarms import AlarmBoard
@@ -47,6 +48,7 @@ class CgroupHandle(ABC):
         "_parts",
         "_stat_at",
         "_usage",
+        "group_ids",
         "key",
     )
 
@@ -64,6 +66,8 @@ class CgroupHandle(ABC):
         """
         cpu, memory = found.directories["cpu"], found.directories["memory"]
         self.key = found.key
+        self.group_ids = (Path(cpu).stat().st_ino, Path(memory).stat().st_ino)
+        """Of its groups in the hierarchies of cpu and memory, as the kernel's own programs name them."""
         self._found = found
         self._parts = parts
         self._armed = False

@@ -6,12 +6,15 @@ import os
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, cast
 
 from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
 from services.agent.adapters.alarms import AlarmBoard
-from services.agent.adapters.cgroup_handle import HostParts
+from services.agent.adapters.cgroup_handle import CgroupHandle, HostParts
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally, is_gone
+from services.agent.adapters.group_table import GroupTable
+from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
 from services.agent.adapters.ladder import RungRegistrar
 from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.core.readings import Readings, read_each
@@ -22,12 +25,23 @@ class CgroupHost(ABC):
     """A machine with control groups; implements `services.agent.ports.Host`."""
 
     cgroup_version: ClassVar[int]
-    telemetry_source: ClassVar[str]
+    files_source: ClassVar[str]
     memory_guard: ClassVar[str]
 
-    def __init__(self, layout: CgroupLayout, state: StateDirectory | None = None) -> None:
-        """`state`: where the values found first are kept, so that an agent after us can restore them; None: nowhere."""
+    def __init__(
+        self, layout: CgroupLayout, state: StateDirectory | None = None, kernel_directory: Path | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            layout: where the controllers are.
+            state: where the values found first are kept, so that an agent after us can restore them; None: nowhere.
+            kernel_directory: of the programs of kernel/; None: files are read.
+        """
         self._layout = layout
+        self.telemetry_note = "the kernel's programs are switched off"
+        """Why files are read; empty: they are not."""
+        self._table = self._open_table(kernel_directory) if kernel_directory is not None else None
         self.tally = WriteTally()
         """What all handles of this host have written."""
         self.cpu_count = os.cpu_count() or 1
@@ -58,8 +72,33 @@ class CgroupHost(ABC):
         """Alarms that wait, at most one of a kind per container."""
         return self._alarms.take()
 
+    def _open_table(self, directory: Path) -> GroupTable | None:
+        mounts = self._layout.mounts
+        hierarchies = dict.fromkeys(mounts[controller].directory for controller in ("cpu", "memory"))
+        try:
+            programs = KernelPrograms(directory, list(hierarchies))
+        except KernelProgramsError as error:
+            self.telemetry_note = str(error)
+            return None
+        table = GroupTable(programs.take_links())
+        programs.close()
+        self.telemetry_note = ""
+        return table
+
+    @property
+    def telemetry_source(self) -> str:
+        """``bpf``, or the files that are read."""
+        return self.files_source if self._table is None else "bpf"
+
     def read(self, handles: Sequence[ContainerHandle]) -> Readings:
-        """Counters of all, file by file."""
+        """Counters of all, and what the kernel holds; where its programs fail, file by file from then on."""
+        if self._table is not None and handles:
+            try:
+                return self._table.read(cast("Sequence[CgroupHandle]", handles))
+            except OSError as error:
+                self.telemetry_note = f"the table of control groups cannot be read: {error.strerror or error}"
+                self._table.close()
+                self._table = None
         return read_each(handles)
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
@@ -112,6 +151,8 @@ class CgroupHost(ABC):
 
     def close(self) -> None:
         """End the background threads and close the alarms; handles are closed by who opened them."""
+        if self._table is not None:
+            self._table.close()
         self.registrar.close()
         self._alarms.close()
 

@@ -247,7 +247,7 @@ class CgroupV1Host(CgroupHost):
     """A host whose cpu and memory controllers are of version 1."""
 
     cgroup_version = 1
-    telemetry_source = "cgroup-v1"
+    files_source = "cgroup-v1"
     memory_guard = "thresholds+trap"
 
     def _open_files(self, found: FoundValues) -> CgroupV1Handle:

@@ -223,7 +223,7 @@ class CgroupV2Host(CgroupHost):
     """A host with the unified hierarchy."""
 
     cgroup_version = 2
-    telemetry_source = "cgroup-v2"
+    files_source = "cgroup-v2"
     memory_guard = "memory.high"
 
     def _open_files(self, found: FoundValues) -> CgroupV2Handle:

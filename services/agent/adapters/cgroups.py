@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from services._runtime.cgroupfs import CgroupLayout
 from services.agent.adapters.cgroup_host import CgroupHost
 from services.agent.adapters.cgroup_v1 import CgroupV1Host
@@ -9,6 +11,9 @@ from services.agent.adapters.cgroup_v2 import CgroupV2Host
 from services.agent.adapters.state_files import StateDirectory
 
 
-def open_host(layout: CgroupLayout, state: StateDirectory | None = None) -> CgroupHost:
-    """The host adapter for a layout that `services._runtime.cgroupfs.detect` found; `state` as for `CgroupHost`."""
-    return CgroupV1Host(layout, state) if layout.version == 1 else CgroupV2Host(layout, state)
+def open_host(
+    layout: CgroupLayout, state: StateDirectory | None = None, kernel_directory: Path | None = None
+) -> CgroupHost:
+    """The host adapter for a layout that `services._runtime.cgroupfs.detect` found; the rest as for `CgroupHost`."""
+    host = CgroupV1Host if layout.version == 1 else CgroupV2Host
+    return host(layout, state, kernel_directory)

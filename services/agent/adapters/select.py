@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
@@ -22,9 +23,17 @@ from services.agent.adapters.watchdog_process import NoWatchdog, WatchdogOptions
 from services.agent.ports import UNLIMITED, Discovery, Host, ReserveBook, Watchdog
 from services.agent.settings import AgentSettings
 
+BUILT_HERE: Final = Path(__file__).resolve().parents[3] / "kernel" / "build"
+"""In a checkout."""
+INSTALLED: Final = Path("/usr/lib/turnbuckle")
+
 
 class GroundHost(Host, Protocol):
     """A host that counts what was written, and can clear up after an agent before us."""
+
+    @property
+    def telemetry_note(self) -> str:
+        """Why there is no better telemetry source; empty: there is none."""
 
     @property
     def no_op_writes(self) -> int:
@@ -91,7 +100,7 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
         discoveries["docker"] = DockerDiscovery(settings.docker_url)
     if settings.pods == "on":
         discoveries["pods"] = _pods(settings, layout)
-    host = open_host(layout, state)
+    host = open_host(layout, state, kernel_directory(settings))
     options = WatchdogOptions(
         exec_lock(settings.state_directory, settings.managed_root),
         settings.pause_deadline_s,
@@ -100,6 +109,15 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
     )
     closers = (host.close, *(lock.release for lock in locks))
     return Ground(host, discoveries, FileReserveBook(state.reserves), WatchdogProcess(state, options), closers)
+
+
+def kernel_directory(settings: AgentSettings) -> Path | None:
+    """Where the kernel's programs are looked for; None: they are not wanted."""
+    if settings.kernel_programs == "off":
+        return None
+    if settings.kernel_directory is not None:
+        return settings.kernel_directory
+    return BUILT_HERE if BUILT_HERE.is_dir() else INSTALLED
 
 
 def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:

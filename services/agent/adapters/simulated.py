@@ -50,6 +50,7 @@ class SimulatedHost:
 
     cgroup_version = 0
     telemetry_source = "simulated"
+    telemetry_note = ""
     memory_guard = "sampled"
     alarm_fd = None
     available = True

@@ -9,12 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from services.agent.core.sampling import COUNTER_COLUMNS, MEMORY_COLUMN
-from services.agent.ports import UNLIMITED, Counters
+from services.agent.ports import Counters
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-ROUNDING_BYTES = 1 << 16
-"""The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
 MOVED_BYTES = 8 << 20
 """Usage that has moved by so much since the guard last followed it: the guard's thresholds are this far apart."""
 
@@ -28,21 +26,19 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the kernel holds, shape (N,) each, where one look shows that as well."""
+    """What the kernel holds, where one look shows that as well."""
 
-    quota_us: IntArray
-    """Per `schemas.apps.PERIOD_US`; -1: unlimited."""
-    limit_bytes: IntArray
-    """-1: unlimited."""
-    oom_kills: IntArray
+    limits: IntArray
+    """Shape (N, 3): quota in us per `schemas.apps.PERIOD_US`, limit in bytes (-1: unlimited both), kills for memory."""
     guarded: BoolArray
-    """Tasks wait, or are slowed, at the limit."""
+    """Shape (N,): tasks wait, or are slowed, at the limit."""
     boundary_ns: IntArray
-    """End of the CFS period under way, monotonic; 0: none is under way."""
+    """Shape (N,): end of the CFS period under way, monotonic; 0: none is under way."""
 
     def without(self, rows: Sequence[int]) -> Held:
         """The others."""
-        return Held(*(np.delete(getattr(self, name), rows) for name in self.__slots__))
+        limits, guarded = np.delete(self.limits, rows, axis=0), np.delete(self.guarded, rows)
+        return Held(limits, guarded, np.delete(self.boundary_ns, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +68,19 @@ def read_each(handles: Sequence[Readable]) -> Readings:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the agent believes, shape (N,) each."""
+    """What the agent believes."""
 
-    quota_us: IntArray
-    limit_bytes: IntArray
-    oom_kills: IntArray
+    limits: IntArray
+    """As `Held.limits`."""
     armed: BoolArray
-    """It guards the container."""
+    """Shape (N,): it guards the container."""
     followed_bytes: IntArray
-    """Usage that the guard has last followed."""
+    """Shape (N,): usage that the guard has last followed."""
 
 
 def to_check(readings: Readings, held: Held, known: Known) -> list[int]:
     """Rows in which the kernel holds something else than is believed, or usage has moved away from its guard."""
-    behind_bytes = known.limit_bytes - held.limit_bytes
-    same_memory = np.where(
-        (held.limit_bytes == UNLIMITED) | (known.limit_bytes == UNLIMITED),
-        behind_bytes == 0,
-        (behind_bytes >= 0) & (behind_bytes < ROUNDING_BYTES),
-    )
     moved = np.abs(readings.counters[:, MEMORY_COLUMN] - known.followed_bytes) >= MOVED_BYTES
-    wrong = (held.quota_us != known.quota_us) | ~same_memory | (held.oom_kills > known.oom_kills)
-    wrong |= known.armed & (moved | ~held.guarded)
+    wrong = (held.limits != known.limits).any(axis=1) | (known.armed & (moved | ~held.guarded))
     rows: list[int] = np.flatnonzero(wrong).tolist()
     return rows

@@ -213,11 +213,11 @@ def test_values_of_another_boot_or_of_something_else_are_none_and_are_swept(stat
     (directory / "torn.json").write_text(json.dumps(note)[:40])
     (directory / "odd.json").write_text(json.dumps(note | {"surprise": 1}))
     (directory / "odd2.json").write_text(json.dumps(note | {"directories": []}))
-    (state.path / ".reserves.json.4711").write_text("left by a killed writer")
+    (state.path / ".reserves.json.4194305").write_text("left by a killed writer")
     assert state.load_all() == [noted]
     state.sweep()
     assert [path.name for path in directory.iterdir()] == [f"{noted.key}.json"]
-    assert not (state.path / ".reserves.json.4711").exists()
+    assert not (state.path / ".reserves.json.4194305").exists()
 
 
 REPORT = WatchdogReport(

@@ -1,0 +1,102 @@
+"""The programs of kernel/, loaded by its own small process: what they show comes over a socket.
+
+The loader needs the rights to load programs (CAP_BPF and CAP_PERFMON, or root), the agent none of them. Whatever is
+missing is a reason to read files instead, and never a reason not to start.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from services.agent.adapters.kernel_records import HEADER_BYTES, VERSION, Kind
+
+LOADER: Final = "turnbuckle-kernel"
+LOAD_DEADLINE_S: Final = 5.0
+_PACKET_BYTES: Final = 1 << 16
+_MOST_LINKS: Final = 4
+
+
+class KernelProgramsError(Exception):
+    """They cannot be used: a sentence for people."""
+
+
+class KernelPrograms:
+    """The loader, once everything has been tried."""
+
+    def __init__(self, directory: Path, hierarchies: Sequence[str]) -> None:
+        """Start it.
+
+        Args:
+            directory: where the loader and its objects are.
+            hierarchies: directories whose groups shall be seen, one per hierarchy.
+
+        Raises:
+            KernelProgramsError: there is no loader here, it does not answer, or the kernel refuses the table.
+        """
+        loader = directory / LOADER
+        if not os.access(loader, os.X_OK):
+            raise KernelProgramsError(f"{loader} is not there; build it with: make kernel")
+        self.links: list[int] = []
+        """Iterator links, one per hierarchy; they are the caller's."""
+        self.status: list[str] = []
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asked = [part for hierarchy in hierarchies for part in ("--hierarchy", hierarchy)]
+        command = [str(loader), "--objects", str(directory), *asked, "--socket", str(theirs.fileno())]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - our own program, by its path
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                )
+        except OSError as error:
+            self._ours.close()
+            raise KernelProgramsError(f"{loader} cannot be started: {error.strerror}") from error
+        try:
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _await_ready(self) -> None:
+        deadline_s = time.monotonic() + LOAD_DEADLINE_S
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([self._ours], [], [], left_s)[0]:
+                raise KernelProgramsError(f"{LOADER} said nothing for {LOAD_DEADLINE_S:g} s")
+            data, descriptors, _, _ = socket.recv_fds(self._ours, _PACKET_BYTES, _MOST_LINKS)
+            self.links += descriptors
+            if len(data) < HEADER_BYTES:
+                raise KernelProgramsError(f"{LOADER} ended with exit code {self._process.wait()}")
+            version, kind = struct.unpack_from("=II", data)
+            if version != VERSION:
+                raise KernelProgramsError(f"{LOADER} speaks version {version}, the agent {VERSION}: make kernel")
+            if kind == Kind.STATUS:
+                self.status.append(data[HEADER_BYTES:].decode(errors="replace"))
+            elif kind == Kind.READY:
+                if not self.links:
+                    raise KernelProgramsError("; ".join(self.status) or f"{LOADER} has no table of control groups")
+                return
+
+    def take_links(self) -> list[int]:
+        """From now on they are closed by the caller."""
+        links, self.links = self.links, []
+        return links
+
+    def close(self) -> None:
+        """End the loader: it goes when the socket closes, and the kernel takes back what is nobody's any more."""
+        for link in self.take_links():
+            os.close(link)
+        self._ours.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+            return
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,53 @@
+"""What crosses from the kernel: the records of kernel/records.h, as the agent sees them. A test compares the two."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Final
+
+VERSION: Final = 1
+HEADER_BYTES: Final = 8
+"""Of each packet: version and `Kind`, 4 bytes each."""
+
+
+class Kind(IntEnum):
+    """Of a packet of the loader's."""
+
+    TABLE = 1
+    STATUS = 2
+    READY = 3
+    PERIODS = 4
+    OOMS = 5
+    LOST = 6
+
+
+class GroupFlag(IntFlag):
+    """Of `GROUP`."""
+
+    CPU = 1
+    MEMORY = 2
+    UNDER_OOM = 4
+    KILL_DISABLED = 8
+
+
+class Column(IntEnum):
+    """Of a row of the table of control groups (``struct tb_group``), which is a matrix of 64-bit numbers."""
+
+    ID = 0
+    FLAGS = 1
+    """The lower half; the upper one is the level in the tree."""
+    NR_PERIODS = 2
+    NR_THROTTLED = 3
+    THROTTLED_US = 4
+    USAGE_US = 5
+    MEMORY_BYTES = 6
+    QUOTA_US = 7
+    LIMIT_BYTES = 8
+    HIGH_BYTES = 9
+    LOCAL_KILLS = 10
+    KILLS = 11
+    BOUNDARY_NS = 12
+
+
+COUNTERS: Final = slice(Column.NR_PERIODS, Column.MEMORY_BYTES + 1)
+"""`services.agent.ports.Counters`, in order."""
