@@ -232,16 +232,17 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]
 class VertexServer:
     """A `FakeVertex` on a port."""
 
-    def __init__(self, fake: FakeVertex) -> None:
+    def __init__(self, fake: FakeVertex, host: str = "127.0.0.1") -> None:
+        self._host = host
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         self._server.add_generic_rpc_handlers((_Handler(fake),))
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.port = self._server.add_insecure_port(f"{host}:0")
         self._server.start()
 
     @property
     def endpoint(self) -> str:
         """For `CollectorSettings.vertex_endpoint`."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     def stop(self) -> None:
         """Refuse connections."""

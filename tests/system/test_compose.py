@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,17 +17,26 @@ import pytest
 import pytest_asyncio
 from docker.models.containers import Container
 
-from schemas.containers import ContainerChange, ContainerEvent
-from schemas.limits import LimitDecisions
-from schemas.streams import APPS, CONTAINER_STREAM
+from schemas.containers import ContainerChange
+from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS
-from services._runtime.bus import BusUnavailableError, Delivery
+from services._runtime.bus import BusUnavailableError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services.cli.doctor_guard import running_watchdogs
 from services.cli.supervisor import free_port
 from tests.support import compose_lab
 from tests.support.compose_lab import LIGHT, LOADS, RUNNING, ComposeProject, Limits, SumWatch, limits_of
+from tests.support.compose_running import (
+    BACK_S,
+    Decisions,
+    Running,
+    assert_nothing_is_gone,
+    assert_within_limits,
+    crash,
+    kill,
+    start,
+)
 from tests.support.deadline import until
 
 pytestmark = [
@@ -42,65 +49,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 MIB = 1 << 20
-CPU_LIMIT_US, MEMORY_LIMIT_BYTES = 75_000, 1024 * MIB
-"""Of demo/app.yaml."""
 STATIC_QUOTA_US = 15_000
 """Of compose.demo.yaml: 0.15 cores each."""
-BACK_S = 10.0
-"""A service that was killed is healthy again within this."""
 LONGEST_GAP_S = 5.0
 """What a takeover may take; the load itself keeps still for a second or two at times, too."""
-
-
-KEPT_FOR_SECONDS = {"KV_tb_nodes", "KV_tb_leases"}
-"""Heartbeats."""
-
-
-class Decisions:
-    """When quotas of the demo were decided about."""
-
-    def __init__(self) -> None:
-        self.times_s: list[float] = []
-        self.epochs: list[int] = []
-
-    def take(self, delivery: Delivery) -> None:
-        if isinstance(delivery.message, LimitDecisions) and delivery.message.app == "demo":
-            self.times_s.append(time.monotonic())
-            self.epochs.append(delivery.message.epoch)
-
-    async def next_one(self) -> None:
-        seen = len(self.times_s)
-        await until(lambda: len(self.times_s) > seen, within_s=10, what="a decision")
-
-    def longest_gap_s(self, since_s: float) -> float:
-        times_s = [since_s, *(time_s for time_s in self.times_s if time_s >= since_s), time.monotonic()]
-        return max(after - before for before, after in itertools.pairwise(times_s))
-
-
-class Running:
-    """The project, and a connection to its bus."""
-
-    def __init__(self, project: ComposeProject, bus: NatsBus, decisions: Decisions) -> None:
-        self.project = project
-        self.bus = bus
-        self.decisions = decisions
-
-    def limits(self) -> dict[str, Limits | None]:
-        return {name: limits_of(self.project.container(name), self.project.layout) for name in LOADS}
-
-    async def events(self, container_id: str) -> list[ContainerChange]:
-        """All that the stream holds of one container, oldest first."""
-        found: list[ContainerChange] = []
-
-        async def take(delivery: Delivery) -> None:
-            event = delivery.message
-            if isinstance(event, ContainerEvent) and event.container.endswith(container_id[:12]):
-                found.append(event.change)
-
-        replay = await self.bus.replay(CONTAINER_STREAM, take)
-        await replay.caught_up()
-        await replay.stop()
-        return found
 
 
 @pytest.fixture(scope="module")
@@ -136,21 +88,6 @@ def bystanders(project: ComposeProject) -> Iterator[list[Container]]:
         container.remove(force=True)
 
 
-def start(project: ComposeProject, bystanders: list[Container], app: str | None, **options: object) -> Container:
-    """A container with nothing to do, labelled for an application or not at all."""
-    container = project.client.containers.run(
-        project.container("web").image.id,
-        entrypoint=["sleep", "1000"],
-        labels={"turnbuckle.app": app} if app else {},
-        detach=True,
-        init=True,
-        network_mode="none",
-        **options,
-    )
-    bystanders.append(container)
-    return container
-
-
 async def test_all_are_healthy_and_the_demo_is_managed(running):
     """Quotas in the kernel leave the static share, and differ between moments: they follow the load."""
     seen: dict[str, set[int]] = {name: set() for name in LOADS}
@@ -182,28 +119,6 @@ async def test_scaled_up_and_down_decisions_go_on(running, record_figure):
     assert_within_limits(sums)
 
 
-def assert_within_limits(sums: SumWatch) -> None:
-    assert sums.samples > 20
-    assert sums.highest_quota_us <= CPU_LIMIT_US
-    assert sums.highest_memory_bytes <= MEMORY_LIMIT_BYTES
-
-
-def crash(project: ComposeProject, service: str) -> None:
-    """Its process dies: the restart policy has to bring it back."""
-    before = project.container(service)
-    os.kill(int(before.attrs["State"]["Pid"]), signal.SIGKILL)
-    deadline = time.monotonic() + BACK_S
-    while (now := project.client.containers.get(before.id)).attrs["RestartCount"] == before.attrs["RestartCount"]:
-        assert time.monotonic() < deadline, f"{service} was not started again: {now.attrs['State']}"
-        time.sleep(0.02)
-
-
-def kill(project: ComposeProject, service: str) -> None:
-    """The engine takes a kill for a wish: it is `up` that starts it again."""
-    project.run("kill", service)
-    assert project.containers(service) == []
-
-
 @pytest.mark.parametrize("service", RUNNING)
 @pytest.mark.parametrize("ending", ["kill", "crash"])
 async def test_what_is_killed_is_back_within_ten_seconds_and_nothing_is_lost(
@@ -230,18 +145,8 @@ async def test_what_is_killed_is_back_within_ten_seconds_and_nothing_is_lost(
         await running.decisions.next_one()
     assert_within_limits(sums)
 
-    async def told() -> list[ContainerChange]:
-        deadline = time.monotonic() + 10
-        while not (changes := await running.events(meanwhile.id)):
-            assert time.monotonic() < deadline, "the container was not told of"
-        return changes
-
-    assert await told() == [ContainerChange.STARTED]
-    after = await asyncio.to_thread(project.streams)
-    for name in stored.keys() - KEPT_FOR_SECONDS:
-        state = stored[name]
-        assert after[name]["first_seq"] == state["first_seq"], name
-        assert after[name]["messages"] >= state["messages"], name
+    assert await running.told_of(meanwhile) == [ContainerChange.STARTED]
+    assert_nothing_is_gone(stored, await asyncio.to_thread(project.streams))
     assert "demo" in await running.bus.bucket(APPS).entries()
 
 
