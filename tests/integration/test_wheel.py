@@ -1,0 +1,134 @@
+"""The wheel, installed by pip into an environment of its own and used outside of the checkout: its files are in it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from services._runtime.nats_server import EmbeddedNats
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("services", "schemas")
+NOT_SHIPPED = ("services/cli/console/ui/",)
+"""Sources of what is shipped built."""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_", "PYTHON"))
+    }
+    done = subprocess.run(command, cwd=cwd, env=kept, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Installed:
+    wheel: Path
+    environment: Path
+    elsewhere: Path
+    """A directory that is no checkout."""
+
+    def __call__(self, program: str, *arguments: str) -> str:
+        return run(self.environment / "bin" / program, *arguments, cwd=self.elsewhere)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    made = tmp_path_factory.mktemp("wheel")
+    # Without the build backend in this environment pip fetches it.
+    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", str(ROOT), "--no-deps", *isolation, "--wheel-dir", str(made), cwd=made)
+    [wheel] = made.glob("turnbuckle-*.whl")
+    environment = made / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", str(environment), cwd=made)
+    interpreter = str(environment / "bin" / "python")
+    run(*pip, "--python", interpreter, "install", "--no-deps", "--no-index", str(wheel), cwd=made)
+    # What it depends on comes from here. A directory named so is searched, its own .pth files are not followed: the
+    # checkout, which is installed here by one of these, stays out of sight.
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    elsewhere = made / "elsewhere"
+    elsewhere.mkdir()
+    return Installed(wheel, environment, elsewhere)
+
+
+def shipped_files() -> Iterator[str]:
+    """All that stands in the packages' directories beside what running them leaves there."""
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*"):
+            name = path.relative_to(ROOT).as_posix()
+            left = any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(ROOT).parts)
+            if path.is_file() and not left and not name.startswith(NOT_SHIPPED):
+                yield name
+
+
+def test_holds_every_file_of_the_packages_and_nothing_else(installed: Installed) -> None:
+    with zipfile.ZipFile(installed.wheel) as wheel:
+        held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == set(shipped_files())
+    assert {"services/py.typed", "services/cli/console/static/index.html"} <= held
+
+
+def test_runs_what_was_installed(installed: Installed) -> None:
+    code = "import services, schemas; print(services.__path__[0], schemas.__path__[0])"
+    for path in installed("python", "-c", code).split():
+        assert Path(path).is_relative_to(installed.environment)
+    assert installed("turnbuckle", "--version").strip() in installed.wheel.name
+
+
+def test_commands_find_their_data(installed: Installed) -> None:
+    assert "gcp-vertex" in installed("turnbuckle", "prices", "list")
+    assert "em-highcpu-16" in installed("turnbuckle", "emulate", "--plan")
+    code = "from services.advisor.datasets import read_datasets as r; print(len(r(['shipped']).records))"
+    assert int(installed("python", "-c", code)) > 500
+
+
+@pytest.fixture
+def nats() -> Iterator[EmbeddedNats]:
+    made = EmbeddedNats()
+    asyncio.run(made.start())
+    yield made
+    asyncio.run(made.stop())
+
+
+def fetched(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return bytes(reply.read())
+
+
+def test_the_console_serves_its_files(installed: Installed, nats: EmbeddedNats) -> None:
+    static = ROOT / "services" / "cli" / "console" / "static"
+    files = [path for path in static.rglob("*") if path.suffix in {".js", ".css", ".svg", ".html"}]
+    program = installed.environment / "bin" / "turnbuckle"
+    console = subprocess.Popen(
+        [program, "console", "--port", "0", "--json", "--server", nats.url],
+        cwd=installed.elsewhere, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert console.stdout is not None
+        url = json.loads(console.stdout.readline())["url"].partition("#")[0]
+        assert len(files) > 4
+        for path in files:
+            name = "" if path.name == "index.html" else path.relative_to(static).as_posix()
+            assert fetched(url + name) == path.read_bytes()
+    finally:
+        console.send_signal(signal.SIGINT)
+        console.communicate(timeout=30)
+    assert console.returncode == 0
