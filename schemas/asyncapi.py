@@ -17,7 +17,10 @@ from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
 
+from schemas import asyncapi_words
 from schemas.apps import AppSpec
+from schemas.asyncapi_examples import examples
+from schemas.asyncapi_words import members
 from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
 from schemas.containers import NodeInfo
 from schemas.leases import Lease
@@ -49,7 +52,7 @@ Every message between Turnbuckle's services: each subject, who sends it (SEND, R
   Queries accept JSON too, and answer a JSON request in JSON. Fields are only ever added; readers ignore those that they
   do not know.
 - **Columns**, strings of format `binary`, hold one number per row (container), one after the other: read them with
-  `numpy.frombuffer(column, x-numpy-dtype)`.
+  `numpy.frombuffer(column, x-numpy-dtype)`. Examples show the numbers instead, as `int64 [62000]`.
 """
 
 _PARAMETER_TEXT: Final = {
@@ -65,6 +68,7 @@ _PARAMETER_TEXT: Final = {
 def document() -> Document:
     """The AsyncAPI 3.0 document as plain JSON types; equal registries give equal documents."""
     channels, operations = _described()
+    shown = examples()
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -84,7 +88,7 @@ def document() -> Document:
         "channels": channels,
         "operations": operations,
         "components": {
-            "messages": {model.__name__: _message(model) for model in MESSAGE_TYPES.values()},
+            "messages": {model.__name__: _message(model, shown[model]) for model in MESSAGE_TYPES.values()},
             "schemas": _schemas(),
         },
         "x-streams": [_stream(spec) for spec in STREAMS],
@@ -202,7 +206,7 @@ def _operation(
     return operation
 
 
-def _message(model: type[Message]) -> Document:
+def _message(model: type[Message], example: Document) -> Document:
     """One message: its own fields, and beside them the type name and version that the codec adds."""
     envelope = {
         "type": "object",
@@ -218,6 +222,7 @@ def _message(model: type[Message]) -> Document:
         "summary": _first_line(model),
         "contentType": "application/msgpack",
         "payload": {"allOf": [{"$ref": SCHEMA_REF.format(model=model.__name__)}, envelope]},
+        "examples": [{"payload": {TYPE_KEY: model.type_name, VERSION_KEY: model.schema_version} | example}],
     }
 
 
@@ -232,9 +237,21 @@ def _schemas() -> Document:
             if name in properties:
                 kind = properties[name].get("description")
                 properties[name]["description"] = f"{sentence} ({kind})" if kind else sentence
-        for schema in properties.values():
+        for name, schema in properties.items():
             _standardise_bounds(schema)
+            _say(name, schema)
+    for name, sentence in asyncapi_words.enums().items():
+        if name in schemas:
+            schemas[name]["description"] = sentence
     return schemas
+
+
+def _say(name: str, schema: Document) -> None:
+    """Words for a field that has none of its own, or whose numbers are codes."""
+    if "x-numpy-dtype" in schema and name in asyncapi_words.CODES:
+        schema["description"] = "\n".join((schema["description"], "", *members(asyncapi_words.CODES[name])))
+    elif name in asyncapi_words.FIELDS and "$ref" not in schema:
+        schema.setdefault("description", asyncapi_words.FIELDS[name])
 
 
 def _standardise_bounds(schema: Document) -> None:

@@ -7,11 +7,15 @@ import AsyncApi from "@asyncapi/react-component/lib/esm/without-parser";
 import { createElement } from "react";
 import { createRoot } from "react-dom/client";
 
-// What a reference within the document names: the very object, as the parser does it. A reference may lead to another one.
+// What a reference within the document names: the very object, as the parser does it, or a copy with the words that stand
+// beside the reference. A reference may lead to another one.
 function target(node, root) {
   if (typeof node?.$ref !== "string") return node;
-  const path = node.$ref.replace("#/", "").split("/");
-  return path.reduce((at, part) => target(at[part], root), root);
+  const { $ref, ...words } = node;
+  const found = $ref.replace("#/", "").split("/").reduce((at, part) => target(at[part], root), root);
+  if (Object.keys(words).length === 0) return found;
+  if (words.description && found.enum) words.description += `\n\n${found.description}`;
+  return { ...found, ...words };
 }
 
 function dereference(node, root, seen = new Set()) {

@@ -41,6 +41,8 @@ export default defineConfig({
   build: {
     target: "es2022",
     license: { fileName: "licences.md" },
+    // "use client" of a module means nothing here.
+    rollupOptions: { onwarn: (warning, tell) => warning.code === "MODULE_LEVEL_DIRECTIVE" || tell(warning) },
     lib: { entry: "main.js", formats: ["iife"], name: "page", fileName: () => "page.js" },
   },
 });

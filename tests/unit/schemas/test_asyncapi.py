@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from schemas import asyncapi_words
 from schemas.asyncapi import CONTRACT_VERSION, document, text
 from schemas.codec import MESSAGE_TYPES, encode
 from schemas.containers import ContainerEvent
@@ -89,6 +90,20 @@ def test_payload_schema_accepts_a_message_and_refuses_another() -> None:
     assert not validator.is_valid({"type": "turnbuckle.query.v1.ExplainRequest"})
 
 
+@pytest.mark.parametrize("model", MESSAGE_TYPES.values(), ids=lambda model: model.__name__)
+def test_every_message_has_an_example_that_its_schema_accepts(model: type[Message]) -> None:
+    (example,) = DOCUMENT["components"]["messages"][model.__name__]["examples"]
+
+    jsonschema.Draft202012Validator(payload_schema(model)).validate(example["payload"])
+
+
+def test_an_example_shows_the_numbers_of_a_column() -> None:
+    (example,) = DOCUMENT["components"]["messages"]["LimitUpdate"]["examples"]
+
+    assert example["payload"]["containers"] == "web-4f0c9a1b2d3e"
+    assert example["payload"]["quota_us"] == "int64 [62000]"
+
+
 @pytest.mark.parametrize(
     "model", [m for m in MESSAGE_TYPES.values() if issubclass(m, ColumnarMessage)], ids=lambda model: model.__name__
 )
@@ -140,6 +155,26 @@ def test_attribute_docstrings_become_descriptions() -> None:
     properties = DOCUMENT["components"]["schemas"]["ContainerEvent"]["properties"]
 
     assert properties["quota_us"]["description"] == "Limit that the container came with; -1: unlimited."
+
+
+def test_members_of_enums_and_codes_are_described() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+
+    assert "- `trap`: Usage reached the limit" in schemas["OomKind"]["description"]
+    assert schemas["OomKind"]["description"].count("\n- ") == len(schemas["OomKind"]["enum"])
+    assert "- `4 DEMAND_ROSE`" in schemas["LimitDecisions"]["properties"]["quota_reason"]["description"]
+    for name in asyncapi_words.CODES:
+        assert any("x-numpy-dtype" in schema.get("properties", {}).get(name, {}) for schema in schemas.values()), name
+
+
+def test_words_for_fields_without_any_are_needed() -> None:
+    said = {
+        (name, property_.get("description"))
+        for schema in DOCUMENT["components"]["schemas"].values()
+        for name, property_ in schema.get("properties", {}).items()
+    }
+
+    assert set(asyncapi_words.FIELDS.items()) <= said
 
 
 def test_encoded_type_name_is_the_documented_one() -> None:
