@@ -37,8 +37,8 @@ function flatten(payload) {
 }
 
 const source = JSON.parse(document.getElementById("document").textContent);
-applyUniqueIds(source);
 dereference(source, source);
+applyUniqueIds(source);
 for (const message of Object.values(source.components.messages)) message.payload = flatten(message.payload);
 const api = createAsyncAPIDocument(createDetailedAsyncAPI(source, source));
 anonymousNaming(api);

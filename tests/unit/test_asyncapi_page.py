@@ -53,4 +53,5 @@ async def test_every_subject_and_message_is_drawn_without_a_network() -> None:
         assert f"{{root}}.{line.template.text}" in text
     for name, message in DOCUMENT["components"]["messages"].items():
         assert re.search(rf"#\d+\s*{name}\s+{re.escape(message['summary'])}", text), name
+    assert "AllOf" not in text  # messages are shown as one object
     assert "Reserve that this node was given for the application" in text  # a field of CfsBatch, without a click
