@@ -19,13 +19,16 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run console test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live view
 	@$(BIN)/turnbuckle up --demo $(ARGS)
+
+kernel:  ## Build the kernel's own programs (needs clang, bpftool and libbpf-dev); agents on this host then read by them
+	@$(MAKE) -C kernel
 
 test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test but those of test-vm
 	scripts/run_tests.sh $(ARGS)

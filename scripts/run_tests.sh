@@ -2,6 +2,7 @@
 # Every test but those of emulated machines: scripts/run_tests.sh [PYTEST OPTIONS]. Used by `make test`.
 # What neither times a container nor needs the machine for itself runs on all cores; control groups, labs and whole
 # systems one after the other on a quiet machine. Both parts run, also if the first one fails.
+#   QUIET_LOCK=FILE  the second part waits until nobody holds a lock (flock) on it any more
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,5 +16,6 @@ run_part() {
 }
 
 run_part tests/unit tests/contract tests/integration --numprocesses auto --dist loadfile "$@"
+[ -z "${QUIET_LOCK:-}" ] || flock "$QUIET_LOCK" true
 run_part tests/kernel tests/lab tests/system "$@"
 exit "$failed"
