@@ -57,8 +57,8 @@ def _block(service: str, roles: tuple[Role, ...]) -> str:
         lines.append("")
     lines.append(
         f"Subjects begin with `{_ROOT}.` (a setting). Fields: [asyncapi.html](../../docs/asyncapi.html), opened from "
-        f"disk. Settings: [settings.md](../../docs/settings.md#{service}). Makes: where it is missing. Watches: hears of "
-        "each change. Replays: all that is kept, then what comes."
+        f"disk. Settings: [settings.md](../../docs/settings.md#{service}). Makes: where it is missing. Watches: hears "
+        "of each change. Replays: all that is kept, then what comes."
     )
     return "\n".join([*lines, ""])
 
