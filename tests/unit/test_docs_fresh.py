@@ -9,7 +9,6 @@ import pytest
 from scripts.generate_docs import DOCS, generated, settings_classes, settings_text
 from services._runtime.settings import CommonSettings
 
-
 GENERATED = generated()
 
 
