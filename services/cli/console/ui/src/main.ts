@@ -89,6 +89,7 @@ function startTheme(): void {
 }
 
 function onLink(link: Link): void {
+  document.body.dataset.link = link;
   const text = LINKS[link];
   setText(byId("link"), text);
   setText(byId("server"), link === "live" ? model.server : "");
@@ -112,7 +113,8 @@ makeTabs();
 startTheme();
 show(fromHash());
 setInterval(() => {
-  model.sample(Date.now());
+  // What is not heard is not known: the last that was stays, dimmed.
+  if (document.body.dataset.link === "live") model.sample(Date.now());
   requestAnimationFrame(draw);
 }, SAMPLE_MS);
 void follow(key, (message) => {

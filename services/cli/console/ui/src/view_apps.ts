@@ -67,6 +67,8 @@ class Card {
   private readonly pools = [new Pool("CPU pool"), new Pool("Memory pool")] as const;
   private readonly body = h("tbody");
   private readonly more = h("p", { class: "note" });
+  private readonly table: HTMLElement;
+  private readonly none: HTMLElement;
   private readonly rows = new Map<string, Row>();
   private readonly detail = h("div", { class: "detail", hidden: true });
   private open = "";
@@ -77,13 +79,14 @@ class Card {
     const classes = ["", "node", "trend", "number", "number", "number", "bar", "reason"];
     const head = h("tr", {}, ...columns.map((column, at) => h("th", { scope: "col", class: classes[at] }, column)));
     const legend = h("ul", { class: "legend", "aria-hidden": "true" }, ...LINES.map((line) => h("li", { class: `key ${line.colour}` }, line.label)));
+    this.table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Containers of ${app.name}` }, h("table", {}, h("thead", {}, head), this.body));
+    this.none = h("p", { class: "note" }, "No container is heard of. They belong to it by a label: ", h("code", {}, `docker run --label turnbuckle.app=${app.name} …`));
     this.element = h(
       "section", { class: "card", "aria-label": `Application ${app.name}`, "data-app": app.name },
       h("div", { class: "card-head" }, h("h2", {}, app.name), this.facts, legend),
       h("div", { class: "charts" }, figure("CPU", "cores", this.cpu), figure("Memory", "", this.memory)),
       h("div", { class: "pools" }, this.pools[0].element, this.pools[1].element),
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Containers of ${app.name}` }, h("table", {}, h("thead", {}, head), this.body)),
-      this.more, this.detail,
+      this.table, this.none, this.more, this.detail,
     );
   }
 
@@ -91,12 +94,14 @@ class Card {
     const containers = app.containers;
     const hosts = app.nodes.size;
     const owner = app.owner ? `owner ${app.owner}` : "no owner at present";
-    setText(this.facts, `${app.mode || "?"} · ${app.policy || "?"} · ${count(containers.length, "container")}${hosts > 1 ? ` on ${hosts} hosts` : ""} · ${owner}`);
+    setText(this.facts, `${app.mode || "?"} · ${app.policy || "?"} · ${containers.length === 0 ? "no containers" : count(containers.length, "container")}${hosts > 1 ? ` on ${hosts} hosts` : ""} · ${owner}`);
     this.cpu.update(app.times, [toCores(app.cpu.used), toCores(app.cpu.quota), toCores(app.cpu.limit)]);
     this.memory.update(app.times, [app.memory.used, app.memory.quota, app.memory.limit]);
     const [cpuUsed, memoryUsed] = [app.cpu.used.at(-1) ?? 0, app.memory.used.at(-1) ?? 0];
     this.pools[0].update(app.cpuLimitUs, cpuUsed, app.cpuHeldUs, 0, (value) => `${cores(value)} cores`);
     this.pools[1].update(app.memoryLimitBytes, memoryUsed, app.memoryHeldBytes, app.memoryReservedBytes, bytes);
+    this.table.hidden = containers.length === 0;
+    this.none.hidden = containers.length > 0;
     this.list(containers.slice(0, LISTED), app.periodUs);
     setText(this.more, containers.length > LISTED ? `and ${containers.length - LISTED} more` : "");
     this.showDetail(app);

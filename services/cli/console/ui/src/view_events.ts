@@ -72,6 +72,6 @@ function together(events: Event[]): [Event, number][] {
 }
 
 function line(event: Event, times: number): HTMLElement {
-  const head = h("div", { class: "event-head" }, h("span", { class: `badge ${event.level}` }, times > 1 ? `${event.what} x ${times}` : event.what), h("b", {}, event.who), h("span", { class: "where" }, event.where), h("time", {}, clock(event.timeNs)));
+  const head = h("div", { class: "event-head" }, h("span", { class: `badge ${event.level}` }, times > 1 ? `${event.what} x ${times}` : event.what), h("b", { title: event.who }, event.who), h("span", { class: "where", title: event.where }, event.where), h("time", {}, clock(event.timeNs)));
   return h("li", { class: `event ${event.kind}` }, head, h("p", {}, event.text));
 }
