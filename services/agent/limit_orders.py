@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services.agent.containers import Containers
-from services.agent.core.boundaries import BoundaryQueue
+from services.agent.core.boundaries import KNOWN, BoundaryQueue
 from services.agent.core.bounds import Bounds
 from services.agent.core.orders import Plan, RowPlan
 from services.agent.memory import MemoryGuard
@@ -67,12 +67,17 @@ class LimitOrders:
     def poll_cuts(self, now_ns: int) -> None:
         """Read the containers whose boundary is due and write the cuts that may be written."""
         for cut in self.cuts.due(now_ns):
-            member = self._containers.members.get(cut.container)
-            nr_periods = member.handle.read_periods() if member else None
-            if nr_periods is None:
-                self.cuts.discard(cut.container)
-                self._settle_row(cut.container, cut.order, RowStatus.UNKNOWN_CONTAINER)
-            elif self.cuts.read(cut, nr_periods, now_ns):
+            if cut.nr_periods == KNOWN:
+                is_due = self.cuts.reached(cut, now_ns)
+            else:
+                member = self._containers.members.get(cut.container)
+                nr_periods = member.handle.read_periods() if member else None
+                if nr_periods is None:
+                    self.cuts.discard(cut.container)
+                    self._settle_row(cut.container, cut.order, RowStatus.UNKNOWN_CONTAINER)
+                    continue
+                is_due = self.cuts.read(cut, nr_periods, now_ns)
+            if is_due:
                 quota_us = self._containers.book.settle_cut(cut.container, cut.order)
                 status = self._containers.write_quota(cut.container, quota_us) if quota_us else RowStatus.SUPERSEDED
                 self._settle_row(cut.container, cut.order, status)
@@ -93,14 +98,25 @@ class LimitOrders:
         if planned.raise_quota_us:
             return max(status, self._containers.write_quota(key, planned.raise_quota_us))
         if planned.cut_quota_us:
-            rows, order = self._containers.rows, (pending.update.epoch, pending.update.seq)
-            nr_periods = None if rows.is_idle(key) else self._containers.members[key].handle.read_periods()
-            if nr_periods is None:  # idle: nothing to refill; vanished: the write finds out
-                quota_us = self._containers.book.settle_cut(key, order)
-                return max(status, self._containers.write_quota(key, quota_us)) if quota_us else status
-            pending.waiting[key] = row
-            self.cuts.add(key, order, nr_periods, now_ns, rows.boundary_of(key))
+            order = pending.update.epoch, pending.update.seq
+            if self._must_wait(key, order, now_ns):
+                pending.waiting[key] = row
+            elif quota_us := self._containers.book.settle_cut(key, order):
+                return max(status, self._containers.write_quota(key, quota_us))
         return status
+
+    def _must_wait(self, key: str, order: tuple[int, int], now_ns: int) -> bool:
+        """Let a cut wait for the container's boundary, unless a write refills nothing."""
+        rows = self._containers.rows
+        if rows.is_idle(key):
+            return False
+        if boundary_ns := rows.boundary_of(key):
+            return self.cuts.add_known(key, order, boundary_ns, now_ns)
+        nr_periods = self._containers.members[key].handle.read_periods()
+        if nr_periods is None:  # vanished: the write finds out
+            return False
+        self.cuts.add(key, order, nr_periods, now_ns)
+        return True
 
     def _write_memory(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
         if self._guard.refuses_cut(key, limit_bytes, now_ns):

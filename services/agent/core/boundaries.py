@@ -32,6 +32,10 @@ MISSED_NS = 8_000_000
 """A boundary seen with more than this doubt is not written at, once: the next one is better known."""
 
 
+KNOWN = -1
+"""In place of a count of periods: the boundary is known, and nothing has to be read."""
+
+
 @dataclass(slots=True)
 class WaitingCut:
     """A cut that waits."""
@@ -55,18 +59,33 @@ class BoundaryQueue:
     boundaries_ns: dict[str, int] = field(default_factory=dict)
     """Latest seen boundary per container."""
 
-    def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int, boundary_ns: int = 0) -> None:
-        """Let a cut wait; replaces an older one of the same container.
+    def add_known(self, container: str, order: tuple[int, int], boundary_ns: int, now_ns: int) -> bool:
+        """Let a cut wait for a boundary that needs no looking for: the kernel has named one (past or to come).
 
-        Args:
-            container: key.
-            order: epoch and sequence.
-            nr_periods: as read just now.
-            now_ns: when.
-            boundary_ns: a boundary that the kernel names, past or to come; 0: it does not.
+        False: one has just passed, so that the cut may be written at once.
         """
-        if boundary_ns:
-            self.boundaries_ns[container] = boundary_ns - max(0, -(-(boundary_ns - now_ns) // PERIOD_NS)) * PERIOD_NS
+        since_ns = (now_ns - boundary_ns) % PERIOD_NS
+        if GUARD_NS <= since_ns <= TOGETHER_NS:
+            return False
+        expected_ns = now_ns - since_ns + (PERIOD_NS if since_ns else 0)
+        wake_ns = _together(expected_ns + GUARD_NS)
+        self.waiting[container] = WaitingCut(container, order, KNOWN, now_ns, wake_ns, wake_ns, expected_ns)
+        return True
+
+    def reached(self, cut: WaitingCut, now_ns: int) -> bool:
+        """Whether a known boundary has just passed; True: write now (and the cut waits no longer)."""
+        expected_ns = cut.expected_ns or 0
+        late_ns = now_ns - expected_ns
+        if late_ns > MISSED_NS and not cut.missed:
+            cut.missed = True
+            cut.expected_ns = expected_ns + -(-late_ns // PERIOD_NS) * PERIOD_NS
+            cut.next_read_ns = _together(cut.expected_ns + GUARD_NS)
+            return False
+        del self.waiting[cut.container]
+        return True
+
+    def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int) -> None:
+        """Let a cut wait; replaces an older one of the same container."""
         cut = WaitingCut(container, order, nr_periods, now_ns, 0, now_ns + DEADLINE_NS)
         seen_ns = self.boundaries_ns.get(container)
         if seen_ns is not None and now_ns - seen_ns < TRUST_NS:

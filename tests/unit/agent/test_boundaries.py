@@ -3,7 +3,15 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.agent.core.boundaries import DEADLINE_NS, PERIOD_NS, TOGETHER_NS, TRUST_NS, BoundaryQueue
+from services.agent.core.boundaries import (
+    DEADLINE_NS,
+    GUARD_NS,
+    MISSED_NS,
+    PERIOD_NS,
+    TOGETHER_NS,
+    TRUST_NS,
+    BoundaryQueue,
+)
 
 MS = 1_000_000
 
@@ -93,3 +101,29 @@ def test_cuts_that_fall_due_close_together_are_read_together():
     assert wake_ns % TOGETHER_NS == 0
     assert len(due) == 3
     assert all(queue.read(cut, 1, wake_ns) for cut in due)
+
+
+@given(
+    phase_ns=st.integers(0, PERIOD_NS - 1),
+    named=st.integers(-500, 5),
+    start_ns=st.integers(10 * PERIOD_NS, 20 * PERIOD_NS),
+    late_ns=st.integers(0, 3 * PERIOD_NS),
+)
+def test_a_boundary_that_the_kernel_names_needs_no_reading(phase_ns, named, start_ns, late_ns):
+    """Written within 8 ms after a boundary; a wake-up that comes too late waits for the next one, once."""
+    queue = BoundaryQueue()
+    boundary_ns = phase_ns + (start_ns // PERIOD_NS + named) * PERIOD_NS
+    if not queue.add_known("web", (1, 1), boundary_ns, start_ns):
+        assert GUARD_NS <= (start_ns - phase_ns) % PERIOD_NS <= TOGETHER_NS
+        assert queue.next_wake_ns() is None
+        return
+    wake_ns = queue.next_wake_ns()
+    assert start_ns < wake_ns <= start_ns + PERIOD_NS + GUARD_NS + TOGETHER_NS
+    (cut,) = queue.due(wake_ns + late_ns)
+    written_ns = wake_ns + late_ns
+    if not queue.reached(cut, written_ns):
+        assert late_ns > 0
+        written_ns = queue.next_wake_ns()
+        assert queue.reached(cut, written_ns)
+    assert GUARD_NS <= (written_ns - phase_ns) % PERIOD_NS <= MISSED_NS
+    assert queue.next_wake_ns() is None
