@@ -9,15 +9,14 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
+#include "constants.h"
+#include "pointers.h"
 #include "records.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* Set by the loader: constants to the verifier, which so knows the end of the loop over CPUs. */
-const volatile __u32 cpu_count = 1;
-const volatile __u64 page_bytes = 4096;
+const volatile struct tb_constants constants = TB_CONSTANTS;
 
-#define UNLIMITED (-1)
 #define RUNTIME_INF (~0ULL)
 
 /* Of version 1; a kernel may be built without it. */
@@ -26,27 +25,12 @@ struct mem_cgroup___v1 {
 	int under_oom;
 } __attribute__((preserve_access_index));
 
-/* Lets plain loads follow a pointer that the verifier knows nothing of, at a tenth of the price of a helper's call. */
-extern void *bpf_rdonly_cast(const void *pointer, __u32 type) __ksym;
-
-#define CAST(type, pointer) ((const type *)bpf_rdonly_cast(pointer, bpf_core_type_id_kernel(type)))
-#define CONTAINER(type, member, pointer) CAST(type, (const void *)(pointer) - bpf_core_field_offset(type, member))
-
-/* An element of an array in a structure, at an index that differs between kernels: too much for one relocation. */
-#define ELEMENT(type, field, base, index)                                                                              \
-	({                                                                                                             \
-		typeof(((type *)0)->field[0]) _value;                                                                  \
-		const void *_array = (const void *)(base) + bpf_core_field_offset(type, field);                        \
-		bpf_probe_read_kernel(&_value, sizeof(_value), _array + (index) * sizeof(_value));                     \
-		_value;                                                                                                \
-	})
-
 static __always_inline __u64 usage_of(const struct task_group *tg)
 {
 	struct sched_entity **of_cpu = tg->se;
 	__u64 sum = 0;
 
-	for (__u32 cpu = 0; of_cpu && cpu < cpu_count; cpu++) {
+	for (__u32 cpu = 0; of_cpu && cpu < constants.cpu_count; cpu++) {
 		struct sched_entity *se = NULL;
 
 		if (!bpf_probe_read_kernel(&se, sizeof(se), &of_cpu[cpu]) && se)
@@ -55,26 +39,27 @@ static __always_inline __u64 usage_of(const struct task_group *tg)
 	return sum;
 }
 
+static __always_inline __s64 quota_of(const struct cfs_bandwidth *bandwidth)
+{
+	__u64 quota_us = bandwidth->quota / 1000, period_us = (__u64)bandwidth->period / 1000;
+
+	if (bandwidth->quota == RUNTIME_INF)
+		return TB_UNLIMITED;
+	return period_us == TB_PERIOD_US || !period_us ? quota_us : quota_us * TB_PERIOD_US / period_us;
+}
+
 static __always_inline void read_cpu(struct cgroup_subsys_state *css, struct tb_group *row)
 {
 	const struct task_group *tg = CONTAINER(struct task_group, css, css);
-	__u64 quota = tg->cfs_bandwidth.quota;
 
 	row->flags |= TB_HAS_CPU;
-	row->usage_ns = usage_of(tg);
-	row->quota_ns = quota == RUNTIME_INF ? UNLIMITED : (__s64)quota;
-	row->period_ns = tg->cfs_bandwidth.period;
+	row->usage_us = usage_of(tg) / 1000;
+	row->quota_us = quota_of(&tg->cfs_bandwidth);
 	row->nr_periods = tg->cfs_bandwidth.nr_periods;
 	row->nr_throttled = tg->cfs_bandwidth.nr_throttled;
-	row->throttled_ns = tg->cfs_bandwidth.throttled_time;
+	row->throttled_us = tg->cfs_bandwidth.throttled_time / 1000;
 	if (tg->cfs_bandwidth.period_active)
 		row->boundary_ns = tg->cfs_bandwidth.period_timer.node.expires;
-}
-
-/* Pages as bytes; the kernel's "no limit" is the most pages that fit into a long. */
-static __always_inline __s64 bytes_of(unsigned long pages)
-{
-	return pages >= (__u64)0x7fffffffffffffff / page_bytes ? UNLIMITED : (__s64)(pages * page_bytes);
 }
 
 static __always_inline void read_memory(struct cgroup_subsys_state *css, struct tb_group *row)
@@ -84,9 +69,9 @@ static __always_inline void read_memory(struct cgroup_subsys_state *css, struct 
 	const int kill = bpf_core_enum_value(enum memcg_memory_event, MEMCG_OOM_KILL);
 
 	row->flags |= TB_HAS_MEMORY;
-	row->memory_bytes = memory->memory.usage.counter * page_bytes;
-	row->limit_bytes = bytes_of(memory->memory.max);
-	row->high_bytes = bytes_of(memory->memory.high);
+	row->memory_bytes = memory->memory.usage.counter * constants.page_bytes;
+	row->limit_bytes = bytes_of(memory->memory.max, constants.page_bytes);
+	row->high_bytes = bytes_of(memory->memory.high, constants.page_bytes);
 	row->local_kills = ELEMENT(struct mem_cgroup, memory_events_local, memory, kill).counter;
 	row->kills = ELEMENT(struct mem_cgroup, memory_events, memory, kill).counter;
 	if (bpf_core_field_exists(of_v1->under_oom) && of_v1->under_oom)

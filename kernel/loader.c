@@ -1,177 +1,268 @@
 /* turnbuckle-kernel: loads the programs beside it and hands what they see to the agent that started it.
  *
  *	turnbuckle-kernel --objects DIR --hierarchy DIR [--hierarchy DIR] --socket FD
+ *	turnbuckle-kernel --objects DIR [--hierarchy DIR ...] --check [--json]
  *
  * It needs the rights to load programs for a moment; the agent needs none of them. The table of control groups goes
  * over as descriptors, which the agent reads by itself. When the socket closes the loader ends, and the kernel takes
  * everything back. */
-#include <bpf/bpf.h>
-#include <bpf/libbpf.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
+#include <linux/magic.h>
 #include <linux/types.h>
+#include <poll.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "records.h"
+#include "units.h"
 
-enum { MAX_HIERARCHIES = 2, MAX_TEXT = 512, EXIT_USAGE = 64 };
+enum { BATCH_BYTES = 1 << 14, EXIT_USAGE = 64, EXIT_UNAVAILABLE = 69 };
 
 struct options {
-	const char *objects;
-	const char *hierarchies[MAX_HIERARCHIES];
-	int hierarchy_count;
+	struct request request;
 	int socket;
+	bool check;
+	bool json;
 };
 
-static void send_packet(int socket, __u32 kind, const void *payload, size_t size, const int *descriptors, int count)
+/* The ring of one unit, and its records on their way. */
+struct feed {
+	const struct unit *unit;
+	int socket;
+	const volatile __u64 *lost;
+	size_t filled;
+	char batch[BATCH_BYTES];
+};
+
+static void flush(struct feed *feed)
 {
-	struct tb_header header = {.version = TB_VERSION, .kind = kind};
-	struct iovec parts[] = {{&header, sizeof(header)}, {(void *)payload, size}};
-	char control[CMSG_SPACE(sizeof(int) * MAX_HIERARCHIES)] = {};
-	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-
-	if (count) {
-		struct cmsghdr *rights;
-
-		message.msg_control = control;
-		message.msg_controllen = CMSG_SPACE(sizeof(int) * count);
-		rights = CMSG_FIRSTHDR(&message);
-		rights->cmsg_level = SOL_SOCKET;
-		rights->cmsg_type = SCM_RIGHTS;
-		rights->cmsg_len = CMSG_LEN(sizeof(int) * count);
-		memcpy(CMSG_DATA(rights), descriptors, sizeof(int) * count);
-	}
-	if (sendmsg(socket, &message, MSG_NOSIGNAL) < 0)
-		exit(EXIT_FAILURE); /* nobody is there any more */
+	if (feed->filled)
+		send_packet(feed->socket, feed->unit->kind, feed->batch, feed->filled, NULL);
+	feed->filled = 0;
 }
 
-static void tell(int socket, const char *format, ...)
+static int take(void *context, void *record, size_t size)
 {
-	char text[MAX_TEXT];
-	va_list arguments;
+	struct feed *feed = context;
 
-	va_start(arguments, format);
-	vsnprintf(text, sizeof(text), format, arguments);
-	va_end(arguments);
-	send_packet(socket, TB_STATUS, text, strlen(text), NULL, 0);
-}
-
-/* libbpf's last warning: what it returns is only a number. */
-static char last_warning[MAX_TEXT];
-
-static int keep_warning(enum libbpf_print_level level, const char *format, va_list arguments)
-{
-	if (level == LIBBPF_WARN)
-		vsnprintf(last_warning, sizeof(last_warning), format, arguments);
+	if (size != feed->unit->record_bytes)
+		return 0;
+	if (feed->filled + size > sizeof(feed->batch))
+		flush(feed);
+	memcpy(feed->batch + feed->filled, record, size);
+	feed->filled += size;
 	return 0;
 }
 
-static struct bpf_object *load(const char *directory, const char *name)
+/* The program's own variable, without asking the kernel each time. */
+static const volatile __u64 *map_lost(struct bpf_object *object)
 {
-	char path[MAX_TEXT];
-	struct bpf_object *object;
-	struct bpf_map *map;
+	struct bpf_map *map = bpf_object__find_map_by_name(object, ".bss");
+	void *page = MAP_FAILED;
 
-	snprintf(path, sizeof(path), "%s/%s.bpf.o", directory, name);
-	object = bpf_object__open(path);
-	if (!object)
-		return NULL;
-	map = bpf_object__find_map_by_name(object, ".rodata");
-	if (map) {
-		size_t size;
-		struct {
-			__u32 cpu_count;
-			__u64 page_bytes;
-		} *constants = (void *)bpf_map__initial_value(map, &size);
-
-		if (constants && size >= sizeof(*constants)) {
-			constants->cpu_count = libbpf_num_possible_cpus();
-			constants->page_bytes = sysconf(_SC_PAGESIZE);
-		}
-	}
-	if (bpf_object__load(object)) {
-		bpf_object__close(object);
-		return NULL;
-	}
-	return object;
+	if (map)
+		page = mmap(NULL, sysconf(_SC_PAGESIZE), PROT_READ, MAP_SHARED, bpf_map__fd(map), 0);
+	return page == MAP_FAILED ? NULL : page;
 }
 
-static int attach_table(struct bpf_object *object, const char *directory)
+/* The ring buffers of all units that have one; NULL: there are none. */
+static struct ring_buffer *open_rings(const struct loaded *loaded, struct feed *feeds, int socket)
 {
-	union bpf_iter_link_info below = {.cgroup.order = BPF_CGROUP_ITER_DESCENDANTS_PRE};
-	LIBBPF_OPTS(bpf_iter_attach_opts, options, .link_info = &below, .link_info_len = sizeof(below));
-	struct bpf_link *link;
+	struct ring_buffer *rings = NULL;
 
-	below.cgroup.cgroup_fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if ((int)below.cgroup.cgroup_fd < 0)
-		return -errno;
-	link = bpf_program__attach_iter(bpf_object__next_program(object, NULL), &options);
-	close(below.cgroup.cgroup_fd);
-	return link ? bpf_link__fd(link) : -errno;
+	for (int i = 0; i < UNIT_COUNT; i++) {
+		struct bpf_map *map = NULL;
+
+		feeds[i] = (struct feed){.unit = &units[i], .socket = socket};
+		if (loaded[i].object && units[i].kind)
+			map = bpf_object__find_map_by_name(loaded[i].object, "records");
+		if (!map)
+			continue;
+		feeds[i].lost = map_lost(loaded[i].object);
+		if (!rings)
+			rings = ring_buffer__new(bpf_map__fd(map), take, &feeds[i], NULL);
+		else if (ring_buffer__add(rings, bpf_map__fd(map), take, &feeds[i]))
+			exit(EXIT_FAILURE);
+		if (!rings)
+			exit(EXIT_FAILURE);
+	}
+	return rings;
 }
 
-static void offer_table(const struct options *options)
+static void tell_lost(const struct feed *feeds, int socket, __u64 *told)
 {
-	struct bpf_object *object = load(options->objects, "cgroups");
-	int links[MAX_HIERARCHIES];
+	__u64 lost = 0;
 
-	if (!object) {
-		tell(options->socket, "cgroups failed: %s (%s)", strerror(errno), last_warning);
+	for (int i = 0; i < UNIT_COUNT; i++)
+		lost += feeds[i].lost ? *feeds[i].lost : 0;
+	if (lost != *told)
+		send_packet(socket, TB_LOST, &lost, sizeof(lost), NULL);
+	*told = lost;
+}
+
+/* Until the agent closes its end. What has come goes out at once, alone or with what came meanwhile. */
+static void stream(const struct loaded *loaded, int socket)
+{
+	static struct feed feeds[UNIT_COUNT];
+	struct ring_buffer *rings = open_rings(loaded, feeds, socket);
+	struct pollfd sources[] = {{.fd = socket, .events = POLLIN},
+				   {.fd = rings ? ring_buffer__epoll_fd(rings) : -1, .events = POLLIN}};
+	__u64 told = 0;
+	char nothing;
+
+	while (poll(sources, 2, -1) >= 0 || errno == EINTR) {
+		if (sources[0].revents && recv(socket, &nothing, sizeof(nothing), 0) <= 0)
+			return;
+		if (!sources[1].revents)
+			continue;
+		ring_buffer__consume(rings);
+		for (int i = 0; i < UNIT_COUNT; i++)
+			flush(&feeds[i]);
+		tell_lost(feeds, socket, &told);
+	}
+}
+
+static int serve(const struct options *options)
+{
+	struct loaded loaded[UNIT_COUNT];
+	bool any = false;
+
+	for (int i = 0; i < UNIT_COUNT; i++) {
+		load_unit(&units[i], &options->request, &loaded[i]);
+		if (loaded[i].table.count && loaded[i].object)
+			send_packet(options->socket, TB_TABLE, NULL, 0, &loaded[i].table);
+		send_status(options->socket, units[i].name, loaded[i].failure);
+		any = any || loaded[i].object;
+	}
+	send_packet(options->socket, TB_READY, NULL, 0, NULL);
+	if (!any)
+		return EXIT_UNAVAILABLE;
+	stream(loaded, options->socket);
+	return EXIT_SUCCESS;
+}
+
+static void print_json_string(const char *text)
+{
+	putchar('"');
+	for (; *text; text++) {
+		if (*text == '"' || *text == '\\')
+			printf("\\%c", *text);
+		else if ((unsigned char)*text < 0x20)
+			printf("\\u%04x", *text);
+		else
+			putchar(*text);
+	}
+	putchar('"');
+}
+
+static void print_result(const char *name, const char *failure, bool json)
+{
+	if (!json) {
+		printf(*failure ? "%s failed: %s\n" : "%s ok\n", name, failure);
 		return;
 	}
-	for (int i = 0; i < options->hierarchy_count; i++) {
-		links[i] = attach_table(object, options->hierarchies[i]);
-		if (links[i] < 0) {
-			tell(options->socket, "cgroups failed: %s: %s", options->hierarchies[i], strerror(-links[i]));
-			return;
-		}
-	}
-	send_packet(options->socket, TB_TABLE, NULL, 0, links, options->hierarchy_count);
-	tell(options->socket, "cgroups ok");
+	printf("{\"name\": ");
+	print_json_string(name);
+	printf(", \"ok\": %s, \"reason\": ", *failure ? "false" : "true");
+	print_json_string(failure);
+	putchar('}');
 }
 
-static int read_options(int argc, char **argv, struct options *options)
+/* Loads and attaches everything, says how that went, and leaves nothing behind. */
+static int check(const struct options *options)
 {
-	static const struct option known[] = {{"objects", required_argument, NULL, 'o'},
-					      {"hierarchy", required_argument, NULL, 'h'},
-					      {"socket", required_argument, NULL, 's'},
-					      {}};
+	int failed = 0;
+
+	if (options->json)
+		putchar('[');
+	for (int i = 0; i < UNIT_COUNT; i++) {
+		struct loaded loaded;
+
+		load_unit(&units[i], &options->request, &loaded);
+		if (options->json && i)
+			printf(", ");
+		print_result(units[i].name, loaded.failure, options->json);
+		failed += !loaded.object;
+	}
+	if (options->json)
+		puts("]");
+	return failed ? EXIT_UNAVAILABLE : EXIT_SUCCESS;
+}
+
+/* Where they usually are. */
+static void add_usual_hierarchies(struct request *request)
+{
+	struct statfs found;
+
+	if (!statfs("/sys/fs/cgroup", &found) && found.f_type == CGROUP2_SUPER_MAGIC) {
+		request->hierarchies[request->hierarchy_count++] = "/sys/fs/cgroup";
+		return;
+	}
+	request->hierarchies[request->hierarchy_count++] = "/sys/fs/cgroup/cpu";
+	request->hierarchies[request->hierarchy_count++] = "/sys/fs/cgroup/memory";
+}
+
+static bool read_options(int argc, char **argv, struct options *options)
+{
+	static const struct option known[] = {
+		{"objects", required_argument, NULL, 'o'}, {"hierarchy", required_argument, NULL, 'h'},
+		{"socket", required_argument, NULL, 's'},  {"ring-bytes", required_argument, NULL, 'r'},
+		{"check", no_argument, NULL, 'c'},         {"json", no_argument, NULL, 'j'},
+		{},
+	};
+	struct request *request = &options->request;
 	int found;
 
 	*options = (struct options){.socket = -1};
 	while ((found = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		if (found == 'o')
-			options->objects = optarg;
+			request->objects = optarg;
 		else if (found == 's')
 			options->socket = atoi(optarg);
-		else if (found == 'h' && options->hierarchy_count < MAX_HIERARCHIES)
-			options->hierarchies[options->hierarchy_count++] = optarg;
+		else if (found == 'r')
+			request->ring_bytes = strtoul(optarg, NULL, 10);
+		else if (found == 'c')
+			options->check = true;
+		else if (found == 'j')
+			options->json = true;
+		else if (found == 'h' && request->hierarchy_count < MAX_HIERARCHIES)
+			request->hierarchies[request->hierarchy_count++] = optarg;
 		else
-			return EXIT_USAGE;
+			return false;
 	}
-	return options->objects && options->socket >= 0 && options->hierarchy_count ? 0 : EXIT_USAGE;
+	if (options->check && !request->hierarchy_count)
+		add_usual_hierarchies(request);
+	return optind == argc && request->objects && request->hierarchy_count &&
+	       options->check == (options->socket < 0);
+}
+
+/* libbpf's own words go nowhere: units.c says in its place what people can act on. TURNBUCKLE_KERNEL_DEBUG=1 shows them. */
+static int say_nothing(enum libbpf_print_level level, const char *format, va_list arguments)
+{
+	(void)level, (void)format, (void)arguments;
+	return 0;
 }
 
 int main(int argc, char **argv)
 {
 	struct options options;
-	char nothing;
 
-	if (read_options(argc, argv, &options)) {
-		fprintf(stderr, "usage: %s --objects DIR --hierarchy DIR [--hierarchy DIR] --socket FD\n", argv[0]);
+	if (!read_options(argc, argv, &options)) {
+		fprintf(stderr,
+			"usage: %s --objects DIR --hierarchy DIR [--hierarchy DIR] [--ring-bytes N] --socket FD\n"
+			"       %s --objects DIR [--hierarchy DIR ...] --check [--json]\n",
+			argv[0], argv[0]);
 		return EXIT_USAGE;
 	}
-	libbpf_set_print(keep_warning);
-	offer_table(&options);
-	send_packet(options.socket, TB_READY, NULL, 0, NULL, 0);
-	while (recv(options.socket, &nothing, sizeof(nothing), 0) > 0)
-		;
-	return EXIT_SUCCESS;
+	if (!getenv("TURNBUCKLE_KERNEL_DEBUG"))
+		libbpf_set_print(say_nothing);
+	return options.check ? check(&options) : serve(&options);
 }

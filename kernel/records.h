@@ -1,29 +1,31 @@
-/* What crosses from the kernel to the agent: fixed records, native byte order, all times in ns of CLOCK_MONOTONIC.
+/* What crosses from the kernel to the agent: fixed records, native byte order, moments in ns of CLOCK_MONOTONIC.
  * services/agent/adapters/kernel_records.py is the other end. A change of any of them is a new TB_VERSION. */
 #ifndef TB_RECORDS_H
 #define TB_RECORDS_H
 
 #define TB_VERSION 1
 
-/* A row of the table of control groups: one per group, for both hierarchies of version 1 or the only one of version 2. */
+/* A row of the table of control groups. Version 1 has one row of a container in each hierarchy, with zeros where the
+ * other one's numbers are: their sum is the container's, as version 2 has it in one row. The agent sees no more than a
+ * matrix of 64-bit numbers; five counters stand together, in the order in which it wants them. */
 struct tb_group {
 	__u64 id;              /* inode number of the group's directory */
 	__u32 flags;           /* TB_HAS_... */
 	__u32 level;           /* 0: the root of the hierarchy */
-	__s64 quota_ns;        /* cpu.cfs_quota_us, cpu.max; -1: none */
-	__s64 period_ns;
-	__u64 usage_ns;        /* CPU time since the group was made, of groups below too */
 	__u64 nr_periods;
 	__u64 nr_throttled;
-	__u64 throttled_ns;
-	__u64 boundary_ns;     /* when the period under way ends; 0: no period is under way, the group is idle */
+	__u64 throttled_us;    /* summed over CPUs */
+	__u64 usage_us;        /* CPU time since the group was made, of groups below too */
 	__s64 memory_bytes;    /* in use, of groups below too */
+	__s64 quota_us;        /* per TB_PERIOD_US, whatever the group's own period is; -1: none */
 	__s64 limit_bytes;     /* memory.limit_in_bytes, memory.max; -1: none */
 	__s64 high_bytes;      /* memory.high; -1: none */
 	__u64 local_kills;     /* of this group's tasks, by the OOM killer */
 	__u64 kills;           /* of groups below too */
+	__u64 boundary_ns;     /* when the period under way ends; 0: no period is under way, the group is idle */
 };
 
+#define TB_PERIOD_US 100000ull
 #define TB_HAS_CPU 1u
 #define TB_HAS_MEMORY 2u
 #define TB_UNDER_OOM 4u    /* version 1: tasks may wait at the limit */

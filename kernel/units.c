@@ -1,0 +1,229 @@
+#include "units.h"
+
+#include <bpf/bpf.h>
+#include <bpf/btf.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/types.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "constants.h"
+#include "records.h"
+
+enum { LOG_BYTES = 1 << 16 };
+
+const struct unit units[UNIT_COUNT] = {
+	{"cgroups", "cgroups", {"group"}, NULL, 0, 0},
+	{"periods", "periods", {"period_timer", "forwarded"}, "charge", TB_PERIODS, sizeof(struct tb_period)},
+	{"decisions", "memory", {"decision"}, NULL, TB_OOMS, sizeof(struct tb_oom)},
+	{"victims", "memory", {"victim"}, NULL, TB_OOMS, sizeof(struct tb_oom)},
+};
+
+/* Returns false, for `return fail(...)`. */
+static bool fail(struct loaded *loaded, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(loaded->failure, sizeof(loaded->failure), format, arguments);
+	va_end(arguments);
+	return false;
+}
+
+static bool wanted(const struct unit *unit, const char *program)
+{
+	for (int i = 0; i < MAX_PROGRAMS; i++)
+		if (unit->programs[i] && !strcmp(unit->programs[i], program))
+			return true;
+	return unit->optional && !strcmp(unit->optional, program);
+}
+
+/* Possible CPUs may have gaps: the arrays in the kernel are as long as the highest number says. */
+static int count_cpus(void)
+{
+	char text[256] = "";
+	FILE *file = fopen("/sys/devices/system/cpu/possible", "re");
+	const char *last;
+
+	if (!file)
+		return libbpf_num_possible_cpus();
+	if (!fgets(text, sizeof(text), file))
+		text[0] = '\0';
+	fclose(file);
+	last = text + strlen(text);
+	while (last > text && !strchr("-,", last[-1]))
+		last--;
+	return atoi(last) + 1;
+}
+
+static bool set_constants(struct bpf_object *object, const char *path, struct loaded *loaded)
+{
+	struct bpf_map *map = bpf_object__find_map_by_name(object, ".rodata");
+	size_t size = 0;
+	struct tb_constants *constants = map ? (void *)bpf_map__initial_value(map, &size) : NULL;
+
+	if (!constants || size != sizeof(*constants))
+		return fail(loaded, "%s is not one of Turnbuckle's object files", path);
+	if (constants->version != TB_VERSION)
+		return fail(loaded, "%s has records of version %u, this loader has version %u", path,
+			    constants->version, TB_VERSION);
+	constants->cpu_count = count_cpus();
+	constants->page_bytes = sysconf(_SC_PAGESIZE);
+	return true;
+}
+
+/* What it hooks into must be there; libbpf's own words for that are for its developers. */
+static bool has_target(const struct btf *kernel, const struct bpf_program *program, struct loaded *loaded)
+{
+	const char *section = bpf_program__section_name(program);
+	const char *target = strchr(section, '/') + 1;
+	char name[128];
+
+	if (!strncmp(section, "iter/", 5)) {
+		snprintf(name, sizeof(name), "bpf_iter_%s", target);
+		if (btf__find_by_name_kind(kernel, name, BTF_KIND_FUNC) < 0)
+			return fail(loaded, "this kernel has no iterator over %ss: it came with Linux 6.1", target);
+	} else if (!strncmp(section, "tp_btf/", 7)) {
+		snprintf(name, sizeof(name), "btf_trace_%s", target);
+		if (btf__find_by_name_kind(kernel, name, BTF_KIND_TYPEDEF) < 0)
+			return fail(loaded, "this kernel has no tracepoint %s", target);
+	} else if (btf__find_by_name_kind(kernel, target, BTF_KIND_FUNC) < 0) {
+		return fail(loaded, "this kernel has no function %s", target);
+	}
+	return true;
+}
+
+static bool choose_programs(const struct unit *unit, struct bpf_object *object, struct loaded *loaded)
+{
+	struct btf *kernel = btf__load_vmlinux_btf();
+	struct bpf_program *program;
+	bool good = true;
+
+	if (!kernel)
+		return fail(loaded, "this kernel does not describe its types (BTF): /sys/kernel/btf/vmlinux is missing "
+				    "or cannot be read; it needs CONFIG_DEBUG_INFO_BTF");
+	bpf_object__for_each_program(program, object) {
+		bool chosen = wanted(unit, bpf_program__name(program));
+
+		bpf_program__set_autoload(program, chosen);
+		good = good && (!chosen || has_target(kernel, program, loaded));
+	}
+	btf__free(kernel);
+	return good;
+}
+
+/* The last line of the verifier's log that is not a figure; empty: it has not got that far. */
+static const char *last_words(char *log)
+{
+	char *line, *last = "";
+
+	for (line = strtok(log, "\n"); line; line = strtok(NULL, "\n"))
+		if (strncmp(line, "processed ", 10) && strncmp(line, "-- ", 3))
+			last = line;
+	return last;
+}
+
+static bool explain_refusal(int error, char *log, struct loaded *loaded)
+{
+	const char *words = last_words(log);
+
+	if (error == EPERM && geteuid())
+		return fail(loaded, "not permitted: needs root, or CAP_BPF and CAP_PERFMON");
+	if (error == EPERM)
+		return fail(loaded, "not permitted, not even to root: kernel lockdown, a security module, or a "
+				    "container without CAP_BPF and CAP_PERFMON%s%s",
+			    *words ? ": " : "", words);
+	if (*words)
+		return fail(loaded, "the kernel's verifier refuses it: %s", words);
+	return fail(loaded, "the kernel refuses it: %s", strerror(error));
+}
+
+static bool attach_table(struct bpf_program *program, const char *directory, struct loaded *loaded)
+{
+	union bpf_iter_link_info below = {.cgroup.order = BPF_CGROUP_ITER_DESCENDANTS_PRE};
+	LIBBPF_OPTS(bpf_iter_attach_opts, options, .link_info = &below, .link_info_len = sizeof(below));
+	int group = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	struct bpf_link *link;
+
+	if (group < 0)
+		return fail(loaded, "%s: %s", directory, strerror(errno));
+	below.cgroup.cgroup_fd = group;
+	link = bpf_program__attach_iter(program, &options);
+	if (!link)
+		fail(loaded, "%s: %s", directory,
+		     errno == EBADF ? "not a directory of control groups" : strerror(errno));
+	close(group);
+	if (!link)
+		return false;
+	loaded->table.numbers[loaded->table.count++] = bpf_link__fd(link);
+	return true;
+}
+
+static bool attach(struct bpf_object *object, const struct request *request, struct loaded *loaded)
+{
+	struct bpf_program *program;
+
+	bpf_object__for_each_program(program, object) {
+		const char *section = bpf_program__section_name(program);
+
+		if (!bpf_program__autoload(program))
+			continue;
+		if (!strncmp(section, "iter/", 5)) {
+			for (int i = 0; i < request->hierarchy_count; i++)
+				if (!attach_table(program, request->hierarchies[i], loaded))
+					return false;
+		} else if (!bpf_program__attach(program)) {
+			return fail(loaded, "cannot be attached to %s: %s", section, strerror(errno));
+		}
+	}
+	return true;
+}
+
+static bool load_and_attach(const struct unit *unit, const struct request *request, const char *path,
+			    struct loaded *loaded)
+{
+	struct bpf_map *ring = bpf_object__find_map_by_name(loaded->object, "records");
+	static char log[LOG_BYTES];
+
+	if (!set_constants(loaded->object, path, loaded) || !choose_programs(unit, loaded->object, loaded))
+		return false;
+	if (ring && request->ring_bytes)
+		bpf_map__set_max_entries(ring, request->ring_bytes);
+	for (int i = 0; i < MAX_PROGRAMS && unit->programs[i]; i++) {
+		struct bpf_program *program = bpf_object__find_program_by_name(loaded->object, unit->programs[i]);
+
+		if (!program)
+			return fail(loaded, "%s has no program %s", path, unit->programs[i]);
+		bpf_program__set_log_buf(program, log, sizeof(log));
+	}
+	log[0] = '\0';
+	if (bpf_object__load(loaded->object))
+		return explain_refusal(errno, log, loaded);
+	return attach(loaded->object, request, loaded);
+}
+
+void load_unit(const struct unit *unit, const struct request *request, struct loaded *loaded)
+{
+	char path[MAX_TEXT / 2];
+
+	*loaded = (struct loaded){};
+	snprintf(path, sizeof(path), "%s/%s.bpf.o", request->objects, unit->file);
+	if (access(path, R_OK)) {
+		fail(loaded, "%s: %s", path, strerror(errno));
+		return;
+	}
+	loaded->object = bpf_object__open(path);
+	if (!loaded->object) {
+		fail(loaded, "%s is no object file of eBPF programs", path);
+		return;
+	}
+	if (!load_and_attach(unit, request, path, loaded)) {
+		bpf_object__close(loaded->object);
+		loaded->object = NULL;
+	}
+}

@@ -1,0 +1,40 @@
+/* What can be loaded, each by itself: where one cannot, the others are there all the same. */
+#ifndef TB_UNITS_H
+#define TB_UNITS_H
+
+#include <bpf/libbpf.h>
+#include <linux/types.h>
+#include <stddef.h>
+
+#include "channel.h"
+
+enum { UNIT_COUNT = 4, MAX_PROGRAMS = 2 };
+
+struct unit {
+	const char *name;                   /* in TB_STATUS */
+	const char *file;                   /* without .bpf.o */
+	const char *programs[MAX_PROGRAMS]; /* of the file, these; the others stay out */
+	const char *optional;               /* this one too, where the file has it: those of tests do */
+	__u32 kind;                         /* of the packets that its records go out in; 0: it has no ring */
+	size_t record_bytes;
+};
+
+extern const struct unit units[UNIT_COUNT];
+
+struct request {
+	const char *objects;       /* directory */
+	const char *hierarchies[MAX_HIERARCHIES];
+	int hierarchy_count;
+	__u32 ring_bytes;          /* 0: as the file says */
+};
+
+struct loaded {
+	struct bpf_object *object; /* NULL: it failed */
+	struct descriptors table;  /* of the links, if it is an iterator */
+	char failure[MAX_TEXT];    /* for people; empty: it is there */
+};
+
+/* Load and attach; what is attached ends with this process. */
+void load_unit(const struct unit *unit, const struct request *request, struct loaded *loaded);
+
+#endif
