@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+import numpy as np
+
 from schemas.limits import RowStatus
 from services.agent.core.orders import ContainerLimits, OrderBook
+from services.agent.core.readings import IntArray
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
 from services.agent.rows import Rows
 
@@ -47,6 +50,8 @@ class Order:
     members: list[Member]
     handles: list[ContainerHandle]
     limits: list[ContainerLimits]
+    first_kills: IntArray
+    """Kills by the kernel before each was found, shape (N,)."""
     apps: list[tuple[str, slice]]
     """Applications, and which rows are theirs."""
 
@@ -74,8 +79,9 @@ class Containers:
                 end = start + sum(1 for _ in group)
                 apps.append((app, slice(start, end)))
                 start = end
-            handles = [member.handle for member in members]
-            self._order = Order(keys, members, handles, [self.book.containers[key] for key in keys], apps)
+            limits = [self.book.containers[key] for key in keys]
+            first_kills = np.array([member.first_oom_kills for member in members], dtype=np.int64)
+            self._order = Order(keys, members, [member.handle for member in members], limits, first_kills, apps)
         return self._order
 
     def key_of(self, container_id: str) -> str | None:

@@ -59,6 +59,7 @@ class MemoryGuard:
         self._drift = drift
         self._pause_deadline_ns = pause_deadline_ns
         self._guarded: dict[str, Guarded] = {}
+        self._restless: dict[str, Guarded] = {}  # those that may be hot, or in an episode
         self._asking: dict[str, Asking] = {}
         self._waits = WaitNotes(containers)
         self.journal: Journal = drift.journal
@@ -86,6 +87,7 @@ class MemoryGuard:
     def look_soon(self, key: str, now_ns: int) -> None:
         """The next `poll` looks at it, if it is guarded."""
         if (guarded := self._guarded.get(key)) is not None:
+            self._restless[key] = guarded
             guarded.stay_hot(now_ns)
 
     def _arm(self, guarded: Guarded, member: Member, now_ns: int) -> None:
@@ -105,6 +107,7 @@ class MemoryGuard:
     def forget(self, member: Member, now_ns: int) -> None:
         """It is gone. The kernel's counter may have gone with it before it could be read."""
         guarded = self._guarded.pop(member.found.key, None)
+        self._restless.pop(member.found.key, None)
         self._waits.forget(member.found.key)
         state = guarded.state if guarded else None
         if guarded is None or state is None or not guarded.released or not guarded.was_paused_at_release:
@@ -120,7 +123,7 @@ class MemoryGuard:
         if guarded is not None:
             guarded.end_pause()
             self._waits.note(guarded)
-            guarded.stay_hot(now_ns)
+            self.look_soon(key, now_ns)
 
     def refuses_cut(self, key: str, limit_bytes: int, now_ns: int) -> bool:
         """Whether a lower limit must not be written now: it was granted more lately, or uses too much of it."""
@@ -158,24 +161,22 @@ class MemoryGuard:
         if not self._guarded:
             return
         book = self._containers.book.containers
-        limit_bytes = np.array(
-            [book[key].limit_bytes if key in self._guarded else UNLIMITED for key in keys], dtype=np.int64
-        )
-        looks = {keys[row] for row in np.flatnonzero(wants_a_look(usage_bytes, limit_bytes, rate)).tolist()}
-        looks |= {key for key, guarded in self._guarded.items() if guarded.has_an_episode}
+        limit_bytes = np.array([book[key].limit_bytes for key in keys], dtype=np.int64)
+        near = np.flatnonzero(wants_a_look(usage_bytes, limit_bytes, rate)).tolist()
+        looks = {keys[row] for row in near if keys[row] in self._guarded}
+        looks |= {key for key, guarded in self._restless.items() if guarded.has_an_episode}
         for key in sorted(looks):
             self.look(key, OomCause.SAMPLE, now_ns)
 
     def next_poll_ns(self, now_ns: int) -> int | None:
         """When `poll` is due; None: nothing grows fast, nobody waits."""
-        if any(guarded.is_hot(now_ns) for guarded in self._guarded.values()):
-            return now_ns + POLL_NS
-        return None
+        self._restless = {one.key: one for one in self._restless.values() if one.is_hot(now_ns) or one.has_an_episode}
+        return now_ns + POLL_NS if any(one.is_hot(now_ns) for one in self._restless.values()) else None
 
     def poll(self, now_ns: int) -> None:
         """Look at all that grow fast or wait."""
         self._wake(now_ns)
-        for guarded in list(self._guarded.values()):
+        for guarded in list(self._restless.values()):
             if not guarded.is_hot(now_ns):
                 continue
             self.journal.counters.polls += 1
@@ -197,6 +198,7 @@ class MemoryGuard:
     def look(self, key: str, cause: OomCause, now_ns: int) -> None:
         """Read a guarded container's memory and do what it needs."""
         guarded, member = self._guarded[key], self._containers.members[key]
+        self._restless[key] = guarded
         state = member.handle.read_memory()
         if state is not None and not same_memory(state.limit_bytes, self._containers.book.containers[key].limit_bytes):
             self._drift.check(key)
@@ -377,6 +379,7 @@ class MemoryGuard:
         """The watchdog gave the kernel its kill back: armed again as after a release of our own."""
         guarded = self._guarded.get(key)
         if guarded is not None and not guarded.released:
+            self._restless[key] = guarded
             guarded.let_go(reason, now_ns, self._containers.members[key].oom_kills)
 
     def _tell(self, look: _Look, kind: OomKind, cause: OomCause, reason: str, **details: int) -> None:

@@ -30,6 +30,10 @@ RECLAIMABLE_TICKS = 50
 """The same for the page cache that the kernel could drop (20 us a container), and for limits that readings show."""
 
 
+_QUOTA, _LIMIT, _KILLS, _ARMED, _ORDER_SEQ = range(5)
+"""Columns of `Node._believed`; the first three as `Held.limits` has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
     """How a node treats its containers."""
@@ -214,7 +218,9 @@ class Node:
         order, rows = self._containers.order, self._containers.rows
         turns, wrong = RECHECK_TICKS, []
         if readings.held is not None:
-            turns, wrong = RECLAIMABLE_TICKS, to_check(readings, readings.held, self._known(order))
+            believed = self._believed(order)
+            known = Known(believed[:, : _KILLS + 1], believed[:, _ARMED].astype(np.bool_), rows.followed_bytes)
+            turns, wrong = RECLAIMABLE_TICKS, to_check(readings, readings.held, known)
         for row in sorted({*range(self.ticks % turns, len(order.keys), turns), *wrong}):
             key, member = order.keys[row], order.members[row]
             self._drift.check(key)
@@ -225,13 +231,22 @@ class Node:
         for row in range(self.ticks % RECLAIMABLE_TICKS, len(order.keys), RECLAIMABLE_TICKS):
             rows.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
 
-    def _known(self, order: Order) -> Known:
-        believed = [
-            (entry.quota_us, entry.limit_bytes, member.oom_kills)
-            for entry, member in zip(order.limits, order.members, strict=True)
-        ]
-        armed = np.array([handle.armed for handle in order.handles])
-        return Known(np.array(believed, dtype=np.int64), armed, self._containers.rows.followed_bytes)
+    def _believed(self, order: Order) -> IntArray:
+        """What the agent knows of each container, shape (N, 5)."""
+        epochs = self.book.epochs
+        return np.array(
+            [
+                (
+                    entry.quota_us,
+                    entry.limit_bytes,
+                    member.oom_kills,
+                    member.handle.armed,
+                    entry.seq if entry.epoch == epochs.get(entry.app) else 0,
+                )
+                for entry, member in zip(order.limits, order.members, strict=True)
+            ],
+            dtype=np.int64,
+        )
 
     def _batches(self, readings: Readings, now_ns: int, wall_ns: int) -> list[CfsBatch]:
         order, rows, after = self._containers.order, self._containers.rows, readings.counters
@@ -239,19 +254,19 @@ class Node:
         usage_bytes = after[:, MEMORY_COLUMN]
         grown = np.where(elapsed_us > 0, usage_bytes - rows.counters[:, MEMORY_COLUMN], 0)
         self.guard.tick(order.keys, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns)
-        quota_us = _column(entry.quota_us for entry in order.limits)  # after the grants of this tick
-        sample = per_period(rows.counters, after, elapsed_us, quota_us)
+        believed = self._believed(order)  # after the grants of this tick
+        sample = per_period(rows.counters, after, elapsed_us, believed[:, _QUOTA])
         rows.counters = after
         rows.read_ns[:] = now_ns
         rows.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
         if readings.held is not None:
             rows.boundary_ns = np.where(readings.held.boundary_ns > 0, readings.held.boundary_ns, rows.boundary_ns)
         columns = _columns(sample) | {
-            "quota_us": quota_us,
+            "quota_us": believed[:, _QUOTA],
             "memory_reclaimable_bytes": rows.reclaimable_bytes,
-            "memory_limit_bytes": _column(entry.limit_bytes for entry in order.limits),
-            "order_seq": _column(self.book.order_seq_of(entry) for entry in order.limits),
-            "oom_kills": _column(member.kills for member in order.members),
+            "memory_limit_bytes": believed[:, _LIMIT],
+            "order_seq": believed[:, _ORDER_SEQ],
+            "oom_kills": believed[:, _KILLS] - order.first_kills,
         }
         return [
             CfsBatch.build(
@@ -278,10 +293,6 @@ class Node:
     def _next_report(self) -> int:
         self._report_seq += 1
         return self._report_seq
-
-
-def _column(values: Iterable[int]) -> IntArray:
-    return np.fromiter(values, dtype=np.int64)
 
 
 def _columns(sample: PeriodSample) -> dict[str, IntArray]:

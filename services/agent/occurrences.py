@@ -181,4 +181,4 @@ def of_watchdog(reports: Iterable[WatchdogReport]) -> list[Occurrence]:
 
 def mib(value_bytes: float) -> str:
     """For sentences."""
-    return "no limit" if value_bytes < 0 else f"{value_bytes / MIB:.4g} MiB"
+    return "no limit" if value_bytes < 0 else f"{round(value_bytes) / MIB:.4g} MiB"

@@ -113,10 +113,7 @@ class OrderBook:
 
     def order_seq(self, container: str) -> int:
         """Newest sequence seen from the application's present owner; 0: none."""
-        return self.order_seq_of(self.containers[container])
-
-    def order_seq_of(self, limits: ContainerLimits) -> int:
-        """The same by a container's entry."""
+        limits = self.containers[container]
         return limits.seq if limits.epoch == self.epochs.get(limits.app) else 0
 
     def reserve_seq(self, app: str) -> int:
