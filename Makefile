@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console test test-vm vm-shell lint types contracts unit docs snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console test test-vm vm-shell lint types contracts unit docs asyncapi-page snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -57,9 +57,12 @@ format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP_DEV)  ## Write docs/asyncapi.json, docs/settings.md and the Grafana dashboards
+docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, tables in READMEs and security.md, dashboards
 	$(BIN)/python -m scripts.generate_docs
 	$(BIN)/python -m scripts.generate_dashboards
+
+asyncapi-page:  ## Build docs/asyncapi.html anew (needs node)
+	@scripts/build_asyncapi_page.sh
 
 console:  ## Build the console's page anew (needs node): services/cli/console/static
 	scripts/build_console.sh
