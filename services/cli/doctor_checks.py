@@ -18,6 +18,7 @@ from services._runtime.nats_server import NatsServerError, find_binary
 from services.cli.doctor_bus import check_bus
 from services.cli.doctor_finding import Finding, Level
 from services.cli.doctor_guard import run_guard_checks
+from services.cli.doctor_kernel import check_kernel_programs
 from services.cli.doctor_network import run_network_checks
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -113,7 +114,8 @@ def check_files(limit: int | None = None) -> Finding:
 def run_sync_checks() -> list[Finding]:
     """Everything about this host but Docker and NATS."""
     checks = (check_python, check_nats_binary, check_cgroup, check_writable, check_burst)
-    return [*(check() for check in checks), check_realtime(), check_files(), *run_guard_checks()]
+    others = (check_kernel_programs(), check_realtime(), check_files())
+    return [*(check() for check in checks), *others, *run_guard_checks()]
 
 
 async def run_checks(options: BusOptions, docker: Callable[[], Finding]) -> list[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, cast
 
 from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
+from services._runtime.kernel_programs import hierarchies_of
 from services.agent.adapters.alarms import AlarmBoard
 from services.agent.adapters.cgroup_handle import CgroupHandle, HostParts
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally, is_gone
@@ -73,10 +74,8 @@ class CgroupHost(ABC):
         return self._alarms.take()
 
     def _open_table(self, directory: Path) -> GroupTable | None:
-        mounts = self._layout.mounts
-        hierarchies = dict.fromkeys(mounts[controller].directory for controller in ("cpu", "memory"))
         try:
-            programs = KernelPrograms(directory, list(hierarchies))
+            programs = KernelPrograms(directory, hierarchies_of(self._layout))
         except KernelProgramsError as error:
             self.telemetry_note = str(error)
             return None

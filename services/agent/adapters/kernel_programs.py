@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from services._runtime.kernel_programs import LOADER, loader_command
 from services.agent.adapters.kernel_records import HEADER_BYTES, VERSION, Kind
 
-LOADER: Final = "turnbuckle-kernel"
 LOAD_DEADLINE_S: Final = 5.0
 _PACKET_BYTES: Final = 1 << 16
 _MOST_LINKS: Final = 4
@@ -49,8 +49,7 @@ class KernelPrograms:
         """Iterator links, one per hierarchy; they are the caller's."""
         self.status: list[str] = []
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        asked = [part for hierarchy in hierarchies for part in ("--hierarchy", hierarchy)]
-        command = [str(loader), "--objects", str(directory), *asked, "--socket", str(theirs.fileno())]
+        command = loader_command(directory, hierarchies, "--socket", str(theirs.fileno()))
         try:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - our own program, by its path

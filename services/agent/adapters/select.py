@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
 from services._runtime.app import UnusableSettingsError
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.clock import Clock
+from services._runtime.kernel_programs import kernel_directory
 from services._runtime.load_profile import Scenario
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
@@ -22,10 +22,6 @@ from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
 from services.agent.adapters.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
 from services.agent.ports import UNLIMITED, Discovery, Host, ReserveBook, Watchdog
 from services.agent.settings import AgentSettings
-
-BUILT_HERE: Final = Path(__file__).resolve().parents[3] / "kernel" / "build"
-"""In a checkout."""
-INSTALLED: Final = Path("/usr/lib/turnbuckle")
 
 
 class GroundHost(Host, Protocol):
@@ -100,7 +96,8 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
         discoveries["docker"] = DockerDiscovery(settings.docker_url)
     if settings.pods == "on":
         discoveries["pods"] = _pods(settings, layout)
-    host = open_host(layout, state, kernel_directory(settings))
+    programs = kernel_directory(settings.kernel_directory) if settings.kernel_programs == "auto" else None
+    host = open_host(layout, state, programs)
     options = WatchdogOptions(
         exec_lock(settings.state_directory, settings.managed_root),
         settings.pause_deadline_s,
@@ -109,15 +106,6 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
     )
     closers = (host.close, *(lock.release for lock in locks))
     return Ground(host, discoveries, FileReserveBook(state.reserves), WatchdogProcess(state, options), closers)
-
-
-def kernel_directory(settings: AgentSettings) -> Path | None:
-    """Where the kernel's programs are looked for; None: they are not wanted."""
-    if settings.kernel_programs == "off":
-        return None
-    if settings.kernel_directory is not None:
-        return settings.kernel_directory
-    return BUILT_HERE if BUILT_HERE.is_dir() else INSTALLED
 
 
 def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:
