@@ -1,0 +1,89 @@
+"""The kernel's table of control groups shows what its files do, for real groups of this host's version."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.agent.adapters.cgroup_host import CgroupHost
+from services.agent.adapters.cgroups import open_host
+from services.agent.core.sampling import MEMORY_COLUMN
+from services.agent.ports import Counters
+from tests.support.cgroup_lab import BURN, CgroupLab, wait_until
+from tests.support.skipping import skip_or_fail
+
+pytestmark = pytest.mark.root
+KERNEL = Path(__file__).resolve().parents[2] / "kernel"
+MIB = 1 << 20
+GROUPS = 100
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The directory of the loader and its objects."""
+    made = subprocess.run(["make", "-C", str(KERNEL)], capture_output=True, text=True, check=False)
+    if "kernel: needs" in made.stderr or "kernel: no " in made.stderr:
+        skip_or_fail(made.stderr.strip().splitlines()[0])
+    assert made.returncode == 0, made.stderr
+    return KERNEL / "build"
+
+
+@pytest.fixture
+def table(lab: CgroupLab, programs: Path) -> Iterator[CgroupHost]:
+    """A host that reads by the table."""
+    host = open_host(lab.layout, None, programs)
+    if host.telemetry_source != "bpf":
+        reason = host.telemetry_note
+        host.close()
+        skip_or_fail(f"this kernel does not let its programs be loaded: {reason}")
+    yield host
+    assert host.telemetry_source == "bpf", host.telemetry_note
+    host.close()
+
+
+def test_the_table_shows_what_the_files_do(lab: CgroupLab, table: CgroupHost) -> None:
+    groups = [
+        lab.group(f"row{index}", 2_000 + 100 * index if index % 3 else None, (32 + index) * MIB if index % 2 else None)
+        for index in range(GROUPS)
+    ]
+    handles = [lab.handle(group) for group in groups]
+    burners = [lab.start(groups[index], BURN) for index in (0, 1, 2)]
+    for index in (3, 4, 5):
+        lab.hold(groups[index], index * MIB)
+    wait_until(lambda: handles[1].read().nr_throttled >= 3, what="throttling")
+    held = table.read(handles).held
+    assert held is not None
+    now_ns = time.monotonic_ns()
+    assert now_ns - 1e9 < held.boundary_ns[1] < now_ns + 1e8 + 1e6, "the end of the period under way"
+    for burner in burners:
+        burner.kill()
+        burner.wait()
+    wait_until(lambda: table.read(handles).held.boundary_ns.max() == 0, what="idleness")
+
+    readings = table.read(handles)
+    assert readings.gone == ()
+    files = np.array([handle.read() for handle in handles])
+    exact = [column for column, name in enumerate(Counters._fields) if name != "usage_us"]
+    np.testing.assert_array_equal(readings.counters[:, exact], files[:, exact])
+    assert (files[3:6, MEMORY_COLUMN] >= np.array([3, 4, 5]) * MIB).all()
+    # Two accounts of the scheduler's: time of the group, and time of its tasks.
+    usage = Counters._fields.index("usage_us")
+    np.testing.assert_allclose(readings.counters[:, usage], files[:, usage], rtol=0.05, atol=5_000)
+    limits = [tuple(handle.read_limits()) for handle in handles]
+    assert list(map(tuple, readings.held.limits[:, :2].tolist())) == limits
+    assert not readings.held.guarded.any()
+
+
+def test_a_vanished_group_is_a_row_that_is_gone(lab: CgroupLab, table: CgroupHost) -> None:
+    groups = [lab.group(f"row{index}", 10_000) for index in range(3)]
+    handles = [lab.handle(group) for group in groups]
+    assert table.read(handles).gone == ()
+    wait_until(groups[1].remove, what="removal")
+    readings = table.read(handles)
+    assert readings.gone == (1,)
+    assert readings.without_gone().held.limits[:, 0].tolist() == [10_000, 10_000]

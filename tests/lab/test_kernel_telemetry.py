@@ -1,0 +1,33 @@
+"""The programs of kernel/ on a stock Debian kernel with control groups of version 2, in a machine."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.lab.vm.guest import Guest
+from tests.lab.vm.guest_pytest import figures, python
+from tests.lab.vm.machine import CHECKOUT
+from tests.support.skipping import skip_or_fail
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    """Built here, from this machine's types: in the guest is another kernel."""
+    made = subprocess.run(["make", "-C", "kernel"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    if "kernel: needs" in made.stderr or "kernel: no " in made.stderr:
+        skip_or_fail(made.stderr.strip().splitlines()[0])
+    assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.parametrize("part", ["periods", "memory", "table", "refusals"])
+def test_in_the_machine(part: str, guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    """What each part shows is written at the head of tests/lab/vm/guest_kernel_PART.py."""
+    ended = guest.run([python(), "-S", "-m", f"tests.lab.vm.guest_kernel_{part}"], within_s=200)
+    with capsys.disabled():
+        for line in figures(ended):
+            print(f"\n  {line}", end="")  # noqa: T201
+    assert ended.exit_code == 0, ended.output[-4000:]
