@@ -29,6 +29,7 @@ enum { BATCH_BYTES = 1 << 14, EXIT_USAGE = 64, EXIT_UNAVAILABLE = 69 };
 struct options {
 	struct request request;
 	int socket;
+	int interval_ms; /* between looks at the rings; 0: whenever there is something */
 	bool check;
 	bool json;
 };
@@ -108,8 +109,9 @@ static void tell_lost(const struct feed *feeds, int socket, __u64 *told)
 	*told = lost;
 }
 
-/* Until the agent closes its end. What has come goes out at once, alone or with what came meanwhile. */
-static void stream(const struct loaded *loaded, int socket)
+/* Until the agent closes its end. What has come goes out at once, alone or with what came meanwhile; or once in an
+ * interval: each record by itself wakes this process, and costs more than all else that is done about it. */
+static void stream(const struct loaded *loaded, int socket, int interval_ms)
 {
 	static struct feed feeds[UNIT_COUNT];
 	struct ring_buffer *rings = open_rings(loaded, feeds, socket);
@@ -118,10 +120,10 @@ static void stream(const struct loaded *loaded, int socket)
 	__u64 told = 0;
 	char nothing;
 
-	while (poll(sources, 2, -1) >= 0 || errno == EINTR) {
+	while (poll(sources, interval_ms ? 1 : 2, interval_ms ? interval_ms : -1) >= 0 || errno == EINTR) {
 		if (sources[0].revents && recv(socket, &nothing, sizeof(nothing), 0) <= 0)
 			return;
-		if (!sources[1].revents)
+		if (!rings || (!interval_ms && !sources[1].revents))
 			continue;
 		ring_buffer__consume(rings);
 		for (int i = 0; i < UNIT_COUNT; i++)
@@ -145,7 +147,7 @@ static int serve(const struct options *options)
 	send_packet(options->socket, TB_READY, NULL, 0, NULL);
 	if (!any)
 		return EXIT_UNAVAILABLE;
-	stream(loaded, options->socket);
+	stream(loaded, options->socket, options->interval_ms);
 	return EXIT_SUCCESS;
 }
 
@@ -216,6 +218,7 @@ static bool read_options(int argc, char **argv, struct options *options)
 		{"objects", required_argument, NULL, 'o'}, {"hierarchy", required_argument, NULL, 'h'},
 		{"socket", required_argument, NULL, 's'},  {"ring-bytes", required_argument, NULL, 'r'},
 		{"check", no_argument, NULL, 'c'},         {"json", no_argument, NULL, 'j'},
+		{"interval-ms", required_argument, NULL, 'i'},
 		{},
 	};
 	struct request *request = &options->request;
@@ -229,6 +232,8 @@ static bool read_options(int argc, char **argv, struct options *options)
 			options->socket = atoi(optarg);
 		else if (found == 'r')
 			request->ring_bytes = strtoul(optarg, NULL, 10);
+		else if (found == 'i')
+			options->interval_ms = atoi(optarg);
 		else if (found == 'c')
 			options->check = true;
 		else if (found == 'j')
@@ -257,7 +262,7 @@ int main(int argc, char **argv)
 
 	if (!read_options(argc, argv, &options)) {
 		fprintf(stderr,
-			"usage: %s --objects DIR --hierarchy DIR [--hierarchy DIR] [--ring-bytes N] --socket FD\n"
+			"usage: %s --objects DIR --hierarchy DIR [--hierarchy DIR] [--ring-bytes N] [--interval-ms N] --socket FD\n"
 			"       %s --objects DIR [--hierarchy DIR ...] --check [--json]\n",
 			argv[0], argv[0]);
 		return EXIT_USAGE;
