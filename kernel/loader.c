@@ -1,7 +1,7 @@
 /* turnbuckle-kernel: loads the programs beside it and hands what they see to the agent that started it.
  *
- *	turnbuckle-kernel --objects DIR --hierarchy DIR [--hierarchy DIR] --socket FD
- *	turnbuckle-kernel --objects DIR [--hierarchy DIR ...] --check [--json]
+ *	turnbuckle-kernel --objects DIR --hierarchy DIR [...] [--ring-bytes N] --socket FD
+ *	turnbuckle-kernel --objects DIR [--hierarchy DIR [...]] --check [--json]
  *
  * It needs the rights to load programs for a moment; the agent needs none of them. The table of control groups goes
  * over as descriptors, which the agent reads by itself. When the socket closes the loader ends, and the kernel takes
@@ -11,7 +11,6 @@
 #include <linux/magic.h>
 #include <linux/types.h>
 #include <poll.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -249,13 +248,6 @@ static bool read_options(int argc, char **argv, struct options *options)
 	       options->check == (options->socket < 0);
 }
 
-/* libbpf's own words go nowhere: units.c says in its place what people can act on. TURNBUCKLE_KERNEL_DEBUG=1 shows them. */
-static int say_nothing(enum libbpf_print_level level, const char *format, va_list arguments)
-{
-	(void)level, (void)format, (void)arguments;
-	return 0;
-}
-
 int main(int argc, char **argv)
 {
 	struct options options;
@@ -263,11 +255,10 @@ int main(int argc, char **argv)
 	if (!read_options(argc, argv, &options)) {
 		fprintf(stderr,
 			"usage: %s --objects DIR --hierarchy DIR [--hierarchy DIR] [--ring-bytes N] [--interval-ms N] --socket FD\n"
-			"       %s --objects DIR [--hierarchy DIR ...] --check [--json]\n",
+			"       %s --objects DIR [--hierarchy DIR [...]] --check [--json]\n",
 			argv[0], argv[0]);
 		return EXIT_USAGE;
 	}
-	if (!getenv("TURNBUCKLE_KERNEL_DEBUG"))
-		libbpf_set_print(say_nothing);
+	libbpf_set_print(keep_warning);
 	return options.check ? check(&options) : serve(&options);
 }

@@ -41,6 +41,7 @@ struct start {
 	__s64 drawn_ns;
 	__u64 usage_ns;
 	__u64 quota_ns;
+	__u64 written; /* the quota, meanwhile */
 };
 
 /* By group. The least recently used one makes room: nobody has to tell of groups that are gone. */
@@ -118,15 +119,29 @@ static long add_cpu(__u32 cpu, struct sums *sums)
 	return 0;
 }
 
-/* What was used in the period that ends. Writing a quota refills it and takes back what CPUs have drawn: then only the
- * scheduler's own account covers the whole period. */
+/* What was used in the period that ends. Writing a quota, also the same one, refills it and takes back what CPUs have
+ * drawn: then only the scheduler's own account covers the whole period. */
 static __always_inline __s64 used_since(const struct start *start, const struct start *now, __s64 pool_used_ns)
 {
 	if (!start)
 		return pool_used_ns - now->drawn_ns;
-	if (start->quota_ns != now->quota_ns)
+	if (start->written || start->quota_ns != now->quota_ns)
 		return now->usage_ns - start->usage_ns;
 	return pool_used_ns + start->drawn_ns - now->drawn_ns;
+}
+
+static __always_inline __u64 group_of(struct cfs_bandwidth *pool)
+{
+	struct task_group *tg = (void *)pool - bpf_core_field_offset(struct task_group, cfs_bandwidth);
+
+	return BPF_CORE_READ(tg, css.cgroup, kn, id);
+}
+
+static __always_inline __u64 *running_timer(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&running, &first);
 }
 
 /* Under cfs_b->lock: the group's values as they will be when this period is accounted for. */
@@ -140,7 +155,7 @@ static __always_inline void fill(struct tb_period *record, struct cfs_bandwidth 
 
 	bpf_loop(constants.cpu_count, add_cpu, &sums, 0);
 	now.drawn_ns = sums.drawn_ns;
-	record->id = BPF_CORE_READ(tg, css.cgroup, kn, id);
+	record->id = group_of(pool);
 	now.usage_ns = USAGE_NS(record->id, &sums);
 	record->quota_ns = now.quota_ns;
 	record->usage_ns = now.usage_ns;
@@ -162,8 +177,7 @@ static __always_inline void fill(struct tb_period *record, struct cfs_bandwidth 
 SEC("fentry/sched_cfs_period_timer")
 int BPF_PROG(period_timer, struct hrtimer *timer)
 {
-	__u32 first = 0;
-	__u64 *slot = bpf_map_lookup_elem(&running, &first);
+	__u64 *slot = running_timer();
 
 	if (slot)
 		*slot = (__u64)timer;
@@ -174,8 +188,7 @@ SEC("fexit/hrtimer_forward")
 int BPF_PROG(forwarded, struct hrtimer *timer, ktime_t now, ktime_t interval, u64 overrun)
 {
 	struct cfs_bandwidth *pool = (void *)timer - bpf_core_field_offset(struct cfs_bandwidth, period_timer);
-	__u32 first = 0;
-	__u64 *slot = bpf_map_lookup_elem(&running, &first);
+	__u64 *slot = running_timer();
 	struct tb_period record = {.time_ns = now};
 
 	/* Every timer that repeats itself comes here, and a group's own when it awakes from being idle. */
@@ -190,5 +203,21 @@ int BPF_PROG(forwarded, struct hrtimer *timer, ktime_t now, ktime_t interval, u6
 	fill(&record, pool, overrun); /* even if it is lost: the next period begins here */
 	if (bpf_ringbuf_output(&records, &record, sizeof(record), 0))
 		__sync_fetch_and_add(&lost, 1);
+	return 0;
+}
+
+/* Where a quota is written; the timer has this function inlined, or comes here as well. */
+SEC("fentry/__refill_cfs_bandwidth_runtime")
+int BPF_PROG(written, struct cfs_bandwidth *pool)
+{
+	__u64 *slot = running_timer(), id;
+	struct start *start;
+
+	if (slot && *slot == (__u64)pool + bpf_core_field_offset(struct cfs_bandwidth, period_timer))
+		return 0;
+	id = group_of(pool);
+	start = bpf_map_lookup_elem(&starts, &id);
+	if (start)
+		start->written = 1;
 	return 0;
 }

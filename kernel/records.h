@@ -31,19 +31,20 @@ struct tb_group {
 #define TB_UNDER_OOM 4u    /* version 1: tasks may wait at the limit */
 #define TB_KILL_DISABLED 8u /* version 1: oom_kill_disable */
 
-/* One CFS period that has ended, taken before the quota is refilled. */
+/* One CFS period that has ended (several, where the timer came late), taken before the quota is refilled. */
 struct tb_period {
 	__u64 id;
 	__u64 time_ns;         /* when it ended */
-	__s64 quota_ns;        /* that was in force */
-	__s64 unused_ns;       /* left of it, what CPUs have drawn and not used included; negative: overdrawn */
-	__u64 usage_ns;        /* CPU time since the group was made, as far as the scheduler has accounted for it */
-	__u64 nr_periods;
-	__u64 nr_throttled;
-	__u64 throttled_ns;
+	__s64 quota_ns;        /* that was in force; per the group's own period */
+	__s64 unused_ns;       /* quota_ns less what was used in this period; negative: overdrawn, or out of a burst */
+	__u64 usage_ns;        /* CPU time since the group was made, by the scheduler's account of the group itself */
+	__u64 nr_periods;      /* this one included */
+	__u64 nr_throttled;    /* this one included */
+	__u64 throttled_ns;    /* of throttlings that have ended: one that lasts until now is in the next record */
 };
 
-/* The kernel is about to choose a victim (TB_OOM_DECISION), or has (TB_OOM_VICTIM). */
+/* The kernel is about to choose a victim (TB_OOM_DECISION), or has (TB_OOM_VICTIM). Of a decision id and numbers are those
+ * of the group at its limit, of a victim those of its own. Each comes by a ring of its own: time_ns has the order. */
 struct tb_oom {
 	__u64 id;
 	__u64 time_ns;
@@ -62,9 +63,9 @@ struct tb_header {
 	__u32 kind;
 };
 
-#define TB_TABLE 1u   /* no payload; file descriptors of one iterator link per hierarchy (SCM_RIGHTS), in the order asked for */
-#define TB_STATUS 2u  /* text: "NAME ok" or "NAME failed: WHY" of one program */
-#define TB_READY 3u   /* all programs have been tried; no payload */
+#define TB_TABLE 1u   /* no payload; descriptors (SCM_RIGHTS): an iterator link per hierarchy, in the order asked for */
+#define TB_STATUS 2u  /* text: "NAME ok" or "NAME failed: WHY" of a unit (units.c) */
+#define TB_READY 3u   /* all units have been tried; no payload. With none loaded the loader ends */
 #define TB_PERIODS 4u /* struct tb_period[] */
 #define TB_OOMS 5u    /* struct tb_oom[] */
 #define TB_LOST 6u    /* __u64: records lost so far, because nobody took them in time */

@@ -18,10 +18,15 @@
 enum { LOG_BYTES = 1 << 16 };
 
 const struct unit units[UNIT_COUNT] = {
-	{"cgroups", "cgroups", {"group"}, NULL, 0, 0},
-	{"periods", "periods", {"period_timer", "forwarded"}, "charge", TB_PERIODS, sizeof(struct tb_period)},
-	{"decisions", "memory", {"decision"}, NULL, TB_OOMS, sizeof(struct tb_oom)},
-	{"victims", "memory", {"victim"}, NULL, TB_OOMS, sizeof(struct tb_oom)},
+	{"cgroups", "cgroups", {"group"}, {}, 0, 0},
+	{"periods",
+	 "periods",
+	 {"period_timer", "forwarded"},
+	 {"written", "charge"}, /* without the one only other quotas are noticed; the other is of a test */
+	 TB_PERIODS,
+	 sizeof(struct tb_period)},
+	{"decisions", "memory", {"decision"}, {}, TB_OOMS, sizeof(struct tb_oom)},
+	{"victims", "memory", {"victim"}, {}, TB_OOMS, sizeof(struct tb_oom)},
 };
 
 /* Returns false, for `return fail(...)`. */
@@ -35,12 +40,12 @@ static bool fail(struct loaded *loaded, const char *format, ...)
 	return false;
 }
 
-static bool wanted(const struct unit *unit, const char *program)
+static bool among(const char *const *programs, const char *name)
 {
 	for (int i = 0; i < MAX_PROGRAMS; i++)
-		if (unit->programs[i] && !strcmp(unit->programs[i], program))
+		if (programs[i] && !strcmp(programs[i], name))
 			return true;
-	return unit->optional && !strcmp(unit->optional, program);
+	return false;
 }
 
 /* Possible CPUs may have gaps: the arrays in the kernel are as long as the highest number says. */
@@ -77,25 +82,19 @@ static bool set_constants(struct bpf_object *object, const char *path, struct lo
 	return true;
 }
 
-/* What it hooks into must be there; libbpf's own words for that are for its developers. */
-static bool has_target(const struct btf *kernel, const struct bpf_program *program, struct loaded *loaded)
+/* What it hooks into, if that is not there; libbpf's own words for that are for its developers. */
+static const char *missing_target(const struct btf *kernel, const struct bpf_program *program)
 {
+	static char name[128], text[256];
 	const char *section = bpf_program__section_name(program);
 	const char *target = strchr(section, '/') + 1;
-	char name[128];
+	bool tracepoint = !strncmp(section, "tp_btf/", 7), iterator = !strncmp(section, "iter/", 5);
 
-	if (!strncmp(section, "iter/", 5)) {
-		snprintf(name, sizeof(name), "bpf_iter_%s", target);
-		if (btf__find_by_name_kind(kernel, name, BTF_KIND_FUNC) < 0)
-			return fail(loaded, "this kernel has no iterator over %ss: it came with Linux 6.1", target);
-	} else if (!strncmp(section, "tp_btf/", 7)) {
-		snprintf(name, sizeof(name), "btf_trace_%s", target);
-		if (btf__find_by_name_kind(kernel, name, BTF_KIND_TYPEDEF) < 0)
-			return fail(loaded, "this kernel has no tracepoint %s", target);
-	} else if (btf__find_by_name_kind(kernel, target, BTF_KIND_FUNC) < 0) {
-		return fail(loaded, "this kernel has no function %s", target);
-	}
-	return true;
+	snprintf(name, sizeof(name), "%s%s", tracepoint ? "btf_trace_" : iterator ? "bpf_iter_" : "", target);
+	if (btf__find_by_name_kind(kernel, name, tracepoint ? BTF_KIND_TYPEDEF : BTF_KIND_FUNC) >= 0)
+		return NULL;
+	snprintf(text, sizeof(text), "%s %s", tracepoint ? "tracepoint" : iterator ? "iterator over" : "function", target);
+	return text;
 }
 
 static bool choose_programs(const struct unit *unit, struct bpf_object *object, struct loaded *loaded)
@@ -108,13 +107,31 @@ static bool choose_programs(const struct unit *unit, struct bpf_object *object, 
 		return fail(loaded, "this kernel does not describe its types (BTF): /sys/kernel/btf/vmlinux is missing "
 				    "or cannot be read; it needs CONFIG_DEBUG_INFO_BTF");
 	bpf_object__for_each_program(program, object) {
-		bool chosen = wanted(unit, bpf_program__name(program));
+		const char *name = bpf_program__name(program);
+		bool needed = among(unit->programs, name);
+		bool chosen = needed || among(unit->optional, name);
+		const char *missing = chosen ? missing_target(kernel, program) : NULL;
 
-		bpf_program__set_autoload(program, chosen);
-		good = good && (!chosen || has_target(kernel, program, loaded));
+		bpf_program__set_autoload(program, chosen && !missing);
+		if (needed && missing)
+			good = fail(loaded, "this kernel has no %s", missing);
 	}
 	btf__free(kernel);
 	return good;
+}
+
+/* The first of libbpf's warnings since the last load began. */
+static char warning[MAX_TEXT / 2];
+
+int keep_warning(enum libbpf_print_level level, const char *format, va_list arguments)
+{
+	if (getenv("TURNBUCKLE_KERNEL_DEBUG"))
+		return vfprintf(stderr, format, arguments);
+	if (level == LIBBPF_WARN && !*warning) {
+		vsnprintf(warning, sizeof(warning), format, arguments);
+		warning[strcspn(warning, "\n")] = '\0';
+	}
+	return 0;
 }
 
 /* The last line of the verifier's log that is not a figure; empty: it has not got that far. */
@@ -140,7 +157,7 @@ static bool explain_refusal(int error, char *log, struct loaded *loaded)
 			    *words ? ": " : "", words);
 	if (*words)
 		return fail(loaded, "the kernel's verifier refuses it: %s", words);
-	return fail(loaded, "the kernel refuses it: %s", strerror(error));
+	return fail(loaded, "the kernel refuses it: %s", *warning ? warning : strerror(error));
 }
 
 static bool attach_table(struct bpf_program *program, const char *directory, struct loaded *loaded)
@@ -201,7 +218,7 @@ static bool load_and_attach(const struct unit *unit, const struct request *reque
 			return fail(loaded, "%s has no program %s", path, unit->programs[i]);
 		bpf_program__set_log_buf(program, log, sizeof(log));
 	}
-	log[0] = '\0';
+	log[0] = warning[0] = '\0';
 	if (bpf_object__load(loaded->object))
 		return explain_refusal(errno, log, loaded);
 	return attach(loaded->object, request, loaded);

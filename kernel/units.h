@@ -4,6 +4,7 @@
 
 #include <bpf/libbpf.h>
 #include <linux/types.h>
+#include <stdarg.h>
 #include <stddef.h>
 
 #include "channel.h"
@@ -14,7 +15,7 @@ struct unit {
 	const char *name;                   /* in TB_STATUS */
 	const char *file;                   /* without .bpf.o */
 	const char *programs[MAX_PROGRAMS]; /* of the file, these; the others stay out */
-	const char *optional;               /* this one too, where the file has it: those of tests do */
+	const char *optional[MAX_PROGRAMS]; /* these too, where file and kernel have them */
 	__u32 kind;                         /* of the packets that its records go out in; 0: it has no ring */
 	size_t record_bytes;
 };
@@ -33,6 +34,9 @@ struct loaded {
 	struct descriptors table;  /* of the links, if it is an iterator */
 	char failure[MAX_TEXT];    /* for people; empty: it is there */
 };
+
+/* For libbpf_set_print: its words explain what nothing else does. TURNBUCKLE_KERNEL_DEBUG=1 shows them all. */
+int keep_warning(enum libbpf_print_level level, const char *format, va_list arguments);
 
 /* Load and attach; what is attached ends with this process. */
 void load_unit(const struct unit *unit, const struct request *request, struct loaded *loaded);

@@ -67,6 +67,9 @@ def wrong_objects() -> None:
         assert reasons["decisions"] == "this kernel has no function mem_cgroup_out_of_memorY"
         assert reasons["periods"] == "this kernel has no function Sched_cfs_period_timer"
         assert not reasons["victims"], "each by itself"
+        changed(directory, "cgroups.bpf.o", b"bpf_rdonly_cast", b"bpf_rdonly_Cast")
+        refused = "the kernel refuses it: libbpf: extern (func ksym) 'bpf_rdonly_Cast': not found in kernel"
+        assert check(directory)["cgroups"].startswith(refused)
 
 
 def refusals() -> None:
