@@ -14,7 +14,8 @@ from schemas.limits import LimitReply, LimitUpdate
 from services.agent.containers import Containers, Order
 from services.agent.core.bounds import Bounds
 from services.agent.core.orders import OrderBook
-from services.agent.core.readings import IntArray, Known, Readings, to_check
+from services.agent.core.periods import with_exact
+from services.agent.core.readings import BoolArray, IntArray, Known, Readings, to_check
 from services.agent.core.sampling import MEMORY_COLUMN, PeriodSample, per_period
 from services.agent.drift import DriftWatch
 from services.agent.limit_orders import LimitOrders
@@ -221,7 +222,7 @@ class Node:
             believed = self._believed(order)
             known = Known(believed[:, : _KILLS + 1], believed[:, _ARMED].astype(np.bool_), rows.followed_bytes)
             turns, wrong = RECLAIMABLE_TICKS, to_check(readings, readings.held, known)
-        for row in sorted({*range(self.ticks % turns, len(order.keys), turns), *wrong}):
+        for row in sorted({*range(self.ticks % turns, len(order.keys), turns), *wrong, *readings.oom_rows}):
             key, member = order.keys[row], order.members[row]
             self._drift.check(key)
             self.guard.kills_read(key, member.handle.read_oom_kills())
@@ -256,6 +257,8 @@ class Node:
         self.guard.tick(order.keys, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns)
         believed = self._believed(order)  # after the grants of this tick
         sample = per_period(rows.counters, after, elapsed_us, believed[:, _QUOTA])
+        if readings.exact is not None:
+            sample = with_exact(sample, readings.exact, _ordered_rows(order))
         rows.counters = after
         rows.read_ns[:] = now_ns
         rows.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
@@ -293,6 +296,11 @@ class Node:
     def _next_report(self) -> int:
         self._report_seq += 1
         return self._report_seq
+
+
+def _ordered_rows(order: Order) -> BoolArray:
+    """Those whose quota is ours: only theirs is per period of `PERIOD_US`."""
+    return np.array([entry.quota_ordered for entry in order.limits], dtype=np.bool_)
 
 
 def _columns(sample: PeriodSample) -> dict[str, IntArray]:

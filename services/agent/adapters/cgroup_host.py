@@ -14,8 +14,8 @@ from services._runtime.kernel_programs import hierarchies_of
 from services.agent.adapters.alarms import AlarmBoard
 from services.agent.adapters.cgroup_handle import CgroupHandle, HostParts
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally, is_gone
-from services.agent.adapters.group_table import GroupTable
-from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
+from services.agent.adapters.kernel_programs import KernelProgramsError
+from services.agent.adapters.kernel_telemetry import KernelTelemetry
 from services.agent.adapters.ladder import RungRegistrar
 from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.core.readings import Readings, read_each
@@ -40,9 +40,11 @@ class CgroupHost(ABC):
             kernel_directory: of the programs of kernel/; None: files are read.
         """
         self._layout = layout
+        self._kernel: KernelTelemetry | None = None
         self.telemetry_note = "the kernel's programs are switched off"
-        """Why files are read; empty: they are not."""
-        self._table = self._open_table(kernel_directory) if kernel_directory is not None else None
+        """Why there is no better source; empty: there is none."""
+        if kernel_directory is not None:
+            self._open_kernel(kernel_directory)
         self.tally = WriteTally()
         """What all handles of this host have written."""
         self.cpu_count = os.cpu_count() or 1
@@ -73,31 +75,31 @@ class CgroupHost(ABC):
         """Alarms that wait, at most one of a kind per container."""
         return self._alarms.take()
 
-    def _open_table(self, directory: Path) -> GroupTable | None:
+    def _open_kernel(self, directory: Path) -> None:
         try:
-            programs = KernelPrograms(directory, hierarchies_of(self._layout))
+            self._kernel = KernelTelemetry(directory, hierarchies_of(self._layout))
         except KernelProgramsError as error:
             self.telemetry_note = str(error)
-            return None
-        table = GroupTable(programs.take_links())
-        programs.close()
-        self.telemetry_note = ""
-        return table
+        else:
+            self.telemetry_note = self._kernel.note
 
     @property
     def telemetry_source(self) -> str:
-        """``bpf``, or the files that are read."""
-        return self.files_source if self._table is None else "bpf"
+        """``bpf-periods``, ``bpf``, or the files that are read."""
+        return self.files_source if self._kernel is None else self._kernel.source
 
     def read(self, handles: Sequence[ContainerHandle]) -> Readings:
         """Counters of all, and what the kernel holds; where its programs fail, file by file from then on."""
-        if self._table is not None and handles:
+        if self._kernel is not None and handles:
             try:
-                return self._table.read(cast("Sequence[CgroupHandle]", handles))
+                readings = self._kernel.read(cast("Sequence[CgroupHandle]", handles))
             except OSError as error:
                 self.telemetry_note = f"the table of control groups cannot be read: {error.strerror or error}"
-                self._table.close()
-                self._table = None
+                self._kernel.close()
+                self._kernel = None
+            else:
+                self.telemetry_note = self._kernel.note
+                return readings
         return read_each(handles)
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
@@ -150,8 +152,8 @@ class CgroupHost(ABC):
 
     def close(self) -> None:
         """End the background threads and close the alarms; handles are closed by who opened them."""
-        if self._table is not None:
-            self._table.close()
+        if self._kernel is not None:
+            self._kernel.close()
         self.registrar.close()
         self._alarms.close()
 

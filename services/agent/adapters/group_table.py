@@ -32,14 +32,16 @@ class GroupTable:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._syscall = _BPF_SYSCALL[os.uname().machine]
         self._handles: Sequence[CgroupHandle] | None = None
+        self.ids: IntArray = np.zeros((0, 2), dtype=np.int64)
+        """Groups of the containers read last, of cpu and memory; the same array as long as these are the same."""
         self._places = [_Places(np.zeros(0, dtype=np.int64)) for _ in self._links]
 
     def read(self, handles: Sequence[CgroupHandle]) -> Readings:
         """Everything that it shows of these containers. Raises OSError."""
         if handles is not self._handles:
             self._handles = handles
-            ids = np.array([handle.group_ids for handle in handles], dtype=np.int64).reshape(-1, 2)
-            self._places = [_Places(ids[:, column].copy()) for column in range(len(self._links))]
+            self.ids = np.array([handle.group_ids for handle in handles], dtype=np.int64).reshape(-1, 2)
+            self._places = [_Places(self.ids[:, column].copy()) for column in range(len(self._links))]
         tables = [self._table(link) for link in self._links]
         rows = [place.take(table) for place, table in zip(self._places, tables, strict=True)]
         gone = {row for place in self._places for row in place.gone}

@@ -6,6 +6,7 @@ missing is a reason to read files instead, and never a reason not to start.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -15,18 +16,42 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from services._runtime.kernel_programs import LOADER, loader_command
-from services.agent.adapters.kernel_records import HEADER_BYTES, VERSION, Kind
+from services.agent.adapters.kernel_records import HEADER_BYTES, OOM_FIELDS, VERSION, Kind
+from services.agent.core.periods import PERIOD_FIELDS
+from services.agent.core.readings import IntArray
 
 LOAD_DEADLINE_S: Final = 5.0
+STREAM_INTERVAL_MS: Final = 20
+"""Records wait for so long at most: the agent takes them with its sample, and each waking costs more than they do."""
 _PACKET_BYTES: Final = 1 << 16
 _MOST_LINKS: Final = 4
+_END_S: Final = 1.0
+_STREAMING: Final = {"periods", "decisions", "victims"}
+_OK: Final = "ok"
+
+
+_NO_PERIODS: Final = np.zeros((0, PERIOD_FIELDS), dtype=np.int64)
+_NO_OOMS: Final = np.zeros((0, OOM_FIELDS), dtype=np.int64)
 
 
 class KernelProgramsError(Exception):
     """They cannot be used: a sentence for people."""
+
+
+class Records(NamedTuple):
+    """What has come since the last look."""
+
+    periods: IntArray
+    """``struct tb_period[]``, shape (M, 8), in the order of time."""
+    oom_groups: tuple[int, ...]
+    """Memory groups in which the kernel was about to kill, or has."""
+    is_whole: bool
+    """Nothing was lost meanwhile."""
 
 
 class KernelPrograms:
@@ -49,7 +74,8 @@ class KernelPrograms:
         """Iterator links, one per hierarchy; they are the caller's."""
         self.status: list[str] = []
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = loader_command(directory, hierarchies, "--socket", str(theirs.fileno()))
+        interval = ("--interval-ms", str(STREAM_INTERVAL_MS))
+        command = loader_command(directory, hierarchies, *interval, "--socket", str(theirs.fileno()))
         try:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - our own program, by its path
@@ -73,7 +99,7 @@ class KernelPrograms:
             data, descriptors, _, _ = socket.recv_fds(self._ours, _PACKET_BYTES, _MOST_LINKS)
             self.links += descriptors
             if len(data) < HEADER_BYTES:
-                raise KernelProgramsError(f"{LOADER} ended with exit code {self._process.wait()}")
+                raise KernelProgramsError(self._why_ended())
             version, kind = struct.unpack_from("=II", data)
             if version != VERSION:
                 raise KernelProgramsError(f"{LOADER} speaks version {version}, the agent {VERSION}: make kernel")
@@ -83,6 +109,42 @@ class KernelPrograms:
                 if not self.links:
                     raise KernelProgramsError("; ".join(self.status) or f"{LOADER} has no table of control groups")
                 return
+
+    def _why_ended(self) -> str:
+        try:
+            return f"{LOADER} ended with exit code {self._process.wait(_END_S)}"
+        except subprocess.TimeoutExpired:
+            return f"{LOADER} says what nobody understands"
+
+    @property
+    def streams(self) -> bool:
+        """Whether records come, as long as this is open."""
+        units = dict(line.partition(" ")[::2] for line in self.status)
+        return any(units.get(name) == _OK for name in _STREAMING)
+
+    @property
+    def streams_periods(self) -> bool:
+        """Whether each CFS period is recorded."""
+        return f"periods {_OK}" in self.status
+
+    def take_records(self) -> Records:
+        """Everything that waits. Raises OSError: the loader has ended."""
+        periods, ooms, is_whole = [_NO_PERIODS], [_NO_OOMS], True
+        while True:
+            try:
+                data = self._ours.recv(_PACKET_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if len(data) < HEADER_BYTES:
+                raise OSError(errno.EPIPE, f"{LOADER} has ended")
+            kind = struct.unpack_from("=II", data)[1]
+            if kind == Kind.PERIODS:
+                periods.append(np.frombuffer(data, np.int64, offset=HEADER_BYTES).reshape(-1, PERIOD_FIELDS))
+            elif kind == Kind.OOMS:
+                ooms.append(np.frombuffer(data, np.int64, offset=HEADER_BYTES).reshape(-1, OOM_FIELDS))
+            elif kind == Kind.LOST:
+                is_whole = False
+        return Records(np.concatenate(periods), tuple(np.concatenate(ooms)[:, 0].tolist()), is_whole)
 
     def take_links(self) -> list[int]:
         """From now on they are closed by the caller."""
@@ -95,7 +157,7 @@ class KernelPrograms:
             os.close(link)
         self._ours.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+            self._process.wait(_END_S)
             return
         self._process.kill()
         self._process.wait()

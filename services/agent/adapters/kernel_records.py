@@ -49,5 +49,7 @@ class Column(IntEnum):
     BOUNDARY_NS = 12
 
 
+OOM_FIELDS: Final = 5
+"""Of ``struct tb_oom``, as 64-bit numbers: id, time, kind and pid in one, usage, limit."""
 COUNTERS: Final = slice(Column.NR_PERIODS, Column.MEMORY_BYTES + 1)
 """`services.agent.ports.Counters`, in order."""

@@ -42,6 +42,25 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Exact:
+    """Periods that ended since the look before, shape (N,) each; rows without any are 0."""
+
+    periods: IntArray
+    used_us: IntArray
+    """Per period, on average."""
+    unused_us: IntArray
+    """Per period, on average."""
+    throttled: IntArray
+    """Periods with a throttled CPU."""
+    throttled_us: IntArray
+    """Per period, summed over CPUs."""
+
+    def without(self, rows: Sequence[int]) -> Exact:
+        """The others."""
+        return Exact(*(np.delete(getattr(self, name), rows) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """All containers at one moment."""
 
@@ -51,11 +70,18 @@ class Readings:
     """Rows that have vanished."""
     held: Held | None = None
     """None: to be read one by one."""
+    exact: Exact | None = None
+    """Of those whose periods the kernel records one by one."""
+    oom_rows: tuple[int, ...] = ()
+    """Where the kernel has killed for want of memory, or was about to, since the look before."""
 
     def without_gone(self) -> Readings:
         """The others."""
         held = None if self.held is None else self.held.without(self.gone)
-        return Readings(np.delete(self.counters, self.gone, axis=0), (), held)
+        exact = None if self.exact is None else self.exact.without(self.gone)
+        left = {row: number for number, row in enumerate(sorted(set(range(len(self.counters))) - set(self.gone)))}
+        oom_rows = tuple(left[row] for row in self.oom_rows if row in left)
+        return Readings(np.delete(self.counters, self.gone, axis=0), (), held, exact, oom_rows)
 
 
 def read_each(handles: Sequence[Readable]) -> Readings:
