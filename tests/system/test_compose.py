@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import re
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -20,11 +13,9 @@ from docker.models.containers import Container
 from schemas.containers import ContainerChange
 from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS
-from services._runtime.bus import BusUnavailableError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services.cli.doctor_guard import running_watchdogs
-from services.cli.supervisor import free_port
 from tests.support import compose_lab
 from tests.support.compose_lab import LIGHT, LOADS, RUNNING, ComposeProject, Limits, SumWatch, limits_of
 from tests.support.compose_running import (
@@ -37,6 +28,7 @@ from tests.support.compose_running import (
     kill,
     start,
 )
+from tests.support.compose_secured import Secured, assert_nothing_is_told
 from tests.support.deadline import until
 
 pytestmark = [
@@ -197,34 +189,13 @@ async def test_down_leaves_the_limits_of_other_containers_as_they_were(running, 
     )
 
 
-async def test_with_a_user_per_service_all_are_healthy_and_no_key_is_told(project, tmp_path):
-    """After the others' project is down. No `docker inspect` and no log holds a seed; without one nobody gets in."""
-    directory = tmp_path / "compose"
-    seeds = make_users(directory, project.name)
-    assert len(seeds) > len(RUNNING)
-    secured = ComposeProject("nats/compose.secure.yaml", directory=directory)
-    secured.environment["TURNBUCKLE_NATS_WEBSOCKET_PORT"] = str(free_port())
+async def test_with_a_user_per_service_all_are_healthy_and_no_secret_is_told(project, tmp_path):
+    """After the others' project is down: over TLS, at the log level that tells most. Without a key nobody gets in."""
+    secured = Secured(tmp_path / "compose")
+    assert len(secured.secrets) > len(RUNNING)
     try:
-        await asyncio.to_thread(secured.up, *RUNNING)
-        await asyncio.to_thread(secured.wait_healthy, *RUNNING)
-        told = "".join(
-            json.dumps(container.attrs) + container.logs().decode(errors="replace")
-            for service in RUNNING
-            for container in secured.containers(service)
-        )
-        assert not [seed for seed in seeds if seed in told]
-        with pytest.raises(BusUnavailableError, match="refuses the credentials"):
-            await NatsBus.connect(BusOptions(servers=(secured.url,), connect_deadline_s=10.0))
+        await asyncio.to_thread(secured.project.up, *RUNNING)
+        await asyncio.to_thread(secured.project.wait_healthy, *RUNNING)
+        await assert_nothing_is_told(secured)
     finally:
-        await asyncio.to_thread(secured.remove)
-
-
-def make_users(directory: Path, node: str) -> list[str]:
-    """A copy of the compose directory with a configured server; returns the seeds."""
-    shutil.copytree(compose_lab.COMPOSE, directory, ignore=shutil.ignore_patterns("secure"))
-    make = [sys.executable, "-m", "services.cli", "nats", "config", "--out", "nats/secure", "--mounted-at", "/etc/nats"]
-    own = ["--monitor", "0.0.0.0:8222", "--owner", "10001", "--node", node]
-    subprocess.run([*make, *own], cwd=directory, env=os.environ | {"PYTHONPATH": str(compose_lab.ROOT)}, check=True)
-    seeds = [path.read_text().strip() for path in (directory / "nats" / "secure" / "secrets").iterdir()]
-    assert all(re.fullmatch("SU[A-Z2-7]{56}", seed) for seed in seeds)
-    return seeds
+        await asyncio.to_thread(secured.project.remove)

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-import tarfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import docker
 import pytest
 
 from tests.support import compose_lab
 from tests.support.compose_lab import LIGHT, ROOT
+from tests.support.image_files import SECRET_NAME, files_of_image, secrets_in_image
 
 pytestmark = [pytest.mark.root, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 AGENT_BYTES = 200 * 10**6
-SECRET = re.compile(
-    rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----\s+[A-Za-z0-9+/]{40}|-----BEGIN NATS|\bS[UAOCNX][A-Z2-7]{56}\b"
-    rb"|\bAKIA[0-9A-Z]{16}\b|index-url *=|https?://[^/\s:@\"']+:[^/\s:@\"']+@"
-)
-"""Keys in PEM, NATS seeds and credentials, cloud keys, addresses of package indexes, addresses with a password."""
-SECRET_NAME = re.compile(r"(?:^|/)(?:\.git|\.env|\.netrc|pip\.conf|id_[a-z0-9]+|.*\.(?:creds|nk|key|p12))$")
-SECRET_VARIABLE = re.compile(r"PASS|TOKEN|SECRET|SEED|CREDENTIAL|INDEX_URL|PROXY")
-PUBLISHED = re.compile(
-    r"usr/(?!local/)|opt/turnbuckle/lib/python3[^/]*/site-packages/"
-    r"(?!services/|schemas/|[^/]+\.dist-info/(?:direct_url|INSTALLER|RECORD))"
-)
-"""Debian's and libraries' own files, as everybody gets them: examples in them hold made-up keys."""
+NATS_IMAGE = "turnbuckle-nats:offline"
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +85,7 @@ def test_nothing_but_sources_is_sent_to_the_engine():
         timeout=120,
     )
     try:
-        names = {name for _, name, _ in _files(tag)}
+        names = {name for _, name, _ in files_of_image(tag)}
     finally:
         subprocess.run(["docker", "image", "rm", tag], capture_output=True, check=True)
     sources = ("schemas/", "services/", "compose/image/")
@@ -112,35 +100,11 @@ def test_nothing_but_sources_is_sent_to_the_engine():
 
 
 def test_no_secret_is_in_a_layer_its_history_or_its_settings(images):
+    """Of the services' images and of the server's."""
     scanned: set[str] = set()
-    for service, image in images.items():
-        history = subprocess.run(
-            ["docker", "history", "--no-trunc", image["Id"]], capture_output=True, check=True
-        ).stdout
-        assert not SECRET.search(history), service
-        assert not [each for each in image["Config"]["Env"] if SECRET_VARIABLE.search(each.partition("=")[0])], service
-        for layer, name, file in _files(image["Id"], scanned):
-            assert not SECRET_NAME.search(name), (service, name)
-            if not PUBLISHED.match(name):
-                found = SECRET.search(file.read())
-                assert not found, (service, layer, name, found)
-
-
-def _files(image: str, scanned: set[str] | None = None) -> Iterator[tuple[str, str, IO[bytes]]]:
-    """Layer, name and content of every regular file of an image; layers in `scanned` are left out, the others noted."""
-    with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        with tarfile.open(fileobj=process.stdout, mode="r|") as archive:
-            for member in archive:
-                if not member.name.endswith("layer.tar") or (scanned is not None and member.name in scanned):
-                    continue
-                if scanned is not None:
-                    scanned.add(member.name)
-                with tarfile.open(fileobj=archive.extractfile(member), mode="r|") as layer:
-                    for file in layer:
-                        if file.isfile() and (content := layer.extractfile(file)) is not None:
-                            yield member.name, file.name.removeprefix("./"), content
-    assert process.returncode == 0
+    for name in (*(image["Id"] for image in images.values()), NATS_IMAGE):
+        assert secrets_in_image(name, scanned) == []
+    assert len(scanned) > len(images)
 
 
 def _plain_builder() -> dict[str, str]:
