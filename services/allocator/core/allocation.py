@@ -24,7 +24,7 @@ from services.allocator.core.memory import PAGE_BYTES, RECLAIM_BYTES
 from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
 from services.allocator.core.roster import Roster, sane_rows
-from services.allocator.core.rows import BoolArray, IntArray, grouped
+from services.allocator.core.rows import BoolArray, IntArray, grouped, runs
 from services.allocator.core.standing import Moment, Tenure, exact_sum
 from services.allocator.core.targets import Policies
 
@@ -362,14 +362,7 @@ class Allocation:
         rows, table, epochs = self.roster.rows, self.table, self._tenure.epoch_array(self.roster.apps)
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
         to_send = np.flatnonzero(changed & rows.admitted & ~table.virtual[rows.app])
-        updates = []
-        epoch_of_row = epochs[rows.app]
-        for node, of_node in grouped(to_send, rows.node):
-            for epoch, index in grouped(of_node, epoch_of_row):
-                order = self._lending.next_order(epoch, moment)
-                update = messages.limit_update(self.roster, node, index, before, order)
-                updates.append(update)
-                ledger.record_orders(rows, index, (update.column("quota_us"), update.column("limit_bytes")), order.seq)
+        updates = self._orders(to_send, epochs, before, moment) if len(to_send) else []
         if not quiet:
             updates += self._order_reserves(moment)
         result = StepResult(table, self.pools(), epochs, moment.wall_ns, self.step_count, before, *self._reasons)
@@ -381,6 +374,19 @@ class Allocation:
             if tell_pools or app in told
         ]
         return Outcome(tuple(updates), tuple(decisions), refusals)
+
+    def _orders(self, index: IntArray, epochs: IntArray, before: Ordered, moment: Moment) -> list[LimitUpdate]:
+        """One message per node and epoch."""
+        rows = self.roster.rows
+        index = index[np.lexsort((epochs[rows.app[index]], rows.node[index]))]
+        epoch, sending = epochs[rows.app[index]], messages.Sending.of(rows, index, before)
+        seq, updates = np.empty(len(index), dtype=np.int64), []
+        for part in runs(rows.node[index], epoch):
+            order = self._lending.next_order(int(epoch[part.start]), moment)
+            seq[part] = order.seq
+            updates.append(messages.limit_update(self.roster, sending, part, order))
+        ledger.record_orders(rows, index, (sending.quota_us, sending.limit_bytes), seq)
+        return updates
 
     def _follow_rows(self) -> None:
         """Rows and applications may have come and gone since the last step."""

@@ -82,7 +82,7 @@ def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, virtu
     return result
 
 
-def record_orders(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray], seq: int) -> None:
+def record_orders(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray], seq: IntArray | int) -> None:
     """Orders go out for these rows: from now on they count with the largest value in flight.
 
     Only what is sent may count: an ordered value that the kernel gave up long ago was funded by nobody.
@@ -91,7 +91,7 @@ def record_orders(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray], 
         rows: all rows.
         index: row indices.
         sent: quota and memory limit per index; 0 where that limit is left alone.
-        seq: sequence of the message that carries them.
+        seq: sequence of the message that carries them, per index.
     """
     for account, values in zip(ACCOUNTS, sent, strict=True):
         inflight = account.of(rows, "inflight")

@@ -11,7 +11,7 @@ from schemas.limits import LimitDecisions, LimitUpdate
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.memory import MemoryTargets
 from services.allocator.core.roster import NodeState, Roster
-from services.allocator.core.rows import IntArray
+from services.allocator.core.rows import IntArray, Rows
 from services.allocator.core.view import CpuTargets
 
 
@@ -54,16 +54,34 @@ class Order:
     time_ns: int
 
 
-def limit_update(roster: Roster, node: int, index: IntArray, before: Ordered, order: Order) -> LimitUpdate:
-    """The order for rows of one node; a limit that does not change is sent as 0."""
-    rows, state = roster.rows, roster.nodes[node]
-    apps = np.unique(rows.app[index])
-    quota_us, limit_bytes = rows.quota_ordered_us[index], rows.limit_ordered_bytes[index]
-    same_quota, same_limit = quota_us == before.quota_us[index], limit_bytes == before.limit_bytes[index]
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Rows whose orders go out, shape (N,), in the order of nodes and epochs; a limit that does not change is 0."""
+
+    index: IntArray
+    quota_us: IntArray
+    limit_bytes: IntArray
+
+    @classmethod
+    def of(cls, rows: Rows, index: IntArray, before: Ordered) -> Self:
+        """What has changed in these rows."""
+        quota_us, limit_bytes = rows.quota_ordered_us[index], rows.limit_ordered_bytes[index]
+        return cls(
+            index,
+            np.where(quota_us == before.quota_us[index], 0, quota_us),
+            np.where(limit_bytes == before.limit_bytes[index], 0, limit_bytes),
+        )
+
+
+def limit_update(roster: Roster, sending: Sending, part: slice, order: Order) -> LimitUpdate:
+    """The order for a part, which is of one node."""
+    index = sending.index[part]
+    apps = sorted(set(roster.rows.app[index].tolist()))
+    keys = roster.keys
     return LimitUpdate.build(
-        [roster.keys[row] for row in index.tolist()],
-        {"quota_us": np.where(same_quota, 0, quota_us), "limit_bytes": np.where(same_limit, 0, limit_bytes)},
-        **_update_head(state, order, tuple(roster.apps[app] for app in apps.tolist())),
+        [keys[row] for row in index.tolist()],
+        {"quota_us": sending.quota_us[part], "limit_bytes": sending.limit_bytes[part]},
+        **_update_head(roster.nodes[int(roster.rows.node[index[0]])], order, tuple(roster.apps[app] for app in apps)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,18 @@ class Rows:
 
 def grouped(index: IntArray, owner: IntArray) -> list[tuple[int, IntArray]]:
     """Row indices by their application or node: (owner, rows in their order), owners ascending. One sort, no search."""
+    if not len(index):
+        return []
     owners = owner[index]
     by_owner = np.argsort(owners, kind="stable")
-    names, starts = np.unique(owners[by_owner], return_index=True)
-    return list(zip(names.tolist(), np.split(index[by_owner], starts[1:]), strict=True)) if len(index) else []
+    index, owners = index[by_owner], owners[by_owner]
+    return [(int(owners[part.start]), index[part]) for part in runs(owners)]
+
+
+def runs(*columns: IntArray) -> list[slice]:
+    """Where rows that stand together have the same values; columns of shape (N,), N > 0."""
+    differs = np.zeros(len(columns[0]) - 1, dtype=np.bool_)
+    for column in columns:
+        differs |= column[1:] != column[:-1]
+    edges = [0, *(np.flatnonzero(differs) + 1).tolist(), len(columns[0])]
+    return [slice(start, end) for start, end in pairwise(edges)]
