@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console test test-vm vm-shell lint types contracts unit docs asyncapi-page snapshots bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console test test-vm vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -70,7 +70,13 @@ console:  ## Build the console's page anew (needs node): services/cli/console/st
 snapshots: $(STAMP_DEV)  ## Write the schema snapshots; refuses a breaking change (ARGS=--allow-breaking)
 	$(BIN)/python -m scripts.schema_snapshots $(ARGS)
 
-bench-loop: $(STAMP_DEV)  ## Cost and latency of the Escra loop on this machine
+bench-scale: $(STAMP_DEV)  ## CPU, memory and bytes per container from 10 to 10,000 and more of them (12 minutes; --quick: 1)
+	$(BIN)/python -m tests.bench.scale $(ARGS)
+
+bench-latency: $(STAMP_DEV)  ## From a sample to the quota in the kernel, by scheduling (5 minutes; --quick: half a one)
+	$(BIN)/python -m tests.bench.latency $(ARGS)
+
+bench-loop: $(STAMP_DEV)  ## The loop beside the naive way, and its policies beside each other (5 minutes; --quick: 1)
 	$(BIN)/python -m tests.bench.loop $(ARGS)
 
 bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)

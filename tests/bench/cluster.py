@@ -24,7 +24,13 @@ from services._runtime.bus import Delivery
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.nats_server import EmbeddedNats
-from tests.bench.machine import process_cpu_ns, process_stat_cpu_s
+from tests.bench.machine import (
+    descendants,
+    process_cpu_ns,
+    process_stat_cpu_s,
+    resident_bytes,
+    transferred_bytes,
+)
 
 _STOP_S = 10.0
 _READY_S = 30.0
@@ -35,13 +41,13 @@ ORDERED_SHARE = 0.5
 class Process:
     """One of our own modules as a process; SIGTERM ends it and it then leaves its trace."""
 
-    def __init__(self, module: str, url: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, module: str, url: str, environment: dict[str, str] | None = None, name: str = "") -> None:
         descriptor, path = tempfile.mkstemp(prefix="turnbuckle-bench-", suffix=".json")
         os.close(descriptor)
         self._trace = Path(path)
         env = {key: value for key, value in os.environ.items() if not key.startswith("TURNBUCKLE_")}
         env |= {"NATS_URL": url, "TURNBUCKLE_LOG_LEVEL": "error", "BENCH_TRACE": path, **(environment or {})}
-        self.name = module.rpartition(".")[2]
+        self.name = name or module.rpartition(".")[2]
         self._process = subprocess.Popen([sys.executable, "-m", module], env=env)
 
     @property
@@ -84,6 +90,12 @@ class Window:
     cpu_us: dict[str, float]
     stat_us: dict[str, float]
     """The same from /proc/<pid>/stat, in steps of 10 ms."""
+    companions_us: dict[str, float]
+    """CPU time of the processes that each has started (an agent: its watchdog)."""
+    resident_bytes: dict[str, int]
+    """In RAM at the end."""
+    server_bytes: int
+    """What the server read and wrote: `tests.bench.machine.transferred_bytes`."""
 
     @property
     def periods(self) -> float:
@@ -103,9 +115,11 @@ class Cluster:
         self.bus = bus
 
     @asynccontextmanager
-    async def run(self, module: str, environment: dict[str, str] | None = None) -> AsyncIterator[Process]:
+    async def run(
+        self, module: str, environment: dict[str, str] | None = None, name: str = ""
+    ) -> AsyncIterator[Process]:
         """A process for as long as the block lasts. Call its `stop` inside to get the trace."""
-        process = Process(module, self.server.url, environment)
+        process = Process(module, self.server.url, environment, name)
         try:
             yield process
         finally:
@@ -150,18 +164,30 @@ class Cluster:
             await subscription.stop()
 
     async def measure(self, seconds: float, *processes: Process) -> Window:
-        """Let everything run for a while."""
-        pids = {process.name: process.pid for process in processes} | {"nats-server": self.server.pid or 0}
-        before = {name: (process_cpu_ns(pid), process_stat_cpu_s(pid)) for name, pid in pids.items()}
+        """Let everything run for a while. Processes are told apart by their names."""
+        server_pid = self.server.pid or 0
+        pids = {process.name: process.pid for process in processes} | {"nats-server": server_pid}
+        companions = {name: descendants(pid) for name, pid in pids.items()}
+        everyone = [*pids.values(), *(pid for others in companions.values() for pid in others)]
+        server_bytes = transferred_bytes(server_pid)
+        before = {pid: (process_cpu_ns(pid), process_stat_cpu_s(pid)) for pid in everyone}
         begin_ns = time.time_ns()
         await asyncio.sleep(seconds)
         end_ns = time.time_ns()
-        after = {name: (process_cpu_ns(pid), process_stat_cpu_s(pid)) for name, pid in pids.items()}
+        for process in processes:
+            process.check()
+        used = {}
+        for pid, (cpu_ns, stat_s) in before.items():
+            with suppress(OSError):  # a companion may have ended
+                used[pid] = process_cpu_ns(pid) - cpu_ns, process_stat_cpu_s(pid) - stat_s
         return Window(
             begin_ns,
             end_ns,
-            {name: (after[name][0] - before[name][0]) / 1e3 for name in pids},
-            {name: (after[name][1] - before[name][1]) * 1e6 for name in pids},
+            {name: used[pid][0] / 1e3 for name, pid in pids.items()},
+            {name: used[pid][1] * 1e6 for name, pid in pids.items()},
+            {name: sum(used[pid][0] for pid in others if pid in used) / 1e3 for name, others in companions.items()},
+            {name: resident_bytes(pid) for name, pid in pids.items()},
+            transferred_bytes(server_pid) - server_bytes,
         )
 
 

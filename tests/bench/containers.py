@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from schemas.containers import ContainerSource
 from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory, parse_managed
@@ -24,16 +24,32 @@ LIMIT_BYTES = 64 << 20
 MOST_BURNERS = 30
 BUSY_SHARE = 0.3
 _REMOVE_S = 5.0
+_REMOVE_EACH_S = 0.01
+
+Profile = Literal["mixed", "bursts"]
+"""Of a burner: `tests.bench.burner`."""
 
 
 class Containers:
-    """``count`` groups of one application; `BUSY_SHARE` of them, at most `MOST_BURNERS`, hold a burner."""
+    """``count`` groups of one application, and burners in some of them."""
 
     _serial = itertools.count(time.monotonic_ns() % (1 << 40))
 
-    def __init__(self, count: int) -> None:
+    def __init__(
+        self, count: int, busy: int | None = None, profile: Profile = "mixed", quota_us: int = QUOTA_US
+    ) -> None:
+        """Begin.
+
+        Args:
+            count: containers.
+            busy: how many hold a burner; by default `BUSY_SHARE` of them, at most `MOST_BURNERS`.
+            profile: of the burners.
+            quota_us: with which they are found; their sum must be within the application's limit.
+        """
         self.count = count
-        self.busy_count = min(MOST_BURNERS, round(count * BUSY_SHARE))
+        self.busy_count = min(MOST_BURNERS, round(count * BUSY_SHARE)) if busy is None else min(busy, count)
+        self._profile = profile
+        self._quota_us = quota_us
         self.groups: list[ManagedCgroup] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._layout = detect()
@@ -54,9 +70,9 @@ class Containers:
 
     def _start(self, number: int) -> None:
         directory = managed_directory(APP, f"c{number}", f"{next(self._serial):012x}", MANAGED_ROOT)
-        group = ManagedCgroup.create(self._layout, directory, QUOTA_US, LIMIT_BYTES)
+        group = ManagedCgroup.create(self._layout, directory, self._quota_us, LIMIT_BYTES)
         self.groups.append(group)
-        burner = [sys.executable, "-S", str(Path(__file__).with_name("burner.py")), str(number)]
+        burner = [sys.executable, "-S", str(Path(__file__).with_name("burner.py")), str(number), self._profile]
         command = burner if number < self.busy_count else ["sleep", "100000"]
         process = subprocess.Popen(command)
         self._processes.append(process)
@@ -84,7 +100,7 @@ class Containers:
             process.kill()
         for process in self._processes:
             process.wait()
-        deadline_s = time.monotonic() + _REMOVE_S
+        deadline_s = time.monotonic() + _REMOVE_S + _REMOVE_EACH_S * len(self.groups)
         for group in self.groups:
             while not group.remove() and time.monotonic() < deadline_s:
                 time.sleep(0.002)

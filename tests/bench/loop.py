@@ -1,7 +1,8 @@
-"""The Escra loop on this machine: what it costs and how long it takes. ``make bench-loop ARGS=--quick``.
+"""The Escra loop beside the naive way, and its policies beside each other. ``make bench-loop ARGS=--quick``.
 
-Real agents, allocators and a real nats-server, each a process of its own, on real control groups (needs root), with
-burners in some of them. Nothing is asserted: figures stand beside what the project expects of itself.
+Reading, telling and writing limits as one would at first, on real control groups (needs root); the allocator's cost by
+policy and number of applications, with synthetic agents over a real nats-server. What the loop costs and how long it
+takes is measured by `tests.bench.scale` and `tests.bench.latency`. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from tests.bench.containers import Containers
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell
 from tests.bench.report import Results
-from tests.bench.scenario_agent import Scheduling, run_agent
 from tests.bench.scenario_allocator import CHANGE_SHARE, run_allocator
 from tests.bench.synthetic_agents import Load
 
 CONTAINERS_PER_NODE = 100
 CONTAINERS_PER_APP = 20
-FOCUS = 100
-"""Containers per host at which the latency is studied."""
+COMPARED = 100
+"""Containers with which the naive way is compared."""
 POLICIES: tuple[Policy, ...] = ("waterfill", "escra")
 
 
@@ -38,9 +38,8 @@ class Plan:
 
     seconds: float
     repetitions: int
-    agent_counts: tuple[int, ...]
-    allocator_counts: tuple[int, ...]
-    schedulings: tuple[Scheduling, ...]
+    counts: tuple[int, ...]
+    """Synthetic containers."""
     per_app: tuple[int | None, ...]
     """Containers per application; None: one application for all."""
     policies: tuple[Policy, ...]
@@ -50,11 +49,11 @@ class Plan:
 def parse(arguments: list[str]) -> tuple[Plan, bool]:
     """The plan, and whether JSON is wanted instead of the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.loop", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="at most a minute: 100 containers, one repetition")
+    parser.add_argument("--quick", action="store_true", help="less than a minute: 1,000 containers, one repetition")
     parser.add_argument("--seconds", type=float, help="length of each measurement (default 10; quick: 4)")
     parser.add_argument("--repetitions", type=int, help="interleaved repetitions (default 3; quick: 1)")
-    parser.add_argument("--containers", help="containers per host, such as 10,100,250")
-    parser.add_argument("--parts", default="agent,allocator,comparison", help="what to run")
+    parser.add_argument("--containers", help="synthetic containers, such as 100,1000")
+    parser.add_argument("--parts", default="allocator,comparison", help="what to run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     given = parser.parse_args(arguments)
     quick = given.quick
@@ -62,9 +61,7 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
     plan = Plan(
         given.seconds or (4.0 if quick else 10.0),
         given.repetitions or (1 if quick else 3),
-        counts or ((FOCUS,) if quick else (10, FOCUS, 250, 1_000)),
-        (1_000,) if quick else (100, 1_000, 10_000),
-        ("default", "agent FIFO") if quick else ("default", "agent FIFO", "all FIFO"),
+        counts or ((1_000,) if quick else (100, 1_000, 10_000)),
         (None,) if quick else (CONTAINERS_PER_APP, None),
         POLICIES,
         frozenset(given.parts.split(",")),
@@ -88,25 +85,9 @@ async def measure(plan: Plan) -> Results:
     async with open_cluster() as cluster:
         if "comparison" in plan.parts:
             await _compare(plan, cluster, results)
-        if "agent" in plan.parts:
-            for count in plan.agent_counts:
-                with Containers(count) as containers:
-                    await _run_agents(plan, cluster, containers, results)
         if "allocator" in plan.parts:
             await _run_allocators(plan, cluster, results)
     return results
-
-
-async def _run_agents(plan: Plan, cluster: Cluster, containers: Containers, results: Results) -> None:
-    """Schedulings take turns, so that a change of the machine's load meets all of them."""
-    schedulings = plan.schedulings if containers.count == FOCUS else plan.schedulings[:1]
-    for turn in range(plan.repetitions):
-        for scheduling in schedulings:
-            say(f"agent, {containers.count} containers, {scheduling}, {turn + 1} of {plan.repetitions}")
-            results.agent.append(await run_agent(cluster, containers, scheduling, plan.seconds))
-        say(f"agent, {containers.count} containers, idle, {turn + 1} of {plan.repetitions}")
-        results.agent.append(await run_agent(cluster, containers, "default", plan.seconds, burning=False))
-    await cluster.withdraw_all()
 
 
 async def _run_allocators(plan: Plan, cluster: Cluster, results: Results) -> None:
@@ -123,7 +104,7 @@ async def _run_allocators(plan: Plan, cluster: Cluster, results: Results) -> Non
 
 
 def _allocator_cases(plan: Plan) -> Iterator[tuple[int, int, Policy]]:
-    for count in plan.allocator_counts:
+    for count in plan.counts:
         for per_app in plan.per_app:
             for policy in plan.policies:
                 yield count, per_app or count, policy
@@ -131,11 +112,11 @@ def _allocator_cases(plan: Plan) -> Iterator[tuple[int, int, Policy]]:
 
 async def _compare(plan: Plan, cluster: Cluster, results: Results) -> None:
     repetitions = 5 if plan.repetitions == 1 else 15
-    with Containers(FOCUS) as containers:
+    with Containers(COMPARED) as containers:
         containers.set_burning(burning=False)
         say("comparison: reading, telling, writing")
         results.comparisons.append(comparison.compare_reading(containers, repetitions))
-        results.comparisons.append(await comparison.compare_messages(cluster, FOCUS, repetitions))
+        results.comparisons.append(await comparison.compare_messages(cluster, COMPARED, repetitions))
         written = comparison.compare_writing(containers, min(repetitions, 5))
         if isinstance(written, str):
             results.notes.append(written)

@@ -76,3 +76,29 @@ def process_stat_cpu_s(pid: int) -> float:
     """Utime + stime of /proc/<pid>/stat in seconds, as a check of `process_cpu_ns`."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS_PER_S
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in RAM, pages shared with others included (proc(5), statm)."""
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that it has started, and theirs; empty once it has gone."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text(encoding="ascii").split()]
+    except FileNotFoundError:
+        return []
+    return [*children, *(further for child in children for further in descendants(child))]
+
+
+def transferred_bytes(pid: int) -> int:
+    """What a process has read and written by read(2) and write(2), sockets and files alike (proc(5), io).
+
+    A nats-server moves all its messages so, with their protocol lines; on top come its store's files, and below it the
+    headers of TCP and IP.
+    """
+    lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    counts = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+    return counts["rchar"] + counts["wchar"]

@@ -1,94 +1,148 @@
-"""The loop on real control groups: what the agent costs, and how long after a tick the last quota is written."""
+"""The loop on real control groups: what it costs, and how long after a tick each quota is written."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from schemas.apps import AppSpec
-from tests.bench.cluster import Cluster, Process, Window
+from tests.bench.cluster import Cluster, Window
 from tests.bench.containers import APP, LIMIT_BYTES, MANAGED_ROOT, Containers
 from tests.bench.traced_agent import AT_BOUNDARY
 
 Scheduling = Literal["default", "agent FIFO", "all FIFO"]
-FIFO_PRIORITY = 20
-SETTLE_S = 2.5
-"""After the first orders: the idle containers' quotas fall to what they need."""
-CORES_PER_CONTAINER = 0.05
-_PERIOD_NS = 100_000_000
+Source = Literal["off", "auto"]
+"""``TURNBUCKLE_AGENT__KERNEL_PROGRAMS``: off: files; auto: the kernel's table where it can be loaded."""
+FIFO_PRIORITY: Final = 20
+SETTLE_S: Final = 2.5
+"""After the first orders, or after a change of load: quotas fall to what is needed."""
+CORES_PER_CONTAINER: Final = 0.05
+NODE: Final = "bench-node"
+PERIOD_NS: Final = 100_000_000
+TICK_PARTS: Final = ("read", "recheck", "columns", "publish")
+"""All counters; limits read back and compared; batches made; batches encoded and handed to the bus."""
+
+LATENCIES: Final = {
+    "raise": "sample start -> raise written, each",
+    "last raise": "sample start -> last raise of a tick",
+    "raise from due": "tick due -> raise written, each",
+    "raise from period end": "its own period's end -> raise written, each",
+    "funded raise": "order sent -> raise paid for by a cut, each",
+    "idle cut": "sample start -> cut of an idle container, each",
+    "cut": "its own period's end -> cut written, each",
+    "cut wait": "sample start -> cut written at the period's end",
+    "sample": "sample start -> batch handed to the bus",
+    "transit": "batch handed to the bus -> order carried out",
+}
+"""Kinds of `AgentRun.latency_ms`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSetting:
+    """How agent and allocator are started, and what is looked at."""
+
+    seconds: float
+    """Of each window."""
+    scheduling: Scheduling = "default"
+    source: Source = "auto"
+    phases: tuple[bool, ...] = (True,)
+    """Windows one after the other: whether the burners burn."""
+    cores_per_container: float = CORES_PER_CONTAINER
 
 
 @dataclass(slots=True)
 class AgentRun:
-    """One run. Costs are CPU us per container and period; latencies ms."""
+    """One window. Costs are CPU us per container and period; latencies ms."""
 
     containers: int
     busy: int
     scheduling: Scheduling
-    burning: bool
+    source: str = ""
+    """As the agent announces it: ``bpf``, or the files that it reads; both where it has lost the first meanwhile."""
     periods: float = 0.0
+    ticks_per_period: float = 0.0
+    """Below 1 where the agent cannot keep up."""
     cost_us: dict[str, float] = field(default_factory=dict)
-    """By part: read, columns, publish (of the tick), orders, process (everything), process_stat."""
+    """By part: `TICK_PARTS`, orders, process (everything), process_stat."""
+    companions_us: float = 0.0
+    """The agent's watchdog."""
     allocator_us: float = 0.0
-    nats_ms_per_period: float = 0.0
+    nats_us: float = 0.0
+    wire_bytes: float = 0.0
+    """Read and written by the server, per container and period."""
+    agent_bytes: int = 0
+    """Resident memory."""
+    allocator_bytes: int = 0
     changes_per_period: float = 0.0
-    from_due_ms: list[float] = field(default_factory=list)
-    """From the multiple of the period at which the tick was due to the last write at once."""
-    from_sample_ms: list[float] = field(default_factory=list)
-    """From the batch's time_ns: beyond the sampling phase."""
-    raises_ms: list[float] = field(default_factory=list)
-    """As `from_sample_ms`, only raises."""
-    funded_ms: list[float] = field(default_factory=list)
-    """From the allocator's decision to the last raise, for raises that waited for a cut's room."""
-    boundary_ms: list[float] = field(default_factory=list)
-    """Each cut, from its batch's time_ns to its write at the container's own boundary."""
-    tick_ms: list[float] = field(default_factory=list)
-    """Wall time of the tick: sample and publish."""
-    order_transit_ms: list[float] = field(default_factory=list)
-    """From the tick's end to the order's arrival handled: both transits and the allocator."""
+    throttled_per_period: float = 0.0
+    """Containers that were throttled."""
+    latency_ms: dict[str, list[float]] = field(default_factory=dict)
+    """By kind: `LATENCIES`."""
+
+    @property
+    def process_us(self) -> float:
+        """Of the whole agent."""
+        return self.cost_us["process"]
+
+    @property
+    def loop_us(self) -> float:
+        """Agent, its watchdog, and allocator."""
+        return self.process_us + self.companions_us + self.allocator_us
 
 
-def spec_for(containers: int) -> AppSpec:
+def spec_for(containers: int, cores_per_container: float = CORES_PER_CONTAINER) -> AppSpec:
     """An application with room for what `burner` asks for."""
     return AppSpec(
-        name=APP, cpu_limit=max(0.5, containers * CORES_PER_CONTAINER), memory_limit=2 * containers * LIMIT_BYTES
+        name=APP, cpu_limit=max(0.5, containers * cores_per_container), memory_limit=2 * containers * LIMIT_BYTES
     )
 
 
-async def run_agent(
-    cluster: Cluster, containers: Containers, scheduling: Scheduling, seconds: float, *, burning: bool = True
-) -> AgentRun:
-    """Agent and allocator as fresh processes over existing containers."""
-    await cluster.announce(spec_for(containers.count))
-    environment = {
-        "TURNBUCKLE_AGENT__NODE": "bench-node",
-        "TURNBUCKLE_AGENT__MANAGED_ROOT": MANAGED_ROOT,
-        "TURNBUCKLE_AGENT__DOCKER": "off",
-        "TURNBUCKLE_AGENT__REALTIME_PRIORITY": str(0 if scheduling == "default" else FIFO_PRIORITY),
-    }
-    containers.set_burning(burning=burning)
-    try:
-        async with (
-            cluster.run("tests.bench.traced_allocator") as allocator,
-            cluster.run("tests.bench.traced_agent", environment) as agent,
-        ):
-            await cluster.until_ordered(containers.count, allocator, agent)
-            if scheduling == "all FIFO":
-                _make_fifo(allocator.pid, cluster.server.pid)
+async def run_agent(cluster: Cluster, containers: Containers, setting: AgentSetting) -> list[AgentRun]:
+    """Agent and allocator as fresh processes over existing containers; one run for each phase.
+
+    Raises:
+        RuntimeError: a process ended, or the containers were not given limits.
+    """
+    await cluster.announce(spec_for(containers.count, setting.cores_per_container))
+    windows: list[Window] = []
+    containers.set_burning(burning=setting.phases[0])
+    async with AsyncExitStack() as stack:
+        stack.callback(containers.set_burning, burning=True)
+        if setting.scheduling == "all FIFO":
+            stack.callback(_make_default, cluster.server.pid)
+        allocator = await stack.enter_async_context(cluster.run("tests.bench.traced_allocator"))
+        agent = await stack.enter_async_context(cluster.run("tests.bench.traced_agent", _environment(setting)))
+        await cluster.until_ordered(containers.count, allocator, agent)
+        if setting.scheduling == "all FIFO":
+            _make_fifo(allocator.pid, cluster.server.pid)
+        for burning in setting.phases:
+            containers.set_burning(burning=burning)
             await asyncio.sleep(SETTLE_S)
-            window = await cluster.measure(seconds, agent, allocator)
-            traces = await agent.stop(), await allocator.stop()
-    finally:
-        containers.set_burning(burning=True)
-        if scheduling == "all FIFO":
-            _make_default(cluster.server.pid)
-    run = AgentRun(containers.count, containers.busy_count if burning else 0, scheduling, burning)
-    _fill_costs(run, window, *traces)
-    _fill_latencies(run, window, *traces)
-    return run
+            windows.append(await cluster.measure(setting.seconds, agent, allocator))
+        traces = await agent.stop(), await allocator.stop()
+    runs = []
+    for burning, window in zip(setting.phases, windows, strict=True):
+        run = AgentRun(containers.count, containers.busy_count if burning else 0, setting.scheduling)
+        _fill_costs(run, window, *traces)
+        run.latency_ms = latencies(window, *traces)
+        runs.append(run)
+    return runs
+
+
+def _environment(setting: AgentSetting) -> dict[str, str]:
+    values = {
+        "NODE": NODE,
+        "MANAGED_ROOT": MANAGED_ROOT,
+        "DOCKER": "off",
+        "KERNEL_PROGRAMS": setting.source,
+        "REALTIME_PRIORITY": str(0 if setting.scheduling == "default" else FIFO_PRIORITY),
+    }
+    return {f"TURNBUCKLE_AGENT__{name}": value for name, value in values.items()}
 
 
 def _threads(pid: int | None) -> list[int]:
@@ -107,48 +161,63 @@ def _make_default(pid: int | None) -> None:
 
 
 def _fill_costs(run: AgentRun, window: Window, agent: dict[str, Any], allocator: dict[str, Any]) -> None:
-    ticks = [tick for tick in agent["ticks"] if window.holds(tick[0])]
+    ticks = [tick for tick in agent["ticks"] if window.holds(tick["begin_ns"])]
     orders = [order for order in agent["orders"] if window.holds(order[1])]
     run.periods = window.periods
+    run.source = ", then ".join(dict.fromkeys(tick["source"] for tick in ticks))
+    run.ticks_per_period = len(ticks) / run.periods
     per_us = 1 / (run.periods * run.containers)
-    run.cost_us = {
-        "read": sum(tick[2] for tick in ticks) / 1e3 * per_us,
-        "columns": sum(tick[3] for tick in ticks) / 1e3 * per_us,
-        "publish": sum(tick[4] for tick in ticks) / 1e3 * per_us,
+    run.cost_us = {part: sum(tick[part] for tick in ticks) / 1e3 * per_us for part in TICK_PARTS} | {
         "orders": sum(order[2] for order in orders) / 1e3 * per_us,
         "process": window.cpu_us["traced_agent"] * per_us,
         "process_stat": window.stat_us["traced_agent"] * per_us,
     }
+    run.companions_us = window.companions_us["traced_agent"] * per_us
     run.allocator_us = window.cpu_us["traced_allocator"] * per_us
-    run.nats_ms_per_period = window.cpu_us["nats-server"] / 1e3 / run.periods
+    run.nats_us = window.cpu_us["nats-server"] * per_us
+    run.wire_bytes = window.server_bytes * per_us
+    run.agent_bytes = window.resident_bytes["traced_agent"]
+    run.allocator_bytes = window.resident_bytes["traced_allocator"]
     run.changes_per_period = sum(sent[3] for sent in allocator["orders"] if window.holds(sent[2])) / run.periods
+    run.throttled_per_period = sum(tick["throttled"] for tick in ticks) / run.periods
 
 
-def _fill_latencies(run: AgentRun, window: Window, agent: dict[str, Any], allocator: dict[str, Any]) -> None:
+def latencies(window: Window, agent: dict[str, Any], allocator: dict[str, Any]) -> dict[str, list[float]]:
+    """By kind, `LATENCIES`; kinds without a sample are empty.
+
+    An order belongs to the newest batch of the step that decided it; one that was sent outside of a step was paid for
+    by a cut, and belongs to no tick.
+    """
     tick_of = {seq: (tick_ns, sent_ns) for seq, tick_ns, sent_ns, _ in allocator["orders"]}
-    last: dict[str, defaultdict[int, int]] = {name: defaultdict(int) for name in ("at once", "raises", "funded")}
-    for seq, when, wall_ns, is_raise in agent["writes"]:
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    last: dict[int, int] = {}
+    for seq, when, wall_ns, is_raise, since_end_ns in agent["writes"]:
         tick_ns, sent_ns = tick_of.get(seq, (0, 0))
         if not window.holds(tick_ns or sent_ns):
             continue
-        if not tick_ns:
-            if is_raise:
-                last["funded"][sent_ns] = max(last["funded"][sent_ns], wall_ns)
-        elif when == AT_BOUNDARY:
-            run.boundary_ms.append((wall_ns - tick_ns) / 1e6)
+        if when == AT_BOUNDARY:
+            found["cut"] += [since_end_ns] * (since_end_ns >= 0)
+            found["cut wait"] += [wall_ns - tick_ns] * bool(tick_ns)
+        elif not tick_ns:
+            found["funded raise"] += [wall_ns - sent_ns] * is_raise
+        elif not is_raise:
+            found["idle cut"].append(wall_ns - tick_ns)
         else:
-            last["at once"][tick_ns] = max(last["at once"][tick_ns], wall_ns)
-            if is_raise:
-                last["raises"][tick_ns] = max(last["raises"][tick_ns], wall_ns)
-    run.from_due_ms = [(end - tick // _PERIOD_NS * _PERIOD_NS) / 1e6 for tick, end in last["at once"].items()]
-    run.from_sample_ms = [(end - tick) / 1e6 for tick, end in last["at once"].items()]
-    run.raises_ms = [(end - tick) / 1e6 for tick, end in last["raises"].items()]
-    run.funded_ms = [(end - sent) / 1e6 for sent, end in last["funded"].items()]
-    ticks = [tick for tick in agent["ticks"] if window.holds(tick[0])]
-    run.tick_ms = [(end - begin) / 1e6 for begin, end, *_ in ticks]
-    ends = {begin // _PERIOD_NS: end for begin, end, *_ in ticks}
-    arrived = [(tick_of[seq][0] // _PERIOD_NS, wall_ns) for seq, wall_ns, _ in agent["orders"] if seq in tick_of]
-    run.order_transit_ms = [(wall_ns - ends[slot]) / 1e6 for slot, wall_ns in arrived if slot in ends]
+            found["raise"].append(wall_ns - tick_ns)
+            found["raise from due"].append(wall_ns - tick_ns // PERIOD_NS * PERIOD_NS)
+            found["raise from period end"] += [since_end_ns] * (since_end_ns >= 0)
+            last[tick_ns] = max(last.get(tick_ns, 0), wall_ns)
+    found["last raise"] = [wall_ns - tick_ns for tick_ns, wall_ns in last.items()]
+    ticks = [tick for tick in agent["ticks"] if window.holds(tick["begin_ns"])]
+    found["sample"] = [tick["end_ns"] - tick["begin_ns"] for tick in ticks]
+    ends = {tick["begin_ns"] // PERIOD_NS: tick["end_ns"] for tick in ticks}
+    arrived = [(tick_of[seq][0] // PERIOD_NS, wall_ns) for seq, wall_ns, _ in agent["orders"] if seq in tick_of]
+    found["transit"] = [wall_ns - ends[slot] for slot, wall_ns in arrived if slot in ends]
+    return {kind: _milliseconds(found[kind]) for kind in LATENCIES}
 
 
-__all__ = ["AgentRun", "Process", "Scheduling", "run_agent", "spec_for"]
+def _milliseconds(values_ns: Sequence[int]) -> list[float]:
+    return [round(value / 1e6, 3) for value in values_ns]
+
+
+__all__ = ["LATENCIES", "AgentRun", "AgentSetting", "Scheduling", "Source", "latencies", "run_agent", "spec_for"]

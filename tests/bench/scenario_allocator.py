@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from schemas.apps import AppSpec, Policy
 from tests.bench.cluster import Cluster, Window
 from tests.bench.synthetic_agents import FIRST_LIMIT_BYTES, Load
 
-SETTLE_S = 2.0
-CORES_PER_CONTAINER = 0.3
+SETTLE_S: Final = 2.0
+SHARE_S: Final = 4.0
+"""After several replicas have started: each has its applications by then."""
+CORES_PER_CONTAINER: Final = 0.3
 """The mean demand is 0.12 cores: the pool has room for the headroom of most, not for all peaks at once."""
-CHANGE_SHARE: dict[Policy, float] = {"waterfill": 0.1, "escra": 0.6}
+CHANGE_SHARE: Final[dict[Policy, float]] = {"waterfill": 0.1, "escra": 0.6}
 """Share of new demands per period that makes about 40 % of the limits change."""
+PERIOD_NS: Final = 100_000_000
 
 
 @dataclass(slots=True)
@@ -24,11 +28,19 @@ class AllocatorRun:
 
     load: Load
     policy: Policy
+    replicas: int = 1
     periods: float = 0.0
     process_us: float = 0.0
+    """Of all replicas together."""
     step_us: float = 0.0
     """The synchronous part: take in, decide, encode and publish decisions."""
-    nats_ms_per_period: float = 0.0
+    nats_us: float = 0.0
+    wire_bytes: float = 0.0
+    """Read and written by the server, per container and period."""
+    replica_bytes: list[int] = field(default_factory=list)
+    """Resident memory of each replica."""
+    replica_us: list[float] = field(default_factory=list)
+    """`process_us` by replica."""
     changed_share: float = 0.0
     """Rows ordered per container and period."""
     steps_per_period: float = 0.0
@@ -38,9 +50,20 @@ class AllocatorRun:
     last_order_ms: list[float] = field(default_factory=list)
     """From the tick to the last order's arrival at the agents, for each tick."""
 
+    @property
+    def nats_ms_per_period(self) -> float:
+        """CPU time of the server."""
+        return self.nats_us * self.load.containers / 1e3
 
-async def run_allocator(cluster: Cluster, load: Load, policy: Policy, seconds: float) -> AllocatorRun:
-    """Allocator and synthetic agents as fresh processes."""
+
+async def run_allocator(
+    cluster: Cluster, load: Load, policy: Policy, seconds: float, *, replicas: int = 1
+) -> AllocatorRun:
+    """Allocators and synthetic agents as fresh processes.
+
+    Raises:
+        RuntimeError: a process ended, or the containers were not given limits.
+    """
     share = load.containers / len(load.apps)
     specs = [
         AppSpec(
@@ -53,40 +76,45 @@ async def run_allocator(cluster: Cluster, load: Load, policy: Policy, seconds: f
     ]
     await cluster.withdraw_all()
     await cluster.announce(*specs)
-    async with (
-        cluster.run("tests.bench.traced_allocator") as allocator,
-        cluster.run("tests.bench.synthetic_agents", load.as_environment()) as agents,
-    ):
-        await cluster.until_ordered(load.containers, allocator, agents)
-        await asyncio.sleep(SETTLE_S)
-        window = await cluster.measure(seconds, allocator, agents)
-        traces = await allocator.stop(), await agents.stop()
+    async with AsyncExitStack() as stack:
+        allocators = [
+            await stack.enter_async_context(cluster.run("tests.bench.traced_allocator", name=f"allocator {number}"))
+            for number in range(replicas)
+        ]
+        agents = await stack.enter_async_context(
+            cluster.run("tests.bench.synthetic_agents", load.as_environment(), name="agents")
+        )
+        await cluster.until_ordered(load.containers, *allocators, agents)
+        await asyncio.sleep(SETTLE_S if replicas == 1 else SHARE_S)
+        window = await cluster.measure(seconds, *allocators, agents)
+        traces = [await allocator.stop() for allocator in allocators]
+        trace = await agents.stop()
     await cluster.withdraw_all()
-    return _summarise(load, policy, window, traces)
+    return _summarise(AllocatorRun(load, policy, replicas, window.periods), window, traces, trace)
 
 
 def _summarise(
-    load: Load, policy: Policy, window: Window, traces: tuple[dict[str, Any], dict[str, Any]]
+    run: AllocatorRun, window: Window, allocators: list[dict[str, Any]], agents: dict[str, Any]
 ) -> AllocatorRun:
-    allocator, agents = traces
-    steps = [step for step in allocator["steps"] if window.holds(step[0])]
+    steps = [step for allocator in allocators for step in allocator["steps"] if window.holds(step[0])]
     orders = [order for order in agents["orders"] if window.holds(order[0])]
     ticks = [due for due, _, _ in agents["ticks"] if window.holds(due)]
-    per_us = 1 / (len(ticks) * load.containers)
+    if not ticks:
+        raise RuntimeError("the synthetic agents sent nothing")
+    per_us = 1 / (len(ticks) * run.load.containers)
     last: defaultdict[int, int] = defaultdict(int)
-    period_ns = 100_000_000
     for wall_ns, _ in orders:
-        last[wall_ns // period_ns] = max(last[wall_ns // period_ns], wall_ns)
-    return AllocatorRun(
-        load,
-        policy,
-        window.periods,
-        window.cpu_us["traced_allocator"] * per_us,
-        sum(step[3] for step in steps) / 1e3 * per_us,
-        window.cpu_us["nats-server"] / 1e3 / len(ticks),
-        sum(rows for _, rows in orders) * per_us,
-        len(steps) / len(ticks),
-        len(ticks) / window.periods,
-        len(orders) / len(ticks),
-        [(wall_ns - slot * period_ns) / 1e6 for slot, wall_ns in last.items()],
-    )
+        last[wall_ns // PERIOD_NS] = max(last[wall_ns // PERIOD_NS], wall_ns)
+    names = [f"allocator {number}" for number in range(run.replicas)]
+    run.replica_us = [window.cpu_us[name] * per_us for name in names]
+    run.replica_bytes = [window.resident_bytes[name] for name in names]
+    run.process_us = sum(run.replica_us)
+    run.step_us = sum(step[3] for step in steps) / 1e3 * per_us
+    run.nats_us = window.cpu_us["nats-server"] * per_us
+    run.wire_bytes = window.server_bytes * per_us
+    run.changed_share = sum(rows for _, rows in orders) * per_us
+    run.steps_per_period = len(steps) / len(ticks)
+    run.ticks_per_period = len(ticks) / window.periods
+    run.orders_per_period = len(orders) / len(ticks)
+    run.last_order_ms = [(wall_ns - slot * PERIOD_NS) / 1e6 for slot, wall_ns in last.items()]
+    return run

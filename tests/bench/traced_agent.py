@@ -1,7 +1,7 @@
 """The real agent as a process of its own, with stamps: ``BENCH_TRACE=FILE python -m tests.bench.traced_agent``.
 
-What is added costs some ten microseconds per tick and half a microsecond per write; it is part of the figures. The
-trace is written as JSON when the agent has stopped.
+What is added costs some ten microseconds per tick and a microsecond per write; it is part of the figures. The trace
+is written as JSON when the agent has stopped.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+
+from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitUpdate, RowStatus
 from services._runtime.app import main
@@ -18,6 +21,8 @@ from tests.bench.trace import leave_trace
 
 AT_ONCE, AT_BOUNDARY = 0, 1
 """Written while the order was taken in (raises, cuts of idle containers), or later at the container's boundary."""
+_PERIOD_NS = PERIOD_US * 1_000
+_UNKNOWN = -1
 
 
 class TracedAgent(Agent):
@@ -25,11 +30,16 @@ class TracedAgent(Agent):
 
     def __init__(self, runtime: Any) -> None:
         super().__init__(runtime)
-        self._ticks: list[tuple[int, int, int, int, int]] = []
+        self._ticks: list[dict[str, int | str]] = []
+        """When each began and ended, costs by part, how many containers were throttled, what they were read by."""
         self._orders: list[tuple[int, int, int]] = []
-        self._writes: list[tuple[int, int, int, int]] = []
-        self._columns_ns = self._sample_ns = 0
+        self._writes: list[tuple[int, int, int, int, int]] = []
+        """Sequence of the order, `AT_ONCE` or `AT_BOUNDARY`, wall clock, raise or not, ns since the period's end."""
+        self._columns_ns = self._sample_ns = self._read_ns = self._sampled_ns = 0
+        self._batches: list[CfsBatch] = []
         self._seq = 0
+        self._expected_ns: dict[str, int | None] = {}
+        """Boundaries of the cuts that are looked at, monotonic."""
 
     async def start(self) -> None:
         """Start, and put the stamps in."""
@@ -47,31 +57,49 @@ class TracedAgent(Agent):
     def _tick(self, node: Node) -> None:
         wall_ns, begin_ns = time.time_ns(), time.thread_time_ns()
         super()._tick(node)
-        rest_ns = time.thread_time_ns() - begin_ns - self._sample_ns
-        read_ns = self._sample_ns - self._columns_ns
-        self._ticks.append((wall_ns, time.time_ns(), read_ns, self._columns_ns, rest_ns))
+        cost_ns, end_ns = time.thread_time_ns() - begin_ns, time.time_ns()
+        self._ticks.append(
+            {
+                "begin_ns": wall_ns,
+                "end_ns": end_ns,
+                "read": self._read_ns,
+                "recheck": self._sample_ns - self._read_ns - self._columns_ns,
+                "columns": self._columns_ns,
+                "publish": cost_ns - self._sample_ns,
+                "throttled": sum(int(np.count_nonzero(batch.column("throttled"))) for batch in self._batches),
+                "source": node.host.telemetry_source,
+            }
+        )
 
     def _stamp_sampling(self, node: Node) -> None:
-        sample, batches = node.sample, node._batches
+        sample, batches, read = node.sample, node._batches, node.host.read
+
+        def stamped_read(handles: Any) -> Any:
+            begin_ns = time.thread_time_ns()
+            result = read(handles)
+            self._read_ns = time.thread_time_ns() - begin_ns
+            return result
 
         def stamped_batches(*arguments: Any) -> list[CfsBatch]:
             begin_ns = time.thread_time_ns()
-            result = batches(*arguments)
+            self._batches = batches(*arguments)
             self._columns_ns = time.thread_time_ns() - begin_ns
-            return result
+            return self._batches
 
         def stamped_sample(now_ns: int, wall_ns: int) -> Any:
-            begin_ns = time.thread_time_ns()
+            self._sampled_ns, begin_ns = now_ns, time.thread_time_ns()
             result = sample(now_ns, wall_ns)
             self._sample_ns = time.thread_time_ns() - begin_ns
             return result
 
         node._batches = stamped_batches  # type: ignore[method-assign,assignment,unused-ignore]
         node.sample = stamped_sample  # type: ignore[method-assign,assignment,unused-ignore]
+        node.host.read = stamped_read  # type: ignore[method-assign,assignment,unused-ignore]
 
     def _stamp_orders(self, node: Node) -> None:
         orders, containers = node._orders, node._containers
         carry_out, write_quota, settle_row = node.carry_out, containers.write_quota, orders._settle_row
+        poll_cuts = orders.poll_cuts
 
         def stamped_carry_out(update: LimitUpdate, *arguments: Any) -> None:
             self._seq, begin_ns = update.seq, time.thread_time_ns()
@@ -83,17 +111,37 @@ class TracedAgent(Agent):
             is_raise = quota_us > node.book.containers[key].quota_us
             status = write_quota(key, quota_us)
             if self._seq and status is RowStatus.APPLIED:
-                self._writes.append((self._seq, AT_ONCE, time.time_ns(), int(is_raise)))
+                boundary_ns = containers.rows.boundary_of(key)
+                since_end_ns = since_period_end(boundary_ns, self._sampled_ns) if boundary_ns else _UNKNOWN
+                self._writes.append((self._seq, AT_ONCE, time.time_ns(), int(is_raise), since_end_ns))
             return status
+
+        def stamped_poll_cuts(now_ns: int) -> None:
+            self._expected_ns = {cut.container: cut.expected_ns for cut in orders.cuts.due(now_ns)}
+            poll_cuts(now_ns)
 
         def stamped_settle_row(container: str, order: tuple[int, int], status: RowStatus) -> None:
             if status is RowStatus.APPLIED:
-                self._writes.append((order[1], AT_BOUNDARY, time.time_ns(), 0))
+                expected_ns = self._expected_ns.get(container)
+                since_end_ns = _UNKNOWN if expected_ns is None else time.monotonic_ns() - expected_ns
+                self._writes.append((order[1], AT_BOUNDARY, time.time_ns(), 0, since_end_ns))
             settle_row(container, order, status)
 
         node.carry_out = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
         containers.write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
+        orders.poll_cuts = stamped_poll_cuts  # type: ignore[method-assign,assignment,unused-ignore]
         orders._settle_row = stamped_settle_row  # type: ignore[method-assign,assignment,unused-ignore]
+
+
+def since_period_end(boundary_ns: int, sampled_ns: int) -> int:
+    """How long ago the container's last period ended that the sample could show; all times monotonic ns.
+
+    Args:
+        boundary_ns: some boundary of its periods, past or to come.
+        sampled_ns: when the sample began.
+    """
+    last_ns = sampled_ns - (sampled_ns - boundary_ns) % _PERIOD_NS
+    return time.monotonic_ns() - last_ns
 
 
 if __name__ == "__main__":
