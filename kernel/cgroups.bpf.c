@@ -1,7 +1,9 @@
 /* The table of control groups: CPU and memory of every group below one directory, in one read.
  *
  * An iterator (Documentation/bpf/bpf_iterators.rst) over cgroups: each read of a descriptor that BPF_ITER_CREATE made
- * runs `group` for all of them, in the reader's own time, and returns the rows. Nothing is attached to any hot path.
+ * runs `group` for all of them, in the reader's own time. Nothing is attached to any hot path. The rows go into a map
+ * that the reader has in its memory: what a read itself can return is 32 KiB, some 300 groups, and this iterator cannot
+ * be continued by a second read.
  */
 #include "vmlinux.h"
 
@@ -80,23 +82,50 @@ static __always_inline void read_memory(struct cgroup_subsys_state *css, struct 
 		row->flags |= TB_KILL_DISABLED;
 }
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, TB_TABLE_ROWS);
+	__type(key, __u32);
+	__type(value, struct tb_group);
+} rows SEC(".maps");
+
+/* So far, in the read under way. */
+__u32 filled;
+
+static __always_inline void fill(struct cgroup *cgroup, struct tb_group *row)
+{
+	struct cgroup_subsys_state *cpu, *memory;
+
+	__builtin_memset(row, 0, sizeof(*row));
+	row->id = cgroup->kn->id;
+	row->level = cgroup->level;
+	cpu = ELEMENT(struct cgroup, subsys, cgroup, bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id));
+	memory = ELEMENT(struct cgroup, subsys, cgroup, bpf_core_enum_value(enum cgroup_subsys_id, memory_cgrp_id));
+	if (cpu)
+		read_cpu(cpu, row);
+	if (memory)
+		read_memory(memory, row);
+}
+
 SEC("iter/cgroup")
 int group(struct bpf_iter__cgroup *ctx)
 {
 	struct cgroup *cgroup = ctx->cgroup;
-	struct cgroup_subsys_state *cpu, *memory;
-	struct tb_group row = {};
+	struct tb_group *row;
+	__u64 count;
+	__u32 index;
 
-	if (!cgroup) /* the call after the last one */
+	if (!ctx->meta->seq_num)
+		filled = 0;
+	if (!cgroup) { /* the call after the last one */
+		count = filled;
+		bpf_seq_write(ctx->meta->seq, &count, sizeof(count));
 		return 0;
-	row.id = cgroup->kn->id;
-	row.level = cgroup->level;
-	cpu = ELEMENT(struct cgroup, subsys, cgroup, bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id));
-	memory = ELEMENT(struct cgroup, subsys, cgroup, bpf_core_enum_value(enum cgroup_subsys_id, memory_cgrp_id));
-	if (cpu)
-		read_cpu(cpu, &row);
-	if (memory)
-		read_memory(memory, &row);
-	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+	}
+	index = filled++;
+	row = bpf_map_lookup_elem(&rows, &index);
+	if (row)
+		fill(cgroup, row);
 	return 0;
 }

@@ -26,7 +26,7 @@ void send_packet(int socket, __u32 kind, const void *payload, size_t size, const
 {
 	struct tb_header header = {.version = TB_VERSION, .kind = kind};
 	struct iovec parts[] = {{&header, sizeof(header)}, {(void *)payload, size}};
-	char control[CMSG_SPACE(sizeof(int) * MAX_HIERARCHIES)] __attribute__((aligned(sizeof(struct cmsghdr)))) = {};
+	char control[CMSG_SPACE(sizeof(int) * 2 * MAX_HIERARCHIES)] __attribute__((aligned(sizeof(struct cmsghdr)))) = {};
 	struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
 
 	if (descriptors)

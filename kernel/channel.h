@@ -8,7 +8,7 @@
 enum { MAX_HIERARCHIES = 2, MAX_TEXT = 512 };
 
 struct descriptors {
-	int numbers[MAX_HIERARCHIES];
+	int numbers[2 * MAX_HIERARCHIES];
 	int count;
 };
 

@@ -1,6 +1,6 @@
 /* turnbuckle-kernel: loads the programs beside it and hands what they see to the agent that started it.
  *
- *	turnbuckle-kernel --objects DIR --hierarchy DIR [...] [--ring-bytes N] --socket FD
+ *	turnbuckle-kernel --objects DIR --hierarchy DIR [...] [--ring-bytes N] [--interval-ms N] --socket FD
  *	turnbuckle-kernel --objects DIR [--hierarchy DIR [...]] --check [--json]
  *
  * It needs the rights to load programs for a moment; the agent needs none of them. The table of control groups goes
@@ -28,7 +28,7 @@ enum { BATCH_BYTES = 1 << 14, EXIT_USAGE = 64, EXIT_UNAVAILABLE = 69 };
 struct options {
 	struct request request;
 	int socket;
-	int interval_ms; /* between looks at the rings; 0: whenever there is something */
+	int interval_ms; /* that a record may wait for others; 0: none does */
 	bool check;
 	bool json;
 };
@@ -82,11 +82,11 @@ static struct ring_buffer *open_rings(const struct loaded *loaded, struct feed *
 		struct bpf_map *map = NULL;
 
 		feeds[i] = (struct feed){.unit = &units[i], .socket = socket};
-		if (loaded[i].object && units[i].kind)
-			map = bpf_object__find_map_by_name(loaded[i].object, "records");
+		if (loaded[i].count && units[i].kind)
+			map = bpf_object__find_map_by_name(loaded[i].objects[0], "records");
 		if (!map)
 			continue;
-		feeds[i].lost = map_lost(loaded[i].object);
+		feeds[i].lost = map_lost(loaded[i].objects[0]);
 		if (!rings)
 			rings = ring_buffer__new(bpf_map__fd(map), take, &feeds[i], NULL);
 		else if (ring_buffer__add(rings, bpf_map__fd(map), take, &feeds[i]))
@@ -108,8 +108,9 @@ static void tell_lost(const struct feed *feeds, int socket, __u64 *told)
 	*told = lost;
 }
 
-/* Until the agent closes its end. What has come goes out at once, alone or with what came meanwhile; or once in an
- * interval: each record by itself wakes this process, and costs more than all else that is done about it. */
+/* Until the agent closes its end. What has come goes out at once, alone or with what came meanwhile; or an interval
+ * after the first: to wake this process for each record costs more than all else that is done about it. Where nothing
+ * comes it sleeps. */
 static void stream(const struct loaded *loaded, int socket, int interval_ms)
 {
 	static struct feed feeds[UNIT_COUNT];
@@ -119,11 +120,13 @@ static void stream(const struct loaded *loaded, int socket, int interval_ms)
 	__u64 told = 0;
 	char nothing;
 
-	while (poll(sources, interval_ms ? 1 : 2, interval_ms ? interval_ms : -1) >= 0 || errno == EINTR) {
+	while (poll(sources, 2, -1) >= 0 || errno == EINTR) {
 		if (sources[0].revents && recv(socket, &nothing, sizeof(nothing), 0) <= 0)
 			return;
-		if (!rings || (!interval_ms && !sources[1].revents))
+		if (!sources[1].revents)
 			continue;
+		if (interval_ms)
+			poll(sources, 1, interval_ms); /* ends early with the agent */
 		ring_buffer__consume(rings);
 		for (int i = 0; i < UNIT_COUNT; i++)
 			flush(&feeds[i]);
@@ -138,10 +141,10 @@ static int serve(const struct options *options)
 
 	for (int i = 0; i < UNIT_COUNT; i++) {
 		load_unit(&units[i], &options->request, &loaded[i]);
-		if (loaded[i].table.count && loaded[i].object)
+		if (loaded[i].table.count)
 			send_packet(options->socket, TB_TABLE, NULL, 0, &loaded[i].table);
 		send_status(options->socket, units[i].name, loaded[i].failure);
-		any = any || loaded[i].object;
+		any = any || loaded[i].count;
 	}
 	send_packet(options->socket, TB_READY, NULL, 0, NULL);
 	if (!any)
@@ -191,7 +194,7 @@ static int check(const struct options *options)
 		if (options->json && i)
 			printf(", ");
 		print_result(units[i].name, loaded.failure, options->json);
-		failed += !loaded.object;
+		failed += !loaded.count;
 	}
 	if (options->json)
 		puts("]");
@@ -254,7 +257,7 @@ int main(int argc, char **argv)
 
 	if (!read_options(argc, argv, &options)) {
 		fprintf(stderr,
-			"usage: %s --objects DIR --hierarchy DIR [--hierarchy DIR] [--ring-bytes N] [--interval-ms N] --socket FD\n"
+			"usage: %s --objects DIR --hierarchy DIR [...] [--ring-bytes N] [--interval-ms N] --socket FD\n"
 			"       %s --objects DIR [--hierarchy DIR [...]] --check [--json]\n",
 			argv[0], argv[0]);
 		return EXIT_USAGE;

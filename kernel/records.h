@@ -3,7 +3,7 @@
 #ifndef TB_RECORDS_H
 #define TB_RECORDS_H
 
-#define TB_VERSION 1
+#define TB_VERSION 2
 
 /* A row of the table of control groups. Version 1 has one row of a container in each hierarchy, with zeros where the
  * other one's numbers are: their sum is the container's, as version 2 has it in one row. The agent sees no more than a
@@ -25,6 +25,7 @@ struct tb_group {
 	__u64 boundary_ns;     /* when the period under way ends; 0: no period is under way, the group is idle */
 };
 
+#define TB_TABLE_ROWS 16384u /* that a table has room for */
 #define TB_PERIOD_US 100000ull
 #define TB_HAS_CPU 1u
 #define TB_HAS_MEMORY 2u
@@ -63,7 +64,9 @@ struct tb_header {
 	__u32 kind;
 };
 
-#define TB_TABLE 1u   /* no payload; descriptors (SCM_RIGHTS): an iterator link per hierarchy, in the order asked for */
+#define TB_TABLE 1u   /* no payload; descriptors (SCM_RIGHTS): an iterator link per hierarchy, in the order asked for, and then
+		       * the map of each, struct tb_group[TB_TABLE_ROWS]. Reading what BPF_ITER_CREATE makes of the link
+		       * fills the map, and returns how many groups there are: __u64. */
 #define TB_STATUS 2u  /* text: "NAME ok" or "NAME failed: WHY" of a unit (units.c) */
 #define TB_READY 3u   /* all units have been tried; no payload. With none loaded the loader ends */
 #define TB_PERIODS 4u /* struct tb_period[] */

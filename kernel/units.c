@@ -177,7 +177,7 @@ static bool attach_table(struct bpf_program *program, const char *directory, str
 	close(group);
 	if (!link)
 		return false;
-	loaded->table.numbers[loaded->table.count++] = bpf_link__fd(link);
+	loaded->table.numbers[loaded->count] = bpf_link__fd(link);
 	return true;
 }
 
@@ -191,9 +191,8 @@ static bool attach(struct bpf_object *object, const struct request *request, str
 		if (!bpf_program__autoload(program))
 			continue;
 		if (!strncmp(section, "iter/", 5)) {
-			for (int i = 0; i < request->hierarchy_count; i++)
-				if (!attach_table(program, request->hierarchies[i], loaded))
-					return false;
+			if (!attach_table(program, request->hierarchies[loaded->count], loaded))
+				return false;
 		} else if (!bpf_program__attach(program)) {
 			return fail(loaded, "cannot be attached to %s: %s", section, strerror(errno));
 		}
@@ -201,46 +200,68 @@ static bool attach(struct bpf_object *object, const struct request *request, str
 	return true;
 }
 
-static bool load_and_attach(const struct unit *unit, const struct request *request, const char *path,
-			    struct loaded *loaded)
+static bool load(const struct unit *unit, const struct request *request, const char *path, struct bpf_object *object,
+		 struct loaded *loaded)
 {
-	struct bpf_map *ring = bpf_object__find_map_by_name(loaded->object, "records");
+	struct bpf_map *ring = bpf_object__find_map_by_name(object, "records");
 	static char log[LOG_BYTES];
 
-	if (!set_constants(loaded->object, path, loaded) || !choose_programs(unit, loaded->object, loaded))
+	if (!set_constants(object, path, loaded) || !choose_programs(unit, object, loaded))
 		return false;
 	if (ring && request->ring_bytes)
 		bpf_map__set_max_entries(ring, request->ring_bytes);
 	for (int i = 0; i < MAX_PROGRAMS && unit->programs[i]; i++) {
-		struct bpf_program *program = bpf_object__find_program_by_name(loaded->object, unit->programs[i]);
+		struct bpf_program *program = bpf_object__find_program_by_name(object, unit->programs[i]);
 
 		if (!program)
 			return fail(loaded, "%s has no program %s", path, unit->programs[i]);
 		bpf_program__set_log_buf(program, log, sizeof(log));
 	}
 	log[0] = warning[0] = '\0';
-	if (bpf_object__load(loaded->object))
+	if (bpf_object__load(object))
 		return explain_refusal(errno, log, loaded);
-	return attach(loaded->object, request, loaded);
+	return attach(object, request, loaded);
+}
+
+static bool load_once(const struct unit *unit, const struct request *request, struct loaded *loaded)
+{
+	char path[MAX_TEXT / 2];
+	struct bpf_object *object;
+
+	snprintf(path, sizeof(path), "%s/%s.bpf.o", request->objects, unit->file);
+	if (access(path, R_OK))
+		return fail(loaded, "%s: %s", path, strerror(errno));
+	object = bpf_object__open(path);
+	if (!object)
+		return fail(loaded, "%s is no object file of eBPF programs", path);
+	loaded->objects[loaded->count] = object;
+	if (!load(unit, request, path, object, loaded)) {
+		bpf_object__close(object);
+		return false;
+	}
+	loaded->count++;
+	return true;
+}
+
+static void add_maps(struct loaded *loaded)
+{
+	for (int i = 0; i < loaded->count; i++)
+		loaded->table.numbers[loaded->count + i] = bpf_object__find_map_fd_by_name(loaded->objects[i], "rows");
+	loaded->table.count = 2 * loaded->count;
 }
 
 void load_unit(const struct unit *unit, const struct request *request, struct loaded *loaded)
 {
-	char path[MAX_TEXT / 2];
+	int times = unit->kind ? 1 : request->hierarchy_count;
 
 	*loaded = (struct loaded){};
-	snprintf(path, sizeof(path), "%s/%s.bpf.o", request->objects, unit->file);
-	if (access(path, R_OK)) {
-		fail(loaded, "%s: %s", path, strerror(errno));
+	for (int i = 0; i < times; i++) {
+		if (load_once(unit, request, loaded))
+			continue;
+		while (loaded->count)
+			bpf_object__close(loaded->objects[--loaded->count]);
 		return;
 	}
-	loaded->object = bpf_object__open(path);
-	if (!loaded->object) {
-		fail(loaded, "%s is no object file of eBPF programs", path);
-		return;
-	}
-	if (!load_and_attach(unit, request, path, loaded)) {
-		bpf_object__close(loaded->object);
-		loaded->object = NULL;
-	}
+	if (!unit->kind)
+		add_maps(loaded);
 }

@@ -30,9 +30,10 @@ struct request {
 };
 
 struct loaded {
-	struct bpf_object *object; /* NULL: it failed */
-	struct descriptors table;  /* of the links, if it is an iterator */
-	char failure[MAX_TEXT];    /* for people; empty: it is there */
+	struct bpf_object *objects[MAX_HIERARCHIES]; /* an iterator's map is of one hierarchy only; others have one */
+	int count;                                   /* 0: it failed */
+	struct descriptors table;                    /* links and maps, if it is an iterator */
+	char failure[MAX_TEXT];                      /* for people; empty: it is there */
 };
 
 /* For libbpf_set_print: its words explain what nothing else does. TURNBUCKLE_KERNEL_DEBUG=1 shows them all. */

@@ -7,28 +7,46 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
+import sys
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from services.agent.adapters.cgroup_handle import CgroupHandle
-from services.agent.adapters.kernel_records import COUNTERS, Column, GroupFlag
+from services.agent.adapters.kernel_records import COUNTERS, TABLE_ROWS, Column, GroupFlag
 from services.agent.core.readings import Held, IntArray, Readings
 from services.agent.ports import UNLIMITED
 
 _BPF_ITER_CREATE: Final = 33
 _BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
-_READ_BYTES: Final = 1 << 20
+_COUNT_BYTES: Final = 8
 
 
 class GroupTable:
     """Reads by one iterator link per hierarchy, which it owns: version 1 has one of cpu and one of memory."""
 
-    def __init__(self, links: Sequence[int]) -> None:
-        """``links``: descriptors, those of cpu and memory; the same hierarchy: only one."""
-        self._links = list(links)
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        """Map the tables.
+
+        Args:
+            descriptors: of links, those of cpu and memory (the same hierarchy: only one), and then of their maps.
+
+        Raises:
+            OSError: they cannot be mapped; the descriptors are closed.
+        """
+        hierarchies = len(descriptors) // 2
+        self._links = list(descriptors[:hierarchies])
+        try:
+            self._tables = [_mapped(map_) for map_ in descriptors[hierarchies:]]
+        except OSError:
+            self.close()
+            raise
+        finally:
+            for map_ in descriptors[hierarchies:]:
+                os.close(map_)
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._syscall = _BPF_SYSCALL[os.uname().machine]
         self._handles: Sequence[CgroupHandle] | None = None
@@ -42,7 +60,7 @@ class GroupTable:
             self._handles = handles
             self.ids = np.array([handle.group_ids for handle in handles], dtype=np.int64).reshape(-1, 2)
             self._places = [_Places(self.ids[:, column].copy()) for column in range(len(self._links))]
-        tables = [self._table(link) for link in self._links]
+        tables = [self._table(*pair) for pair in zip(self._links, self._tables, strict=True)]
         rows = [place.take(table) for place, table in zip(self._places, tables, strict=True)]
         gone = {row for place in self._places for row in place.gone}
         # Each hierarchy has zeros where the other one's numbers are.
@@ -57,15 +75,16 @@ class GroupTable:
         limits = table[:, (Column.QUOTA_US, Column.LIMIT_BYTES, kills)]
         return Held(limits, guarded, table[:, Column.BOUNDARY_NS])
 
-    def _table(self, link: int) -> IntArray:
+    def _table(self, link: int, table: IntArray) -> IntArray:
+        """Filled anew; the next look fills it again."""
         descriptor = self._iterate(link)
-        parts = []
         try:
-            while part := os.read(descriptor, _READ_BYTES):
-                parts.append(part)
+            count = int.from_bytes(os.read(descriptor, _COUNT_BYTES), sys.byteorder)
         finally:
             os.close(descriptor)
-        return np.frombuffer(b"".join(parts), dtype=np.int64).reshape(-1, len(Column))
+        if count > len(table):
+            raise OSError(errno.EOVERFLOW, f"{count} control groups, and room for {len(table)}")
+        return table[:count]
 
     def _iterate(self, link: int) -> int:
         """A descriptor that runs the iterator while it is read (bpf(2), BPF_ITER_CREATE)."""
@@ -82,6 +101,13 @@ class GroupTable:
         for link in self._links:
             os.close(link)
         self._links.clear()
+
+
+def _mapped(descriptor: int) -> IntArray:
+    """A map as a matrix; the kernel writes it."""
+    length = TABLE_ROWS * len(Column) * np.dtype(np.int64).itemsize
+    memory = mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
+    return np.frombuffer(memory, dtype=np.int64).reshape(TABLE_ROWS, len(Column))
 
 
 class _Places:

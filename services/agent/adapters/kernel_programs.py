@@ -71,7 +71,7 @@ class KernelPrograms:
         if not os.access(loader, os.X_OK):
             raise KernelProgramsError(f"{loader} is not there; build it with: make kernel")
         self.links: list[int] = []
-        """Iterator links, one per hierarchy; they are the caller's."""
+        """Iterator links, one per hierarchy, and then the maps that they fill; they are the caller's."""
         self.status: list[str] = []
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         interval = ("--interval-ms", str(STREAM_INTERVAL_MS))

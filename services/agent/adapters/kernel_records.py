@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 HEADER_BYTES: Final = 8
 """Of each packet: version and `Kind`, 4 bytes each."""
 
@@ -51,5 +51,7 @@ class Column(IntEnum):
 
 OOM_FIELDS: Final = 5
 """Of ``struct tb_oom``, as 64-bit numbers: id, time, kind and pid in one, usage, limit."""
+TABLE_ROWS: Final = 16_384
+"""Groups that a table has room for."""
 COUNTERS: Final = slice(Column.NR_PERIODS, Column.MEMORY_BYTES + 1)
 """`services.agent.ports.Counters`, in order."""

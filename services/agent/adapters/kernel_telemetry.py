@@ -11,7 +11,7 @@ import numpy as np
 
 from services.agent.adapters.cgroup_handle import CgroupHandle
 from services.agent.adapters.group_table import GroupTable
-from services.agent.adapters.kernel_programs import KernelPrograms
+from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
 from services.agent.core.periods import PeriodAccounts
 from services.agent.core.readings import IntArray, Readings
 
@@ -25,7 +25,11 @@ class KernelTelemetry:
     def __init__(self, directory: Path, hierarchies: Sequence[str]) -> None:
         """Load everything. Raises KernelProgramsError: not even the table can be had."""
         programs = KernelPrograms(directory, hierarchies)
-        self._table = GroupTable(programs.take_links())
+        try:
+            self._table = GroupTable(programs.take_links())
+        except OSError as error:
+            programs.close()
+            raise KernelProgramsError(f"the table of control groups cannot be mapped: {error.strerror}") from error
         self._accounts: PeriodAccounts | None = PeriodAccounts() if programs.streams_periods else None
         self._followed: IntArray | None = None
         self.note = "; ".join(line for line in programs.status if not line.endswith(" ok"))

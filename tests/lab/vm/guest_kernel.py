@@ -6,6 +6,7 @@ It reads the records by itself, not as the agent does: two readings of the same 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import signal
@@ -13,7 +14,7 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,6 +25,8 @@ PROGRAM: Final = BUILD / "turnbuckle-kernel"
 ROOT: Final = Path("/sys/fs/cgroup")
 TABLE, STATUS, READY, PERIODS, OOMS, LOST = range(1, 7)
 HEADER: Final = struct.Struct("=II")
+VERSION: Final = 2
+TABLE_ROWS: Final = 16_384
 
 
 class Period(NamedTuple):
@@ -86,6 +89,7 @@ class Loader:
         theirs.close()
         self.status: dict[str, str] = {}
         self.links: list[int] = []
+        """An iterator's link, and its map."""
         self.periods: list[Period] = []
         self.ooms: list[Oom] = []
         self.lost = 0
@@ -100,7 +104,7 @@ class Loader:
         except TimeoutError:
             return None
         version, kind = HEADER.unpack_from(packet)
-        assert version == 1
+        assert version == VERSION
         self.links += links
         self._take(kind, packet[HEADER.size :])
         return int(kind)
@@ -224,18 +228,16 @@ class _IterCreate(ctypes.Structure):
     _fields_ = (("link", ctypes.c_uint32), ("flags", ctypes.c_uint32))
 
 
-def read_table(link: int) -> list[Row]:
-    """Every group of the hierarchy whose iterator's link this is, the root first."""
+def read_table(link: int, rows: int) -> list[Row]:
+    """Every group of the hierarchy whose iterator's link and map these are, the root first."""
     number = {"x86_64": 321, "aarch64": 280}[platform.machine()]
     request = _IterCreate(link, 0)
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(number, 33, ctypes.byref(request), ctypes.sizeof(request))
     assert descriptor >= 0, os.strerror(ctypes.get_errno())
     try:
-        return list(map(Row._make, ROW.iter_unpack(b"".join(_chunks(descriptor)))))
+        [count] = struct.unpack("=Q", os.read(descriptor, 64))
+        assert not os.read(descriptor, 64)
     finally:
         os.close(descriptor)
-
-
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    while chunk := os.read(descriptor, 1 << 16):
-        yield chunk
+    with mmap.mmap(rows, TABLE_ROWS * ROW.size, mmap.MAP_SHARED, mmap.PROT_READ) as table:
+        return list(map(Row._make, ROW.iter_unpack(table[: count * ROW.size])))

@@ -12,13 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.lab.vm.guest_kernel import BUILD, PROGRAM, ROOT, Group, Loader, burn, enable_controllers, figure
+from tests.lab.vm.guest_kernel import BUILD, PROGRAM, ROOT, VERSION, Group, Loader, burn, enable_controllers, figure
 
 UNAVAILABLE = 69
 NOBODY = 65534
 UNITS = {"cgroups", "periods", "decisions", "victims"}
 TYPES = Path("/sys/kernel/btf/vmlinux")
-CONSTANTS = struct.pack("=IIQ", 1, 1, 4096)
+CONSTANTS = struct.pack("=IIQ", VERSION, 1, 4096)
 """struct tb_constants, as the object files have it: version, CPUs, bytes of a page."""
 
 
@@ -59,11 +59,11 @@ def wrong_objects() -> None:
         assert reasons["cgroups"] == f"{directory}/cgroups.bpf.o is no object file of eBPF programs"
         assert f"{directory}/memory.bpf.o is n" in reasons["decisions"]
         assert reasons["periods"] == f"{directory}/periods.bpf.o has no program period_timer"
-        changed(directory, "cgroups.bpf.o", CONSTANTS, struct.pack("=IIQ", 2, 1, 4096))
+        changed(directory, "cgroups.bpf.o", CONSTANTS, struct.pack("=IIQ", VERSION + 1, 1, 4096))
         changed(directory, "memory.bpf.o", b"mem_cgroup_out_of_memory", b"mem_cgroup_out_of_memorY")
         changed(directory, "periods.bpf.o", b"fentry/sched_cfs", b"fentry/Sched_cfs")
         reasons = check(directory)
-        assert reasons["cgroups"].endswith("has records of version 2, this loader has version 1")
+        assert reasons["cgroups"].endswith(f"has records of version {VERSION + 1}, this loader has version {VERSION}")
         assert reasons["decisions"] == "this kernel has no function mem_cgroup_out_of_memorY"
         assert reasons["periods"] == "this kernel has no function Sched_cfs_period_timer"
         assert not reasons["victims"], "each by itself"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.agent.adapters.kernel_programs import LOAD_DEADLINE_S, KernelPrograms, KernelProgramsError
+from services.agent.adapters.kernel_records import VERSION
 from tests.support.cgroup_lab import wait_until
 
 Start = Callable[[str], KernelPrograms]
@@ -28,7 +29,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             #!{sys.executable} -S
             import os, socket, struct, sys
             agent = socket.socket(fileno=int(sys.argv[sys.argv.index("--socket") + 1]))
-            def send(kind, payload=b"", version=1, descriptors=()):
+            def send(kind, payload=b"", version={VERSION}, descriptors=()):
                 socket.send_fds(agent, [struct.pack("=II", version, kind) + payload], list(descriptors))
             """
         loader.write_text(textwrap.dedent(prelude) + lines + "\n")
@@ -105,7 +106,7 @@ def test_a_loader_that_ends_is_noticed(start: Start) -> None:
     [
         ("send(2, b'cgroups failed: no BTF')\n" + READY, "cgroups failed: no BTF"),
         (READY, "has no table of control groups"),
-        ("send(3, version=9)", "speaks version 9, the agent 1: make kernel"),
+        ("send(3, version=9)", f"speaks version 9, the agent {VERSION}: make kernel"),
         ("sys.exit(7)", "ended with exit code 7"),
         ("agent.send(b'xy')\nagent.recv(1)", "says what nobody understands"),
     ],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schemas.apps import PERIOD_US
 from services.agent.adapters.group_table import _Places
 from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
-from services.agent.adapters.kernel_records import COUNTERS, VERSION, Column, GroupFlag, Kind
+from services.agent.adapters.kernel_records import COUNTERS, TABLE_ROWS, VERSION, Column, GroupFlag, Kind
 from services.agent.ports import Counters
 
 HEADER: Final = (Path(__file__).resolve().parents[3] / "kernel" / "records.h").read_text(encoding="utf-8")
@@ -38,6 +38,7 @@ def test_a_row_is_what_the_kernel_writes() -> None:
 
 def test_constants_are_the_kernels() -> None:
     assert (define("TB_VERSION"), define("TB_PERIOD_US")) == (VERSION, PERIOD_US)
+    assert define("TB_TABLE_ROWS") == TABLE_ROWS
     for kind in Kind:
         assert define(f"TB_{kind.name}") == kind
     assert [define(f"TB_{name}") for name in ("HAS_CPU", "HAS_MEMORY", "UNDER_OOM", "KILL_DISABLED")] == list(GroupFlag)
