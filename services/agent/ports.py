@@ -175,6 +175,10 @@ class RejectedContainer:
 Discovered = FoundContainer | GoneContainer | RejectedContainer
 
 
+class HostFullError(Exception):
+    """No more containers can be looked after here: a sentence for people."""
+
+
 class Host(Protocol):
     """The machine below the agent."""
 
@@ -212,6 +216,9 @@ class Host(Protocol):
         """Open its control files; None if it vanished meanwhile.
 
         What the agent before has changed is known: `restore` puts back what was there before *that* one came.
+
+        Raises:
+            HostFullError: no descriptor is left for it.
         """
 
 

@@ -26,7 +26,7 @@ from services.agent.joining import refuse_second_agent, serve_node
 from services.agent.node import Node, NodeOptions
 from services.agent.occurrences import Drift
 from services.agent.order_spans import note_reply, order_span
-from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, HostFullError, RejectedContainer
 from services.agent.settings import AgentSettings
 
 HEARTBEAT_S = 5.0
@@ -228,7 +228,7 @@ class Agent:
             return
         match change:
             case FoundContainer():
-                self._adopt(change)
+                self._adopt(node, change)
             case GoneContainer():
                 self._rejected.discard(change.container_id)
                 if (found := node.gone(change.container_id)) is not None:
@@ -236,10 +236,13 @@ class Agent:
             case RejectedContainer():
                 self._reject(change)
 
-    def _adopt(self, found: FoundContainer) -> None:
-        node = self.node
-        key = node.found(found) if node else None
-        if node is None or key is None:
+    def _adopt(self, node: Node, found: FoundContainer) -> None:
+        try:
+            key = node.found(found)
+        except HostFullError as error:
+            self._reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
+            return
+        if key is None:
             return
         self._emptied.pop(found.app, None)
         if self._announced is not None:

@@ -22,8 +22,8 @@ from services.cli.doctor_kernel import check_kernel_programs
 from services.cli.doctor_network import run_network_checks
 
 OLDEST_PYTHON: Final = (3, 11)
-FILES_PER_CONTAINER: Final = 6
-"""Descriptors that the agent keeps open for each container (version 1: cpu.stat, cpuacct.usage, limits, memory)."""
+FILES_PER_CONTAINER: Final = 11
+"""Descriptors that the agent keeps open for each container (version 1: counters, limits, the guard)."""
 WANTED_CONTAINERS: Final = 500
 _REALTIME_CAPABILITY: Final = 23
 """CAP_SYS_NICE (linux/capability.h)."""

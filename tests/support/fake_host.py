@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from schemas.containers import ContainerSource
 from services.agent.adapters.reserves import MemoryReserveBook
 from services.agent.core.readings import read_each
-from services.agent.ports import Alarm, AlarmKind, Counters, FoundContainer, Limits, MemoryState, WriteOutcome
+from services.agent.ports import (
+    Alarm,
+    AlarmKind,
+    Counters,
+    FoundContainer,
+    HostFullError,
+    Limits,
+    MemoryState,
+    WriteOutcome,
+)
 
 PAGE_BYTES = 4096
 
@@ -173,6 +182,8 @@ class FakeHost:
     cgroup_version: int = 0
     telemetry_source: str = "simulated"
     telemetry_note: str = ""
+    full: str = ""
+    """Why no more containers can be opened."""
     memory_guard: str = "sampled"
     alarm_fd: int | None = None
     reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)
@@ -183,6 +194,8 @@ class FakeHost:
         return read_each(handles)
 
     def open(self, container):
+        if self.full:
+            raise HostFullError(self.full)
         fake = self.containers.get(container.container_id)
         return None if fake is None or fake.gone else fake
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Final, cast
 
 from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
 from services._runtime.kernel_programs import hierarchies_of
@@ -19,7 +20,10 @@ from services.agent.adapters.kernel_telemetry import KernelTelemetry
 from services.agent.adapters.ladder import RungRegistrar
 from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.core.readings import Readings, read_each
-from services.agent.ports import Alarm, ContainerHandle, FoundContainer
+from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFullError
+
+FILES_PER_CONTAINER: Final = 11
+"""Version 1: counters, limits, the trap, and two of the guard's alarms. Version 2 has fewer."""
 
 
 class CgroupHost(ABC):
@@ -125,6 +129,12 @@ class CgroupHost(ABC):
         except OSError as error:
             if is_gone(error):
                 return None
+            if error.errno == errno.EMFILE:
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                raise HostFullError(
+                    f"the agent has no file descriptor left of {most} (some {FILES_PER_CONTAINER} for each container): "
+                    "raise its limit (LimitNOFILE, ulimits)"
+                ) from error
             raise
 
     def release_leftovers(self) -> list[str]:
@@ -141,7 +151,10 @@ class CgroupHost(ABC):
         for found in self._state.load_all():
             if found.key in self._parts.open_keys:
                 continue
-            handle = self._open(found) if found.exists() and found.version == self.cgroup_version else None
+            try:
+                handle = self._open(found) if found.exists() and found.version == self.cgroup_version else None
+            except HostFullError:
+                break  # next time
             if handle is None:
                 self._state.forget(found.key)
                 continue
@@ -186,7 +199,7 @@ def _up_to_id(path: str, container_id: str) -> str:
 
 
 def raise_descriptor_limit() -> int:
-    """Allow this process as many open files as the host lets it (8 for each container); returns the limit."""
+    """Allow this process as many open files as the host lets it (`FILES_PER_CONTAINER` each); returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

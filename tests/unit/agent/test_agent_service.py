@@ -111,6 +111,20 @@ async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
     assert lab.changes[-1].oom_kills == 1
 
 
+async def test_a_container_for_which_no_file_is_left_is_refused_and_the_others_stay(lab):
+    async with lab.agent():
+        first = await lab.guarded()
+        lab.ground.host.full = "the agent has no file descriptor left of 20000"
+        lab.ground.add("late")
+        await until(lambda: lab.changes[-1].change is ContainerChange.REJECTED, what="the refusal")
+        refusal, count = lab.changes[-1], len(lab.batches)
+        await until(lambda: len(lab.batches) > count, what="the next batch")
+        last = lab.batches[-1]
+
+    assert refusal.reason == "the agent has no file descriptor left of 20000"
+    assert last.keys == [first.key]
+
+
 async def test_a_request_is_answered_by_a_reserve(lab):
     async def grant(delivery):
         await lab.order(reserve_order, delivery.message.wanted_bytes)

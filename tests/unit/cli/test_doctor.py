@@ -76,7 +76,7 @@ def test_file_descriptors_are_counted_in_containers() -> None:
     few, many = checks.check_files(1024), checks.check_files(100_000)
 
     assert (few.level, many.level) == (Level.NOTE, Level.OK)
-    assert "154 containers" in few.found  # (1024 - 100) / 6
+    assert "84 containers" in few.found  # (1024 - 100) / 11
     assert few.mend.startswith("ulimit")
 
 
