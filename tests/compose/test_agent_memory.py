@@ -16,7 +16,7 @@ import yaml
 from docker.models.containers import Container
 
 from tests.support import compose_lab
-from tests.support.compose_lab import ROOT, ComposeProject
+from tests.support.compose_lab import ROOT, ComposeProject, plain_environment
 from tests.support.compose_load import bridge_address
 
 pytestmark = [pytest.mark.root, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -85,7 +85,7 @@ def project(sink: str, tmp_path: Path, exported: bool) -> Iterator[ComposeProjec
         app = tmp_path / "app.yaml"
         app.write_text(yaml.safe_dump(APP), encoding="utf-8")
         apply = [sys.executable, "-m", "services.cli", "apply", "--limits-only", str(app)]
-        subprocess.run(apply, cwd=ROOT, env=project.environment | {"NATS_URL": project.url}, check=True, timeout=60)
+        subprocess.run(apply, cwd=ROOT, env=plain_environment() | {"NATS_URL": project.url}, check=True, timeout=60)
         started.extend(idle(project) for _ in range(CONTAINERS))
         yield project
     finally:
