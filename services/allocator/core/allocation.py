@@ -25,8 +25,9 @@ from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
 from services.allocator.core.roster import Roster, sane_rows
 from services.allocator.core.rows import BoolArray, IntArray, grouped, runs
-from services.allocator.core.standing import Moment, Tenure, exact_sum
+from services.allocator.core.standing import Moment, Tenure
 from services.allocator.core.targets import Policies
+from services.allocator.core.view import per_app
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the order is void. (A look-up, because `np.isin` takes ten times as long.)"""
@@ -298,7 +299,7 @@ class Allocation:
         rows, table, apps = self.roster.rows, self.table, len(self.roster.apps)
         virtual = table.virtual[rows.app]
         quota, limit = (
-            exact_sum(rows.app, np.where(decidable, 0, ledger.held(rows, account, virtual)), apps)
+            per_app(rows.app, np.where(decidable, 0, ledger.held(rows, account, virtual)), apps)
             for account in ledger.ACCOUNTS
         )
         return (

@@ -12,6 +12,7 @@ from services.allocator.core.app_table import AppTable
 from services.allocator.core.messages import Pools
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import BoolArray, IntArray
+from services.allocator.core.view import per_app
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,12 @@ def pools(roster: Roster, table: AppTable) -> Pools:
     rows, apps, book = roster.rows, len(roster.apps), roster.reserves
     virtual = table.virtual[rows.app]
     quota, limit = (ledger.held(rows, account, virtual) for account in ledger.ACCOUNTS)
-    reserved = np.where(table.virtual, 0, exact_sum(book.app, book.held_bytes, apps))
+    reserved = np.where(table.virtual, 0, per_app(book.app, book.held_bytes, apps))
     return Pools(
-        exact_sum(rows.app, quota, apps),
-        exact_sum(rows.app, limit, apps) + reserved,
+        per_app(rows.app, quota, apps),
+        per_app(rows.app, limit, apps) + reserved,
         reserved,
-        exact_sum(rows.app, rows.admitted.astype(int), apps),
+        per_app(rows.app, rows.admitted.astype(int), apps),
     )
 
 
@@ -101,8 +102,3 @@ def open_apps(roster: Roster, table: AppTable, tenure: Tenure, moment: Moment) -
     unfenced = heard(roster, rows.node, moment) & ~rows.fenced & ~table.virtual[rows.app]
     settled: BoolArray = np.bincount(rows.app, unfenced, apps) == 0
     return settled & tenure.opened(roster.apps, moment.now_ns)
-
-
-def exact_sum(app: IntArray, values: IntArray, apps: int) -> IntArray:
-    """Exact sums per application: bincount's float64 holds integers up to 2**53."""
-    return np.bincount(app, values, apps).astype(np.int64)
