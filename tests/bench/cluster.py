@@ -79,6 +79,12 @@ class Process:
         trace: dict[str, Any] = json.loads(text) if text else {}
         return trace
 
+    async def stop_traced(self) -> dict[str, Any]:
+        """As `stop`, where a trace is needed. Raises RuntimeError if it left none: it did not stop in time."""
+        if not (trace := await self.stop()):
+            raise RuntimeError(f"{self.name} did not stop in time, and left no trace")
+        return trace
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

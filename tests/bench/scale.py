@@ -49,7 +49,7 @@ FLEETS: Final = (
     FleetKey(10_000, 1_000, 1, "busy"),
     FleetKey(30_000, 1_000, 1, "quiet"),
     FleetKey(30_000, 1_000, 1, "busy"),
-    FleetKey(100_000, 1_000, 1, "quiet"),
+    FleetKey(60_000, 1_000, 1, "quiet"),
 )
 QUICK_FLEETS: Final = (FleetKey(1_000, 100, 1, "busy"), FleetKey(10_000, 1_000, 2, "quiet"))
 

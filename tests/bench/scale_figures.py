@@ -23,9 +23,9 @@ GROWTH: Final = 1.5
 ENOUGH: Final = 100
 """Containers a node from which on the loop's figure is to hold."""
 Activity = Literal["quiet", "busy", "lively"]
-CHANGE_SHARES: Final[dict[Activity, float]] = {"quiet": 0.0, "busy": 0.02, "lively": 0.1}
-"""Share of the synthetic containers that pick a new demand in a period. *busy* changes about as many limits as a real
-node of 100 with 30 busy containers, *lively* more than every second one in every period."""
+CHANGE_SHARES: Final[dict[Activity, float]] = {"quiet": 0.0, "busy": 0.03, "lively": 0.1}
+"""Share of the synthetic containers that pick a new demand in a period. *busy*: about a fifth of all limits change in
+every period, as on a real node of 100 containers with 30 burners; *lively*: more than every second one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -138,7 +138,8 @@ def _draw_hosts(axes: Any, results: ScaleResults) -> None:
     axes.axhline(LOOP_US, color="grey", linestyle=":", label="10,000 containers per core")
     axes.set(title="one node, real control groups", ylabel="CPU us per container and period", xlabel="containers")
     axes.set(xscale="log", yscale="log")
-    axes.legend(fontsize=7)
+    if axes.lines:
+        axes.legend(fontsize=7)
 
 
 def _draw_fleets(axes: Any, results: ScaleResults) -> None:
@@ -152,7 +153,8 @@ def _draw_fleets(axes: Any, results: ScaleResults) -> None:
     axes.axhline(ALLOCATOR_US, color="grey", linestyle=":", label="500,000 containers per core")
     axes.set(title="allocator, synthetic agents", ylabel="CPU us per container and period", xlabel="containers")
     axes.set(xscale="log", yscale="log")
-    axes.legend(fontsize=7)
+    if axes.lines:
+        axes.legend(fontsize=7)
 
 
 def _draw_sizes(axes: Any, results: ScaleResults) -> None:
@@ -170,4 +172,5 @@ def _draw_sizes(axes: Any, results: ScaleResults) -> None:
             axes.plot(*zip(*points, strict=True), marker="s", linestyle="--", label=label)
     axes.set(title="agent's memory, bytes on the wire", ylabel="KiB per container", xlabel="containers", xscale="log")
     axes.set(yscale="log")
-    axes.legend(fontsize=7)
+    if axes.lines:
+        axes.legend(fontsize=7)

@@ -124,7 +124,7 @@ async def run_agent(cluster: Cluster, containers: Containers, setting: AgentSett
             containers.set_burning(burning=burning)
             await asyncio.sleep(SETTLE_S)
             windows.append(await cluster.measure(setting.seconds, agent, allocator))
-        traces = await agent.stop(), await allocator.stop()
+        traces = await agent.stop_traced(), await allocator.stop_traced()
     runs = []
     for burning, window in zip(setting.phases, windows, strict=True):
         run = AgentRun(containers.count, containers.busy_count if burning else 0, setting.scheduling)

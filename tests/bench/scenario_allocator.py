@@ -87,8 +87,8 @@ async def run_allocator(
         await cluster.until_ordered(load.containers, *allocators, agents)
         await asyncio.sleep(SETTLE_S if replicas == 1 else SHARE_S)
         window = await cluster.measure(seconds, *allocators, agents)
-        traces = [await allocator.stop() for allocator in allocators]
-        trace = await agents.stop()
+        traces = [await allocator.stop_traced() for allocator in allocators]
+        trace = await agents.stop_traced()
     await cluster.withdraw_all()
     return _summarise(AllocatorRun(load, policy, replicas, window.periods), window, traces, trace)
 
