@@ -133,13 +133,12 @@ PYTHON
 }
 
 build_image() {
-    local service=$1 base=turnbuckle-build:$suite extras=$1,otel version
+    local service=$1 base=turnbuckle-build:$suite version
     version=$("$python" -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
     [ "$service" != advisor ] || base=turnbuckle-build-torch:$suite
-    [ "$service" != collector ] || extras=vertex,otel
     say "building turnbuckle-$service:$version"
     DOCKER_BUILDKIT=0 docker build --quiet --file compose/Dockerfile --build-arg SERVICE="$service" \
-        --build-arg EXTRAS="$extras" --build-arg BASE=turnbuckle-base:$suite --build-arg BUILD_BASE="$base" \
+        --build-arg BASE=turnbuckle-base:$suite --build-arg BUILD_BASE="$base" \
         --tag "turnbuckle-$service:$version" . 2>"$keep/build-$service.log" >/dev/null ||
         { cat "$keep/build-$service.log" >&2; fail "turnbuckle-$service could not be built"; }
 }
