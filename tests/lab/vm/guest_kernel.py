@@ -27,6 +27,8 @@ TABLE, STATUS, READY, PERIODS, OOMS, LOST = range(1, 7)
 HEADER: Final = struct.Struct("=II")
 VERSION: Final = 2
 TABLE_ROWS: Final = 16_384
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Period(NamedTuple):
@@ -140,7 +142,8 @@ class Group:
         self, name: str, quota_us: int | None = None, *, parent: Path = ROOT, period_us: int = 100_000
     ) -> None:
         """Make it."""
-        self.path = parent / name
+        self.name = name
+        self.path = parent / f"{name}-{os.getpid()}"
         self.path.mkdir()
         self.id = self.path.stat().st_ino
         self.tasks: list[int] = []
@@ -164,6 +167,7 @@ class Group:
         task = os.fork()
         if not task:
             try:
+                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a test that fails leaves nothing running
                 self.write("cgroup.procs", "0")
                 os.kill(os.getpid(), signal.SIGSTOP)
                 work()
@@ -232,7 +236,7 @@ def read_table(link: int, rows: int) -> list[Row]:
     """Every group of the hierarchy whose iterator's link and map these are, the root first."""
     number = {"x86_64": 321, "aarch64": 280}[platform.machine()]
     request = _IterCreate(link, 0)
-    descriptor = ctypes.CDLL(None, use_errno=True).syscall(number, 33, ctypes.byref(request), ctypes.sizeof(request))
+    descriptor = _LIBC.syscall(number, 33, ctypes.byref(request), ctypes.sizeof(request))
     assert descriptor >= 0, os.strerror(ctypes.get_errno())
     try:
         [count] = struct.unpack("=Q", os.read(descriptor, 64))
