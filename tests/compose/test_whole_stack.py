@@ -124,7 +124,7 @@ async def test_all_are_healthy_scaled_and_at_work(running, load):
     await wait_healthy(running.project, 60)
     await running.decisions.next_one()
     async with load.running():
-        await until(lambda: load.answered, within_s=MODEL_S, what="an answer of the advisor")
+        await until(lambda: load.answered and load.cloud.submitted, within_s=MODEL_S, what="an answer and a job")
     await all_told(load, killed_s=0.0)
     replicas = running.project.containers("collector")
     held = {container.exec_run(["ls", "/var/lib/turnbuckle/collector"])[1].decode() for container in replicas}
