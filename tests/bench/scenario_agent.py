@@ -21,6 +21,8 @@ Source = Literal["off", "auto"]
 FIFO_PRIORITY: Final = 20
 SETTLE_S: Final = 2.5
 """After the first orders, or after a change of load: quotas fall to what is needed."""
+FIRST_ORDERS_S: Final = 0.002
+"""For each container, after half of them have been given their first orders."""
 CORES_PER_CONTAINER: Final = 0.05
 NODE: Final = "bench-node"
 PERIOD_NS: Final = 100_000_000
@@ -120,6 +122,7 @@ async def run_agent(cluster: Cluster, containers: Containers, setting: AgentSett
         await cluster.until_ordered(containers.count, allocator, agent)
         if setting.scheduling == "all FIFO":
             _make_fifo(allocator.pid, cluster.server.pid)
+        await asyncio.sleep(containers.count * FIRST_ORDERS_S)
         for burning in setting.phases:
             containers.set_burning(burning=burning)
             await asyncio.sleep(SETTLE_S)
