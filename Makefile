@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console test test-vm vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ unit: $(STAMP_DEV)  ## Unit tests only
 format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+test-compose: $(STAMP_DEV)  ## The whole stack in containers, as root with Docker (10 minutes and more)
+	$(BIN)/python -m pytest tests/compose $(ARGS)
 
 docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, tables in READMEs and security.md, dashboards
 	$(BIN)/python -m scripts.generate_docs

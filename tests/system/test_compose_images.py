@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import docker
 import pytest
 
+from services._runtime.kernel_programs import BUILT_HERE, LOADER
 from tests.support import compose_lab
 from tests.support.compose_lab import LIGHT, ROOT
 from tests.support.image_files import SECRET_NAME, files_of_image, secrets_in_image
@@ -41,6 +43,22 @@ def test_the_agents_image_is_small(images):
     assert images["agent"]["Size"] < AGENT_BYTES
 
 
+def test_the_agents_image_holds_the_kernels_programs_where_they_were_built(images):
+    """They need no library of the image."""
+    loader = f"/usr/lib/turnbuckle/{LOADER}"
+    check = f"{loader} --objects /usr/lib/turnbuckle --hierarchy /sys/fs/cgroup --check"
+    command = f"if [ -e {loader} ]; then {check}; echo there; fi"
+    said = subprocess.run(
+        ["docker", "run", "--rm", "--entrypoint", "sh", images["agent"]["Id"], "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    ).stdout
+    assert ("there" in said) == (BUILT_HERE / LOADER).exists()
+    assert ("cgroups" in said) == ("there" in said)
+
+
 @pytest.mark.parametrize("service", LIGHT)
 def test_only_agent_and_reconciler_run_as_root(images, service):
     assert images[service]["Config"]["User"] == ("" if service in {"agent", "reconciler"} else "10001:10001")
@@ -71,7 +89,7 @@ def test_the_service_in_it_can_say_its_settings(images, service):
     assert "TURNBUCKLE_HEALTH_PORT=8080" in settings
 
 
-def test_nothing_but_sources_is_sent_to_the_engine():
+def test_nothing_but_sources_and_the_kernels_programs_is_sent_to_the_engine():
     """A file that is not sent cannot get into a layer: the build context, as an image of its own."""
     tag = "turnbuckle-test-context"
     build = ["docker", "build", "--quiet", "--tag", tag, "--file", "-", "."]
@@ -88,7 +106,8 @@ def test_nothing_but_sources_is_sent_to_the_engine():
         names = {name for _, name, _ in files_of_image(tag)}
     finally:
         subprocess.run(["docker", "image", "rm", tag], capture_output=True, check=True)
-    sources = ("schemas/", "services/", "compose/image/")
+    sources = ("schemas/", "services/", "compose/image/", "kernel/build/turnbuckle-kernel")
+    names -= {name for name in names if re.fullmatch(r"kernel/build/[a-z]+\.bpf\.o", name)}
     strangers = [
         n
         for n in names
