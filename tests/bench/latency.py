@@ -47,7 +47,7 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
     """The plan, and whether JSON is wanted instead of the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.latency", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="half a minute: 100 containers, agent FIFO and default")
-    parser.add_argument("--seconds", type=float, help="length of each measurement (default 12; quick: 4)")
+    parser.add_argument("--seconds", type=float, help="length of each measurement (default 10; quick: 4)")
     parser.add_argument("--repetitions", type=int, help=f"with {FOCUS} containers (default 2; quick: 1)")
     parser.add_argument("--containers", help="such as 10,100,1000")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -55,7 +55,7 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
     quick = given.quick
     counts = tuple(int(part) for part in given.containers.split(",")) if given.containers else None
     plan = Plan(
-        given.seconds or (4.0 if quick else 12.0),
+        given.seconds or (4.0 if quick else 10.0),
         given.repetitions or (1 if quick else 2),
         counts or ((FOCUS,) if quick else (10, FOCUS, 1_000)),
         SCHEDULINGS[:2] if quick else SCHEDULINGS,

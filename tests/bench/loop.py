@@ -50,7 +50,7 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
     """The plan, and whether JSON is wanted instead of the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.loop", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="less than a minute: 1,000 containers, one repetition")
-    parser.add_argument("--seconds", type=float, help="length of each measurement (default 10; quick: 4)")
+    parser.add_argument("--seconds", type=float, help="length of each measurement (default 4)")
     parser.add_argument("--repetitions", type=int, help="interleaved repetitions (default 3; quick: 1)")
     parser.add_argument("--containers", help="synthetic containers, such as 100,1000")
     parser.add_argument("--parts", default="allocator,comparison", help="what to run")
@@ -59,7 +59,7 @@ def parse(arguments: list[str]) -> tuple[Plan, bool]:
     quick = given.quick
     counts = tuple(int(part) for part in given.containers.split(",")) if given.containers else None
     plan = Plan(
-        given.seconds or (4.0 if quick else 10.0),
+        given.seconds or 4.0,
         given.repetitions or (1 if quick else 3),
         counts or ((1_000,) if quick else (100, 1_000, 10_000)),
         (None,) if quick else (CONTAINERS_PER_APP, None),
