@@ -21,7 +21,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from schemas.telemetry import SpanSpec
-from services._runtime.tracing import Begin, Carrier, Span, dotted
+from services._runtime.tracing import Begin, Carrier, Span, described, dotted
 
 _KINDS: Final = {kind.name.lower(): kind for kind in SpanKind}
 _UNDER_WAY: Final[ContextVar[OtelSpan | Context | None]] = ContextVar("turnbuckle_span", default=None)
@@ -38,9 +38,9 @@ class OtelTracing:
         self.tracer = tracer
         self.defer = defer or (lambda ended: ended.make(tracer))
 
-    def begin(self, spec: SpanSpec, title: str, begin: Begin, attributes: dict[str, Any]) -> OtelSpan:
+    def begin(self, spec: SpanSpec, subject: str, begin: Begin, attributes: dict[str, Any]) -> OtelSpan:
         """A span; entering the block makes it the current one, leaving ends it."""
-        return OtelSpan(self, spec, (title, begin), attributes)
+        return OtelSpan(self, (spec, subject), begin, attributes)
 
     def inject(self, headers: MutableMapping[str, str]) -> None:
         """Write the current trace into headers, as OTEL_PROPAGATORS says."""
@@ -78,24 +78,24 @@ class OtelSpan(Span):
         "_made",
         "_outer",
         "_spec",
-        "_title",
+        "_subject",
         "_token",
         "_tracing",
     )
 
     def __init__(
-        self, tracing: OtelTracing, spec: SpanSpec, begins: tuple[str, Begin], attributes: dict[str, Any]
+        self, tracing: OtelTracing, about: tuple[SpanSpec, str], begin: Begin, attributes: dict[str, Any]
     ) -> None:
         """It begins now, or when its `Begin` says; ``attributes`` are kept, and may change."""
         self._tracing = tracing
-        self._spec = spec
-        self._title, self._begin = begins
+        self._spec, self._subject = about
+        self._begin = begin
         self._attributes = attributes
-        self._begun_ns = time.time_ns() if self._begin.begun_ns is None else self._begin.begun_ns
+        self._begun_ns = time.time_ns() if begin.begun_ns is None else begin.begun_ns
         self._ended_ns: int | None = None
         self._made: trace.Span | None = None
         self._token: Any = None
-        self._outer = _context_under_way() if self._begin.parent is None else None
+        self._outer = _context_under_way() if begin.parent is None else None
 
     def make(self, tracer: trace.Tracer) -> trace.Span:
         """The span itself, made by this tracer unless it is there already."""
@@ -112,11 +112,12 @@ class OtelSpan(Span):
 
     def _start(self, tracer: trace.Tracer) -> trace.Span:
         begin = self._begin
+        title, of_message = described(self._spec, self._subject)
         return tracer.start_span(
-            self._title,
+            title,
             context=self._outer if begin.parent is None else _context_of(begin.parent),
             kind=_KINDS[self._spec.kind],
-            attributes=self._attributes,
+            attributes=of_message | self._attributes,
             links=[Link(found) for carrier in begin.links if (found := _span_of(carrier)).is_valid],
             start_time=self._begun_ns,
         )

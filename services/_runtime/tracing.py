@@ -76,9 +76,9 @@ class Tracing(Protocol):
     """What makes spans real."""
 
     def begin(
-        self, spec: SpanSpec, title: str, begin: Begin, attributes: dict[str, Any]
+        self, spec: SpanSpec, subject: str, begin: Begin, attributes: dict[str, Any]
     ) -> AbstractContextManager[Span]:
-        """A span that begins now and ends with the block."""
+        """A span that begins now and ends with the block; ``subject`` is that of a message, or empty."""
 
     def inject(self, headers: MutableMapping[str, str]) -> None:
         """Write the current trace into headers."""
@@ -114,7 +114,7 @@ def span(name: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any) -> Abstra
     named = {dotted(name, attribute): value for attribute, value in attributes.items()}
     if _Installed.tracing is None:
         return _NO_SPAN
-    return _Installed.tracing.begin(spec, spec.name, begin, named)
+    return _Installed.tracing.begin(spec, "", begin, named)
 
 
 def message_span(
@@ -124,18 +124,24 @@ def message_span(
     tracing = _Installed.tracing
     if tracing is None:
         return _NO_SPAN
-    spec, template = SPANS[name], template_of(subject)
-    named = {
+    named = {dotted(name, attribute): value for attribute, value in attributes.items()}
+    return tracing.begin(SPANS[name], subject, begin, named)
+
+
+def described(spec: SpanSpec, subject: str) -> tuple[str, dict[str, str]]:
+    """A span's title, and the attributes of the message that it is about (an empty subject: none)."""
+    if not subject:
+        return spec.name, {}
+    template = template_of(subject)
+    attributes = {
         "messaging.system": SYSTEM,
         "messaging.operation.name": spec.operation,
         "messaging.operation.type": "send" if spec.kind in {"client", "producer"} else "process",
         "messaging.destination.name": subject,
     }
     if template:
-        named["messaging.destination.template"] = template
-    if attributes:
-        named |= {dotted(name, attribute): value for attribute, value in attributes.items()}
-    return tracing.begin(spec, spec.title(template), begin, named)
+        attributes["messaging.destination.template"] = template
+    return spec.title(template), attributes
 
 
 def inject(headers: MutableMapping[str, str]) -> None:

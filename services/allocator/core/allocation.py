@@ -234,7 +234,7 @@ class Allocation:
         self._follow_rows()
         before, given_before = self._ordered(), int(roster.reserves.given_held_bytes[group])
         roster.reserves.need(group, request.wanted_bytes, moment.now_ns)
-        refills = self._order_reserves(moment)
+        refills = self._order_reserves(self.pools(), moment)
         granted = int(roster.reserves.given_held_bytes[group]) - given_before
         missing = request.wanted_bytes - granted - self._lending.coming_back(table, index, group)
         if missing > 0:
@@ -291,8 +291,8 @@ class Allocation:
             open_now[self.roster.app_index(app)] = False
         return open_now
 
-    def _order_reserves(self, moment: Moment) -> tuple[LimitUpdate, ...]:
-        return self._lending.orders(self.table, self.pools(), self._kept.limit_bytes, self._open_apps(moment), moment)
+    def _order_reserves(self, held: Pools, moment: Moment) -> tuple[LimitUpdate, ...]:
+        return self._lending.orders(self.table, held, self._kept.limit_bytes, self._open_apps(moment), moment)
 
     def _budgets(self, decidable: BoolArray, held: Pools) -> tuple[IntArray, IntArray]:
         """What the decidable rows of each application may hold together. CPU, memory."""
@@ -330,14 +330,14 @@ class Allocation:
     def fund(self, moment: Moment) -> Outcome:
         """Order what waited for room, now that some may have come free."""
         rows = self.roster.rows
-        waits = rows.quota_wanted_us.any() or rows.limit_wanted_bytes.any()
-        if not waits and not self.roster.reserves.needy(moment.now_ns).any():
+        needy = self.roster.reserves.needy(moment.now_ns).any()
+        if not (needy or rows.quota_wanted_us.any() or rows.limit_wanted_bytes.any()):
             return Outcome()
         self._follow_rows()
         before = self._ordered()
         quota_us = np.where(rows.quota_wanted_us > 0, rows.quota_wanted_us, rows.quota_ordered_us)
         limit_bytes = np.where(rows.limit_wanted_bytes > 0, rows.limit_wanted_bytes, rows.limit_ordered_bytes)
-        refills = self._order_reserves(moment) if self.roster.reserves.needy(moment.now_ns).any() else ()
+        refills = self._order_reserves(self.pools(), moment) if needy else ()
         self._grant((quota_us, limit_bytes), self.pools(), self._open_apps(moment))
         outcome = self._send(before, moment, quiet=True)
         return replace(outcome, updates=refills + outcome.updates)
@@ -364,9 +364,11 @@ class Allocation:
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
         to_send = np.flatnonzero(changed & rows.admitted & ~table.virtual[rows.app])
         updates = self._orders(to_send, epochs, before, moment) if len(to_send) else []
-        if not quiet:
-            updates += self._order_reserves(moment)
-        result = StepResult(table, self.pools(), epochs, moment.wall_ns, self.step_count, before, *self._reasons)
+        held = self.pools()
+        if not quiet and (refills := self._order_reserves(held, moment)):
+            updates += refills
+            held = self.pools()
+        result = StepResult(table, held, epochs, moment.wall_ns, self.step_count, before, *self._reasons)
         tell_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
         told = dict(grouped(np.flatnonzero(changed), rows.app))
         decisions = [
@@ -393,7 +395,6 @@ class Allocation:
         """Rows and applications may have come and gone since the last step."""
         if len(self._reasons[0].reason) != self.roster.rows.count:
             self._reasons = (Reasons.none(self.roster.rows.count), Reasons.none(self.roster.rows.count))
-        new = len(self.roster.apps) - len(self._kept.quota_us)
-        if new:
+        if new := len(self.roster.apps) - len(self._kept.quota_us):
             self._kept.quota_us = np.append(self._kept.quota_us, np.zeros(new, np.int64))
             self._kept.limit_bytes = np.append(self._kept.limit_bytes, np.zeros(new, np.int64))
