@@ -99,9 +99,7 @@ class AgentRun:
 
 def spec_for(containers: int, cores_per_container: float = CORES_PER_CONTAINER) -> AppSpec:
     """An application with room for what `burner` asks for."""
-    return AppSpec(
-        name=APP, cpu_limit=max(0.5, containers * cores_per_container), memory_limit=2 * containers * LIMIT_BYTES
-    )
+    return AppSpec(name=APP, cpu_limit=containers * cores_per_container, memory_limit=2 * containers * LIMIT_BYTES)
 
 
 async def run_agent(cluster: Cluster, containers: Containers, setting: AgentSetting) -> list[AgentRun]:

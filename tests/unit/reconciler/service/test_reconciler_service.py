@@ -172,7 +172,7 @@ async def test_an_unreadable_kernel_is_asked_again(lab):
         lab.network.learn(mac(1), VTEP)
         lab.network.unreadable = ""
         await until(lambda: lab.rules == {mac(1): VTEP}, what="the rule")
-        assert reconciler.not_ready() is None
+        await until(lambda: reconciler.not_ready() is None, what="ready")
         events = lab.network.events
         lab.network.unreadable = "the kernel does not answer"
         lab.network.happen("link")
