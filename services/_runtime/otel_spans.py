@@ -66,6 +66,12 @@ class OtelTracing:
         copied.run(_UNDER_WAY.set, None)
         return copied
 
+    def leave_out(self) -> None:
+        """Do not export the span under way, unless it was made for somebody who asked who it is."""
+        found = _UNDER_WAY.get()
+        if isinstance(found, OtelSpan):
+            found.is_left_out = True
+
 
 class OtelSpan(Span):
     """One span. Stack traces stay in the logs, which carry its ids."""
@@ -81,6 +87,7 @@ class OtelSpan(Span):
         "_subject",
         "_token",
         "_tracing",
+        "is_left_out",
     )
 
     def __init__(
@@ -93,6 +100,7 @@ class OtelSpan(Span):
         self._attributes = attributes
         self._begun_ns = time.time_ns() if begin.begun_ns is None else begin.begun_ns
         self._ended_ns: int | None = None
+        self.is_left_out = False
         self._made: trace.Span | None = None
         self._token: Any = None
         self._outer = _context_under_way() if begin.parent is None else None
@@ -165,7 +173,7 @@ class OtelSpan(Span):
             self._ended_ns, made = time.time_ns(), self._made
         if made is not None:
             made.end(self._ended_ns)
-        else:
+        elif not self.is_left_out:
             self._tracing.defer(self)
 
 

@@ -92,6 +92,9 @@ class Tracing(Protocol):
     def untraced(self) -> contextvars.Context:
         """A copy of the current context in which no span is under way."""
 
+    def leave_out(self) -> None:
+        """See `leave_out`."""
+
 
 class _Installed:
     tracing: Tracing | None = None
@@ -157,6 +160,12 @@ def trace_headers() -> dict[str, str] | None:
     headers: dict[str, str] = {}
     _Installed.tracing.inject(headers)
     return headers or None
+
+
+def leave_out() -> None:
+    """What is under way was routine and went well: its span is not exported, unless something refers to it already."""
+    if _Installed.tracing is not None:
+        _Installed.tracing.leave_out()
 
 
 def trace_ids() -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from services._runtime.logging import get_logger, setup_logging
 from services._runtime.otel import Export
 from services._runtime.otel_settings import Origin, OtelSettings, read_otel_settings
 from services._runtime.telemetry import Sample, Telemetry
-from services._runtime.tracing import Begin, message_span, span
+from services._runtime.tracing import Begin, leave_out, message_span, span
 from tests.support.deadline import until
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver, wait_for
 
@@ -81,6 +81,23 @@ def test_a_span_is_one_span_whenever_someone_asks_who_it_is(receiver: OtlpReceiv
     if asked != "never":
         assert carrier["traceparent"].split("-")[1:3] == [answered.trace_id, answered.span_id]
     assert (decided.parent_id == answered.span_id) is (asked == "after")
+
+
+def test_what_is_left_out_is_exported_only_where_something_refers_to_it_or_it_failed(receiver: OtlpReceiver) -> None:
+    with exporting_spans(asked_for(receiver), ORIGIN):
+        for case in ("routine", "asked", "failed"):
+            with message_span("bus.respond", f"tb.cmd.limits.{case}", Begin({})) as current:
+                if case == "asked":
+                    assert current.trace_id
+                leave_out()
+                if case == "failed":
+                    current.fail("503", "later")
+        leave_out()
+
+    assert sorted(each.attributes["messaging.destination.name"] for each in receiver.spans) == [
+        "tb.cmd.limits.asked",
+        "tb.cmd.limits.failed",
+    ]
 
 
 def test_a_trace_that_is_refused_is_logged_outside_of_it(receiver: OtlpReceiver) -> None:
