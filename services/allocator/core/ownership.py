@@ -233,8 +233,7 @@ class Ownership:
         self._interrupted = False
         if before_s == -math.inf:
             return  # the first one: nothing was interrupted
-        for peer in self._peers.values():
-            # Those that lived when we could last know may have met the same interruption.
+        for peer in self._peers.values():  # those that lived when we could last know may have met the same
             if peer.revision and peer.changed_s >= before_s - self.patience.ttl_s:
                 peer.changed_s = max(peer.changed_s, now_s + self.patience.excuse_s)
 
