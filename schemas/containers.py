@@ -76,7 +76,7 @@ class NodeInfo(Message):
     cgroup_version: int
     """1, 2, or 0 for a simulated host."""
     telemetry_source: str
-    """``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
+    """``bpf-periods`` (exact periods), ``bpf``, ``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
     docker: bool
     container_count: int
     version: str

@@ -162,6 +162,11 @@ def trace_headers() -> dict[str, str] | None:
     return headers or None
 
 
+def is_on() -> bool:
+    """Whether spans are made."""
+    return _Installed.tracing is not None
+
+
 def leave_out() -> None:
     """What is under way was routine and went well: its span is not exported, unless something refers to it already."""
     if _Installed.tracing is not None:

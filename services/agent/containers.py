@@ -43,7 +43,7 @@ class WriteCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BatchOrder:
     """All containers, sorted by application, then key: the order of batches."""
 
     keys: list[str]
@@ -65,11 +65,11 @@ class Containers:
         self.writes = WriteCounters()
         self.members: dict[str, Member] = {}
         self.rows = Rows()
-        self._order: Order | None = None
+        self._order: BatchOrder | None = None
         self._joined: dict[str, str] = {}
 
     @property
-    def order(self) -> Order:
+    def order(self) -> BatchOrder:
         """The same object as long as nobody comes or goes."""
         if self._order is None:
             keys = sorted(self.members, key=lambda key: (self.members[key].found.app, key))
@@ -81,7 +81,7 @@ class Containers:
                 start = end
             limits = [self.book.containers[key] for key in keys]
             first_kills = np.array([member.first_oom_kills for member in members], dtype=np.int64)
-            self._order = Order(keys, members, [member.handle for member in members], limits, first_kills, apps)
+            self._order = BatchOrder(keys, members, [member.handle for member in members], limits, first_kills, apps)
         return self._order
 
     def key_of(self, container_id: str) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
 from schemas.limits import LimitReply, LimitUpdate
-from services.agent.containers import Containers, Order
+from services.agent.containers import BatchOrder, Containers
 from services.agent.core.bounds import Bounds
 from services.agent.core.orders import OrderBook
 from services.agent.core.periods import with_exact
@@ -232,7 +232,7 @@ class Node:
         for row in range(self.ticks % RECLAIMABLE_TICKS, len(order.keys), RECLAIMABLE_TICKS):
             rows.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
 
-    def _believed(self, order: Order) -> IntArray:
+    def _believed(self, order: BatchOrder) -> IntArray:
         """What the agent knows of each container, shape (N, 5)."""
         epochs = self.book.epochs
         return np.array(
@@ -262,7 +262,9 @@ class Node:
         rows.counters = after
         rows.read_ns[:] = now_ns
         rows.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
-        if readings.held is not None:
+        if readings.held is None:
+            rows.boundary_ns[:] = 0  # nobody names them any more: they are looked for
+        else:  # an idle group keeps its phase
             rows.boundary_ns = np.where(readings.held.boundary_ns > 0, readings.held.boundary_ns, rows.boundary_ns)
         columns = _columns(sample) | {
             "quota_us": believed[:, _QUOTA],
@@ -298,7 +300,7 @@ class Node:
         return self._report_seq
 
 
-def _ordered_rows(order: Order) -> BoolArray:
+def _ordered_rows(order: BatchOrder) -> BoolArray:
     """Those whose quota is ours: only theirs is per period of `PERIOD_US`."""
     return np.array([entry.quota_ordered for entry in order.limits], dtype=np.bool_)
 

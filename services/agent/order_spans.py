@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
-from services._runtime.tracing import Span, leave_out, span
+from services._runtime.tracing import Span, is_on, leave_out, span
 
 _NOT_APPLIED: Final = frozenset(
     {RowStatus.OLD_ORDER, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.FAILED}
@@ -33,6 +33,8 @@ def order_span(node: str, update: LimitUpdate) -> AbstractContextManager[Span]:
 
 def note_reply(current: Span, reply: LimitReply) -> None:
     """What became of it."""
+    if not is_on():
+        return
     failed = sum(status in _NOT_APPLIED for status in reply.column("status").tolist())
     if current is _NO_SPAN:
         if not (failed or reply.refusal):

@@ -196,7 +196,7 @@ class Host(Protocol):
 
     @property
     def telemetry_source(self) -> str:
-        """``bpf``, ``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
+        """``bpf-periods``, ``bpf``, ``cgroup-v1``, ``cgroup-v2`` or ``simulated``."""
 
     @property
     def memory_guard(self) -> str:

@@ -119,8 +119,7 @@ class KernelPrograms:
     @property
     def streams(self) -> bool:
         """Whether records come, as long as this is open."""
-        units = dict(line.partition(" ")[::2] for line in self.status)
-        return any(units.get(name) == _OK for name in _STREAMING)
+        return any(f"{name} {_OK}" in self.status for name in _STREAMING)
 
     @property
     def streams_periods(self) -> bool:

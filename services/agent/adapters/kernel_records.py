@@ -22,7 +22,7 @@ class Kind(IntEnum):
 
 
 class GroupFlag(IntFlag):
-    """Of `GROUP`."""
+    """Of `Column.FLAGS`."""
 
     CPU = 1
     MEMORY = 2

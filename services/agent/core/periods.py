@@ -19,6 +19,8 @@ class PeriodAccounts:
 
     def __init__(self) -> None:
         self._ids: IntArray = np.zeros(0, dtype=np.int64)
+        self._by_id: IntArray = self._ids
+        """Rows in the order of ids."""
         self._counts: IntArray = np.zeros((0, len(_COUNTS)), dtype=np.int64)
 
     def follow(self, ids: IntArray) -> None:
@@ -26,14 +28,13 @@ class PeriodAccounts:
         known = dict(zip(self._ids.tolist(), self._counts.tolist(), strict=True))
         nothing = [_NONE] * len(_COUNTS)
         self._counts = np.array([known.get(one, nothing) for one in ids.tolist()], dtype=np.int64).reshape(-1, 3)
-        self._ids = ids
+        self._ids, self._by_id = ids, np.argsort(ids)
 
     def fold(self, records: IntArray) -> Exact:
         """What records, of shape (M, 8) and in the order of time, tell of the containers; others are left out."""
         count = len(self._ids)
-        order = np.argsort(self._ids)
-        at = np.minimum(np.searchsorted(self._ids, records[:, _ID], sorter=order), max(count - 1, 0))
-        rows = order[at] if count else np.zeros(0, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._ids, records[:, _ID], sorter=self._by_id), max(count - 1, 0))
+        rows = self._by_id[at] if count else np.zeros(0, dtype=np.int64)
         ours = self._ids[rows] == records[: len(rows), _ID]
         rows, records = rows[ours], records[: len(rows)][ours]
 

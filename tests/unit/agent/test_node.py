@@ -1,8 +1,13 @@
 """The agent's node: batches tell the truth, raises act at once, cuts wait for the boundary."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from schemas.limits import RowStatus
+from services.agent.core.boundaries import KNOWN
+from services.agent.core.readings import Held, read_each
 from services.agent.node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reply_rows, send, update
@@ -207,3 +212,23 @@ def test_reply_that_names_an_order_as_seen_tells_what_that_order_has_raised(node
 
     row = reply_rows(first[0])[raised_key]
     assert (row["order_seq"], row["quota_us"]) == (2, 30_000)
+
+
+def test_a_boundary_that_was_named_is_trusted_only_while_someone_names_it(node, host, monkeypatch):
+    """Without the kernel's table a period that other hands have changed would not be noticed."""
+    key = node.found(found := host.add("web", quota_us=20_000, limit_bytes=64 << 20))
+    container = host.containers[found.container_id]
+
+    def by_table(handles):
+        held = Held(np.array([[20_000, 64 << 20, 0]]), np.array([True]), np.array([130 * MS]))
+        return replace(read_each(handles), held=held)
+
+    waits = []
+    for now_ns, read, seq in ((50 * MS, by_table, 1), (150 * MS, read_each, 2)):
+        monkeypatch.setattr(host, "read", read)
+        container.run(20_000)
+        node.sample(now_ns, 1)
+        send(node, update({key: (10_000, 0)}, seq=seq), now_ns)
+        waits.append(node.cuts.waiting[key].nr_periods == KNOWN)
+
+    assert waits == [True, False]

@@ -9,6 +9,7 @@ from services._runtime.bus import Entry
 from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, ControllerMount
 from services._runtime.nats_server import NatsServerError
+from services.agent.adapters.cgroup_host import FILES_PER_CONTAINER
 from services.cli import doctor_checks as checks
 from services.cli.doctor_bus import check_bus, judge_replicas
 from services.cli.doctor_finding import Level
@@ -77,6 +78,7 @@ def test_file_descriptors_are_counted_in_containers() -> None:
 
     assert (few.level, many.level) == (Level.NOTE, Level.OK)
     assert "84 containers" in few.found  # (1024 - 100) / 11
+    assert checks.FILES_PER_CONTAINER == FILES_PER_CONTAINER
     assert few.mend.startswith("ulimit")
 
 

@@ -14,11 +14,12 @@ from services.cli.doctor_finding import Level
 from services.cli.doctor_kernel import DIRECTORY_VARIABLE, check_kernel_programs
 from tests.support.fake_cgroupfs import fake_layout
 
+Layout = Callable[[], CgroupLayout]
 REFUSED = "not permitted, not even to root"
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Callable[[], CgroupLayout]:
+def layout(tmp_path: Path) -> Layout:
     return lambda: fake_layout(tmp_path, 1)
 
 
@@ -37,13 +38,13 @@ def program(name: str, *, ok: bool = True) -> dict[str, Any]:
     return {"name": name, "ok": ok, "reason": "" if ok else REFUSED}
 
 
-def test_everything_is_there(tmp_path, monkeypatch, layout) -> None:  # type: ignore[no-untyped-def]
+def test_everything_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
     loader(tmp_path, monkeypatch, says(program("cgroups"), program("periods")))
     finding = check_kernel_programs(layout)
     assert (finding.level, finding.found) == (Level.OK, "all control groups in one read of the kernel's own table")
 
 
-def test_what_adds_to_the_table_and_fails_is_named(tmp_path, monkeypatch, layout) -> None:  # type: ignore[no-untyped-def]
+def test_what_fails_beside_the_table_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
     loader(tmp_path, monkeypatch, says(program("cgroups"), program("periods", ok=False)))
     finding = check_kernel_programs(layout)
     assert finding.level is Level.NOTE
@@ -59,7 +60,9 @@ def test_what_adds_to_the_table_and_fails_is_named(tmp_path, monkeypatch, layout
         ("exit 1", "does not run"),
     ],
 )
-def test_files_are_read_where_the_table_cannot_be(tmp_path, monkeypatch, layout, text, reason) -> None:  # type: ignore[no-untyped-def]
+def test_files_are_read_where_the_table_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout, text: str, reason: str
+) -> None:
     loader(tmp_path, monkeypatch, text)
     finding = check_kernel_programs(layout)
     assert finding.level is Level.NOTE
@@ -67,7 +70,7 @@ def test_files_are_read_where_the_table_cannot_be(tmp_path, monkeypatch, layout,
     assert reason in finding.found
 
 
-def test_what_is_not_built_can_be(tmp_path, monkeypatch, layout) -> None:  # type: ignore[no-untyped-def]
+def test_what_is_not_built_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     finding = check_kernel_programs(layout)
     assert finding.found.endswith("turnbuckle-kernel is not there")
