@@ -1,0 +1,8 @@
+"""The applications of issue 8 by their names."""
+
+from __future__ import annotations
+
+from tests.bench.escra.apps.application import Application
+from tests.bench.escra.apps.shop import Shop
+
+APPLICATIONS: dict[str, Application] = {app.name: app for app in (Shop(),)}
