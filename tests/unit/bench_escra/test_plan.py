@@ -1,0 +1,105 @@
+"""What is run: order, seeds, budget, limits."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.bench.escra.plan import (
+    BATCH_LOAD,
+    OVERHEAD_S,
+    SETTLE_S,
+    Block,
+    Cell,
+    Plan,
+    app_limits,
+    cell_seed,
+    profile_seed,
+    window_for,
+)
+from tests.bench.escra.profile import ContainerProfile, Profile
+from tests.bench.escra.store import Store
+
+_BLOCK = Block(("shop", "cache"), ("fixed", "burst"), ("ample",), ("none", "escra", "waterfill"))
+_PLAN = Plan((_BLOCK, Block(("shop",), ("fixed",), ("ample", "tight"), ("escra",))), 3, seed=7, window_s=4.0)
+
+
+def test_every_cell_once_in_a_seeded_order_with_applications_together():
+    cells = _PLAN.order()
+    # 2 x 2 x 3 and one more (shop/fixed/tight; its ample twin is in the first block), three times.
+    assert len(cells) == len(set(cells)) == 39
+    assert cells == _PLAN.order()
+    assert cells != Plan(_PLAN.blocks, 3, seed=8, window_s=4.0).order()
+    for repetition in range(3):
+        apps = [cell.app for cell in cells if cell.repetition == repetition]
+        assert sum(one != other for one, other in itertools.pairwise(apps)) == 1
+    policies = [cell.policy for cell in cells if cell.app == "cache"]
+    assert policies != sorted(policies)
+
+
+def test_policies_of_a_pair_get_the_same_requests_and_its_profile_others():
+    one, other = Cell("shop", "burst", "ample", "none", 1), Cell("shop", "burst", "tight", "escra", 1)
+    assert cell_seed(_PLAN, one) == cell_seed(_PLAN, other)
+    seeds = {
+        cell_seed(_PLAN, one),
+        cell_seed(_PLAN, Cell("shop", "burst", "ample", "none", 2)),
+        cell_seed(_PLAN, Cell("shop", "fixed", "ample", "none", 1)),
+        profile_seed(_PLAN, "shop", "burst"),
+    }
+    assert len(seeds) == 4
+
+
+def test_the_budget_gives_the_window():
+    # 10 minutes less 6 %: 564 s; one application, deployed 3 times: 36 s; one profile: 14.2 s; 9 cells share 513.8 s.
+    block = Block(("shop",), ("burst",), ("ample",), ("none", "escra", "waterfill"))
+    assert window_for([block], 3, 10) == pytest.approx(513.8 / 9 - SETTLE_S - OVERHEAD_S, abs=0.11)
+    with pytest.raises(ValueError, match="minutes: 2 are needed"):
+        window_for([block], 3, 1)
+    batch = Block(("grid-search",), (BATCH_LOAD,), ("ample",), ("none",))
+    assert window_for([block, batch], 3, 10) < window_for([block], 3, 10)
+
+
+def test_limits_of_an_application():
+    # Two containers of 30 ms per period for 10 s, with one second of 60 ms, not the same second.
+    one, other = [30_000] * 100, [30_000] * 100
+    one[10:20] = other[50:60] = [60_000] * 10
+    profile = Profile(
+        {name: ContainerProfile(tuple(used), (100 << 20,) * 100) for name, used in (("a", one), ("b", other))}
+    )
+    # S = 60 + 60 = 120 ms; largest 1-s total 60 + 30 = 90 ms; 10-s total 60 + 2 x 3 = 66 ms.
+    assert app_limits(profile, "ample").cpu_cores == pytest.approx(1.8)
+    matched = app_limits(profile, "matched")
+    assert (matched.cpu_cores, matched.demand_over_limit, matched.peak_over_limit) == (1.2, 1.0, 0.75)
+    # 120 / 1.5 = 80 ms, above 1.12 x 66 = 73.92 ms.
+    assert app_limits(profile, "tight").cpu_cores == pytest.approx(0.8)
+    # 1.5 x 200 MiB / 0.8, and 16 MiB each.
+    assert matched.memory_bytes == (375 + 32) << 20
+
+
+def test_a_tight_limit_stays_above_the_use():
+    # Constant use: S = 50 + 50 = 100 ms = the mean; S / 1.5 would be two thirds of what is used.
+    flat = ContainerProfile((50_000,) * 100, (1 << 20,) * 100)
+    assert app_limits(Profile({"a": flat, "b": flat}), "tight").cpu_cores == pytest.approx(1.12)
+
+
+def test_names_of_variants_are_files():
+    names = {
+        Cell("shop", "fixed", "ample", policy, 0).name for policy in ("escra:kappa=0.5", "escra:kappa=0_5", "escra")
+    }
+    assert len(names) == 3
+    assert not any(set(name) & set(":=/ ,") for name in names)
+
+
+def test_a_finished_cell_is_found_again_and_an_unfinished_one_is_not(tmp_path: Path):
+    store, cell = Store(tmp_path, _PLAN), _PLAN.order()[0]
+    assert not store.is_finished(cell)
+    store.record_path(cell).with_suffix(".json.part").write_text("{")
+    again = Store(tmp_path, _PLAN)
+    assert not list(tmp_path.rglob("*.part"))
+    again.finish(cell, {"a": 1})
+    assert Store(tmp_path, _PLAN).is_finished(cell)
+    assert again.record(cell) == {"a": 1}
+    assert not Store(tmp_path, Plan(_PLAN.blocks, 3, seed=7, window_s=5.0)).is_finished(cell)
+    assert Store(tmp_path, Plan(_PLAN.blocks[:1], 9, seed=7, window_s=4.0)).is_finished(cell)
