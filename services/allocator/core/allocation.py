@@ -19,15 +19,14 @@ from schemas.oom import MemoryReply, MemoryRequest
 from services.allocator.core import ledger, messages, standing
 from services.allocator.core.app_table import AppTable, build_table
 from services.allocator.core.attendance import Attendance
+from services.allocator.core.granting import Granting
 from services.allocator.core.lending import Lending, nothing_left
-from services.allocator.core.memory import PAGE_BYTES, RECLAIM_BYTES
 from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
 from services.allocator.core.roster import Roster, sane_rows
 from services.allocator.core.rows import BoolArray, IntArray, grouped, runs
 from services.allocator.core.standing import Moment, Tenure
 from services.allocator.core.targets import Policies
-from services.allocator.core.view import per_app
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the order is void. (A look-up, because `np.isin` takes ten times as long.)"""
@@ -201,22 +200,23 @@ class Allocation:
         reachable, open_apps = standing.reachable(self.roster, self.table, moment), self._open_apps(moment)
         applying = ~rows.admitted & self.table.known[rows.app] & open_apps[rows.app] & reachable
         waiting = applying & rows.fresh
-        held, refused = self.pools(), []
+        stock, refused = standing.take_stock(self.roster, self.table), []
         if waiting.any():
-            room = standing.free(held, self.table)
+            room = standing.free(stock.pools, self.table)
             refused = admit_newcomers(self.roster, self.table, np.flatnonzero(waiting), room, self._reasons)
-            held = self.pools()
+            stock = standing.take_stock(self.roster, self.table)
         # Also for those whose node has not spoken in this step: else it would be given away between two of its batches.
-        self._kept = room_to_keep(self.roster, self.table, held.containers, applying & ~rows.admitted)
+        self._kept = room_to_keep(self.roster, self.table, stock.pools.containers, applying & ~rows.admitted)
         # A newcomer keeps its initial limits for a step: there is only one sample of it.
         decidable = rows.admitted & ~waiting & self.table.known[rows.app] & reachable
-        budgets = self._budgets(decidable, held)
+        granting = Granting(rows, self.table, stock, self._kept)
+        budgets = granting.budgets(decidable)
         quota_us = self._policies.cpu(self.table, decidable, budgets[0], self._reasons[0])
         limit_bytes = self._policies.memory(
             self.table, decidable, budgets[1], self._reasons[1], reclaim=moment.reclaim_memory
         )
         rows.fresh[:] = False
-        self._grant((quota_us, limit_bytes), held, open_apps)
+        granting.grant((quota_us, limit_bytes), open_apps)
         return self._send(before, moment, self._new_refusals(refused))
 
     def request_memory(self, request: MemoryRequest, moment: Moment) -> tuple[MemoryReply, Outcome]:
@@ -270,7 +270,7 @@ class Allocation:
 
     def pools(self) -> Pools:
         """What is held per application, counted with everything in flight."""
-        return standing.pools(self.roster, self.table)
+        return standing.take_stock(self.roster, self.table).pools
 
     def _ordered(self) -> Ordered:
         """What holds by order; for containers that are not admitted, what they came with."""
@@ -294,39 +294,6 @@ class Allocation:
     def _order_reserves(self, held: Pools, moment: Moment) -> tuple[LimitUpdate, ...]:
         return self._lending.orders(self.table, held, self._kept.limit_bytes, self._open_apps(moment), moment)
 
-    def _budgets(self, decidable: BoolArray, held: Pools) -> tuple[IntArray, IntArray]:
-        """What the decidable rows of each application may hold together. CPU, memory."""
-        rows, table, apps = self.roster.rows, self.table, len(self.roster.apps)
-        virtual = table.virtual[rows.app]
-        quota, limit = (
-            per_app(rows.app, np.where(decidable, 0, ledger.held(rows, account, virtual)), apps)
-            for account in ledger.ACCOUNTS
-        )
-        return (
-            table.cpu_limit_us - quota - self._kept.quota_us,
-            table.memory_limit_bytes - limit - self._kept.limit_bytes - self._withheld(held),
-        )
-
-    def _withheld(self, held: Pools) -> IntArray:
-        """Memory that is kept for reserves, as far as the application has it: no container's limit grows into it."""
-        limits = held.limit_held_bytes - held.reserved_bytes
-        return np.clip(self.table.memory_limit_bytes - limits - self._kept.limit_bytes, 0, self.table.withheld_bytes)
-
-    def _grant(self, targets: tuple[IntArray, IntArray], held: Pools, open_apps: BoolArray) -> None:
-        rows = self.roster.rows
-        virtual = self.table.virtual[rows.app]
-        to_reserve = np.maximum(self._withheld(held) - held.reserved_bytes, 0)
-        kept = (self._kept.quota_us, self._kept.limit_bytes + to_reserve)
-        free = standing.free(held, self.table)
-        for account, target, left, keep in zip(ledger.ACCOUNTS, targets, free, kept, strict=True):
-            room = np.where(open_apps, left - keep, 0)
-            ordered, funded = account.of(rows, "ordered"), ledger.commit(rows, account, target, room, virtual)
-            if account is ledger.MEMORY:  # whole pages, as the kernel rounds them, and nothing trifling
-                pages = funded // PAGE_BYTES * PAGE_BYTES
-                raised = np.where(pages - ordered < RECLAIM_BYTES, ordered, pages)
-                funded = np.where(funded > ordered, raised, funded)
-            ordered[:] = funded
-
     def fund(self, moment: Moment) -> Outcome:
         """Order what waited for room, now that some may have come free."""
         rows = self.roster.rows
@@ -338,7 +305,8 @@ class Allocation:
         quota_us = np.where(rows.quota_wanted_us > 0, rows.quota_wanted_us, rows.quota_ordered_us)
         limit_bytes = np.where(rows.limit_wanted_bytes > 0, rows.limit_wanted_bytes, rows.limit_ordered_bytes)
         refills = self._order_reserves(self.pools(), moment) if needy else ()
-        self._grant((quota_us, limit_bytes), self.pools(), self._open_apps(moment))
+        granting = Granting(rows, self.table, standing.take_stock(self.roster, self.table), self._kept)
+        granting.grant((quota_us, limit_bytes), self._open_apps(moment))
         outcome = self._send(before, moment, quiet=True)
         return replace(outcome, updates=refills + outcome.updates)
 
@@ -368,8 +336,10 @@ class Allocation:
         if not quiet and (refills := self._order_reserves(held, moment)):
             updates += refills
             held = self.pools()
-        result = StepResult(table, held, epochs, moment.wall_ns, self.step_count, before, *self._reasons)
         tell_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
+        if not (tell_pools or changed.any()):
+            return Outcome(tuple(updates), (), refusals)
+        result = StepResult(table, held, epochs, moment.wall_ns, self.step_count, before, *self._reasons)
         told = dict(grouped(np.flatnonzero(changed), rows.app))
         decisions = [
             messages.limit_decisions(self.roster, app, told.get(app, _NO_ROWS), result)

@@ -9,7 +9,7 @@ orders that were overtaken, it raises only at the moment it sees an order, and w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def held(rows: Rows, account: Account, virtual: BoolArray) -> IntArray:
     return np.where(virtual, np.where(rows.admitted, ordered, 0), np.maximum(worst, 0))
 
 
-def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, virtual: BoolArray) -> IntArray:
+def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, holding: IntArray) -> IntArray:
     """What may be ordered of ``target`` now.
 
     A target up to what the row holds anyway is taken as it is. What goes beyond shares the application's free room in
@@ -63,13 +63,12 @@ def commit(rows: Rows, account: Account, target: IntArray, free: IntArray, virtu
     Args:
         target: wished value per row; equal to the ordered one where nothing is to change.
         free: room per application, limit - sum(held) less what is withheld; negative: none.
-        virtual: as in `held`.
+        holding: what each row holds, by `held`.
 
     Returns:
         The new ordered value per row. ``wanted`` is set where less than the target could be ordered.
     """
     ordered = account.of(rows, "ordered")
-    holding = held(rows, account, virtual)
     ask = np.where(target != ordered, np.maximum(target - holding, 0), 0)
     room = np.maximum(free, 0)
     asked = np.bincount(rows.app, ask, len(free))
@@ -122,12 +121,14 @@ def settle(rows: Rows, report: Report, now_ns: int, *, periodic: bool = True) ->
     its value stays in flight.
     """
     newer = report.report_seq > rows.report_seq[report.index]
-    index = report.index[newer]
-    rows.report_seq[index] = report.report_seq[newer]
+    if not newer.all():
+        report = Report(*(getattr(report, column.name)[newer] for column in fields(Report)))
+    index = report.index
+    rows.report_seq[index] = report.report_seq
     rows.report_ns[index] = now_ns
-    rows.quota_us[index] = report.quota_us[newer]
-    rows.limit_bytes[index] = report.limit_bytes[newer]
-    seen = report.order_seq[newer] >= rows.order_seq[index]
+    rows.quota_us[index] = report.quota_us
+    rows.limit_bytes[index] = report.limit_bytes
+    seen = report.order_seq >= rows.order_seq[index]
     settled = index[seen]
     rows.settled[settled] = True
     for account in ACCOUNTS:

@@ -12,6 +12,9 @@ from services.allocator.core.roster import Roster
 from services.allocator.core.rows import BoolArray, IntArray, grouped
 from services.allocator.core.standing import Moment, Tenure
 
+PLAN_AGAIN_NS = 500_000_000
+"""Containers that move between nodes, and nodes that come back, change the plan but not the sums."""
+
 
 class Lending:
     """Gives nodes memory of their applications to grant by themselves."""
@@ -21,6 +24,8 @@ class Lending:
         self._tenure = tenure
         self.seq = 0
         """Of the newest order of any kind."""
+        self._planned: IntArray = np.zeros(0, dtype=np.int64)
+        self._plan_again_ns = 0
 
     def next_order(self, epoch: int, moment: Moment) -> Order:
         """Identity of an order; sequences rise over all applications and epochs."""
@@ -42,10 +47,12 @@ class Lending:
         rows, book = self._roster.rows, self._roster.reserves
         if not book.live.any():
             return ()
+        free_bytes = standing.free(held, table)[1]
+        if not self._is_due(np.concatenate((free_bytes, held.reserved_bytes, kept_bytes, open_apps)), moment):
+            return ()
         count = len(book.app)
         shares = rows.admitted & table.known[rows.app] & ~table.virtual[rows.app]
         unfenced = np.bincount(rows.reserve, ~rows.fenced, count) > 0
-        free_bytes = standing.free(held, table)[1]
         view = reserves.ReserveView(
             pool_bytes=free_bytes + held.reserved_bytes,
             free_bytes=free_bytes,
@@ -56,6 +63,15 @@ class Lending:
             now_ns=moment.now_ns,
         )
         return self.send(table, *reserves.plan(book, view), moment)
+
+    def _is_due(self, sums: IntArray, moment: Moment) -> bool:
+        """Whether a plan may differ from the one before: its sums moved, somebody asks, or a while has passed."""
+        book = self._roster.reserves
+        same = np.array_equal(sums, self._planned) and moment.now_ns < self._plan_again_ns
+        if same and book.settled[book.live].all() and not book.needy(moment.now_ns).any():
+            return False
+        self._planned, self._plan_again_ns = sums, moment.now_ns + PLAN_AGAIN_NS
+        return True
 
     def send(self, table: AppTable, index: IntArray, given_bytes: IntArray, moment: Moment) -> tuple[LimitUpdate, ...]:
         """Orders for rows ``index`` of `Reserves`, one for each node and epoch."""

@@ -121,8 +121,10 @@ def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: 
     quiet = _observe(state, view, rows)
     grown, starved = _grow(view, needs)
     reclaiming = starved[view.app] | reclaim
-    target = np.where(reclaiming & view.fresh & quiet & (grown == 0), _reclaimed(view, needs), view.ordered_bytes)
-    target += grown
+    target = view.ordered_bytes + grown
+    if reclaiming.any():
+        giving = reclaiming & view.fresh & quiet & (grown == 0)
+        target = np.where(giving, _reclaimed(view, needs), target)
     over = view.limit_bytes - per_app(view.app, view.ordered_bytes, len(view.limit_bytes)) < 0
     if over.any():
         target = np.where(over[view.app], np.minimum(target, _fit(view, needs)), target)
@@ -227,6 +229,8 @@ def _explain(view: MemoryView, needs: _Needs, target: Ints, over: Bools) -> Memo
     held = per_app(view.app, view.ordered_bytes, len(view.limit_bytes))
     reason = np.zeros(len(target), np.uint8)
     measured, threshold = np.zeros(len(target)), np.zeros(len(target))
+    if np.array_equal(target, view.ordered_bytes):
+        return MemoryTargets(target, reason, measured, threshold)
     lower, too_much = target < view.ordered_bytes, over[view.app]
     for mask, why, value, bound in (
         (target > view.ordered_bytes, Reason.MEMORY_GROWTH, view.usage_bytes, needs.headroom),

@@ -55,8 +55,8 @@ def room_to_keep(roster: Roster, table: AppTable, joined: IntArray, waiting: Boo
     missing = np.maximum(table.announced - joined, 0)
     kept = Waiting(missing * table.initial_quota_us, missing * table.initial_memory_bytes)
     virtual = table.virtual[roster.rows.app]
-    own = [ledger.held(roster.rows, account, virtual) for account in ledger.ACCOUNTS]
-    kept.rows = np.flatnonzero(waiting & ~table.virtual[roster.rows.app]).tolist()
+    kept.rows = np.flatnonzero(waiting & ~virtual).tolist()
+    own = [ledger.held(roster.rows, account, virtual) for account in ledger.ACCOUNTS] if kept.rows else []
     for app in {int(roster.rows.app[row]) for row in kept.rows}:
         spec = roster.specs[roster.apps[app]]
         mine = [row for row in kept.rows if roster.rows.app[row] == app]

@@ -107,7 +107,7 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
 def _bounded(view: CpuView, tier: Floats, seen: Bools) -> Ints:
     """Whole microseconds within [min, cap]; a row that never reported asks for what it has."""
     asked = np.where(seen, np.rint(tier).astype(np.int64), view.ordered_us)
-    return np.clip(asked, view.min_us, np.maximum(view.cap_us, view.min_us))
+    return np.maximum(np.minimum(asked, view.cap_us), view.min_us)
 
 
 def _estimate(view: CpuView) -> Floats:
@@ -139,6 +139,8 @@ def _observe(state: WaterfillState, rows: Ints, estimate: Floats) -> None:
 def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> Ints:
     """The tiers above, shape N; demand <= need <= wanted."""
     app, apps = view.app, len(view.limit_us)
+    if (per_app(app, wanted_us, apps) <= view.limit_us).all():
+        return wanted_us
     room = view.limit_us - per_app(app, demand_us, apps)
     headroom = ration(app, need_us - demand_us, room)
     more = ration(app, wanted_us - need_us, room - per_app(app, headroom, apps))
@@ -160,6 +162,8 @@ def _explain(view: CpuView, target_us: Ints, estimate: Floats, needed_us: Ints) 
     app, apps = view.app, len(view.limit_us)
     reasons = unchanged(target_us)
     raised, cut = target_us > view.ordered_us, target_us < view.ordered_us
+    if not (raised | cut).any():
+        return reasons
     throttled = view.fresh & view.throttled
     reasons.give(raised & throttled, Reason.THROTTLED, estimate, view.quota_us)
     reasons.give(raised & ~throttled, Reason.DEMAND_ROSE, needed_us, view.ordered_us)

@@ -262,34 +262,25 @@ class Roster:
     def _assign(self, newest: dict[tuple[int, int], CfsBatch], now_ns: int) -> None:
         """All batches of the step in one assignment per column."""
         batches = list(newest.values())
-        index = np.concatenate([self._groups[group].index for group in newest])
-
-        def joined(name: str) -> IntArray:
-            raw = b"".join([getattr(batch, name) for batch in batches])
-            return np.frombuffer(raw, dtype=CfsBatch.column_types[name]).astype(np.int64)
-
-        counts = [len(self._groups[group].index) for group in newest]
-        report_seq = np.repeat([batch.report_seq for batch in batches], counts)
-        sane = sane_rows({name: joined(name) for name in RANGES})
-        self.counts.absurd_rows += len(index) - int(np.count_nonzero(sane))
-        report = Report(
-            index[sane],
-            report_seq[sane],
-            joined("quota_us")[sane],
-            joined("memory_limit_bytes")[sane],
-            joined("order_seq")[sane],
-        )
-        newer = np.zeros(len(index), dtype=np.bool_)
-        newer[sane] = settle(self.rows, report, now_ns)
+        members = [self._groups[group].index for group in newest]
+        index = np.concatenate(members)
+        report_seq = np.repeat([batch.report_seq for batch in batches], [len(mine) for mine in members])
+        table = _joined(batches, len(index))
+        sane = ((table[: len(RANGES)] >= _LEAST) & (table[: len(RANGES)] <= _MOST)).all(axis=0)
+        if not sane.all():
+            self.counts.absurd_rows += len(index) - int(np.count_nonzero(sane))
+            index, report_seq, table = index[sane], report_seq[sane], table[:, sane]
+        told = dict(zip(_COLUMNS, table, strict=True))
+        report = Report(index, report_seq, told["quota_us"], told["memory_limit_bytes"], told["order_seq"])
+        newer = settle(self.rows, report, now_ns)
         self._settle_reserves(newest)
-        rows, target = self.rows, index[newer]
-        rows.memory_before_bytes[target] = rows.memory_usage_bytes[target]
-        rows.memory_usage_bytes[target] = joined("memory_usage_bytes")[newer]
-        rows.memory_reclaimable_bytes[target] = joined("memory_reclaimable_bytes")[newer]
-        rows.oom_kills[target] = joined("oom_kills")[newer]
-        for name in ("used_us", "unused_us", "throttled", "throttled_us"):
-            getattr(rows, name)[target] = joined(name)[newer]
-        rows.fresh[target] = joined("periods")[newer] > 0
+        if not newer.all():
+            index, told = index[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
+        rows = self.rows
+        rows.memory_before_bytes[index] = rows.memory_usage_bytes[index]
+        for name in _TAKEN:
+            getattr(rows, name)[index] = told[name]
+        rows.fresh[index] = told["periods"] > 0
 
     def settle_reserves_of(self, reply: LimitReply, node: int) -> None:
         """The reserves that a reply to a fence tells of, together with all rows of their applications."""
@@ -335,6 +326,24 @@ RANGES = {
     "order_seq": (0, 1 << 62),
 }
 """What a kernel can report: anything else is a fault, and must not overflow a sum."""
+
+_COLUMNS = (*RANGES, "throttled", "oom_kills", "periods")
+"""Of a batch, in the order of `_joined`: those with a range come first."""
+_LEAST, _MOST = (np.array(bounds, dtype=np.int64)[:, None] for bounds in zip(*RANGES.values(), strict=True))
+_TAKEN = (
+    *("memory_usage_bytes", "memory_reclaimable_bytes", "oom_kills"),
+    *("used_us", "unused_us", "throttled", "throttled_us"),
+)
+"""Taken over as they are."""
+
+
+def _joined(batches: Sequence[CfsBatch], count: int) -> IntArray:
+    """The columns of all batches, shape (columns, rows)."""
+    table = np.empty((len(_COLUMNS), count), dtype=np.int64)
+    for row, name in zip(table, _COLUMNS, strict=True):
+        raw = [getattr(batch, name) for batch in batches]
+        row[:] = np.frombuffer(raw[0] if len(raw) == 1 else b"".join(raw), dtype=CfsBatch.column_types[name])
+    return table
 
 
 def sane_rows(columns: Mapping[str, IntArray]) -> BoolArray:

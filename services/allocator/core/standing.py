@@ -64,18 +64,28 @@ class Tenure:
         return open_now
 
 
-def pools(roster: Roster, table: AppTable) -> Pools:
-    """What is held per application, counted with everything in flight."""
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What is held, counted with everything in flight."""
+
+    per_row: tuple[IntArray, IntArray]
+    """Quota and memory limit (`ledger.held`), shape (N,)."""
+    pools: Pools
+
+
+def take_stock(roster: Roster, table: AppTable) -> Stock:
+    """What is held now."""
     rows, apps, book = roster.rows, len(roster.apps), roster.reserves
     virtual = table.virtual[rows.app]
     quota, limit = (ledger.held(rows, account, virtual) for account in ledger.ACCOUNTS)
     reserved = np.where(table.virtual, 0, per_app(book.app, book.held_bytes, apps))
-    return Pools(
+    pools = Pools(
         per_app(rows.app, quota, apps),
         per_app(rows.app, limit, apps) + reserved,
         reserved,
-        per_app(rows.app, rows.admitted.astype(int), apps),
+        per_app(rows.app, rows.admitted, apps),
     )
+    return Stock((quota, limit), pools)
 
 
 def free(held: Pools, table: AppTable) -> tuple[IntArray, IntArray]:

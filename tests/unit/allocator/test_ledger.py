@@ -89,7 +89,7 @@ def test_container_whose_first_order_arrived_though_its_reply_was_lost_is_counte
 def test_wish_below_what_was_ordered_but_above_what_is_held_needs_room(rows):
     """After lost replies the kernel may hold less than was ordered: going down to the wish is a raise there."""
     rows.quota_ordered_us[0], rows.quota_us[0] = 50_000, 10_000
-    result = ledger.commit(rows, CPU, ints(45_000, 30_000), ints(5_000), NOT_VIRTUAL)
+    result = ledger.commit(rows, CPU, ints(45_000, 30_000), ints(5_000), ledger.held(rows, CPU, NOT_VIRTUAL))
 
     assert result.tolist() == [15_000, 30_000]
     assert rows.quota_wanted_us.tolist() == [45_000, 0]
@@ -97,7 +97,7 @@ def test_wish_below_what_was_ordered_but_above_what_is_held_needs_room(rows):
 
 def test_raises_share_scarce_room_in_proportion(rows):
     """Asked: 20 and 60 ms; free: 20 ms: 5 and 15 ms are granted."""
-    result = ledger.commit(rows, CPU, ints(60_000, 90_000), ints(20_000), NOT_VIRTUAL)
+    result = ledger.commit(rows, CPU, ints(60_000, 90_000), ints(20_000), ledger.held(rows, CPU, NOT_VIRTUAL))
 
     assert result.tolist() == [45_000, 45_000]
 
