@@ -1,0 +1,205 @@
+"""One deployed application, and its cells one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from schemas.apps import PERIOD_US
+from tests.bench.escra.apps.application import BatchApplication
+from tests.bench.escra.apps.registry import APPLICATIONS
+from tests.bench.escra.deploy import Deployment, deploy
+from tests.bench.escra.load.arrivals import Load, LoadKind
+from tests.bench.escra.load.client import Order
+from tests.bench.escra.measure import Recorder, Recording
+from tests.bench.escra.metrics import run_metrics
+from tests.bench.escra.plan import BATCH_LOAD, AppLimits, Cell, Plan, app_limits, cell_seed, profile_seed
+from tests.bench.escra.policies import parse
+from tests.bench.escra.processes import Child
+from tests.bench.escra.rig import Rig
+from tests.bench.escra.store import Store
+
+READY_S: Final = 45.0
+_QUIET_CORES: Final = 0.1
+_QUIET_S: Final = 4.0
+_ANSWER_S: Final = 30.0
+_UNLIMITED: Final = AppLimits(64.0, 8 << 30, 0.0, 0.0)
+"""While an application is only observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every session uses."""
+
+    rig: Rig
+    plan: Plan
+    store: Store
+    traces: Path
+
+
+class Session:
+    """An application that is up."""
+
+    def __init__(self, bench: Bench, deployment: Deployment, recorder: Recorder, client: Child | None) -> None:
+        self._bench = bench
+        self._deployment = deployment
+        self._recorder = recorder
+        self._client = client
+        self._restarts: dict[str, int] = {}
+
+    async def profile(self, load: str) -> None:
+        """Run without limits and keep what was used, unless it was done before."""
+        store, plan, app = self._bench.store, self._bench.plan, self._deployment.app.name
+        path = store.profile_path(app, load)
+        if path.exists():
+            return
+        await self._prepare()
+        await self._bench.rig.lift(self._recorder, self._deployment.names.values(), _UNLIMITED)
+        self._recorder.begin()
+        if load == BATCH_LOAD:
+            begin_ns = time.time_ns()
+            await cast("BatchApplication", self._deployment.app).run_batch(self._deployment)
+            recording = self._recorder.take(begin_ns, time.time_ns())
+        else:
+            out = store.profiles / f"{app}.{load}.requests.npz"
+            order = self._order(load, plan.profile_s, profile_seed(plan, app, load), out)
+            begin_ns, _, _ = await self._drive(order, plan.profile_s)
+            recording = self._recorder.take(
+                begin_ns + int(plan.settle_s * 1e9), begin_ns + int((plan.settle_s + plan.profile_s) * 1e9)
+            )
+        profile = recording.profile()
+        if set(self._deployment.names) - set(profile.containers):
+            raise RuntimeError(f"profile of {app}/{load}: no batch tells of all containers")
+        profile.write(path)
+
+    async def measure(self, cell: Cell) -> dict[str, Any]:
+        """Measure one cell and return its record; rows and batches are written beside."""
+        bench, names = self._bench, self._deployment.names
+        profile = bench.store.profile(cell.app, cell.load)
+        if profile is None:
+            raise RuntimeError(f"{cell.pair} has no profile")
+        limits, policy = app_limits(profile, cell.limit), parse(cell.policy)
+        await self._prepare()
+        if policy.limited:
+            path = bench.store.profile_path(cell.app, cell.load)
+            await bench.rig.enforce(self._recorder, policy, limits, path, len(names))
+        else:
+            await bench.rig.lift(self._recorder, names.values(), limits)
+        if cell.load == BATCH_LOAD:
+            figures, recording = await self._run_batch()
+        else:
+            figures, recording = await self._run_load(cell)
+        recording.write(bench.store.recording_path(cell))
+        restarts = await self.restarted()
+        return {
+            "cell": asdict(cell),
+            "pair": cell.pair,
+            "limits": asdict(limits),
+            "metrics": run_metrics(recording, int(limits.cpu_cores * PERIOD_US)).as_dict(),
+            "restarts": restarts,
+            "finished_ns": time.time_ns(),
+            **figures,
+        }
+
+    async def restarted(self) -> int:
+        """Containers that were killed, or crashed, and were started anew since the last question."""
+        now = await self._deployment.restarts()
+        count = sum(max(value - self._restarts.get(name, 0), 0) for name, value in now.items())
+        self._restarts = now
+        return count
+
+    async def _prepare(self) -> None:
+        """Data as at first; and what the cell before left unanswered is worked off."""
+        await self._deployment.reset()
+        deadline_s = time.monotonic() + _QUIET_S
+        while time.monotonic() < deadline_s:
+            tick = self._recorder.latest
+            if tick is not None and tick.columns["used_us"].sum() < _QUIET_CORES * PERIOD_US:
+                return
+            await asyncio.sleep(0.05)
+
+    def _order(self, load: str, seconds: float, seed: int, out: Path) -> Order:
+        plan, app = self._bench.plan, self._deployment.app
+        host, port = self._deployment.address
+        return Order(
+            Load(
+                cast("LoadKind", load),
+                app.base_rate_rps * plan.rate,
+                plan.settle_s + seconds,
+                seed,
+                cycle_s=plan.cycle_s,
+                # The measured window begins with the quiet half of a cycle, and a trace anywhere.
+                start_s=-plan.settle_s % plan.cycle_s if load == "burst" else float(seed % 3600),
+            ),
+            host,
+            port,
+            request_seed=seed,
+            timeout_s=plan.timeout_s,
+            traces=str(self._bench.traces.absolute()),
+            out=str(out.absolute()),
+        )
+
+    async def _drive(self, order: Order, seconds: float) -> tuple[int, dict[str, Any], dict[str, int]]:
+        """Send a run's requests; moment 0 (wall clock), the client's counts, the controller's CPU in the window."""
+        assert self._client is not None
+        settle_s, rig = self._bench.plan.settle_s, self._bench.rig
+        self._client.tell(asdict(order))
+        begin_ns = int((await self._client.hear(_ANSWER_S))["begun_ns"])
+        await _sleep_until(begin_ns + int(settle_s * 1e9))
+        before = rig.costs()
+        await _sleep_until(begin_ns + int((settle_s + seconds) * 1e9))
+        costs = rig.costs().since(before)
+        done = (await self._client.hear(order.timeout_s + _ANSWER_S))["done"]
+        return begin_ns, done, costs
+
+    async def _run_load(self, cell: Cell) -> tuple[dict[str, Any], Recording]:
+        plan = self._bench.plan
+        order = self._order(cell.load, plan.window_s, cell_seed(plan, cell), self._bench.store.requests_path(cell))
+        self._recorder.begin()
+        begin_ns, done, costs = await self._drive(order, plan.window_s)
+        from_ns = begin_ns + int(plan.settle_s * 1e9)
+        recording = self._recorder.take(from_ns, from_ns + int(plan.window_s * 1e9))
+        figures = {"client": done, "window_s": plan.window_s, "controller_ns": costs, "order": asdict(order)}
+        return figures, recording
+
+    async def _run_batch(self) -> tuple[dict[str, Any], Recording]:
+        rig = self._bench.rig
+        self._recorder.begin()
+        before, begin_ns = rig.costs(), time.time_ns()
+        result = await cast("BatchApplication", self._deployment.app).run_batch(self._deployment)
+        end_ns, costs = time.time_ns(), rig.costs().since(before)
+        recording = self._recorder.take(begin_ns, end_ns)
+        return {"batch": asdict(result), "window_s": (end_ns - begin_ns) / 1e9, "controller_ns": costs}, recording
+
+
+async def _sleep_until(wall_ns: int) -> None:
+    await asyncio.sleep(max(0.0, (wall_ns - time.time_ns()) / 1e9))
+
+
+@asynccontextmanager
+async def open_session(bench: Bench, app_name: str) -> AsyncIterator[Session]:
+    """Deploy an application, and take it away at the end."""
+    app = APPLICATIONS[app_name]
+    recorder = await Recorder(app_name).listen(bench.rig.bus)
+    deployment = await deploy(app)
+    client: Child | None = None
+    try:
+        await deployment.wait_ready(READY_S)
+        if not isinstance(app, BatchApplication):
+            log = bench.store.directory / "client.log"
+            client = await Child.start("client", ("tests.bench.escra.load.client", "--app", app_name), {}, log)
+            await client.hear(_ANSWER_S)
+        session = Session(bench, deployment, recorder, client)
+        await session.restarted()
+        yield session
+    finally:
+        if client is not None:
+            await client.stop()
+        await recorder.stop()
+        await bench.rig.withdraw(app_name)
+        await deployment.stop()
