@@ -1,0 +1,186 @@
+"""The product's allocation with its policies exchanged: everything else, the ledger above all, is the product's own.
+
+A peer has neither of our defences of memory: its applications have no reserves, and an agent that asks for memory is
+refused, whereupon it gives the kernel its kill back at once (thesis 2.4.4.2). `escra` and `waterfill` are the product's
+own code; a variant of them differs by constants, which are put back when another policy is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import chain
+from types import ModuleType
+
+import numpy as np
+
+from schemas.apps import PERIOD_US
+from schemas.oom import MemoryReply, MemoryRequest
+from services.allocator.core.allocation import Allocation, Outcome
+from services.allocator.core.app_table import AppTable
+from services.allocator.core.messages import Reasons
+from services.allocator.core.roster import Roster
+from services.allocator.core.rows import BoolArray, IntArray
+from services.allocator.core.slots import SlotArrays
+from services.allocator.core.standing import Moment
+from services.allocator.core.targets import Policies
+from tests.bench.escra.peers.fitting import MemorySample
+from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
+from tests.bench.escra.peers.starting import profile_of
+from tests.bench.escra.policies import PolicySpec, module_of
+from tests.bench.escra.profile import Profile
+
+NO_PROFILE = Profile({})
+
+
+class ExchangedPolicies(Policies):
+    """The product's policies until `choose` names another one."""
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster)
+        self.spec: PolicySpec | None = None
+        """None: every application's own policy."""
+        self._rules: tuple[CpuRule, MemoryRule] | None = None
+        self._profile = NO_PROFILE
+        self._started: set[int] = set()
+        """Slots whose container a peer has begun with."""
+        self._originals: list[tuple[ModuleType, str, object]] = []
+
+    @property
+    def guards_memory(self) -> bool:
+        """Whether reserves are lent and requests for memory granted: ours only."""
+        return self._rules is None
+
+    def choose(self, spec: PolicySpec | None, profile: Profile = NO_PROFILE) -> None:
+        """Decide by this policy from the next step on; all estimates start anew."""
+        for module, name, value in self._originals:
+            setattr(module, name, value)
+        self._originals.clear()
+        self.spec, self._profile = spec, profile
+        self._rules = None if spec is None or spec.ours else rules_for(spec)
+        self._started.clear()
+        for state in self._own_states():
+            state.forget(np.arange(state.capacity))
+        if spec is not None and spec.ours:
+            self._set_constants(spec)
+
+    def _set_constants(self, spec: PolicySpec) -> None:
+        for name, value in spec.constants.items():
+            module = module_of(spec.family, name)
+            if module is not None:
+                original = getattr(module, name)
+                self._originals.append((module, name, original))
+                setattr(module, name, type(original)(value))
+
+    def cpu(self, table: AppTable, decidable: BoolArray, budget_us: IntArray, reasons: Reasons) -> IntArray:
+        """As the product's, by the chosen policy."""
+        if self._rules is None:
+            return super().cpu(table, decidable, budget_us, reasons)
+        self._follow_membership()
+        rows = self._roster.rows
+        targets = rows.quota_ordered_us.copy()
+        index = np.flatnonzero(decidable)
+        if len(index):
+            self._start(index)
+            wish = self._rules[0].decide(self._view(table, index, budget_us), rows.slot[index])
+            targets[index] = wish.target_us
+            reasons.take(index, wish)
+        return targets
+
+    def memory(
+        self, table: AppTable, decidable: BoolArray, budget_bytes: IntArray, reasons: Reasons, *, reclaim: bool
+    ) -> IntArray:
+        """As the product's, by the chosen policy; a peer reclaims when its own rule says so."""
+        if self._rules is None:
+            return super().memory(table, decidable, budget_bytes, reasons, reclaim=reclaim)
+        rows = self._roster.rows
+        targets = rows.limit_ordered_bytes.copy()
+        index = np.flatnonzero(decidable)
+        if len(index):
+            sample = MemorySample(self._memory_view(table, index, budget_bytes), rows.oom_kills[index])
+            wish = self._rules[1].decide(sample, rows.slot[index])
+            targets[index] = wish.target_bytes
+            reasons.take(index, wish)
+        return targets
+
+    def _start(self, index: IntArray) -> None:
+        """Begin with containers that the rules have not seen, from what the profile says of them."""
+        slots = self._roster.rows.slot
+        new = [row for row in index.tolist() if int(slots[row]) not in self._started]
+        if new:
+            names = [self._roster.keys[row].rpartition("-")[0] for row in new]
+            known = [profile_of(self._profile, name) for name in names]
+            for rule in self._rules or ():
+                rule.start(slots[new], known)
+            self._started.update(slots[new].tolist())
+
+    def _own_states(self) -> Iterable[SlotArrays]:
+        return (self._escra, self._waterfill, self._memory)
+
+    def _follow_membership(self) -> None:
+        released = np.array(self._roster.take_released_slots(), dtype=np.int64)
+        rules = self._rules or ()
+        for state in chain(self._own_states(), (rule.state for rule in rules)):
+            state.grow(max(self._roster.slot_capacity, 1))
+            state.forget(released)
+        self._started.difference_update(released.tolist())
+
+
+class ExchangedAllocation(Allocation):
+    """The product's `Allocation`, which asks `ExchangedPolicies`."""
+
+    def __init__(self, warm_up_ns: int = 0) -> None:
+        super().__init__(warm_up_ns)
+        self.exchanged = ExchangedPolicies(self.roster)
+        self._policies = self.exchanged
+        self._from: AppTable | None = None
+        self._exchanged_table: AppTable | None = None
+
+    def choose(self, spec: PolicySpec | None, profile: Profile = NO_PROFILE) -> None:
+        """`ExchangedPolicies.choose`."""
+        self.exchanged.choose(spec, profile)
+        self._from = None
+
+    @property
+    def table(self) -> AppTable:
+        """The applications' parameters, with those that the chosen policy overrides."""
+        table = super().table
+        if self._exchanged_table is None or self._from is not table:
+            self._from, self._exchanged_table = table, self._with_overrides(table)
+        return self._exchanged_table
+
+    def _with_overrides(self, table: AppTable) -> AppTable:
+        spec = self.exchanged.spec
+        if spec is None:
+            return table
+        table = replace(table, waterfill=np.full_like(table.waterfill, spec.family == "waterfill"))
+        if not self.exchanged.guards_memory:
+            table = replace(table, withheld_bytes=np.zeros_like(table.withheld_bytes))
+        for name, value in spec.constants.items():
+            if spec.ours and module_of(spec.family, name) is None:
+                table = _overridden(table, name, value)
+        return table
+
+    def request_memory(self, request: MemoryRequest, moment: Moment) -> tuple[MemoryReply, Outcome]:
+        """As the product's; a peer grants nothing."""
+        if self.exchanged.guards_memory or not (epoch := self.epoch_of(request.app)):
+            return super().request_memory(request, moment)
+        refusal = f"policy {self.exchanged.spec.name if self.exchanged.spec else '?'} grants no memory on request"
+        reply = MemoryReply(app=request.app, epoch=epoch, granted_bytes=0, reclaiming_bytes=0, refusal=refusal)
+        return reply, Outcome()
+
+
+def _overridden(table: AppTable, parameter: str, value: float) -> AppTable:
+    """The table with one value of a parameter for all applications; in the units of `AppSpec`, delta in MiB."""
+    match parameter:
+        case "kappa":
+            return replace(table, kappa=np.full_like(table.kappa, value))
+        case "gamma":
+            return replace(table, gamma_us=np.full_like(table.gamma_us, round(value * PERIOD_US)))
+        case "upsilon":
+            return replace(table, upsilon_share=np.full_like(table.upsilon_share, value / 100))
+        case "window":
+            return replace(table, window=np.full_like(table.window, round(value)))
+        case "delta":
+            return replace(table, delta_bytes=np.full_like(table.delta_bytes, round(value * (1 << 20))))
+    raise ValueError(f"{parameter} is no parameter of an application")
