@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tests.bench.escra.apps.application import Application
+from tests.bench.escra.apps.cache import Cache
+from tests.bench.escra.apps.functions import Functions
 from tests.bench.escra.apps.shop import Shop
 
-APPLICATIONS: dict[str, Application] = {app.name: app for app in (Shop(),)}
+APPLICATIONS: dict[str, Application] = {app.name: app for app in (Shop(), Cache(), Functions())}
