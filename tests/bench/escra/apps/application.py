@@ -7,7 +7,7 @@ Pure: nothing here or in the applications talks to a Docker Engine, so that the 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,15 +114,12 @@ class BatchApplication(Application):
 
     base_rate_rps = 0.0
 
-    async def run_batch(self, site: Site, progress: Callable[[int], None] | None = None) -> BatchResult:
+    async def run_batch(self, site: Site) -> BatchResult:
         """Run the whole batch once.
 
-        Args:
-            site: where its standing containers run.
-            progress: is told how many tasks are done, now and then.
-
         Raises:
-            RuntimeError: an answer is missing or wrong although the workers ended well.
+            RuntimeError: an answer is missing although the workers ended well.
+            TimeoutError: workers did not end.
         """
         raise NotImplementedError
 

@@ -40,7 +40,10 @@ class Cache(Application):
         Container("api-1", gunicorn("cache.api", threads=12)),
         Container("api-2", gunicorn("cache.api", threads=12)),
         Container("origin", gunicorn("cache.origin")),
-        *(Container(f"cache-{number}", redis("--databases", "2")) for number in range(SHARDS)),
+        *(
+            Container(f"cache-{number}", redis("--databases", "2", "--jemalloc-bg-thread", "no"))
+            for number in range(SHARDS)
+        ),
         Container("sessions", ("memcached", "-u", "memcache", "-m", "64", "-t", "2")),
     )
     entry = "nginx"
