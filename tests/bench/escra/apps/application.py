@@ -134,6 +134,7 @@ def gunicorn(module: str, threads: int = 8) -> tuple[str, ...]:
         "--worker-class=gthread",
         f"--threads={threads}",
         "--keep-alive=300",
+        "--timeout=300",
         "--worker-tmp-dir=/dev/shm",
         "--log-level=warning",
         f"{module}:app",
