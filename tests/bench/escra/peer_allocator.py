@@ -3,12 +3,12 @@
 One JSON object per line on standard input, one answer per line on standard output; logs go to standard error.
 
     {"policy": "captain-0.1", "profile": "/path.json"}     -> {"ok": true, "policy": "captain-0.1", "switch_ms": 1.2}
-    {"policy": "escra:kappa=0.5"}                          -> {"ok": true, ...}
+    {"policy": "escra:kappa=0.5"}                          -> {"ok": true, ...}      ours may start without a profile
     {"policy": null}                                       -> every application's own policy, as the product
     anything else                                          -> {"ok": false, "error": "..."}
 
-A policy holds from the next step on for all applications; all estimates start anew, from the profile where the policy
-is a peer. Limits stay as they are until the first decision. The process ends when its standard input does.
+A policy holds from the next step on for all applications; all estimates start anew, from the profile. Limits
+stay as they are until the first decision. The process ends when its standard input does.
 """
 
 from __future__ import annotations

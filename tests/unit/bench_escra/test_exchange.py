@@ -9,7 +9,7 @@ import pytest
 from schemas.apps import AppSpec
 from services.allocator.core import damping, policy_waterfill
 from tests.bench.escra import peer_allocator
-from tests.bench.escra.peers.exchange import ExchangedAllocation
+from tests.bench.escra.peers.exchange import NO_PROFILE, ExchangedAllocation
 from tests.bench.escra.peers.rules import rules_for
 from tests.bench.escra.policies import POLICIES, parse
 from tests.bench.escra.profile import ContainerProfile, Profile
@@ -130,6 +130,21 @@ def test_ours_is_the_products_own_code_to_the_last_microsecond() -> None:
             cluster.period(usage)
         seen.append([(container.quota_us, container.limit_bytes) for container in cluster.containers()])
     assert seen[0] == seen[1]
+
+
+def test_with_a_profile_waterfill_begins_as_if_it_had_watched_it() -> None:
+    """c1 uses 20 ms now and then; idle in this run, it holds 20 + 14 ms in reserve, without a profile only 14.
+
+    2 ms at least are used all the time, so it was never quiet in the profile; the peak is 1.0 x 20 + 14 ms.
+    """
+    quotas = []
+    for profile in (profile_of_two(), NO_PROFILE):
+        cluster = cluster_of_four(8.0)
+        cluster.allocation.choose(parse("waterfill"), profile)
+        for _ in range(8):
+            cluster.period([[(3_500, 50 * MIB)] * 2] * 2)
+        quotas.append(cluster.containers()[0].quota_us)
+    assert quotas == [34_000, 17_500]
 
 
 def test_under_a_peer_who_reaches_his_limit_is_killed_and_under_ours_he_is_not() -> None:

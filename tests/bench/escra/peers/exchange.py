@@ -3,11 +3,13 @@
 A peer has neither of our defences of memory: its applications have no reserves, and an agent that asks for memory is
 refused, whereupon it gives the kernel its kill back at once (thesis 2.4.4.2). `escra` and `waterfill` are the product's
 own code; a variant of them differs by constants, which are put back when another policy is chosen.
+Where a profile is given, `waterfill` too begins as if it had watched it: else a short run would compare its first
+seconds with what peers have learnt. (`escra` remembers one second: it has seen that when measuring begins.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import ModuleType
@@ -16,6 +18,7 @@ import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.oom import MemoryReply, MemoryRequest
+from services.allocator.core import policy_waterfill
 from services.allocator.core.allocation import Allocation, Outcome
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.messages import Reasons
@@ -28,7 +31,7 @@ from tests.bench.escra.peers.fitting import MemorySample
 from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
 from tests.bench.escra.peers.starting import profile_of
 from tests.bench.escra.policies import PolicySpec, module_of
-from tests.bench.escra.profile import Profile
+from tests.bench.escra.profile import ContainerProfile, Profile
 
 NO_PROFILE = Profile({})
 
@@ -43,7 +46,7 @@ class ExchangedPolicies(Policies):
         self._rules: tuple[CpuRule, MemoryRule] | None = None
         self._profile = NO_PROFILE
         self._started: set[int] = set()
-        """Slots whose container a peer has begun with."""
+        """Slots whose container the chosen policy has begun with."""
         self._originals: list[tuple[ModuleType, str, object]] = []
 
     @property
@@ -74,9 +77,10 @@ class ExchangedPolicies(Policies):
 
     def cpu(self, table: AppTable, decidable: BoolArray, budget_us: IntArray, reasons: Reasons) -> IntArray:
         """As the product's, by the chosen policy."""
-        if self._rules is None:
-            return super().cpu(table, decidable, budget_us, reasons)
         self._follow_membership()
+        if self._rules is None:
+            self._start(np.flatnonzero(decidable))
+            return super().cpu(table, decidable, budget_us, reasons)
         rows = self._roster.rows
         targets = rows.quota_ordered_us.copy()
         index = np.flatnonzero(decidable)
@@ -104,15 +108,22 @@ class ExchangedPolicies(Policies):
         return targets
 
     def _start(self, index: IntArray) -> None:
-        """Begin with containers that the rules have not seen, from what the profile says of them."""
+        """Begin with containers that have not been seen, from what the profile says of them."""
         slots = self._roster.rows.slot
         new = [row for row in index.tolist() if int(slots[row]) not in self._started]
         if new:
             names = [self._roster.keys[row].rpartition("-")[0] for row in new]
             known = [profile_of(self._profile, name) for name in names]
-            for rule in self._rules or ():
-                rule.start(slots[new], known)
+            for start in [rule.start for rule in self._rules or ()] or [self._watch]:
+                start(slots[new], known)
             self._started.update(slots[new].tolist())
+
+    def _watch(self, slots: IntArray, profiles: Sequence[ContainerProfile]) -> None:
+        """Let `waterfill` see the profiles, period by period, as samples of containers that nothing limits."""
+        for period in range(max((len(one.used_us) for one in profiles), default=0)):
+            there = [position for position, one in enumerate(profiles) if period < len(one.used_us)]
+            used_us = np.array([profiles[position].used_us[period] for position in there], dtype=np.float64)
+            policy_waterfill._observe(self._waterfill, slots[there], used_us)
 
     def _own_states(self) -> Iterable[SlotArrays]:
         return (self._escra, self._waterfill, self._memory)
