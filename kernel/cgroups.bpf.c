@@ -50,6 +50,13 @@ static __always_inline __s64 quota_of(const struct cfs_bandwidth *bandwidth)
 	return period_us == TB_PERIOD_US || !period_us ? quota_us : quota_us * TB_PERIOD_US / period_us;
 }
 
+static __always_inline bool is_throttled(const struct cfs_bandwidth *bandwidth)
+{
+	const struct list_head *waiting = &bandwidth->throttled_cfs_rq;
+
+	return (__u64)waiting->next != (__u64)waiting;
+}
+
 static __always_inline void read_cpu(struct cgroup_subsys_state *css, struct tb_group *row)
 {
 	const struct task_group *tg = CONTAINER(struct task_group, css, css);
@@ -60,6 +67,8 @@ static __always_inline void read_cpu(struct cgroup_subsys_state *css, struct tb_
 	row->nr_periods = tg->cfs_bandwidth.nr_periods;
 	row->nr_throttled = tg->cfs_bandwidth.nr_throttled;
 	row->throttled_us = tg->cfs_bandwidth.throttled_time / 1000;
+	if (is_throttled(&tg->cfs_bandwidth))
+		row->flags |= TB_THROTTLED;
 	if (tg->cfs_bandwidth.period_active)
 		row->boundary_ns = tg->cfs_bandwidth.period_timer.node.expires;
 }

@@ -3,7 +3,7 @@
 #ifndef TB_RECORDS_H
 #define TB_RECORDS_H
 
-#define TB_VERSION 2
+#define TB_VERSION 3
 
 /* A row of the table of control groups. Version 1 has one row of a container in each hierarchy, with zeros where the
  * other one's numbers are: their sum is the container's, as version 2 has it in one row. The agent sees no more than a
@@ -31,6 +31,7 @@ struct tb_group {
 #define TB_HAS_MEMORY 2u
 #define TB_UNDER_OOM 4u    /* version 1: tasks may wait at the limit */
 #define TB_KILL_DISABLED 8u /* version 1: oom_kill_disable */
+#define TB_THROTTLED 16u   /* a CPU of the group is throttled now: counted only when its period ends */
 
 /* One CFS period that has ended (several, where the timer came late), taken before the quota is refilled. */
 struct tb_period {

@@ -17,6 +17,7 @@ from services.agent.core.orders import OrderBook
 from services.agent.core.periods import with_exact
 from services.agent.core.readings import BoolArray, IntArray, Known, Readings, to_check
 from services.agent.core.sampling import MEMORY_COLUMN, PeriodSample, per_period
+from services.agent.core.throttling import Look, remember, unfinished, with_unfinished
 from services.agent.drift import DriftWatch
 from services.agent.limit_orders import LimitOrders
 from services.agent.memory import MemoryGuard
@@ -74,6 +75,9 @@ class Node:
         self._report_seq = 0
         self.ticks = 0
         """Samples taken of all containers."""
+        self.is_throttled = False
+        """Whether any container was, in the last sample."""
+        self._one_by_one = False
         self._now_ns = 0
         self._kills_of_gone: dict[str, int] = {}
 
@@ -142,8 +146,31 @@ class Node:
         if not self._containers.members:
             return [], vanished
         self._containers.rows.follow(self._containers.order.keys)
-        self._recheck(readings, now_ns)
+        self._check_what_differs(readings, now_ns)
         return self._batches(readings, now_ns, wall_ns), vanished
+
+    def look(self, wall_ns: int) -> list[CfsBatch]:
+        """Between two samples: batches that tell of containers that have been throttled since; mostly none."""
+        order, rows = self._containers.order, self._containers.rows
+        seen = self.host.look(order.handles) if rows.keys is order.keys else None
+        if seen is None:
+            return []
+        new = unfinished(seen, rows.told)
+        if not new.any():
+            return []
+        rows.told = remember(seen, new, rows.told)
+        nothing = np.zeros(len(new), dtype=np.int64)
+        sample = PeriodSample(
+            periods=new.astype(np.int64),
+            used_us=np.where(new, seen.quota_us, 0),
+            unused_us=nothing,
+            throttled=new.astype(np.int64),
+            throttled_us=nothing,
+            memory_usage_bytes=rows.counters[:, MEMORY_COLUMN],
+            flags=nothing,
+        )
+        apps = [(app, part) for app, part in order.apps if new[part].any()]
+        return self._build(sample, self._believed(order), apps, wall_ns)
 
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
         """Says that the node holds no container of the application (any more)."""
@@ -211,26 +238,40 @@ class Node:
                 self._containers.refresh(key)
             self.reserves.confirm(app)
 
-    def _recheck(self, readings: Readings, now_ns: int) -> None:
-        """Read limits back, the guard's included: other hands write the same files.
+    def read_back(self, now_ns: int) -> None:
+        """After a sample: read limits back, the guard's included, of a share of all: other hands write the same files.
 
-        Where the readings show what the kernel holds, those that differ; otherwise a share of all.
+        Where readings show what the kernel holds, a small share, to be certain of the readings.
         """
         order, rows = self._containers.order, self._containers.rows
-        turns, wrong = RECHECK_TICKS, []
+        if rows.keys is not order.keys:
+            return
+        turns = RECHECK_TICKS if self._one_by_one else RECLAIMABLE_TICKS
+        for row in range(self.ticks % turns, len(order.keys), turns):
+            self._check(row, now_ns)
+        for row in range(self.ticks % RECLAIMABLE_TICKS, len(order.keys), RECLAIMABLE_TICKS):
+            rows.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
+
+    def _check_what_differs(self, readings: Readings, now_ns: int) -> None:
+        """Read those back of which the readings show something else than is believed."""
+        order, rows = self._containers.order, self._containers.rows
+        wrong: list[int] = []
         if readings.held is not None:
             believed = self._believed(order)
             known = Known(believed[:, : _KILLS + 1], believed[:, _ARMED].astype(np.bool_), rows.followed_bytes)
-            turns, wrong = RECLAIMABLE_TICKS, to_check(readings, readings.held, known)
-        for row in sorted({*range(self.ticks % turns, len(order.keys), turns), *wrong, *readings.oom_rows}):
-            key, member = order.keys[row], order.members[row]
-            self._drift.check(key)
-            self.guard.kills_read(key, member.handle.read_oom_kills())
-            if self.guard.arm_again(key, now_ns):
-                self._drift.guard_was_undone(key)
+            wrong = to_check(readings, readings.held, known)
+        for row in sorted({*wrong, *readings.oom_rows}):
+            self._check(row, now_ns)
             rows.followed_bytes[row] = readings.counters[row, MEMORY_COLUMN]
-        for row in range(self.ticks % RECLAIMABLE_TICKS, len(order.keys), RECLAIMABLE_TICKS):
-            rows.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
+
+    def _check(self, row: int, now_ns: int) -> None:
+        order, rows = self._containers.order, self._containers.rows
+        key, member = order.keys[row], order.members[row]
+        self._drift.check(key)
+        self.guard.kills_read(key, member.handle.read_oom_kills())
+        if self.guard.arm_again(key, now_ns):
+            self._drift.guard_was_undone(key)
+        rows.followed_bytes[row] = rows.counters[row, MEMORY_COLUMN]
 
     def _believed(self, order: BatchOrder) -> IntArray:
         """What the agent knows of each container, shape (N, 5)."""
@@ -259,6 +300,11 @@ class Node:
         sample = per_period(rows.counters, after, elapsed_us, believed[:, _QUOTA])
         if readings.exact is not None:
             sample = with_exact(sample, readings.exact, _ordered_rows(order))
+        if readings.held is not None:
+            look = Look(readings.held.throttled, after[:, 0], readings.held.limits[:, 0])
+            sample, rows.told = with_unfinished(sample, look, rows.told)
+        self._one_by_one = readings.held is None
+        self.is_throttled = bool(sample.throttled.any())
         rows.counters = after
         rows.read_ns[:] = now_ns
         rows.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
@@ -266,9 +312,15 @@ class Node:
             rows.boundary_ns[:] = 0  # nobody names them any more: they are looked for
         else:  # an idle group keeps its phase
             rows.boundary_ns = np.where(readings.held.boundary_ns > 0, readings.held.boundary_ns, rows.boundary_ns)
+        return self._build(sample, believed, order.apps, wall_ns)
+
+    def _build(
+        self, sample: PeriodSample, believed: IntArray, apps: Iterable[tuple[str, slice]], wall_ns: int
+    ) -> list[CfsBatch]:
+        order = self._containers.order
         columns = _columns(sample) | {
             "quota_us": believed[:, _QUOTA],
-            "memory_reclaimable_bytes": rows.reclaimable_bytes,
+            "memory_reclaimable_bytes": self._containers.rows.reclaimable_bytes,
             "memory_limit_bytes": believed[:, _LIMIT],
             "order_seq": believed[:, _ORDER_SEQ],
             "oom_kills": believed[:, _KILLS] - order.first_kills,
@@ -277,7 +329,7 @@ class Node:
             CfsBatch.build(
                 order.keys[part], {name: column[part] for name, column in columns.items()}, **self._head(app, wall_ns)
             )
-            for app, part in order.apps
+            for app, part in apps
         ]
 
     def _head(self, app: str, wall_ns: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from schemas.containers import ContainerSource
 
 if TYPE_CHECKING:
     from services.agent.core.readings import Readings
+    from services.agent.core.throttling import Look
 
 UNLIMITED = -1
 
@@ -211,6 +212,9 @@ class Host(Protocol):
 
     def read(self, handles: Sequence[ContainerHandle]) -> Readings:
         """Counters of all, and what the kernel holds where one look shows it. The same list as long as nobody comes."""
+
+    def look(self, handles: Sequence[ContainerHandle]) -> Look | None:
+        """Who of those read last is throttled at this moment; None: that cannot be seen (now, or here at all)."""
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile.

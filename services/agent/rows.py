@@ -8,14 +8,23 @@ import numpy as np
 
 from services.agent.core.readings import BoolArray, IntArray
 from services.agent.core.sampling import COUNTER_COLUMNS
+from services.agent.core.throttling import NOTHING_TOLD
 
 NEVER = -1
-_FILLS = {"counters": 0, "read_ns": NEVER, "idle": 0, "reclaimable_bytes": 0, "followed_bytes": 0, "boundary_ns": 0}
+_FILLS = {
+    "counters": 0,
+    "read_ns": NEVER,
+    "idle": 0,
+    "reclaimable_bytes": 0,
+    "followed_bytes": 0,
+    "boundary_ns": 0,
+    "told": (NOTHING_TOLD, NOTHING_TOLD, 0),
+}
 """Columns, and what a new container begins with."""
 
 
 class Rows:
-    """Columns of shape (N,), and `counters` of shape (N, 5)."""
+    """Columns of shape (N,); `counters` of shape (N, 5), `told` of shape (N, 3)."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -31,6 +40,8 @@ class Rows:
         """Usage when the guard was armed last."""
         self.boundary_ns: IntArray = np.zeros(0, dtype=np.int64)
         """A boundary of its CFS periods, as read from the kernel; 0: not known."""
+        self.told: IntArray = np.zeros((0, 3), dtype=np.int64)
+        """Throttled periods that were told of before they ended (`core.throttling`)."""
 
     def begin(self, key: str) -> None:
         """A container was found: whatever is remembered under its key belongs to another one."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
 
-from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
 from schemas.limits import LimitReply, LimitUpdate
@@ -28,6 +28,7 @@ from services.agent.occurrences import Drift
 from services.agent.order_spans import note_reply, order_span
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, HostFullError, RejectedContainer
 from services.agent.settings import AgentSettings
+from services.agent.ticking import PERIOD_S, Ticks
 
 HEARTBEAT_S = 5.0
 JOIN_RETRY_S = 0.5
@@ -63,7 +64,7 @@ class Agent:
         self._rejected: set[str] = set()
         self._sampling = False
         self._cut_timer: asyncio.TimerHandle | None = None
-        self.late_ticks = 0
+        self._ticks = Ticks(self._clock)
         self._source = ""
         """Of telemetry, as said last."""
         self._ground: Ground | None = None
@@ -85,7 +86,9 @@ class Agent:
         self._register_metrics(node, ground)
         for maker, discovery in ground.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
-        self._runtime.spawn(self._sample_every_period(node), name="sampling")
+        self._runtime.spawn(
+            self._ticks.run(partial(self._tick, node), partial(self._look_between, node)), name="sampling"
+        )
         self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
         self._runtime.spawn(self._clear_up(node, ground), name="clear up")
         self._runtime.spawn(self._announced.run(), name="announced limits")
@@ -142,20 +145,15 @@ class Agent:
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
-    async def _sample_every_period(self, node: Node) -> None:
-        """Tick at multiples of the period of the wall clock, so that the ticks of all hosts coincide."""
-        period_s = PERIOD_US / 1e6
-        now_s = self._clock.monotonic()
-        next_s = now_s + period_s - (self._clock.time_ns() / 1e9) % period_s
-        while True:
-            await self._clock.sleep_until(next_s)
-            self._tick(node)
-            now_s = self._clock.monotonic()
-            next_s += period_s
-            if now_s > next_s:
-                missed = int((now_s - next_s) / period_s) + 1
-                self.late_ticks += missed
-                next_s += missed * period_s
+    async def _look_between(self, node: Node, sampled_s: float) -> None:
+        """While containers are throttled: do not let those that have just been wait for the next sample."""
+        looks = self._settings.early_looks
+        for number in range(1, looks + 1):
+            if not node.is_throttled:
+                return
+            await self._clock.sleep_until(sampled_s + number * PERIOD_S / (looks + 1))
+            for batch in node.look(self._clock.time_ns()):
+                self._publish_batch(batch)
 
     def _tick(self, node: Node) -> None:
         if self._guarding is not None:
@@ -172,6 +170,7 @@ class Agent:
             self._emptied[app] -= 1
             if not self._emptied[app]:
                 del self._emptied[app]
+        node.read_back(self._now_ns())
         self._follow_up()
         self._sampling = True
 
@@ -382,7 +381,7 @@ class Agent:
         observe = self._runtime.telemetry.observe
         observe("turnbuckle_agent_containers", lambda: node.container_count)
         observe("turnbuckle_agent_ticks_total", lambda: node.ticks)
-        observe("turnbuckle_agent_late_ticks_total", lambda: self.late_ticks)
+        observe("turnbuckle_agent_late_ticks_total", lambda: self._ticks.late)
         observe("turnbuckle_agent_quota_writes_total", lambda: node.writes.quota_writes)
         observe("turnbuckle_agent_memory_writes_total", lambda: node.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)

@@ -51,6 +51,15 @@ class AgentSettings(NodeSettings):
         Path | None,
         Field(description="where `make kernel` put them; default: kernel/build of a checkout, or /usr/lib/turnbuckle"),
     ] = None
+    early_looks: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=9,
+            description="looks between two samples, while containers are throttled, for those that have just been: "
+            "where the kernel's own programs read",
+        ),
+    ] = 3
     realtime_priority: Annotated[
         int, Field(ge=0, le=99, description="SCHED_FIFO priority of the agent; 0: default scheduling")
     ] = 0

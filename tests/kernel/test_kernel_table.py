@@ -13,7 +13,7 @@ import pytest
 from services.agent.adapters.cgroup_host import CgroupHost
 from services.agent.adapters.cgroups import open_host
 from services.agent.core.sampling import MEMORY_COLUMN
-from services.agent.ports import Counters
+from services.agent.ports import Counters, WriteOutcome
 from tests.support.cgroup_lab import BURN, CgroupLab, wait_until
 from tests.support.skipping import skip_or_fail
 
@@ -102,3 +102,27 @@ def test_a_vanished_group_is_a_row_that_is_gone(lab: CgroupLab, table: CgroupHos
     readings = table.read(handles)
     assert readings.gone == (1,)
     assert readings.without_gone().held.limits[:, 0].tolist() == [10_000, 10_000]
+
+
+def test_a_group_is_seen_throttled_before_the_kernel_counts_it(lab: CgroupLab, table: CgroupHost) -> None:
+    """And no more once it is let go: a write of its quota refills the pool in the middle of the period."""
+    busy, still = lab.group("busy", 10_000), lab.group("still", 10_000)
+    handles = [lab.handle(busy), lab.handle(still)]
+    assert table.read(handles).held.throttled.tolist() == [False, False]
+    assert table.look(handles[:1]) is None, "not those that were read last"
+    lab.start(busy, BURN)
+    seen: list[tuple[int, int]] = []
+
+    def seen_before_it_counted() -> bool:
+        before, look, after = handles[0].read(), table.look(handles), handles[0].read()
+        assert not look.throttled[1]
+        if look.throttled[0] and before.nr_periods == after.nr_periods:
+            assert (look.nr_periods[0], look.quota_us[0]) == (before.nr_periods, 10_000)
+            seen.append((before.nr_periods, before.nr_throttled))
+        ended = dict(seen).get(after.nr_periods - 1)
+        return ended is not None and after.nr_throttled == ended + 1
+
+    wait_until(seen_before_it_counted, what="a period that was seen throttled and counted afterwards")
+    wait_until(lambda: table.look(handles).throttled[0], what="throttling")
+    assert handles[0].write_quota(90_000) is WriteOutcome.WRITTEN
+    assert not table.look(handles).throttled[0]

@@ -193,6 +193,9 @@ class FakeHost:
     def read(self, handles):
         return read_each(handles)
 
+    def look(self, handles):
+        return None
+
     def open(self, container):
         if self.full:
             raise HostFullError(self.full)

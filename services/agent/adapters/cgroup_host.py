@@ -20,6 +20,7 @@ from services.agent.adapters.kernel_telemetry import KernelTelemetry
 from services.agent.adapters.ladder import RungRegistrar
 from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.core.readings import Readings, read_each
+from services.agent.core.throttling import Look
 from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFullError
 
 FILES_PER_CONTAINER: Final = 11
@@ -105,6 +106,15 @@ class CgroupHost(ABC):
                 self.telemetry_note = self._kernel.note
                 return readings
         return read_each(handles)
+
+    def look(self, handles: Sequence[ContainerHandle]) -> Look | None:
+        """Who of those read last is throttled now; files do not show it."""
+        if self._kernel is None:
+            return None
+        try:
+            return self._kernel.look(cast("Sequence[CgroupHandle]", handles))
+        except OSError:
+            return None  # the next `read` says why
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile, or has no group of its own."""

@@ -17,7 +17,8 @@ import numpy as np
 
 from services.agent.adapters.cgroup_handle import CgroupHandle
 from services.agent.adapters.kernel_records import COUNTERS, TABLE_ROWS, Column, GroupFlag
-from services.agent.core.readings import Held, IntArray, Readings
+from services.agent.core.readings import BoolArray, Held, IntArray, Readings
+from services.agent.core.throttling import Look
 from services.agent.ports import UNLIMITED
 
 _BPF_ITER_CREATE: Final = 33
@@ -73,7 +74,17 @@ class GroupTable:
         else:
             guarded, kills = table[:, Column.HIGH_BYTES] != UNLIMITED, Column.KILLS
         limits = table[:, (Column.QUOTA_US, Column.LIMIT_BYTES, kills)]
-        return Held(limits, guarded, table[:, Column.BOUNDARY_NS])
+        return Held(limits, guarded, table[:, Column.BOUNDARY_NS], _throttled(table))
+
+    def look(self, handles: Sequence[CgroupHandle]) -> Look | None:
+        """Who is throttled now; None: not those of the last `read`, or one of them has vanished. Raises OSError."""
+        if handles is not self._handles:
+            return None
+        place = self._places[0]
+        rows = place.take(self._table(self._links[0], self._tables[0]))
+        if place.gone:
+            return None
+        return Look(_throttled(rows), rows[:, Column.NR_PERIODS], rows[:, Column.QUOTA_US])
 
     def _table(self, link: int, table: IntArray) -> IntArray:
         """Filled anew; the next look fills it again."""
@@ -101,6 +112,11 @@ class GroupTable:
         for link in self._links:
             os.close(link)
         self._links.clear()
+
+
+def _throttled(table: IntArray) -> BoolArray:
+    flagged: BoolArray = (table[:, Column.FLAGS] & int(GroupFlag.THROTTLED)) != 0
+    return flagged
 
 
 def _mapped(descriptor: int) -> IntArray:

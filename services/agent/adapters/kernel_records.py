@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import Final
 
-VERSION: Final = 2
+VERSION: Final = 3
 HEADER_BYTES: Final = 8
 """Of each packet: version and `Kind`, 4 bytes each."""
 
@@ -28,6 +28,7 @@ class GroupFlag(IntFlag):
     MEMORY = 2
     UNDER_OOM = 4
     KILL_DISABLED = 8
+    THROTTLED = 16
 
 
 class Column(IntEnum):

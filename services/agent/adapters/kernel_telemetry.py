@@ -14,6 +14,7 @@ from services.agent.adapters.group_table import GroupTable
 from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
 from services.agent.core.periods import PeriodAccounts
 from services.agent.core.readings import IntArray, Readings
+from services.agent.core.throttling import Look
 
 _MEMORY: Final = 1
 """Column of `GroupTable.ids`."""
@@ -64,6 +65,10 @@ class KernelTelemetry:
             exact = self._accounts.fold(records.periods)
         # With records lost, single periods would count as the whole.
         return replace(readings, exact=exact if records.is_whole else None, oom_rows=tuple(oom_rows))
+
+    def look(self, handles: Sequence[CgroupHandle]) -> Look | None:
+        """Who of the containers read last is throttled now. Raises OSError."""
+        return self._table.look(handles)
 
     def _end_stream(self) -> None:
         if self._programs is not None:

@@ -110,6 +110,9 @@ class SimulatedHost:
         """Counters of all."""
         return read_each(handles)
 
+    def look(self, handles: Sequence[ContainerHandle]) -> None:
+        """As with files: only ended periods show."""
+
     def open(self, container: FoundContainer) -> SimulatedHandle | None:
         """A handle; None if the container was removed."""
         if container.container_id not in self._containers:

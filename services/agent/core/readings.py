@@ -34,11 +34,12 @@ class Held:
     """Shape (N,): tasks wait, or are slowed, at the limit."""
     boundary_ns: IntArray
     """Shape (N,): end of the CFS period under way, monotonic; 0: none is under way."""
+    throttled: BoolArray
+    """Shape (N,): a CPU of it is throttled now."""
 
     def without(self, rows: Sequence[int]) -> Held:
         """The others."""
-        limits, guarded = np.delete(self.limits, rows, axis=0), np.delete(self.guarded, rows)
-        return Held(limits, guarded, np.delete(self.boundary_ns, rows))
+        return Held(*(np.delete(getattr(self, name), rows, axis=0) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)

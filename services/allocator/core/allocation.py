@@ -173,8 +173,9 @@ class Allocation:
             quota_us[known],
             limit_bytes[known],
             order_seq[known],
+            np.zeros(len(index), dtype=np.bool_),
         )
-        ledger.settle(self.roster.rows, report, moment.now_ns, periodic=False)
+        ledger.settle(self.roster.rows, report, moment.now_ns)
         self.roster.settle_reserves_of(reply, node)
         self._give_up(index[_IS_LOST[reply.column("status")[known]]], reply.seq)
 

@@ -110,12 +110,12 @@ class Report:
     quota_us: IntArray
     limit_bytes: IntArray
     order_seq: IntArray
+    periodic: BoolArray
+    """It is one that comes every period, so that their number tells how long a difference lasts."""
 
 
-def settle(rows: Rows, report: Report, now_ns: int, *, periodic: bool = True) -> BoolArray:
+def settle(rows: Rows, report: Report, now_ns: int) -> BoolArray:
     """Take in the truth about limits; returns which of the rows were newer than what is known.
-
-    ``periodic``: the report is one that comes every period, so that their number tells how long a difference lasts.
 
     A report that was overtaken by a newer one is ignored. An order is settled once the agent has seen it; until then
     its value stays in flight.
@@ -129,15 +129,15 @@ def settle(rows: Rows, report: Report, now_ns: int, *, periodic: bool = True) ->
     rows.quota_us[index] = report.quota_us
     rows.limit_bytes[index] = report.limit_bytes
     seen = report.order_seq >= rows.order_seq[index]
-    settled = index[seen]
+    settled, periodic = index[seen], report.periodic[seen]
     rows.settled[settled] = True
     for account in ACCOUNTS:
         account.of(rows, "inflight")[settled] = 0
-    _adopt_foreign_values(rows, settled, periodic=periodic)
+    _adopt_foreign_values(rows, settled, periodic)
     return newer
 
 
-def _adopt_foreign_values(rows: Rows, index: IntArray, *, periodic: bool) -> None:
+def _adopt_foreign_values(rows: Rows, index: IntArray, periodic: BoolArray) -> None:
     """Where the kernel has held something else than ordered for several reports, start from what it holds."""
     differs = (rows.quota_us[index] != rows.quota_ordered_us[index]) | (
         rows.limit_bytes[index] != rows.limit_ordered_bytes[index]

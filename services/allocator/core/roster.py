@@ -271,16 +271,17 @@ class Roster:
             self.counts.absurd_rows += len(index) - int(np.count_nonzero(sane))
             index, report_seq, table = index[sane], report_seq[sane], table[:, sane]
         told = dict(zip(_COLUMNS, table, strict=True))
-        report = Report(index, report_seq, told["quota_us"], told["memory_limit_bytes"], told["order_seq"])
+        fresh = told["periods"] > 0
+        report = Report(index, report_seq, told["quota_us"], told["memory_limit_bytes"], told["order_seq"], fresh)
         newer = settle(self.rows, report, now_ns)
         self._settle_reserves(newest)
         if not newer.all():
-            index, told = index[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
+            index, fresh, told = index[newer], fresh[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
         rows = self.rows
         rows.memory_before_bytes[index] = rows.memory_usage_bytes[index]
         for name in _TAKEN:
             getattr(rows, name)[index] = told[name]
-        rows.fresh[index] = told["periods"] > 0
+        rows.fresh[index] = fresh
 
     def settle_reserves_of(self, reply: LimitReply, node: int) -> None:
         """The reserves that a reply to a fence tells of, together with all rows of their applications."""

@@ -8,6 +8,7 @@ from services.agent.core.memory_guard import MIB, POLL_NS
 from services.agent.node import Node, NodeOptions
 from services.agent.occurrences import Answer
 from services.agent.ports import Alarm, AlarmKind, WriteOutcome
+from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, SECOND_NS, guarded, poll_until, told
 from tests.support.limit_orders import reply_rows, reserve_order, send, update
@@ -299,7 +300,7 @@ def test_kills_are_told_with_why_nothing_could_be_done(node, host):
     node.found(found)
     host.containers[found.container_id].touch(100 * MIB)
     for tick in range(5):
-        node.sample(tick * PERIOD_NS, tick)
+        run_tick(node, tick * PERIOD_NS, tick)
 
     (line,) = node.journal.take_occurrences()
     assert (line.kind, line.cause) == (OomKind.KILL, OomCause.KERNEL)

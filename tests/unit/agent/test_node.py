@@ -8,11 +8,14 @@ import pytest
 from schemas.limits import RowStatus
 from services.agent.core.boundaries import KNOWN
 from services.agent.core.readings import Held, read_each
+from services.agent.core.throttling import Look
 from services.agent.node import Node
+from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reply_rows, send, update
 
 MS = 1_000_000
+MIB = 1 << 20
 PERIOD_NS = 100 * MS
 
 
@@ -186,8 +189,8 @@ def test_container_that_vanishes_while_its_cut_waits_settles_the_reply(node, hos
 def test_limits_of_a_container_that_was_never_ordered_are_followed_within_five_ticks(node, host):
     node.found(found := host.add("web", quota_us=20_000))
     host.containers[found.container_id].quota_us = 70_000
-    for tick in range(5):
-        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+    for tick in range(6):
+        (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
 
     assert batch.rows()[0]["quota_us"] == 70_000
     assert node.journal.take_drifts() == []
@@ -220,7 +223,7 @@ def test_a_boundary_that_was_named_is_trusted_only_while_someone_names_it(node, 
     container = host.containers[found.container_id]
 
     def by_table(handles):
-        held = Held(np.array([[20_000, 64 << 20, 0]]), np.array([True]), np.array([130 * MS]))
+        held = Held(np.array([[20_000, 64 << 20, 0]]), np.array([True]), np.array([130 * MS]), np.array([False]))
         return replace(read_each(handles), held=held)
 
     waits = []
@@ -232,3 +235,22 @@ def test_a_boundary_that_was_named_is_trusted_only_while_someone_names_it(node, 
         waits.append(node.cuts.waiting[key].nr_periods == KNOWN)
 
     assert waits == [True, False]
+
+
+def test_between_samples_only_those_that_have_just_been_throttled_are_told(node, host, monkeypatch):
+    keys = [
+        node.found(host.add(name, app, quota_us=20_000)) for name, app in (("a", "shop"), ("b", "shop"), ("c", "x"))
+    ]
+    for tick in range(2):
+        for container in host.containers.values():
+            container.run(10_000, memory_bytes=MIB)
+        node.sample(tick * PERIOD_NS, tick)
+    seen = Look(np.array([False, True, False]), np.array([2, 2, 2]), np.array([20_000] * 3))
+    monkeypatch.setattr(host, "look", lambda _handles: seen)
+    (batch,) = node.look(150 * MS)
+
+    assert (batch.app, list(batch.keys)) == ("shop", keys[:2])
+    rows = batch.rows()
+    assert [(row["periods"], row["throttled"], row["used_us"]) for row in rows] == [(0, 0, 0), (1, 1, 20_000)]
+    assert [row["memory_usage_bytes"] for row in rows] == [MIB, MIB]
+    assert node.look(160 * MS) == []

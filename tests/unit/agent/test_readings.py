@@ -20,7 +20,9 @@ def readings(*memory_bytes: int) -> Readings:
 
 def held(*limits: tuple[int, int, int], guarded: bool = True) -> Held:
     count = len(limits)
-    return Held(np.array(limits), np.full(count, guarded), np.zeros(count, dtype=np.int64))
+    return Held(
+        np.array(limits), np.full(count, guarded), np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_)
+    )
 
 
 def known(*limits: tuple[int, int, int], armed: bool = True, followed_bytes: int = 0) -> Known:

@@ -6,6 +6,7 @@ from schemas.oom import OomCause, OomKind
 from services.agent.core.memory_guard import MIB
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import WatchdogReport
+from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, guarded, told
 from tests.support.limit_orders import reserve_order, send, update
@@ -94,7 +95,7 @@ def test_what_the_watchdog_did_is_told_and_taken_over(node, host):
     (line,) = node.journal.take_occurrences()
     assert (line.kind, line.cause, line.wall_ns) == (OomKind.GRANT, OomCause.WATCHDOG, 77)
     for tick in range(1, 12):
-        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+        (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
         held = batch.rows()[0]["memory_limit_bytes"] + batch.reserve_given_bytes - batch.reserve_used_bytes
         assert held >= 356 * MIB
 
@@ -108,7 +109,7 @@ def test_a_watchdog_grant_whose_report_is_late_is_no_drift(node, host):
     host.reserve_book.spend("shop", 40 * MIB)
     container.limit_bytes = 296 * MIB
     for tick in range(1, 12):
-        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+        (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
 
     assert (container.limit_bytes, node.journal.take_drifts()) == (296 * MIB, [])
     assert batch.reserve_used_bytes == 40 * MIB
@@ -120,8 +121,8 @@ def test_drift_is_told_and_put_back_or_taken_over(host, reassert, held_mib):
     key, container = guarded(node, host)
     send(node, update({key: (30_000, 0)}, seq=9))
     container.limit_bytes, container.quota_us = 180 * MIB, 90_000
-    for tick in range(1, 6):
-        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+    for tick in range(1, 7):
+        (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
 
     (drift,) = node.journal.take_drifts()
     assert container.limit_bytes == batch.rows()[0]["memory_limit_bytes"] == drift.limit_bytes == held_mib * MIB
@@ -134,8 +135,8 @@ def test_drift_that_cannot_be_put_back_is_taken_over(node, host):
     _, container = guarded(node, host)
     container.limit_bytes = 400 * MIB
     container.run(0, memory_bytes=300 * MIB)
-    for tick in range(1, 6):
-        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+    for tick in range(1, 7):
+        (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
 
     assert batch.rows()[0]["memory_limit_bytes"] == container.limit_bytes == 400 * MIB
     assert "the kernel refuses" in node.journal.take_drifts()[0].reason
@@ -145,7 +146,7 @@ def test_a_guard_that_other_hands_switched_off_is_repaired_and_told(node, host):
     _, container = guarded(node, host)
     container.kernel_kills = True
     for tick in range(1, 6):
-        node.sample(tick * PERIOD_NS, tick)
+        run_tick(node, tick * PERIOD_NS, tick)
 
     assert not container.kernel_kills
     assert "switched on again" in node.journal.take_drifts()[0].reason
@@ -166,7 +167,7 @@ def test_stopping_restores_everything_and_gives_up_the_reserve(node, host):
 def test_reclaimable_memory_is_reported_within_five_seconds(node, host):
     _, container = guarded(node, host)
     container.reclaimable_bytes = 12 * MIB
-    for tick in range(1, 51):
-        (batch,), _ = node.sample(tick * PERIOD_NS, tick)
+    for tick in range(1, 52):
+        (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
 
     assert batch.rows()[0]["memory_reclaimable_bytes"] == 12 * MIB

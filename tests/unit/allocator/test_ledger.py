@@ -32,7 +32,7 @@ def order(rows, row, quota_us, seq):
 
 
 def report(rows, row, quota_us, *, report_seq, order_seq, limit_bytes=1 << 20):
-    message = Report(ints(row), ints(report_seq), ints(quota_us), ints(limit_bytes), ints(order_seq))
+    message = Report(ints(row), ints(report_seq), ints(quota_us), ints(limit_bytes), ints(order_seq), np.array([True]))
     ledger.settle(rows, message, 0)
 
 
