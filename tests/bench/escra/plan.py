@@ -17,6 +17,8 @@ Limit = Literal["ample", "matched", "tight"]
 LIMITS: Final[tuple[Limit, ...]] = ("ample", "matched", "tight")
 BATCH_LOAD: Final = "batch"
 """In a cell's load: the application is run to its end instead."""
+REFERENCE: Final = "none"
+"""The policy that all others are compared with: no limits."""
 
 AMPLE_FACTOR: Final = 1.5
 TIGHT_FACTOR: Final = 1.5
@@ -81,7 +83,9 @@ class Block:
             for load in self.loads:
                 for limit in self.limits:
                     for policy in self.policies:
-                        yield Cell(app, load, limit, policy, repetition)
+                        # No limits are the same at every limit of the application: measured once.
+                        held: Limit = "ample" if policy == REFERENCE else limit
+                        yield Cell(app, load, held, policy, repetition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,20 @@ from schemas.apps import PERIOD_US
 from tests.bench.escra.apps.application import BatchApplication
 from tests.bench.escra.apps.registry import APPLICATIONS
 from tests.bench.escra.deploy import Deployment, deploy
+from tests.bench.escra.disturbance import Disturbance, MachineTime, machine_time
 from tests.bench.escra.load.arrivals import Load, LoadKind
 from tests.bench.escra.load.client import Order
 from tests.bench.escra.measure import Recorder, Recording
-from tests.bench.escra.metrics import run_metrics
+from tests.bench.escra.metrics import run_metrics, total_used_us
 from tests.bench.escra.plan import BATCH_LOAD, AppLimits, Cell, Plan, app_limits, cell_seed, profile_seed
 from tests.bench.escra.policies import parse
 from tests.bench.escra.processes import Child
-from tests.bench.escra.rig import Rig
+from tests.bench.escra.rig import Costs, Rig
 from tests.bench.escra.store import Store
 
 READY_S: Final = 45.0
+BUS_PREFIX: Final = "escra-"
+"""Of an application's name on the bus: others on this machine may have started the same application."""
 _QUIET_CORES: Final = 0.1
 _QUIET_S: Final = 4.0
 _ANSWER_S: Final = 30.0
@@ -40,6 +43,36 @@ class Bench:
     plan: Plan
     store: Store
     traces: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """CPU time so far."""
+
+    controller: Costs
+    bench_ns: int
+    """Load client and runner."""
+    machine: MachineTime
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What happened in a window, beside what the bus tells."""
+
+    done: dict[str, Any]
+    """The client's counts."""
+    before: Spent
+    after: Spent
+
+    def figures(self, recording: Recording, seconds: float) -> dict[str, Any]:
+        """For the cell's record: costs, and what was not ours."""
+        costs = self.after.controller.since(self.before.controller)
+        used_s = float(total_used_us(recording).sum()) / 1e6
+        ours_s = used_s + (sum(costs.values()) + self.after.bench_ns - self.before.bench_ns) / 1e9
+        disturbance = Disturbance.between(self.before.machine, self.after.machine, ours_s, seconds)
+        return {"window_s": seconds, "controller_ns": costs, "disturbance": asdict(disturbance)} | {
+            "disturbed": disturbance.disturbed
+        }
 
 
 class Session:
@@ -68,7 +101,7 @@ class Session:
         else:
             out = store.profiles / f"{app}.{load}.requests.npz"
             order = self._order(load, plan.profile_s, profile_seed(plan, app, load), out)
-            begin_ns, _, _ = await self._drive(order, plan.profile_s)
+            begin_ns, _ = await self._drive(order, plan.profile_s)
             recording = self._recorder.take(
                 begin_ns + int(plan.settle_s * 1e9), begin_ns + int((plan.settle_s + plan.profile_s) * 1e9)
             )
@@ -144,37 +177,41 @@ class Session:
             out=str(out.absolute()),
         )
 
-    async def _drive(self, order: Order, seconds: float) -> tuple[int, dict[str, Any], dict[str, int]]:
-        """Send a run's requests; moment 0 (wall clock), the client's counts, the controller's CPU in the window."""
+    async def _drive(self, order: Order, seconds: float) -> tuple[int, Driven]:
+        """Send a run's requests; moment 0 (wall clock), and what was used and answered."""
         assert self._client is not None
-        settle_s, rig = self._bench.plan.settle_s, self._bench.rig
+        settle_s = self._bench.plan.settle_s
         self._client.tell(asdict(order))
         begin_ns = int((await self._client.hear(_ANSWER_S))["begun_ns"])
         await _sleep_until(begin_ns + int(settle_s * 1e9))
-        before = rig.costs()
+        before = self._spent()
         await _sleep_until(begin_ns + int((settle_s + seconds) * 1e9))
-        costs = rig.costs().since(before)
+        after = self._spent()
         done = (await self._client.hear(order.timeout_s + _ANSWER_S))["done"]
-        return begin_ns, done, costs
+        return begin_ns, Driven(done, before, after)
+
+    def _spent(self) -> Spent:
+        client_ns = self._client.cpu_ns() if self._client is not None else 0
+        return Spent(self._bench.rig.costs(), client_ns + time.process_time_ns(), machine_time())
 
     async def _run_load(self, cell: Cell) -> tuple[dict[str, Any], Recording]:
         plan = self._bench.plan
         order = self._order(cell.load, plan.window_s, cell_seed(plan, cell), self._bench.store.requests_path(cell))
         self._recorder.begin()
-        begin_ns, done, costs = await self._drive(order, plan.window_s)
+        begin_ns, driven = await self._drive(order, plan.window_s)
         from_ns = begin_ns + int(plan.settle_s * 1e9)
         recording = self._recorder.take(from_ns, from_ns + int(plan.window_s * 1e9))
-        figures = {"client": done, "window_s": plan.window_s, "controller_ns": costs, "order": asdict(order)}
-        return figures, recording
+        figures = {"client": driven.done, "order": asdict(order)}
+        return figures | driven.figures(recording, plan.window_s), recording
 
     async def _run_batch(self) -> tuple[dict[str, Any], Recording]:
-        rig = self._bench.rig
         self._recorder.begin()
-        before, begin_ns = rig.costs(), time.time_ns()
+        before, begin_ns = self._spent(), time.time_ns()
         result = await cast("BatchApplication", self._deployment.app).run_batch(self._deployment)
-        end_ns, costs = time.time_ns(), rig.costs().since(before)
+        end_ns, after = time.time_ns(), self._spent()
         recording = self._recorder.take(begin_ns, end_ns)
-        return {"batch": asdict(result), "window_s": (end_ns - begin_ns) / 1e9, "controller_ns": costs}, recording
+        driven = Driven({}, before, after)
+        return {"batch": asdict(result)} | driven.figures(recording, (end_ns - begin_ns) / 1e9), recording
 
 
 async def _sleep_until(wall_ns: int) -> None:
@@ -185,8 +222,9 @@ async def _sleep_until(wall_ns: int) -> None:
 async def open_session(bench: Bench, app_name: str) -> AsyncIterator[Session]:
     """Deploy an application, and take it away at the end."""
     app = APPLICATIONS[app_name]
-    recorder = await Recorder(app_name).listen(bench.rig.bus)
-    deployment = await deploy(app)
+    bus_name = f"{BUS_PREFIX}{app_name}"
+    recorder = await Recorder(bus_name).listen(bench.rig.bus)
+    deployment = await deploy(app, bus_name)
     client: Child | None = None
     try:
         await deployment.wait_ready(READY_S)
@@ -201,5 +239,5 @@ async def open_session(bench: Bench, app_name: str) -> AsyncIterator[Session]:
         if client is not None:
             await client.stop()
         await recorder.stop()
-        await bench.rig.withdraw(app_name)
+        await bench.rig.withdraw(bus_name)
         await deployment.stop()

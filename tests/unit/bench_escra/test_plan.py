@@ -39,6 +39,15 @@ def test_every_cell_once_in_a_seeded_order_with_applications_together():
     assert policies != sorted(policies)
 
 
+def test_no_limits_are_measured_once_for_all_limits():
+    cells = list(Block(("shop",), ("fixed",), ("ample", "tight"), ("none", "escra")).cells(0))
+    assert [(cell.policy, cell.limit) for cell in dict.fromkeys(cells)] == [
+        ("none", "ample"),
+        ("escra", "ample"),
+        ("escra", "tight"),
+    ]
+
+
 def test_policies_of_a_pair_get_the_same_requests_and_its_profile_others():
     one, other = Cell("shop", "burst", "ample", "none", 1), Cell("shop", "burst", "tight", "escra", 1)
     assert cell_seed(_PLAN, one) == cell_seed(_PLAN, other)

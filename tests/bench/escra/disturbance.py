@@ -1,0 +1,59 @@
+"""What else the machine did while a cell was measured: a cell that others disturbed is measured again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_BUSY: Final = (1, 2, 3, 6, 7)
+"""user, nice, system, irq, softirq of the line ``cpu`` in /proc/stat (proc(5)); guests are in user."""
+_STEAL: Final = 8
+MOST_FOREIGN_CORES: Final = 0.35
+"""Above it a cell is disturbed. A quiet machine shows some 0.1: interrupts, the kernel's threads, Docker."""
+MOST_STEAL_SHARE: Final = 0.05
+"""Of all processors: time that the hypervisor gave to other machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTime:
+    """Time so far, seconds, all processors together."""
+
+    busy_s: float
+    steal_s: float
+
+
+def machine_time(stat: str | None = None) -> MachineTime:
+    """From /proc/stat, in steps of 10 ms."""
+    text = Path("/proc/stat").read_text(encoding="ascii") if stat is None else stat
+    fields = text.partition("\n")[0].split()
+    return MachineTime(sum(int(fields[index]) for index in _BUSY) / _TICKS_PER_S, int(fields[_STEAL]) / _TICKS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Of one measured window."""
+
+    foreign_cores: float
+    """Used by none of the application, its controller, the client and the runner; interrupts included."""
+    steal_share: float
+
+    @classmethod
+    def between(cls, before: MachineTime, after: MachineTime, ours_s: float, seconds: float) -> Disturbance:
+        """What was not ours.
+
+        Args:
+            before: when the window began.
+            after: when it ended.
+            ours_s: CPU time of everything that belongs to the measurement.
+            seconds: of the window.
+        """
+        foreign_s = after.busy_s - before.busy_s - ours_s
+        return cls(foreign_s / seconds, (after.steal_s - before.steal_s) / seconds / (os.cpu_count() or 1))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the figures say more about others than about us."""
+        return self.foreign_cores > MOST_FOREIGN_CORES or self.steal_share > MOST_STEAL_SHARE

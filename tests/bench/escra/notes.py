@@ -1,0 +1,66 @@
+"""What a reader of the tables must know."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tests.bench.escra.disturbance import MOST_FOREIGN_CORES
+from tests.bench.escra.load.arrivals import BURST_CYCLE_S, TRACE_SPEEDUP, TRACES
+from tests.bench.escra.policies import parse
+from tests.bench.escra.results import Results
+
+_RATIOS: Final = (
+    "Ratios: to no limits of the same pair and repetitions, whose requests and moments are the same; geometric mean "
+    "over pairs. Latency: from the intended moment; a failed request counts as the time-out ({timeout_s:g} s) at least."
+)
+_SLACK: Final = (
+    "Slack: limit in force - use per container and period; no burst is used, so quota + burst is the same. "
+    "Percentiles: pooled over repetitions, mean over pairs."
+)
+_SHARES: Final = (
+    "Unmet: throttled over used + throttled time as the kernel counts both, on all CPUs. Writes: quotas changed per "
+    "container and period. Controller: agent, allocator and nats-server."
+)
+_LIMITS: Final = (
+    "Limits: ample = 1.5 S, matched = S, tight = S / 1.5 but at least 1.12 times the largest 10-s use; S: sum of the "
+    "containers' largest 1-s uses in a run without limits and with other seeds. Memory is ample in all."
+)
+
+
+def extent(results: Results) -> str:
+    """How much was measured."""
+    plan = results.plan
+    return (
+        f"{results.finished} of {len(plan.order())} cells, {plan.repetitions} repetitions in mixed order, windows of "
+        f"{plan.window_s:g} s after {plan.settle_s:g} s that are not counted, rate {plan.rate:g}, seed {plan.seed}"
+    )
+
+
+def notes(results: Results) -> list[str]:
+    """Definitions, compressions, peers' peculiarities, and what could not be measured."""
+    plan = results.plan
+    loads = {load for block in plan.blocks for load in block.loads}
+    said = [_RATIOS.format(timeout_s=plan.timeout_s), _SLACK, _SHARES, _LIMITS]
+    if "burst" in loads:
+        said.append(f"Burst: one cycle of quiet and burst in {plan.cycle_s:g} s (the thesis: {BURST_CYCLE_S:g} s).")
+    if loads & set(TRACES):
+        said.append(f"Traces: {TRACE_SPEEDUP:g} s of trace per second (the thesis: 10).")
+    for policy in dict.fromkeys(policy for block in plan.blocks for policy in block.policies):
+        spec = parse(policy)
+        if spec.note:
+            said.append(f"{policy}: {spec.note}.")
+    late_ms = [cell.lag_p99_s * 1e3 for one in results.pooled.values() for cell in one.cells]
+    late_ms = [value for value in late_ms if np.isfinite(value)]
+    if late_ms:
+        said.append(
+            f"The client handed requests over late by {np.median(late_ms):.2f} ms (p99 of a cell, median of cells)."
+        )
+    cells = [cell for one in results.pooled.values() for cell in one.cells]
+    if disturbed := sum(bool(cell.record["disturbed"]) for cell in cells):
+        said.append(
+            f"{disturbed} of {len(cells)} cells were disturbed, also when measured again as far as there was time: "
+            f"others used more than {MOST_FOREIGN_CORES:g} cores of this machine, or it was given less."
+        )
+    return [*said, *(f"Not measured: {trouble}" for trouble in results.troubles)]
