@@ -1,0 +1,230 @@
+"""Pooling, ratios, verdicts and tables, from small results whose figures are known by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.message import Message
+from tests.bench.escra import report, run
+from tests.bench.escra.disturbance import Disturbance, MachineTime, machine_time
+from tests.bench.escra.judgement import dominating, front, verdicts
+from tests.bench.escra.load.client import save
+from tests.bench.escra.load.sender import Outcome, Sent
+from tests.bench.escra.measure import Recorder
+from tests.bench.escra.metrics import run_metrics
+from tests.bench.escra.plan import BATCH_LOAD, AppLimits, Block, Cell, Plan
+from tests.bench.escra.results import Ratio, Results, collect
+from tests.bench.escra.store import Store
+from tests.bench.machine import Machine
+from tests.support.cfs_batches import START_NS, Row, batch
+
+_MACHINE = Machine("a processor", 2, 4.0, "6.1", "cgroup v1", "3.11", (0.0, 0.0, 0.0))
+_PLAN = Plan(
+    (
+        Block(("shop", "cache"), ("fixed",), ("ample",), ("none", "static-1.5", "captain-0.1", "waterfill")),
+        Block(("shop",), ("fixed",), ("tight",), ("static-1.5", "captain-0.1", "waterfill")),
+    ),
+    repetitions=2,
+    seed=1,
+    window_s=2.0,
+)
+_LATENCY_MS = {"none": 10.0, "static-1.5": 14.0, "captain-0.1": 13.0, "waterfill": 12.0}
+_QUOTA_US = {"none": -1, "static-1.5": 50_000, "captain-0.1": 35_000, "waterfill": 22_000}
+
+
+class Told:
+    """A delivery."""
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+
+
+def put(store: Store, cell: Cell, latency_ms: float, quota_us: int, failed: int = 0) -> None:
+    """A finished cell: 100 requests before the window, 200 in it, 20 batches with two containers of 10 ms use."""
+    count = 300
+    latency = np.full(count, latency_ms / 1e3)
+    latency[:100] = 9.0  # settling: must not count
+    outcome = np.full(count, Outcome.OK, dtype=np.int8)
+    outcome[count - failed :] = Outcome.WRONG
+    intended = np.linspace(0, _PLAN.settle_s + _PLAN.window_s, count, endpoint=False)
+    intended[100:] = _PLAN.settle_s + np.arange(200) * 0.01
+    save(Sent(intended, np.zeros(count), latency, outcome, ["page"] * count), store.requests_path(cell))
+    recorder = Recorder("shop")
+    rows = [Row(f"{name}-0123456789ab", quota_us=quota_us, throttled=int(quota_us > 0)) for name in ("web", "db")]
+    for tick in range(20):
+        recorder.take_message(Told(batch(tick, rows)))  # type: ignore[arg-type]
+    recording = recorder.take(START_NS, START_NS + 10**12)
+    recording.write(store.recording_path(cell))
+    store.finish(cell, {
+        "cell": asdict(cell),
+        "pair": cell.pair,
+        "limits": asdict(AppLimits(1.5, 1 << 30, 0.67, 0.5)),
+        "metrics": run_metrics(recording, 150_000).as_dict(),
+        "restarts": 0,
+        "window_s": 2.0,
+        "client": {"requests": count, "ok": count - failed},
+        "controller_ns": {"agent": 20_000_000, "allocator": 10_000_000, "nats": 10_000_000},
+        "disturbed": False,
+    })  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path, _PLAN)
+
+
+@pytest.fixture
+def results(store: Store) -> Results:
+    for cell in _PLAN.order():
+        slower = 2.0 if cell.app == "cache" and cell.policy == "waterfill" else 1.0
+        tight = {"static-1.5": 8.0, "captain-0.1": 5.0, "waterfill": 3.0}[cell.policy] if cell.limit == "tight" else 1.0
+        put(store, cell, _LATENCY_MS[cell.policy] * slower * tight, _QUOTA_US[cell.policy])
+    return collect(store, _PLAN, _MACHINE)
+
+
+def test_ratios_are_geometric_means_over_pairs(results: Results):
+    found = results.latency_ratio("ample", "waterfill", 99.9)
+    # shop 12 / 10, cache 24 / 10: the root of 2.88.
+    assert (found.mean, found.least, found.most, found.count) == pytest.approx((2.88**0.5, 1.2, 2.4, 2), rel=1e-5)
+    # Tight has no cells without limits: those of the ample limit are the same. 36 / 10.
+    assert results.latency_ratio("tight", "waterfill", 50).mean == pytest.approx(3.6)
+
+
+def test_only_the_window_counts(results: Results):
+    one = results.of("shop/fixed", "ample", "static-1.5")
+    assert one is not None
+    # 200 of 300 requests lie in the window of 2 s, twice.
+    assert (one.requests, one.throughput_rps, one.quantile_s(99.9)) == (400, 100.0, pytest.approx(0.014))
+    assert one.controller_cores == pytest.approx(0.02)
+
+
+def test_slack_is_pooled(results: Results):
+    # 50 - 10 ms of 100.
+    assert results.slack_cores("ample", "static-1.5", 50) == pytest.approx(0.4)
+    assert np.isnan(results.slack_cores("ample", "none", 50))
+
+
+def test_a_failed_request_counts_as_the_time_out(store: Store):
+    cell = Cell("shop", "fixed", "ample", "none", 0)
+    put(store, cell, 10.0, -1, failed=4)
+    one = collect(store, _PLAN, _MACHINE).of("shop/fixed", "ample", "none")
+    assert one is not None
+    # 4 of 200: p99 is among them; 196 answers in 2 s.
+    assert (one.failed, one.quantile_s(99), one.throughput_rps) == (4, _PLAN.timeout_s, 98.0)
+
+
+def test_only_repetitions_that_both_have_are_compared(store: Store):
+    put(store, Cell("shop", "fixed", "ample", "none", 0), 10.0, -1)
+    put(store, Cell("shop", "fixed", "ample", "waterfill", 0), 20.0, 30_000)
+    put(store, Cell("shop", "fixed", "ample", "waterfill", 1), 90.0, 30_000)
+    assert collect(store, _PLAN, _MACHINE).latency_ratio("ample", "waterfill", 99.9).mean == pytest.approx(2.0)
+
+
+def test_verdicts(results: Results):
+    found = {line.what.partition(",")[0]: line for line in verdicts(results, "waterfill")[:5]}
+    assert found["p99.9 against no limits"].met is False  # 1.70
+    assert found["throughput against no limits"].met is True
+    # Slack (22 - 10) / (50 - 10) = 0.3.
+    slack = next(line for line in verdicts(results, "waterfill") if line.what.startswith("median CPU slack"))
+    assert (slack.met, slack.measured.split()[0]) == (True, "0.30")
+    assert found["OOM kills"].met is True
+    tight = [line for line in verdicts(results, "waterfill") if "tight limit" in line.what]
+    assert [line.met for line in tight] == [True, False]  # 3.6 < 6.5; nobody has unmet demand: not below
+    assert verdicts(results, "escra") == []
+
+
+def test_who_is_better_in_both_is_named(results: Results):
+    # Slack and latency: captain 0.25 and 1.3; static 0.4 and 1.4; waterfill 0.12 and 1.7.
+    assert dominating(results, "ample", "static-1.5") == ["captain-0.1"]
+    assert dominating(results, "ample", "waterfill") == []
+
+
+def test_the_front_is_who_nobody_beats_in_both():
+    points = {"a": (1.0, 1.0), "b": (2.0, 0.5), "c": (2.0, 1.0), "d": (0.5, 3.0), "e": (float("nan"), 0.1)}
+    assert front(points) == ["d", "a", "b"]
+
+
+def test_the_tables_hold_every_policy_and_the_verdicts(results: Results, store: Store, tmp_path: Path):
+    text = report.table(results)
+    assert "14 of 22 cells" not in text
+    for policy in _LATENCY_MS:
+        assert f"| {policy} |" in text
+    assert "MISSED" in text
+    assert "knows no memory" in text
+    written = report.write(results, store, tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "escra.json").read_text())
+    assert record["policies"]["ample"]["waterfill"]["ratios"]["p99.9"]["pairs"] == 2
+    assert {path.suffix for path in written} == {".json", ".md", ".png"}
+    assert all(path.stat().st_size > 0 for path in written)
+
+
+def test_an_unfinished_run_is_reported_too(store: Store):
+    put(store, Cell("shop", "fixed", "ample", "static-1.5", 0), 10.0, 50_000)
+    results = collect(store, _PLAN, _MACHINE, ["shop: it rained"])
+    assert np.isnan(results.latency_ratio("ample", "static-1.5", 99.9).mean)
+    assert "1 of 22 cells" in report.table(results)
+    assert "Not measured: shop: it rained" in report.table(results)
+    assert "nothing" not in report.table(collect(Store(store.directory, _PLAN), _PLAN, _MACHINE))
+
+
+def test_a_ratio_of_nothing():
+    assert np.isnan(Ratio.of([]).mean)
+    assert Ratio.of([2.0, 8.0, float("nan")]).text() == "4.00 (2.00-8.00)"
+
+
+def test_a_batch_is_reported_with_its_aggregate_limits(tmp_path: Path):
+    plan = Plan((Block(("grid-search",), (BATCH_LOAD,), ("ample",), ("escra",)),), 1, seed=1, window_s=2.0)
+    store = Store(tmp_path, plan)
+    cell = plan.order()[0]
+    put(store, cell, 1.0, 40_000)
+    store.requests_path(cell).unlink()
+    batch_result = {"completion_s": 12.5, "workers_failed": 0}
+    store.finish(cell, store.record(cell) | {"batch": batch_result})
+    text = report.table(collect(store, plan, _MACHINE))
+    # Two containers of 40 ms of 100 each.
+    assert "| grid-search/batch | ample | escra | 12.50 (12.50-12.50) | 0.80 / 0.80 |" in text
+
+
+def test_what_was_not_ours():
+    before = machine_time("cpu 100 0 50 1000 0 0 0 0 0 0\ncpu0 ...")
+    assert before == MachineTime(1.5, 0.0)
+    # 2 s of work in 2 s, of which 1.2 s were ours: 0.4 cores; 0.3 s of 4 were stolen.
+    found = Disturbance.between(before, MachineTime(3.5, 0.3), 1.2, 2.0)
+    assert found.foreign_cores == pytest.approx(0.4)
+    assert found.disturbed
+    assert not Disturbance.between(before, MachineTime(3.5, 0.0), 1.8, 2.0).disturbed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cells"),
+    [
+        (["--quick"], 39),
+        (["--apps", "shop", "--loads", "burst", "--only", "none,waterfill", "--limits", "ample,tight"], 9),
+        (["--quick", "--only", "waterfill:HEADROOM_US=10000,CUT_SHARE=0.1 escra", "--repetitions", "1"], 2),
+    ],
+)
+def test_the_command_line_says_what_is_crossed(arguments: list[str], cells: int):
+    assert len(run.parse_arguments([*arguments, "--seconds", "3"]).plan.order()) == cells
+
+
+def test_everything_is_the_default():
+    plan = run.parse_arguments(["--seconds", "3"]).plan
+    cells = plan.order()
+    ample = {cell.pair for cell in cells if cell.limit == "ample" and cell.load != BATCH_LOAD}
+    assert len(ample) == 16
+    assert {cell.limit for cell in cells} == {"ample", "matched", "tight"}
+    assert run.parse_arguments([]).plan.window_s >= 2.0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--apps", "nothing"], ["--only", "best"], ["--limits", "no"], ["--minutes", "1"]]
+)
+def test_what_cannot_be_run_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        run.parse_arguments(arguments)
+    assert "error:" in capsys.readouterr().err
