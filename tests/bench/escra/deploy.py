@@ -39,15 +39,17 @@ _BATCH_RANGE = 128
 _SUBNETS = 64
 _ENGINE_TIMEOUT_S = 60
 _PROBE_S = 2.0
+_THREADS = 32
+"""One is blocked for every container of a batch until it has ended."""
 _T = TypeVar("_T")
 
 
 class Engine:
     """The Docker Engine, asked from threads: its package blocks."""
 
-    def __init__(self, threads: int = 8) -> None:
-        self.client = docker.APIClient(
-            version="auto", timeout=_ENGINE_TIMEOUT_S, num_pools=2 * threads, **kwargs_from_env()
+    def __init__(self, client: docker.APIClient | None = None, threads: int = _THREADS) -> None:
+        self.client = client or docker.APIClient(
+            version="auto", timeout=_ENGINE_TIMEOUT_S, max_pool_size=threads, **kwargs_from_env()
         )
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="docker")
 
@@ -225,20 +227,19 @@ class Deployment:
         ids: dict[str, str] = {}
         try:
             async with asyncio.timeout(deadline_s):
-                endings = await asyncio.gather(*(self._one_to_end(each, ids) for each in containers))
+                endings = await asyncio.gather(*(self._one_to_end(each, ids, deadline_s) for each in containers))
         finally:
             await asyncio.gather(*(_remove(self._engine, each) for each in ids.values()))
         return dict(zip((each.name for each in containers), endings, strict=True))
 
-    async def _one_to_end(self, container: Container, ids: dict[str, str]) -> Ending:
-        ids[container.name] = await self._run(container, None, restart=False)
+    async def _one_to_end(self, container: Container, ids: dict[str, str], deadline_s: float) -> Ending:
+        container_id = ids[container.name] = await self._run(container, None, restart=False)
         started_s = time.monotonic()
         client = self._engine.client
-        while True:
-            state = (await self._engine(client.inspect_container, ids[container.name]))["State"]
-            if state["Status"] in {"exited", "dead"}:
-                return Ending(int(state["ExitCode"]), bool(state["OOMKilled"]), started_s, time.monotonic())
-            await asyncio.sleep(0.1)
+        await self._engine(client.wait, container_id, timeout=deadline_s)
+        ended_s = time.monotonic()
+        state = (await self._engine(client.inspect_container, container_id))["State"]
+        return Ending(int(state["ExitCode"]), bool(state["OOMKilled"]), started_s, ended_s)
 
     async def stop(self) -> None:
         """Remove the containers, the network and the files, and let go of the engine."""
@@ -247,17 +248,18 @@ class Deployment:
         self._engine.close()
 
 
-async def deploy(app: Application, bus_app_name: str | None = None) -> Deployment:
+async def deploy(app: Application, bus_app_name: str | None = None, engine: Engine | None = None) -> Deployment:
     """Start an application; `Deployment.wait_ready` waits until it answers.
 
     Args:
         app: what to start.
         bus_app_name: the label turnbuckle.app of its containers, by default the application's name.
+        engine: by default this host's; `Deployment.stop` lets go of it.
 
     Raises:
         RuntimeError: the image is not there (`python -m tests.bench.escra.image.build`).
     """
-    engine = Engine()
+    engine = engine or Engine()
     name = bus_app_name or app.name
     await remove_left_overs(engine, name)
     deployment = Deployment(app, name, engine)
@@ -292,8 +294,13 @@ async def _remove_labelled(engine: Engine, chosen: Callable[[str, str], bool]) -
 
 
 async def _remove(engine: Engine, container_id: str) -> None:
-    with contextlib.suppress(NotFound):
+    try:
         await engine(engine.client.remove_container, container_id, force=True, v=True)
+    except NotFound:
+        pass
+    except APIError as error:
+        if "already in progress" not in str(error):  # somebody else cleans up too
+            raise
 
 
 async def exchange(address: tuple[str, int], request: Request) -> tuple[int, bytes]:

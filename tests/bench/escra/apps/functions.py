@@ -62,3 +62,9 @@ class Functions(Application):
     async def prepare(self, site: Site) -> None:
         """Paint the images and store them."""
         await paint(site, IMAGES)
+
+    async def reset(self, site: Site) -> None:
+        """Thumbnails need not go: they are as large at every run. Paint again if the store was killed for memory."""
+        [kept] = await site.ask("store", 6379, b"EXISTS image:0\r\n", 1)
+        if kept != b":1":
+            await self.prepare(site)

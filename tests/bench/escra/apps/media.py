@@ -1,7 +1,7 @@
 """Application (b), the media pipeline: nginx -> an API -> a queue -> four image workers, with a store and a cache.
 
 A poster is a burst: its tiles are jobs for all workers at once, and putting it together takes tens of megabytes for
-a moment. A job that a killed worker had is lost, and whoever waits for it gets an error after half a minute.
+a moment. A job that a killed worker had is lost, and whoever waits for it gets an error after ten seconds.
 """
 
 from __future__ import annotations

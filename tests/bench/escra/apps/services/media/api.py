@@ -13,7 +13,7 @@ app = Flask(__name__)
 _queue = redis.Redis(host="queue")
 _store = redis.Redis(host="store")
 _previews = PooledClient(("previews", 11211), max_pool_size=32, timeout=10, no_delay=True)
-_WAIT_S = 30
+_WAIT_S = 10
 _PREVIEW_KEPT_S = 20
 
 
