@@ -20,7 +20,7 @@ from tests.bench.escra.apps.application import (
 )
 from tests.bench.escra.apps.pictures import paint, size
 
-IMAGES = 80
+IMAGES = 60
 WORKERS = 4
 FILTERS = ("blur", "sharpen", "median")
 PREVIEW_WIDTHS = (160, 240, 320, 400)
