@@ -187,8 +187,15 @@ class Deployment:
             logs.append(f"-- {name}\n{told.decode(errors='replace')}")
         return "\n".join(logs)
 
-    async def reset(self) -> None:
-        """Data as they were after the start; between two runs."""
+    async def reset(self, deadline_s: float = 15.0) -> None:
+        """Data as they were after the start; between two runs.
+
+        Raises:
+            TimeoutError: a server that was killed is not back within ``deadline_s``.
+        """
+        await self._until(time.monotonic() + deadline_s, self._back_to_start)
+
+    async def _back_to_start(self) -> None:
         await self.app.reset(self)
 
     async def restarts(self) -> dict[str, int]:

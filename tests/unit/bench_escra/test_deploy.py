@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from docker.errors import APIError, NotFound
 
-from tests.bench.escra.apps.application import Application, Container
+from tests.bench.escra.apps.application import Application, Container, Site
 from tests.bench.escra.deploy import BENCH_LABEL, OWNER_LABEL, Deployment, Engine, deploy
 
 
@@ -20,6 +20,14 @@ class _App(Application):
         Container("base", ("keep",), environment={"SIZE": "3"}, user="keeper"),
     )
     entry = "front"
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.refusals = refusals
+
+    async def reset(self, site: Site) -> None:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise ConnectionRefusedError("base is being started again")
 
 
 class FakeClient:
@@ -63,6 +71,9 @@ class FakeClient:
         self.present[f"id-{name}"] = {"Labels": named["labels"], "image": image, "command": command, **named}
         return {"Id": f"id-{name}"}
 
+    def logs(self, container_id: str, tail: int) -> bytes:
+        return f"{tail} lines of {container_id}".encode()
+
     def start(self, container_id: str) -> None:
         self.started.append(container_id)
 
@@ -90,9 +101,9 @@ def client() -> FakeClient:
     return FakeClient()
 
 
-async def _deployed(client: FakeClient, name: str | None = None) -> Deployment:
+async def _deployed(client: FakeClient, name: str | None = None, app: _App | None = None) -> Deployment:
     engine = Engine(client, threads=2)  # type: ignore[arg-type]
-    return await deploy(_App(), name, engine)
+    return await deploy(app or _App(), name, engine)
 
 
 def _mounted(mount: str) -> str | None:
@@ -169,4 +180,19 @@ async def test_short_lived_containers_end_and_are_removed(client: FakeClient) ->
     assert [(endings[name].exit_code, endings[name].oom_killed) for name in ("one", "two")] == [(0, False), (137, True)]
     assert all(ending.ended_s >= ending.started_s for ending in endings.values())
     assert sorted(client.present) == sorted(deployment.names.values())
+    await deployment.stop()
+
+
+async def test_reset_waits_for_a_server_that_is_being_started_again(client: FakeClient) -> None:
+    app = _App(refusals=1)
+    deployment = await _deployed(client, app=app)
+    await deployment.reset()
+    assert app.refusals == -1
+    await deployment.stop()
+
+
+async def test_reset_that_cannot_succeed_says_why(client: FakeClient) -> None:
+    deployment = await _deployed(client, app=_App(refusals=9))
+    with pytest.raises(TimeoutError, match="base is being started again"):
+        await deployment.reset(deadline_s=-1.0)
     await deployment.stop()
