@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,10 +12,12 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _BUSY: Final = (1, 2, 3, 6, 7)
 """user, nice, system, irq, softirq of the line ``cpu`` in /proc/stat (proc(5)); guests are in user."""
 _STEAL: Final = 8
-MOST_FOREIGN_CORES: Final = 0.35
-"""Above it a cell is disturbed. A quiet machine shows some 0.1: interrupts, the kernel's threads, Docker."""
+MOST_FOREIGN_CORES: Final = 0.2
+"""Above it a cell is disturbed. On a quiet machine it is below 0.1 (17 cells: -0.1 to 0.1)."""
 MOST_STEAL_SHARE: Final = 0.05
 """Of all processors: time that the hypervisor gave to other machines."""
+
+MOST_OFF_S: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +26,16 @@ class MachineTime:
 
     busy_s: float
     steal_s: float
+    wall_s: float = 0.0
+    """When it was read, on the monotonic clock."""
 
 
 def machine_time(stat: str | None = None) -> MachineTime:
     """From /proc/stat, in steps of 10 ms."""
     text = Path("/proc/stat").read_text(encoding="ascii") if stat is None else stat
     fields = text.partition("\n")[0].split()
-    return MachineTime(sum(int(fields[index]) for index in _BUSY) / _TICKS_PER_S, int(fields[_STEAL]) / _TICKS_PER_S)
+    busy = sum(int(fields[index]) for index in _BUSY)
+    return MachineTime(busy / _TICKS_PER_S, int(fields[_STEAL]) / _TICKS_PER_S, time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Disturbance:
     foreign_cores: float
     """Used by none of the application, its controller, the client and the runner; interrupts included."""
     steal_share: float
+    off_s: float = 0.0
+    """By how much the runner missed the window's begin and end: it did not get the processor either."""
 
     @classmethod
     def between(cls, before: MachineTime, after: MachineTime, ours_s: float, seconds: float) -> Disturbance:
@@ -51,9 +59,10 @@ class Disturbance:
             seconds: of the window.
         """
         foreign_s = after.busy_s - before.busy_s - ours_s
-        return cls(foreign_s / seconds, (after.steal_s - before.steal_s) / seconds / (os.cpu_count() or 1))
+        stolen_s = (after.steal_s - before.steal_s) / (os.cpu_count() or 1)
+        return cls(foreign_s / seconds, stolen_s / seconds, abs(after.wall_s - before.wall_s - seconds))
 
     @property
     def disturbed(self) -> bool:
         """Whether the figures say more about others than about us."""
-        return self.foreign_cores > MOST_FOREIGN_CORES or self.steal_share > MOST_STEAL_SHARE
+        return self.foreign_cores > MOST_FOREIGN_CORES or self.steal_share > MOST_STEAL_SHARE or self.off_s > MOST_OFF_S

@@ -57,10 +57,10 @@ def notes(results: Results) -> list[str]:
         said.append(
             f"The client handed requests over late by {np.median(late_ms):.2f} ms (p99 of a cell, median of cells)."
         )
-    cells = [cell for one in results.pooled.values() for cell in one.cells]
-    if disturbed := sum(bool(cell.record["disturbed"]) for cell in cells):
+    if results.disturbed:
         said.append(
-            f"{disturbed} of {len(cells)} cells were disturbed, also when measured again as far as there was time: "
-            f"others used more than {MOST_FOREIGN_CORES:g} cores of this machine, or it was given less."
+            f"{results.disturbed} of {results.finished} cells were disturbed, also when measured again as far as there "
+            f"was time: others used more than {MOST_FOREIGN_CORES:g} cores, or this machine was given less. They count "
+            "only where there is no other repetition."
         )
     return [*said, *(f"Not measured: {trouble}" for trouble in results.troubles)]

@@ -170,6 +170,8 @@ class Results:
     pooled: dict[tuple[str, Limit, str], Pooled]
     """By pair, limit and policy."""
     finished: int
+    disturbed: int = 0
+    """Of them; they count only where a policy has no others under the same load and limit."""
     troubles: list[str] = field(default_factory=list)
 
     def policies(self, limit: Limit) -> list[str]:
@@ -194,7 +196,7 @@ class Results:
         return [one for pair in self.pairs(limit) if (one := self.of(pair, limit, policy)) is not None]
 
     def latency_ratio(self, limit: Limit, policy: str, percent: float) -> Ratio:
-        """Against no limits of the same pair and the same repetitions, over the pairs."""
+        """Against no limits of the same pair, over the pairs; of the same repetitions, as far as both have any."""
         return Ratio.of(
             one.quantile_s(percent) / other.quantile_s(percent) for one, other in self._beside(limit, policy)
         )
@@ -210,8 +212,7 @@ class Results:
             if one is None or other is None:
                 continue
             both = {each.cell.repetition for each in one.cells} & {each.cell.repetition for each in other.cells}
-            if both:
-                found.append((_only(one, both), _only(other, both)))
+            found.append((_only(one, both), _only(other, both)) if both else (one, other))
         return found
 
     def mean_over_pairs(self, limit: Limit, policy: str, name: str) -> float:
@@ -235,10 +236,17 @@ def collect(store: Store, plan: Plan, machine: Machine, troubles: Sequence[str] 
     """Read every finished cell of a plan."""
     groups: defaultdict[tuple[str, Limit, str], list[CellResult]] = defaultdict(list)
     finished = [cell for cell in plan.order() if store.is_finished(cell)]
+    disturbed = 0
     for cell in finished:
-        groups[cell.pair, cell.limit, cell.policy].append(read_cell(store, plan, cell))
-    pooled = {key: Pooled(tuple(cells)) for key, cells in groups.items()}
-    return Results(plan, machine, pooled, len(finished), list(troubles))
+        result = read_cell(store, plan, cell)
+        disturbed += bool(result.record["disturbed"])
+        groups[cell.pair, cell.limit, cell.policy].append(result)
+    pooled = {key: Pooled(tuple(_undisturbed(cells))) for key, cells in groups.items()}
+    return Results(plan, machine, pooled, len(finished), disturbed, list(troubles))
+
+
+def _undisturbed(cells: list[CellResult]) -> list[CellResult]:
+    return [one for one in cells if not one.record["disturbed"]] or cells
 
 
 def percentile(values: Ints, percent: float) -> float:

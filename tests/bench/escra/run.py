@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from docker.errors import DockerException
+import docker
+from docker.errors import DockerException, ImageNotFound
 
 from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
 from tests.bench.escra import report
@@ -55,6 +59,7 @@ TIGHT_POLICIES: Final = ("static-1.5", "autopilot-1s", "vpa", "captain-0.02", "c
 TIGHT_LOADS: Final = ("burst",)
 BATCH_POLICIES: Final = ("none", "static-1.5", "autopilot-1s", "captain-0.1", "escra", "waterfill")
 TUNING_APPS: Final = ("shop", "cache")
+LOCK: Final = Path(tempfile.gettempdir()) / "turnbuckle-bench-escra.lock"
 TRIES: Final = 2
 """Of a cell that fails, or that others disturb."""
 AGAIN_SHARE: Final = 0.1
@@ -153,16 +158,18 @@ def why_not(wish: Wish) -> str | None:
     if os.geteuid() != 0:
         return "needs root: the agent writes control groups"
     try:
-        if reason := can_manage(detect()):
-            return reason
-    except CgroupUnavailableError as error:
-        return str(error)
-    for name in {load for block in wish.plan.blocks for load in block.loads if load in TRACES}:
-        try:
+        reason = can_manage(detect())
+        with closing(docker.from_env()) as engine:
+            engine.images.get(IMAGE)
+        for name in {load for block in wish.plan.blocks for load in block.loads if load in TRACES}:
             trace.read_trace(name, wish.traces)
-        except trace.TraceError as error:
-            return str(error)
-    return None
+    except ImageNotFound:
+        return f"there is no image {IMAGE}: python -m tests.bench.escra.image.build"
+    except DockerException as error:
+        return f"no Docker Engine answers: {error}"
+    except (CgroupUnavailableError, trace.TraceError) as error:
+        return str(error)
+    return reason
 
 
 @dataclass(slots=True)
@@ -240,25 +247,44 @@ async def _session(bench: Bench, app: str, waiting: deque[tuple[Cell, int]], pro
                 return
 
 
+@contextmanager
+def alone() -> Iterator[bool]:
+    """Whether no other run is under way on this machine; none begins meanwhile."""
+    with LOCK.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def run(wish: Wish) -> list[str]:
+    """Measure, and note what is measured; what could not be measured, in words."""
+    store = Store(wish.output, wish.plan)
+    if wish.fresh:
+        shutil.rmtree(store.directory)
+        store = Store(wish.output, wish.plan)
+    store.note("plan", wish.plan.as_dict() | {"machine": this_machine().as_dict(), "image": IMAGE})
+    say(f"about {estimated_s(wish.plan, wish.plan.order()) / 60:.0f} minutes in all, deployments left out")
+    return asyncio.run(measure(wish, store))
+
+
 def main() -> int:
     """Measure and report; 69 where this machine does not allow it."""
     wish = parse_arguments(sys.argv[1:])
-    if not wish.only_report and (reason := why_not(wish)):
-        print(f"bench-escra: {reason}", file=sys.stderr)
-        return UNAVAILABLE
-    store = Store(wish.output, wish.plan)
-    if wish.fresh and not wish.only_report:
-        shutil.rmtree(store.directory)
-        store = Store(wish.output, wish.plan)
     troubles: list[str] = []
     if not wish.only_report:
-        store.note("plan", wish.plan.as_dict() | {"machine": this_machine().as_dict(), "image": IMAGE})
-        say(f"about {estimated_s(wish.plan, wish.plan.order()) / 60:.0f} minutes in all, deployments left out")
-        troubles = asyncio.run(measure(wish, store))
+        with alone() as allowed:
+            reason = why_not(wish) if allowed else "another run is under way on this machine: both would be spoilt"
+            if reason:
+                print(f"bench-escra: {reason}", file=sys.stderr)
+                return UNAVAILABLE
+            troubles = run(wish)
+    store = Store(wish.output, wish.plan)
     results = report.collect(store, wish.plan, this_machine(), troubles)
-    tell(
-        report.table(results), report.as_json(results), report.write(results, store, wish.output), as_json=wish.as_json
-    )
+    written = report.write(results, store, wish.output)
+    tell(report.table(results), report.as_json(results), written, as_json=wish.as_json)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,9 @@ class Told:
         self.message = message
 
 
-def put(store: Store, cell: Cell, latency_ms: float, quota_us: int, failed: int = 0) -> None:
+def put(
+    store: Store, cell: Cell, latency_ms: float, quota_us: int, failed: int = 0, *, disturbed: bool = False
+) -> None:
     """A finished cell: 100 requests before the window, 200 in it, 20 batches with two containers of 10 ms use."""
     count = 300
     latency = np.full(count, latency_ms / 1e3)
@@ -69,7 +71,7 @@ def put(store: Store, cell: Cell, latency_ms: float, quota_us: int, failed: int 
         "window_s": 2.0,
         "client": {"requests": count, "ok": count - failed},
         "controller_ns": {"agent": 20_000_000, "allocator": 10_000_000, "nats": 10_000_000},
-        "disturbed": False,
+        "disturbed": disturbed,
     })  # fmt: skip
 
 
@@ -123,6 +125,18 @@ def test_only_repetitions_that_both_have_are_compared(store: Store):
     put(store, Cell("shop", "fixed", "ample", "waterfill", 0), 20.0, 30_000)
     put(store, Cell("shop", "fixed", "ample", "waterfill", 1), 90.0, 30_000)
     assert collect(store, _PLAN, _MACHINE).latency_ratio("ample", "waterfill", 99.9).mean == pytest.approx(2.0)
+
+
+def test_disturbed_repetitions_count_only_where_there_are_no_others(store: Store):
+    none, ours = (Cell("shop", "fixed", "ample", policy, 0) for policy in ("none", "waterfill"))
+    put(store, none, 10.0, -1)
+    put(store, ours, 50.0, 30_000, disturbed=True)
+    assert collect(store, _PLAN, _MACHINE).latency_ratio("ample", "waterfill", 99.9).mean == pytest.approx(5.0)
+    put(store, replace(ours, repetition=1), 20.0, 30_000)
+    results = collect(store, _PLAN, _MACHINE)
+    # Of no repetition both are undisturbed: all that are, are compared.
+    assert results.latency_ratio("ample", "waterfill", 99.9).mean == pytest.approx(2.0)
+    assert "1 of 3 cells were disturbed" in report.table(results)
 
 
 def test_verdicts(results: Results):
@@ -192,12 +206,14 @@ def test_a_batch_is_reported_with_its_aggregate_limits(tmp_path: Path):
 
 def test_what_was_not_ours():
     before = machine_time("cpu 100 0 50 1000 0 0 0 0 0 0\ncpu0 ...")
-    assert before == MachineTime(1.5, 0.0)
+    assert (before.busy_s, before.steal_s) == (1.5, 0.0)
+    before = MachineTime(1.5, 0.0, 10.0)
     # 2 s of work in 2 s, of which 1.2 s were ours: 0.4 cores; 0.3 s of 4 were stolen.
-    found = Disturbance.between(before, MachineTime(3.5, 0.3), 1.2, 2.0)
+    found = Disturbance.between(before, MachineTime(3.5, 0.3, 12.0), 1.2, 2.0)
     assert found.foreign_cores == pytest.approx(0.4)
     assert found.disturbed
-    assert not Disturbance.between(before, MachineTime(3.5, 0.0), 1.8, 2.0).disturbed
+    assert not Disturbance.between(before, MachineTime(3.5, 0.0, 12.0), 1.8, 2.0).disturbed
+    assert Disturbance.between(before, MachineTime(3.5, 0.0, 11.5), 1.8, 2.0).disturbed
 
 
 @pytest.mark.parametrize(
