@@ -21,7 +21,7 @@ _shards = {
     for number in range(SHARDS)
     for base in (BASE_DATABASE, GROWING_DATABASE)
 }
-_sessions = PooledClient(("sessions", 11211), max_pool_size=16, timeout=10, no_delay=True)
+_sessions = PooledClient(("sessions", 11211), max_pool_size=16, timeout=10, no_delay=True, default_noreply=False)
 _origin = HTTPConnectionPool("origin", 8000, maxsize=16, timeout=30)
 _SHOWN_BYTES = 2048
 _SESSION_BYTES = 4096
