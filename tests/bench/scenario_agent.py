@@ -26,8 +26,10 @@ FIRST_ORDERS_S: Final = 0.002
 CORES_PER_CONTAINER: Final = 0.05
 NODE: Final = "bench-node"
 PERIOD_NS: Final = 100_000_000
+MOST_LOOKS: Final = 10
+"""Of an agent in a period, the tick included."""
 TICK_PARTS: Final = ("read", "recheck", "columns", "publish")
-"""All counters; limits read back and compared; batches made; batches encoded and handed to the bus."""
+"""All counters; beliefs compared with them; batches made; batches handed to the bus, and limits read back."""
 
 LATENCIES: Final = {
     "raise": "sample start -> raise written, each",
@@ -205,16 +207,25 @@ def latencies(window: Window, agent: dict[str, Any], allocator: dict[str, Any]) 
             found["idle cut"].append(wall_ns - tick_ns)
         else:
             found["raise"].append(wall_ns - tick_ns)
-            found["raise from due"].append(wall_ns - tick_ns // PERIOD_NS * PERIOD_NS)
+            found["raise from due"] += [wall_ns - tick_ns // PERIOD_NS * PERIOD_NS] * _is_of_tick(tick_ns)
             found["raise from period end"] += [since_end_ns] * (since_end_ns >= 0)
             last[tick_ns] = max(last.get(tick_ns, 0), wall_ns)
     found["last raise"] = [wall_ns - tick_ns for tick_ns, wall_ns in last.items()]
     ticks = [tick for tick in agent["ticks"] if window.holds(tick["begin_ns"])]
     found["sample"] = [tick["end_ns"] - tick["begin_ns"] for tick in ticks]
     ends = {tick["begin_ns"] // PERIOD_NS: tick["end_ns"] for tick in ticks}
-    arrived = [(tick_of[seq][0] // PERIOD_NS, wall_ns) for seq, wall_ns, _ in agent["orders"] if seq in tick_of]
+    arrived = [
+        (tick_of[seq][0] // PERIOD_NS, wall_ns)
+        for seq, wall_ns, _ in agent["orders"]
+        if seq in tick_of and _is_of_tick(tick_of[seq][0])
+    ]
     found["transit"] = [wall_ns - ends[slot] for slot, wall_ns in arrived if slot in ends]
     return {kind: _milliseconds(found[kind]) for kind in LATENCIES}
+
+
+def _is_of_tick(batch_ns: int) -> bool:
+    """And not of a look between two ticks."""
+    return batch_ns % PERIOD_NS < PERIOD_NS // (2 * MOST_LOOKS)
 
 
 def _milliseconds(values_ns: Sequence[int]) -> list[float]:

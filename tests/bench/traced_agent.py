@@ -35,7 +35,7 @@ class TracedAgent(Agent):
         self._orders: list[tuple[int, int, int]] = []
         self._writes: list[tuple[int, int, int, int, int]] = []
         """Sequence of the order, `AT_ONCE` or `AT_BOUNDARY`, wall clock, raise or not, ns since the period's end."""
-        self._columns_ns = self._sample_ns = self._read_ns = self._sampled_ns = 0
+        self._columns_ns = self._sample_ns = self._read_ns = self._sampled_ns = self._published_ns = 0
         self._batches: list[CfsBatch] = []
         self._seq = 0
         self._expected_ns: dict[str, int | None] = {}
@@ -57,11 +57,11 @@ class TracedAgent(Agent):
     def _tick(self, node: Node) -> None:
         wall_ns, begin_ns = time.time_ns(), time.thread_time_ns()
         super()._tick(node)
-        cost_ns, end_ns = time.thread_time_ns() - begin_ns, time.time_ns()
+        cost_ns = time.thread_time_ns() - begin_ns
         self._ticks.append(
             {
                 "begin_ns": wall_ns,
-                "end_ns": end_ns,
+                "end_ns": self._published_ns,
                 "read": self._read_ns,
                 "recheck": self._sample_ns - self._read_ns - self._columns_ns,
                 "columns": self._columns_ns,
@@ -70,6 +70,10 @@ class TracedAgent(Agent):
                 "source": node.host.telemetry_source,
             }
         )
+
+    def _publish_batch(self, batch: CfsBatch) -> None:
+        super()._publish_batch(batch)
+        self._published_ns = time.time_ns()
 
     def _stamp_sampling(self, node: Node) -> None:
         sample, batches, read = node.sample, node._batches, node.host.read

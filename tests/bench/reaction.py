@@ -1,0 +1,178 @@
+"""How long a container that wakes up waits for CPU. ``make bench-reaction``, or ``make bench-reaction ARGS=--quick``.
+
+Containers rest for seconds, so that their quotas fall to the headroom, and then have a burst of work. The application
+has room, so every millisecond that a burst takes longer than its work was spent until the loop had seen that the
+container is throttled, and had raised its quota, several times over. Compared in turn: counters in files, the kernel's
+table (which shows who is throttled before the period is counted), and the table with looks between two samples. The
+last way is without any limit: what two shared cores alone cost. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from schemas.apps import AppSpec
+from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
+from tests.bench.cluster import Cluster, open_cluster
+from tests.bench.containers import LIMIT_BYTES, MANAGED_ROOT
+from tests.bench.loop import why_not
+from tests.bench.machine import this_machine
+from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, write_record
+
+APP: Final = "reaction"
+CONTAINERS: Final = 4
+BURST_MS: Final = 300.0
+PAUSE_S: Final = 3.0
+SETTLE_S: Final = 6.0
+QUOTA_US: Final = 20_000
+CPU_LIMIT: Final = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the agent watches."""
+
+    name: str
+    kernel_programs: str
+    early_looks: int
+    mode: str = "enforce"
+
+
+WAYS: Final = (
+    Way("files", "off", 0),
+    Way("table", "auto", 0),
+    Way("table, 1 look between", "auto", 1),
+    Way("table, 3 looks between", "auto", 3),
+    Way("table, 9 looks between", "auto", 9),
+    Way("no limits", "auto", 0, "observe"),
+)
+
+
+@dataclass(slots=True)
+class Reaction:
+    """Waiting time of bursts, ms, and CPU of the agent per period, us, by repetition."""
+
+    way: str
+    waits_ms: list[float] = field(default_factory=list)
+    agent_us: list[float] = field(default_factory=list)
+
+    def row(self, baseline: float) -> str:
+        """A line of the table."""
+        ranked = sorted(self.waits_ms)
+        p50, p90 = statistics.median(ranked), ranked[int(0.9 * len(ranked))]
+        cost = statistics.median(self.agent_us)
+        waits = f"{p50:>10.0f}{p90:>10.0f}{ranked[-1]:>10.0f}{p50 / baseline:>10.2f}"
+        return f"{self.way:<26}{waits}{len(ranked):>8}{cost:>14.0f}"
+
+
+@contextlib.contextmanager
+def working(quota_us: int | None) -> Iterator[list[subprocess.Popen[str]]]:
+    """Containers with a burst worker each."""
+    layout, serial = detect(), itertools.count(time.monotonic_ns() % (1 << 40))
+    groups: list[ManagedCgroup] = []
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        for number in range(CONTAINERS):
+            directory = managed_directory(APP, f"w{number}", f"{next(serial):012x}", MANAGED_ROOT)
+            groups.append(ManagedCgroup.create(layout, directory, quota_us, LIMIT_BYTES))
+            program = str(Path(__file__).with_name("burst_work.py"))
+            command = [sys.executable, "-S", program, str(number), str(BURST_MS), str(PAUSE_S)]
+            workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            if not groups[-1].add_process(workers[-1].pid):
+                raise RuntimeError(f"{directory} vanished")
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        deadline_s = time.monotonic() + 5.0
+        for group in groups:
+            while not group.remove() and time.monotonic() < deadline_s:
+                time.sleep(0.002)
+
+
+async def run_way(cluster: Cluster, way: Way, seconds: float) -> Reaction:
+    """One window of one way, with agent and allocator as fresh processes."""
+    spec = AppSpec(name=APP, cpu_limit=CPU_LIMIT, memory_limit=4 * CONTAINERS * LIMIT_BYTES, mode=way.mode)
+    await cluster.announce(spec)
+    values = {
+        "NODE": "bench-node",
+        "MANAGED_ROOT": MANAGED_ROOT,
+        "DOCKER": "off",
+        "KERNEL_PROGRAMS": way.kernel_programs,
+        "EARLY_LOOKS": str(way.early_looks),
+    }
+    environment = {f"TURNBUCKLE_AGENT__{name}": value for name, value in values.items()}
+    with working(QUOTA_US if way.mode == "enforce" else None) as workers:
+        async with (
+            cluster.run("services.allocator") as allocator,
+            cluster.run("services.agent", environment, "agent") as agent,
+        ):
+            await asyncio.sleep(SETTLE_S)
+            window = await cluster.measure(seconds, agent, allocator)
+        for worker in workers:
+            worker.kill()
+        printed = [worker.communicate()[0].splitlines() for worker in workers]
+    bursts = [tuple(map(float, line.split())) for lines in printed for line in lines[1:]]
+    waits = [took - worked for worked, took in bursts]
+    if not waits:
+        raise RuntimeError(f"{way.name}: no burst ended within {seconds:g} s")
+    return Reaction(way.name, waits, [window.cpu_us["agent"] / window.periods])
+
+
+async def measure(seconds: float, repetitions: int) -> list[Reaction]:
+    """Ways take turns, so that a change of the machine's load meets all."""
+    results = {way.name: Reaction(way.name) for way in WAYS}
+    async with open_cluster() as cluster:
+        for turn in range(repetitions):
+            for way in WAYS:
+                say(f"{way.name}, {turn + 1} of {repetitions}")
+                found = await run_way(cluster, way, seconds)
+                results[way.name].waits_ms += found.waits_ms
+                results[way.name].agent_us += found.agent_us
+        await cluster.withdraw_all()
+    return list(results.values())
+
+
+def main(arguments: list[str]) -> int:
+    """Run, print, and write the record."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.reaction", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two minutes")
+    parser.add_argument("--seconds", type=float, help="length of each window (default 20; quick: 10)")
+    parser.add_argument("--repetitions", type=int, help="default 3; quick: 1")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    given = parser.parse_args(arguments)
+    if (reason := why_not()) is not None:
+        say(reason)
+        return UNAVAILABLE
+    machine = this_machine()
+    seconds, repetitions = (
+        given.seconds or (10.0 if given.quick else 20.0),
+        given.repetitions or (1 if given.quick else 3),
+    )
+    results = asyncio.run(measure(seconds, repetitions))
+    record: dict[str, Any] = {"machine": machine.as_dict(), "ways": [asdict(result) for result in results]}
+    path = write_record(record, OUTPUT / "reaction.json")
+    if given.json:
+        print(path.read_text())
+        return 0
+    files = statistics.median(results[0].waits_ms)
+    header = f"{'way':<26}{'p50 ms':>10}{'p90':>10}{'max':>10}{'to files':>10}{'bursts':>8}{'agent us/tick':>14}"
+    title = f"waiting time of bursts of {BURST_MS:g} ms of work after a rest of {PAUSE_S:g} s and more"
+    print("\n".join([machine.line, "", title, header, *(result.row(files) for result in results)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
