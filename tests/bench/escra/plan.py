@@ -35,7 +35,7 @@ OVERHEAD_S: Final = 1.0
 """Of a cell, on top of settling and window: switch, backlog of the cell before, last answers, files. Measured."""
 PROFILE_S: Final = 12.0
 DEPLOY_S: Final = 12.0
-BATCH_CELL_S: Final = 14.0
+BATCH_CELL_S: Final = 22.0
 """Of a batch with its start and end, as far as a plan can know."""
 SPARE_SHARE: Final = 0.06
 LEAST_WINDOW_S: Final = 2.0

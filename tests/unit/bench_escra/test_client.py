@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 import pytest
 
 from tests.bench.escra.load.http1 import AnswerError, AnswerReader, encode_request
 from tests.bench.escra.load.sender import Exchange, OpenLoop, Outcome, Sent
+from tests.support.replying_server import server
 
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-Reply = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
-
-
-@asynccontextmanager
-async def server(reply: Reply) -> AsyncIterator[tuple[str, int]]:
-    """Calls ``reply`` with each request's number, in order of arrival."""
-    count = 0
-    tasks: set[asyncio.Task[None] | None] = set()
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal count
-        tasks.add(asyncio.current_task())
-        try:
-            while True:
-                await reader.readuntil(b"\r\n\r\n")
-                count += 1
-                await reply(count - 1, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
-        host, port = listening.sockets[0].getsockname()[:2]
-        yield host, port
-    finally:
-        listening.close()
-        await listening.wait_closed()
-        await asyncio.gather(*filter(None, tasks))
 
 
 async def send(address: tuple[str, int], times: np.ndarray, timeout_s: float = 5.0) -> Sent:
