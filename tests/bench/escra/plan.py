@@ -31,10 +31,10 @@ MEMORY_MARGIN_BYTES: Final = 16 << 20
 
 SETTLE_S: Final = 1.2
 """Load and policy run, nothing counts: peers are warm-started from the profile, ours finds its estimates."""
-OVERHEAD_S: Final = 1.0
+OVERHEAD_S: Final = 0.8
 """Of a cell, on top of settling and window: switch, backlog of the cell before, last answers, files. Measured."""
 PROFILE_S: Final = 12.0
-DEPLOY_S: Final = 12.0
+DEPLOY_S: Final = 8.0
 BATCH_CELL_S: Final = 22.0
 """Of a batch with its start and end, as far as a plan can know."""
 SPARE_SHARE: Final = 0.06
@@ -171,7 +171,7 @@ def window_for(blocks: Sequence[Block], repetitions: int, minutes: float) -> flo
     window_s = (whole_s - fixed_s) / served - SETTLE_S - OVERHEAD_S
     if window_s < LEAST_WINDOW_S:
         needed = (fixed_s + served * (LEAST_WINDOW_S + SETTLE_S + OVERHEAD_S)) / 60 / (1 - SPARE_SHARE)
-        raise ValueError(f"{served} cells do not fit into {minutes:g} minutes: {needed:.0f} are needed, or fewer cells")
+        raise ValueError(f"{served} cells do not fit into {minutes:g} minutes: {needed:.1f} are needed, or fewer cells")
     return int(window_s * 10) / 10
 
 
