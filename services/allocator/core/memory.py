@@ -148,10 +148,10 @@ def _needs(view: MemoryView) -> _Needs:
 
 
 def _observe(state: MemoryState, view: MemoryView, rows: Ints) -> Bools:
-    """Which rows set no new high of their usage (by more than half of MARGIN_BYTES) for GREW_STEPS; shape N."""
+    """Which rows set no new high of their usage (by more than half of MARGIN_BYTES) for GREW_STEPS samples; shape N."""
     high, steps = state.high_bytes[rows], state.steps[rows]
     grew = view.usage_bytes > high + np.where(high > 0, MARGIN_BYTES // 2, 0)
-    steps = np.where(grew, 0, steps + 1)
+    steps = np.where(grew, 0, steps + view.fresh)
     state.high_bytes[rows] = np.where(grew, view.usage_bytes, high)
     state.steps[rows] = steps
     quiet: Bools = steps >= GREW_STEPS

@@ -25,7 +25,7 @@ PROGRAM: Final = BUILD / "turnbuckle-kernel"
 ROOT: Final = Path("/sys/fs/cgroup")
 TABLE, STATUS, READY, PERIODS, OOMS, LOST = range(1, 7)
 HEADER: Final = struct.Struct("=II")
-VERSION: Final = 2
+VERSION: Final = 3
 TABLE_ROWS: Final = 16_384
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
