@@ -82,6 +82,13 @@ def test_a_price_on_changes_keeps_limits_and_models() -> None:
     assert state.limit[0] == pytest.approx(L40)
 
 
+def test_a_least_margin_lies_on_top_of_what_was_seen() -> None:
+    """10,285.7 x 1.25."""
+    state = RecommenderState(1)
+    window(state, 10_000, 10_000, setting=Autopilot(Weights(0.5, 0.0, 0.0, 0.5, least_margin=0.25), 2))
+    assert state.limit[0] == pytest.approx(1.25 * L40)
+
+
 def test_a_throttled_sample_counts_for_more() -> None:
     """10 ms x 1.3 = 13 ms lie at L45 = 13,764.6 (L44 = 12,985.5), without throttling at L40."""
     for throttled, expected in ((False, L40), (True, 1_000 * 1.06**45)):

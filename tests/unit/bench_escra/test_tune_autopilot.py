@@ -7,6 +7,7 @@ from tests.bench.escra.peers.autopilot import Autopilot, Weights
 from tests.bench.escra.peers.tune_autopilot import (
     Outcome,
     draws,
+    merit,
     replay_cpu,
     replay_memory,
     search,
@@ -26,8 +27,8 @@ def one(used_us: tuple[int, ...], memory_bytes: tuple[int, ...] | None = None) -
 def test_a_constant_demand_waits_for_nothing() -> None:
     """Limit 10,285.7, used 10,000: slack 0.0286 of what is used; static 1.5x has 0.5."""
     outcome = replay_cpu(trial_of(one((10_000,) * 100), memory=False), Autopilot(LEAN, 10))
-    assert (outcome.too_much_slack, outcome.delay) == (False, 0)
-    assert outcome.slack == pytest.approx(GRID_10_MS / 10_000 - 1)
+    assert outcome.delay == 0
+    assert (outcome.slack, outcome.static_slack) == pytest.approx((GRID_10_MS / 10_000 - 1, 0.5))
 
 
 def test_work_that_does_not_fit_waits_and_is_served_later() -> None:
@@ -55,10 +56,16 @@ def test_containers_that_did_not_live_through_it_are_left_out() -> None:
     assert (len(trial.learnt), trial.replayed.shape) == (1, (10, 1))
 
 
-def test_less_delay_wins_then_less_slack_and_too_much_slack_loses() -> None:
-    fine = [Outcome(too_much_slack=False, delay=delay, slack=slack) for delay, slack in ((0, 0.2), (0, 0.3), (0.1, 0))]
-    ranked = [*fine, Outcome(too_much_slack=True, delay=0, slack=0.1)]
-    assert sorted([ranked[3], ranked[1], ranked[2], ranked[0]]) == ranked
+def test_less_delay_wins_then_less_slack_and_more_slack_than_static_loses() -> None:
+    best, slacker, slower = Outcome(0, 0.2, 0.5), Outcome(0, 0.3, 0.5), Outcome(0.1, 0, 0.5)
+    wasteful = Outcome(0, 0.6, 0.5)
+    assert merit([best]) < merit([slacker]) < merit([slower]) < merit([wasteful])
+    assert merit([wasteful, best]) < merit([wasteful]), "what counts is the slack over all profiles: 0.4 of 0.5"
+
+
+def test_one_profile_that_goes_wrong_does_not_decide() -> None:
+    """log(1 + 200) + log(1 + 0) = 5.303 against log(1 + 190) + log(1 + 1) = 5.945, though 200 > 191."""
+    assert merit([Outcome(200, 0, 1), Outcome(0, 0, 1)]) < merit([Outcome(190, 0, 1), Outcome(1, 0, 1)])
 
 
 def test_the_search_takes_the_weights_that_wait_less() -> None:
