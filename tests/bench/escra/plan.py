@@ -41,6 +41,8 @@ SPARE_SHARE: Final = 0.06
 LEAST_WINDOW_S: Final = 2.0
 FULL_LOADS: Final[tuple[LoadKind, ...]] = ("fixed", "exponential", "burst", "diurnal")
 TUNING_LOADS: Final[tuple[LoadKind, ...]] = ("fixed", "exponential", "burst", "bursty")
+TUNING_APPS: Final = ("shop", "cache")
+"""Constants may be chosen on these applications and loads only; all else is held out (issue 8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,12 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """For the JSON record."""
         return asdict(self) | {"cells": len(self.order()), "mark": self.mark, "cycle_s": self.cycle_s}
+
+
+def may_tune_on(pair: str) -> bool:
+    """Whether constants may have been chosen on this pair of application and load."""
+    app, _, load = pair.partition("/")
+    return app in TUNING_APPS and load in TUNING_LOADS
 
 
 def cell_seed(plan: Plan, cell: Cell) -> int:

@@ -105,14 +105,14 @@ class Child:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
-            if self._process.stdin is not None:
-                self._process.stdin.close()
         try:
             async with asyncio.timeout(_STOP_S):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # not before: the allocator would tell itself to end, too
 
 
 def _end_with_parent() -> None:

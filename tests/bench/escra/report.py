@@ -11,7 +11,7 @@ import numpy as np
 from tests.bench.escra import figures
 from tests.bench.escra.judgement import DEFAULT_POLICY, front, point, verdicts
 from tests.bench.escra.notes import extent, notes
-from tests.bench.escra.plan import BATCH_LOAD, LIMITS, REFERENCE, Limit
+from tests.bench.escra.plan import BATCH_LOAD, LIMITS, REFERENCE, Limit, may_tune_on
 from tests.bench.escra.results import QUANTILES, Pooled, Results, collect
 from tests.bench.escra.store import Store
 from tests.bench.outcome import write_record
@@ -32,6 +32,16 @@ _SUMMARY_HEAD: Final = (
     "kills",
     "failed",
     "controller, cores",
+)
+_NOTHING: Final = ("nan", "nan / nan", "nan (nan-nan)")
+_HALVES_HEAD: Final = (
+    "policy",
+    "p99.9 ratio, tuned on",
+    "held out",
+    "slack p50, tuned on",
+    "held out",
+    "unmet %, tuned on",
+    "held out",
 )
 _PAIR_HEAD: Final = (
     "policy",
@@ -75,7 +85,7 @@ def table(results: Results) -> str:
     lines = [results.machine.line, "", extent(results), ""]
     for limit in LIMITS:
         if results.pairs(limit):
-            lines += [f"## Application limit: {limit}", "", *_summary(results, limit), ""]
+            lines += [f"## Application limit: {limit}", "", *_summary(results, limit), "", *_halves(results, limit)]
     for limit in LIMITS:
         if results.pairs(limit):
             lines += [f"## By application and load, {limit} limit", "", *_by_pair(results, limit), ""]
@@ -89,6 +99,26 @@ def _summary(results: Results, limit: Limit) -> list[str]:
     held = _markdown(_SUMMARY_HEAD, rows)
     best = front({name: point(results, limit, name) for name in results.policies(limit)})
     return [*held, "", f"Nobody is better in both latency and slack than: {', '.join(best) or 'nobody was measured'}."]
+
+
+def _halves(results: Results, limit: Limit) -> list[str]:
+    """What may have been tuned on, and what was held out."""
+    pairs = results.pairs(limit)
+    tuned = [pair for pair in pairs if may_tune_on(pair)]
+    held_out = [pair for pair in pairs if not may_tune_on(pair)]
+    if not tuned or not held_out:
+        return []
+    halves = [results.only(half) for half in (tuned, held_out)]
+    rows = [
+        (
+            policy,
+            *(half.latency_ratio(limit, policy, 99.9).text() for half in halves),
+            *(f"{half.slack_cores(limit, policy, 50):.3f}" for half in halves),
+            *(f"{half.mean_over_pairs(limit, policy, 'unmet_share') * 100:.1f}" for half in halves),
+        )
+        for policy in results.policies(limit)
+    ]
+    return [f"Tuned on {', '.join(tuned)}; held out {', '.join(held_out)}:", "", *_markdown(_HALVES_HEAD, rows), ""]
 
 
 def _summary_row(results: Results, limit: Limit, policy: str) -> Row:
@@ -156,7 +186,10 @@ def _pair_row(policy: str, one: Pooled) -> Row:
 def _serverless(results: Results) -> list[str]:
     """Aggregate limits of what comes and goes (thesis 2.6.6), and how long a batch takes."""
     rows = []
-    for (pair, limit, policy), one in sorted(results.pooled.items(), key=lambda item: item[0][:2]):
+    order = {name: number for limit in LIMITS for number, name in enumerate(results.policies(limit))}
+    for (pair, limit, policy), one in sorted(
+        results.pooled.items(), key=lambda item: (*item[0][:2], order[item[0][2]])
+    ):
         if pair.endswith(f"/{BATCH_LOAD}") or pair.startswith("functions/"):
             batches = [cell.record["batch"]["completion_s"] for cell in one.cells if "batch" in cell.record]
             failed = sum(cell.record["batch"]["workers_failed"] for cell in one.cells if "batch" in cell.record)
@@ -188,7 +221,11 @@ def _judged(results: Results) -> list[str]:
 
 
 def _markdown(head: Row, rows: Iterable[Row]) -> list[str]:
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join('-' if cell in _NOTHING else cell for cell in row)} |" for row in rows),
+    ]
 
 
 def as_json(results: Results) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -173,6 +173,11 @@ class Results:
     disturbed: int = 0
     """Of them; they count only where a policy has no others under the same load and limit."""
     troubles: list[str] = field(default_factory=list)
+
+    def only(self, pairs: Sequence[str]) -> Results:
+        """The same of some pairs."""
+        chosen = {key: one for key, one in self.pooled.items() if key[0] in pairs}
+        return replace(self, pooled=chosen)
 
     def policies(self, limit: Limit) -> list[str]:
         """With at least one cell at this limit, in the order of the plan."""

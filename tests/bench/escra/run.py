@@ -37,6 +37,7 @@ from tests.bench.escra.plan import (
     BATCH_LOAD,
     FULL_LOADS,
     LIMITS,
+    TUNING_APPS,
     TUNING_LOADS,
     Block,
     Cell,
@@ -58,7 +59,6 @@ TIGHT_POLICIES: Final = ("static-1.5", "autopilot-1s", "vpa", "captain-0.02", "c
 """At a matched and a tight limit: one of each kind, Captain's ends of what it is good with."""
 TIGHT_LOADS: Final = ("burst",)
 BATCH_POLICIES: Final = ("none", "static-1.5", "autopilot-1s", "captain-0.1", "escra", "waterfill")
-TUNING_APPS: Final = ("shop", "cache")
 LOCK: Final = Path(tempfile.gettempdir()) / "turnbuckle-bench-escra.lock"
 TRIES: Final = 2
 """Of a cell that fails, or that others disturb."""

@@ -177,6 +177,16 @@ def test_the_tables_hold_every_policy_and_the_verdicts(results: Results, store: 
     assert all(path.stat().st_size > 0 for path in written)
 
 
+def test_what_was_held_out_is_told_apart(tmp_path: Path):
+    plan = Plan((Block(("shop", "media"), ("fixed",), ("ample",), ("none", "waterfill")),), 1, seed=1, window_s=2.0)
+    store = Store(tmp_path, plan)
+    for cell in plan.order():
+        put(store, cell, {"none": 10.0, "waterfill": 11.0 if cell.app == "shop" else 14.0}[cell.policy], 30_000)
+    text = report.table(collect(store, plan, _MACHINE))
+    assert "Tuned on shop/fixed; held out media/fixed" in text
+    assert "| waterfill | 1.10 (1.10-1.10) | 1.40 (1.40-1.40) |" in text
+
+
 def test_an_unfinished_run_is_reported_too(store: Store):
     put(store, Cell("shop", "fixed", "ample", "static-1.5", 0), 10.0, 50_000)
     results = collect(store, _PLAN, _MACHINE, ["shop: it rained"])
