@@ -27,7 +27,7 @@ import docker
 from docker.errors import DockerException, ImageNotFound
 
 from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
-from tests.bench.escra import report
+from tests.bench.escra import report, sensitivity
 from tests.bench.escra.apps.application import BatchApplication
 from tests.bench.escra.apps.registry import APPLICATIONS
 from tests.bench.escra.image.packages import IMAGE
@@ -37,6 +37,7 @@ from tests.bench.escra.plan import (
     BATCH_LOAD,
     FULL_LOADS,
     LIMITS,
+    REFERENCE,
     TUNING_APPS,
     TUNING_LOADS,
     Block,
@@ -58,6 +59,7 @@ QUICK_MINUTES: Final = 5.0
 TIGHT_POLICIES: Final = ("static-1.5", "autopilot-1s", "vpa", "captain-0.02", "captain-0.1", "escra", "waterfill")
 """At a matched and a tight limit: one of each kind, Captain's ends of what it is good with."""
 TIGHT_LOADS: Final = ("burst",)
+SENSITIVITY_LOADS: Final = ("exponential", "burst")
 BATCH_POLICIES: Final = ("none", "static-1.5", "autopilot-1s", "captain-0.1", "escra", "waterfill")
 LOCK: Final = Path(tempfile.gettempdir()) / "turnbuckle-bench-escra.lock"
 TRIES: Final = 2
@@ -89,6 +91,7 @@ def parse_arguments(arguments: Sequence[str]) -> Wish:
         type=float,
         help=f"the windows are chosen to fit (default {FULL_MINUTES:g}; quick: {QUICK_MINUTES:g})",
     )
+    add("--sensitivity", action="store_true", help="our constants, one changed at a time, on what may be tuned on")
     add("--seconds", type=float, help="window of each cell, instead of what fits")
     add("--repetitions", type=int, default=3, help="default 3")
     add("--apps", help=f"of {', '.join(APPLICATIONS)}")
@@ -132,7 +135,9 @@ def _blocks(given: argparse.Namespace) -> list[Block]:
     policies = tuple(POLICIES)
     if given.quick:
         served, batches, loads = ("shop",), (), ("burst",)
-    if given.tuning:
+    if given.sensitivity:
+        loads, policies = SENSITIVITY_LOADS, (REFERENCE, *sensitivity.variants())
+    if given.tuning or given.sensitivity:
         served, batches = tuple(app for app in served if app in TUNING_APPS), ()
     if given.apps:
         chosen = tuple(given.apps.split(","))
@@ -141,7 +146,7 @@ def _blocks(given: argparse.Namespace) -> list[Block]:
         loads = tuple(given.loads.split(","))
     if given.only:
         policies = tuple(given.only.split() if " " in given.only or ":" in given.only else given.only.split(","))
-    narrowed = given.quick or given.only or given.limits or given.loads
+    narrowed = given.quick or given.sensitivity or given.only or given.limits or given.loads
     limits = tuple(given.limits.split(",")) if given.limits else ("ample",)
     if unknown := set(limits) - set(LIMITS):
         raise ValueError(f"no limit {unknown.pop()!r}: there are {', '.join(LIMITS)}")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from schemas.message import Message
-from tests.bench.escra import report, run
+from tests.bench.escra import report, run, sensitivity
 from tests.bench.escra.disturbance import Disturbance, MachineTime, machine_time
 from tests.bench.escra.judgement import dominating, front, verdicts
 from tests.bench.escra.load.client import save
@@ -236,6 +236,17 @@ def test_what_was_not_ours():
 )
 def test_the_command_line_says_what_is_crossed(arguments: list[str], cells: int):
     assert len(run.parse_arguments([*arguments, "--seconds", "3"]).plan.order()) == cells
+
+
+def test_one_constant_is_changed_at_a_time():
+    names = sensitivity.variants()
+    assert len(names) == len(set(names))
+    assert {"escra", "waterfill", "escra:kappa=0.4"} < set(names)
+    assert "escra:kappa=0.8" not in names  # as it is
+    assert all(name.count("=") <= 1 for name in names)
+    plan = run.parse_arguments(["--sensitivity", "--repetitions", "1", "--seconds", "2"]).plan
+    # Two applications, two loads; no limits come on top.
+    assert len(plan.order()) == 4 * (len(names) + 1)
 
 
 def test_everything_is_the_default():
