@@ -203,6 +203,8 @@ class Progress:
 async def measure(wish: Wish, store: Store) -> list[str]:
     """Measure what is not there yet; what could not be measured, in words."""
     plan = wish.plan
+    if outdated := store.forget_outdated(plan.order()):
+        say(f"{outdated} cells were measured with other code: again")
     todo = [cell for cell in plan.order() if not store.is_finished(cell)]
     say(f"{len(todo)} of {len(plan.order())} cells to measure, {plan.window_s:g} s each: {store.directory}")
     progress = Progress(len(todo))

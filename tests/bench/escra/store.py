@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from services.allocator import core
 from tests.bench.escra import profile as profiles
 from tests.bench.escra.measure import Recording
 from tests.bench.escra.plan import Cell, Plan
+from tests.bench.escra.policies import parse
 from tests.bench.escra.profile import Profile
+
+CORE: Final = Path(core.__file__ or "").parent
+PEERS: Final = Path(__file__).parent / "peers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +65,17 @@ class Store:
         return self.record_path(cell).exists()
 
     def finish(self, cell: Cell, record: dict[str, Any]) -> None:
-        """The cell is measured."""
-        _write_json(self.record_path(cell), record)
+        """The cell is measured, with the policies' present code."""
+        _write_json(self.record_path(cell), record | {"code": code_mark(cell.policy)})
+
+    def forget_outdated(self, cells: Iterable[Cell]) -> int:
+        """Let go of cells that were measured with other code of their policy; how many."""
+        outdated = [
+            cell for cell in cells if self.is_finished(cell) and self.record(cell).get("code") != code_mark(cell.policy)
+        ]
+        for cell in outdated:
+            self.record_path(cell).unlink()
+        return len(outdated)
 
     def record(self, cell: Cell) -> dict[str, Any]:
         """What `finish` wrote."""
@@ -88,6 +105,19 @@ class Store:
     def note(self, name: str, content: dict[str, Any]) -> None:
         """Something about the whole run."""
         _write_json(self.directory / f"{name}.json", content)
+
+
+@cache
+def code_mark(policy: str) -> str:
+    """Differs where the code that decides has changed: the allocator's core; for peers, their own too."""
+    spec = parse(policy)
+    files = sorted(CORE.glob("*.py")) if spec.limited else []
+    if spec.limited and not spec.ours:
+        files += sorted(PEERS.glob("*.py"))
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from tests.bench.escra.plan import (
     window_for,
 )
 from tests.bench.escra.profile import ContainerProfile, Profile
-from tests.bench.escra.store import Store
+from tests.bench.escra.store import Store, code_mark
 
 _BLOCK = Block(("shop", "cache"), ("fixed", "burst"), ("ample",), ("none", "escra", "waterfill"))
 _PLAN = Plan((_BLOCK, Block(("shop",), ("fixed",), ("ample", "tight"), ("escra",))), 3, seed=7, window_s=4.0)
@@ -64,7 +64,7 @@ def test_the_budget_gives_the_window():
     # 10 minutes less 6 %: 564 s; one application, deployed 3 times: 24 s; one profile: 14 s; 9 cells share 526 s.
     block = Block(("shop",), ("burst",), ("ample",), ("none", "escra", "waterfill"))
     assert window_for([block], 3, 10) == pytest.approx(526 / 9 - SETTLE_S - OVERHEAD_S, abs=0.11)
-    with pytest.raises(ValueError, match="minutes: 1.3 are needed"):
+    with pytest.raises(ValueError, match=r"minutes: 1\.3 are needed"):
         window_for([block], 3, 1)
     batch = Block(("grid-search",), (BATCH_LOAD,), ("ample",), ("none",))
     assert window_for([block, batch], 3, 10) < window_for([block], 3, 10)
@@ -109,6 +109,25 @@ def test_a_finished_cell_is_found_again_and_an_unfinished_one_is_not(tmp_path: P
     assert not list(tmp_path.rglob("*.part"))
     again.finish(cell, {"a": 1})
     assert Store(tmp_path, _PLAN).is_finished(cell)
-    assert again.record(cell) == {"a": 1}
+    assert again.record(cell)["a"] == 1
     assert not Store(tmp_path, Plan(_PLAN.blocks, 3, seed=7, window_s=5.0)).is_finished(cell)
     assert Store(tmp_path, Plan(_PLAN.blocks[:1], 9, seed=7, window_s=4.0)).is_finished(cell)
+
+
+def test_cells_of_other_code_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Store(tmp_path, _PLAN)
+    ours, none = (Cell("shop", "fixed", "ample", policy, 0) for policy in ("waterfill", "none"))
+    for cell in (ours, none):
+        store.finish(cell, {})
+    assert store.forget_outdated(_PLAN.order()) == 0
+    marks = {policy: code_mark(policy) for policy in ("waterfill", "escra:kappa=0.5", "vpa", "none")}
+    assert marks["waterfill"] == marks["escra:kappa=0.5"] != marks["vpa"] != marks["none"]
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "policy_waterfill.py").write_text("# changed")
+    monkeypatch.setattr("tests.bench.escra.store.CORE", tmp_path / "core")
+    code_mark.cache_clear()
+    try:
+        assert store.forget_outdated(_PLAN.order()) == 1
+    finally:
+        code_mark.cache_clear()
+    assert (store.is_finished(ours), store.is_finished(none)) == (False, True)
