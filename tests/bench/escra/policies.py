@@ -18,7 +18,7 @@ Family: TypeAlias = Literal["none", "static", "autopilot", "vpa", "captain", "es
 
 TIME_COMPRESSION: Final = 10
 """`vpa` and `autopilot-60s` act every 6 s instead of every minute, and remember a tenth as long: a run of some ten
-seconds shows how they act. Printed wherever they are shown."""
+seconds shows how they act. Printed wherever they are shown. A day of `vpa` is one minute: `peers.vpa`."""
 _FIXED: Final = frozenset({"PAGE_BYTES", "RECLAIM_BYTES", "MAX_WINDOW"})
 """Constants that others import by name or that shape arrays: setting them in their module would do half of it."""
 SPEC_PARAMETERS: Final = ("kappa", "gamma", "upsilon", "window", "delta")
@@ -57,8 +57,10 @@ def _spec(name: str, family: Family, title: str, note: str = "", **constants: fl
     return PolicySpec(name, family, MappingProxyType(constants), title, note)
 
 
-_COMPRESSED: Final = f"acts every 6 s: its minute and its memory compressed by {TIME_COMPRESSION}"
-_CAPTAIN: Final = "knows no memory: limits of static 1.5x"
+_COMPRESSED: Final = f"acts every 6 s: its minute is compressed by {TIME_COMPRESSION}"
+_COMPRESSED_DAY: Final = f"{_COMPRESSED}, its day of 24 h to one minute"
+_TUNED: Final = "weights tuned for it on the shop and the cache"
+_CAPTAIN: Final = "begins as after 150 s on the profile; knows no memory: limits of static 1.5x"
 
 POLICIES: Final[dict[str, PolicySpec]] = {
     spec.name: spec
@@ -67,9 +69,15 @@ POLICIES: Final[dict[str, PolicySpec]] = {
         _spec("static-0.75", "static", "static 0.75x", factor=0.75),
         _spec("static-1.0", "static", "static 1.0x", factor=1.0),
         _spec("static-1.5", "static", "static 1.5x", factor=1.5),
-        _spec("autopilot-1s", "autopilot", "Autopilot 1 s", window_periods=10),
-        _spec("autopilot-60s", "autopilot", "Autopilot 60 s", _COMPRESSED, window_periods=600 / TIME_COMPRESSION),
-        _spec("vpa", "vpa", "VPA", _COMPRESSED, act_periods=600 / TIME_COMPRESSION),
+        _spec("autopilot-1s", "autopilot", "Autopilot 1 s", _TUNED, window_periods=10),
+        _spec(
+            "autopilot-60s",
+            "autopilot",
+            "Autopilot 60 s",
+            f"{_TUNED}; {_COMPRESSED}",
+            window_periods=600 / TIME_COMPRESSION,
+        ),
+        _spec("vpa", "vpa", "VPA", _COMPRESSED_DAY, act_periods=600 / TIME_COMPRESSION),
         _spec("captain-0.02", "captain", "Captain 0.02", _CAPTAIN, target=0.02),
         _spec("captain-0.06", "captain", "Captain 0.06", _CAPTAIN, target=0.06),
         _spec("captain-0.1", "captain", "Captain 0.1", _CAPTAIN, target=0.1),

@@ -14,9 +14,9 @@ ROW = np.arange(1)
 class OneContainer:
     """A container, its Captain, and an allocator that does what it wishes."""
 
-    def __init__(self, profile_us: tuple[int, ...], target: float = 0.1) -> None:
-        self.state, self.setting = CaptainState(1), Captain(target)
-        captain.start(self.state, ROW, [ContainerProfile(profile_us, (0,) * len(profile_us))])
+    def __init__(self, profile_us: tuple[int, ...], target: float = 0.1, replay_periods: int = 0) -> None:
+        self.state, self.setting = CaptainState(1), Captain(target, replay_periods)
+        captain.start(self.state, ROW, [ContainerProfile(profile_us, (0,) * len(profile_us))], self.setting)
         self.quota_us = round(float(self.state.limit_us[0]))
 
     def run(self, periods: int, used_us: int, throttled: int = 0, limit_us: int = 10_000_000) -> int:
@@ -104,3 +104,25 @@ def test_without_a_profile_it_begins_with_what_was_ordered() -> None:
     one.quota_us = 40_000
     assert one.run(1, 1_000) == 40_000
     assert one.run(9, 1_000) == 20_000, "no history: half at most"
+
+
+def test_it_begins_with_what_it_has_learnt_from_the_profile() -> None:
+    """Constant 20 ms, never throttled: 3 - 0.1 per second. After 15 s 1.5, after 150 s 0; the limit stays at 20 ms."""
+    one = OneContainer((20_000,) * 120, replay_periods=150)
+    assert (one.state.margin[0], one.quota_us) == (pytest.approx(1.5), 20_000)
+    one = OneContainer((20_000,) * 120, replay_periods=1_500)
+    assert (one.state.margin[0], one.quota_us) == (0, 20_000)
+
+
+def test_the_greater_the_target_the_less_it_holds_after_the_replay() -> None:
+    """Random demands around 10 ms: by its margin each Captain leaves out as much as its target lets it."""
+    demands_us = tuple(np.random.default_rng(5).lognormal(np.log(10_000), 0.6, 240).astype(int).tolist())
+    limits_us = [OneContainer(demands_us, target, captain.REPLAY_PERIODS).quota_us for target in (0.02, 0.06, 0.2)]
+    assert limits_us == sorted(limits_us, reverse=True)
+    assert max(demands_us) * 1.2 > limits_us[0] > 1.3 * limits_us[2]
+
+
+def test_what_does_not_fit_waits_in_the_replay() -> None:
+    """The profile's last 50 periods are idle, then 12 ms are asked for again and again: it ends above 12 ms."""
+    one = OneContainer((12_000,) * 200 + (100,) * 50, replay_periods=200)
+    assert one.quota_us >= 12_000

@@ -12,7 +12,9 @@ use. T is the target, r the mean of the throttle flags since the last decision o
 
 Ours: the limit stops at the host's CPUs; where the application's limit left less than the Captain asked for, it goes on
 from what it got (its own wish would grow without bound while it is throttled, and all would end with equal shares).
-Starts from the profile: the last 50 periods are its history, the limit is the candidate with the margin it starts with.
+Starts as if it had run on the profile, over and over, for REPLAY_PERIODS: its margin moves by at most T per second
+where nothing is throttled, from 3 down to 0 within 150 s for the smallest target, and a run of some seconds would only
+show what it starts with. In that replay work that does not fit under the limit waits, and the container is throttled.
 The upper level, which picks T, is not there: the targets are policies of their own, the best of which counts.
 """
 
@@ -41,6 +43,7 @@ LEAST_SHARE: Final = 0.5
 """Of the limit: it is never cut by more."""
 MIN_US: Final = 1_000
 """0.01 core."""
+REPLAY_PERIODS: Final = 1_500
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class Captain:
 
     target: float
     """Throttle ratio T, 0..1."""
+    replay_periods: int = REPLAY_PERIODS
+    """Before it begins."""
 
 
 class CaptainState(SlotArrays):
@@ -75,7 +80,7 @@ class CaptainState(SlotArrays):
     """Since the last decision."""
 
 
-def start(state: CaptainState, slots: Ints, profiles: Sequence[ContainerProfile]) -> None:
+def start(state: CaptainState, slots: Ints, profiles: Sequence[ContainerProfile], setting: Captain) -> None:
     """Begin with containers; one without a profile begins with what it was ordered, and no history."""
     for slot, profile in zip(slots.tolist(), profiles, strict=True):
         history = profile.used_us[-HISTORY_PERIODS:]
@@ -84,6 +89,20 @@ def start(state: CaptainState, slots: Ints, profiles: Sequence[ContainerProfile]
     begin_us = np.maximum(_candidate(state.used_us[slots], np.full(len(slots), START_MARGIN)), MIN_US)
     state.limit_us[slots] = state.before_us[slots] = np.where(known, begin_us, 0)
     state.margin[slots] = START_MARGIN
+    if known.any() and setting.replay_periods:
+        series = [np.resize(one.used_us, setting.replay_periods) for one in profiles if one.used_us]
+        _replay(state, slots[known], np.array(series, dtype=np.float64).T, setting.target)
+
+
+def _replay(state: CaptainState, slots: Ints, demand_us: Floats, target: float) -> None:
+    """Run on demands, shape (periods, K)."""
+    waiting = np.zeros(len(slots))
+    for demand in demand_us:
+        asked, limit = waiting + demand, state.limit_us[slots]
+        served = np.minimum(asked, limit)
+        waiting = asked - served
+        _take_period(state, slots, served, waiting > 0, target)
+        state.limit_us[slots] = np.maximum(state.limit_us[slots], MIN_US)
 
 
 def decide(state: CaptainState, view: CpuView, rows: Ints, setting: Captain) -> CpuTargets:
@@ -99,10 +118,7 @@ def decide(state: CaptainState, view: CpuView, rows: Ints, setting: Captain) -> 
     state.limit_us[rows[new]] = state.before_us[rows[new]] = view.ordered_us[new]
     fresh = np.flatnonzero(view.fresh)
     slots = rows[fresh]
-    _observe(state, slots, view.used_us[fresh], view.throttled[fresh])
-    _roll_back(state, slots, setting.target)
-    state.periods[slots] += 1
-    _decide(state, slots[state.periods[slots] >= DECISION_PERIODS], setting.target)
+    _take_period(state, slots, view.used_us[fresh].astype(np.float64), view.throttled[fresh], setting.target)
     cap_us = np.maximum(view.cap_us, MIN_US)
     state.limit_us[rows] = np.clip(state.limit_us[rows], MIN_US, cap_us)
     targets, short = fit_cpu(view, state.limit_us[rows])
@@ -110,7 +126,17 @@ def decide(state: CaptainState, view: CpuView, rows: Ints, setting: Captain) -> 
     return targets
 
 
-def _observe(state: CaptainState, slots: Ints, used_us: Ints, throttled: Bools) -> None:
+def _take_period(state: CaptainState, slots: Ints, used_us: Floats, throttled: Bools, target: float) -> None:
+    """A sample of each of the slots, and what it leads to."""
+    _observe(state, slots, used_us, throttled)
+    _roll_back(state, slots, target)
+    state.periods[slots] += 1
+    due = slots[state.periods[slots] >= DECISION_PERIODS]
+    if len(due):
+        _decide(state, due, target)
+
+
+def _observe(state: CaptainState, slots: Ints, used_us: Floats, throttled: Bools) -> None:
     for history, value in ((state.used_us, used_us), (state.flags, throttled)):
         history[slots, :-1] = history[slots, 1:]
         history[slots, -1] = value
@@ -119,6 +145,8 @@ def _observe(state: CaptainState, slots: Ints, used_us: Ints, throttled: Bools) 
 def _roll_back(state: CaptainState, slots: Ints, target: float) -> None:
     rate = state.flags[slots].mean(axis=1)
     back = state.was_cut[slots] & (rate > TOLERANCE * target)
+    if not back.any():
+        return
     undone = slots[back]
     state.limit_us[undone] = 2 * state.before_us[undone] - state.limit_us[undone]
     state.margin[undone] += rate[back] - target

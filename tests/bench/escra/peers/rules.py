@@ -90,7 +90,7 @@ def _captain(constants: Mapping[str, float]) -> tuple[CpuRule, MemoryRule]:
     state = captain.CaptainState(0)
     rule = CpuRule(
         state,
-        lambda slots, profiles: captain.start(state, slots, profiles),
+        lambda slots, profiles: captain.start(state, slots, profiles, setting),
         lambda view, rows: captain.decide(state, view, rows, setting),
     )
     return rule, rules_for(POLICIES[CAPTAINS_MEMORY])[1]
