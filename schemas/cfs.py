@@ -17,6 +17,9 @@ class SampleFlag(IntFlag):
     """No period elapsed and nothing was used: the kernel's timer stopped, the agent says used = 0."""
     WALL_CLOCK = 2
     """No quota is set, so no periods are counted: usage is scaled from the wall clock."""
+    EARLY = 4
+    """Told between two samples: the container has just been throttled, so all of its quota counts as used. The period
+    is not over, and is part of the next sample too, which does not count it as throttled again."""
 
 
 class CfsBatch(ColumnarMessage):
@@ -63,3 +66,8 @@ class CfsBatch(ColumnarMessage):
     oom_kills: Int32Column
     """Kills by the kernel since the container was found."""
     flags: UInt8Column
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it comes between two samples, to tell of throttled containers: its other rows say nothing new."""
+        return any(flag & SampleFlag.EARLY for flag in self.flags)

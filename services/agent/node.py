@@ -167,7 +167,7 @@ class Node:
             throttled=new.astype(np.int64),
             throttled_us=nothing,
             memory_usage_bytes=rows.counters[:, MEMORY_COLUMN],
-            flags=nothing,
+            flags=new * int(SampleFlag.EARLY),
         )
         apps = [(app, part) for app, part in order.apps if new[part].any()]
         return self._build(sample, self._believed(order), apps, wall_ns)

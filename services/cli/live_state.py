@@ -181,10 +181,15 @@ class LiveState:
             node = app.nodes[batch.node] = NodeLive(batch.incarnation, batch.report_seq, batch.time_ns, known)
         elif batch.incarnation < node.incarnation or batch.report_seq <= node.report_seq:
             return
+        elif batch.is_early:
+            node.report_seq = batch.report_seq
         else:
             gap = round((batch.time_ns - node.time_ns) / (batch.period_us * 1_000)) - 1
             app.missed_batches += max(0, gap)
             node.report_seq, node.time_ns = batch.report_seq, batch.time_ns
+        if batch.is_early:
+            _count_throttled(node, batch)
+            return
         app.batches += 1
         app.period_us, app.host_cpus = batch.period_us, batch.host_cpus
         node.reserve_given_bytes, node.reserve_used_bytes = batch.reserve_given_bytes, batch.reserve_used_bytes
@@ -252,6 +257,14 @@ def describe_row(row: dict[str, Any]) -> str:
 def _take_lease(app: AppLive, lease: Lease | None) -> None:
     app.owner = "" if lease is None else lease.owner
     app.epoch = app.epoch if lease is None else max(app.epoch, lease.epoch)
+
+
+def _count_throttled(node: NodeLive, batch: CfsBatch) -> None:
+    for key, throttled in zip(batch.keys, batch.column("throttled").tolist(), strict=True):
+        if throttled and (container := node.containers.get(key)) is not None and container.recent_periods:
+            periods, before = container.recent_periods.pop()
+            container.recent_periods.append((periods, before + throttled))
+            container.throttled_periods += throttled
 
 
 def _fold_row(node: NodeLive, batch: CfsBatch, row: dict[str, Any]) -> ContainerLive:

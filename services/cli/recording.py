@@ -176,6 +176,9 @@ class Recording:
         self.first_ns = batch.time_ns if self.first_ns is None else self.first_ns
         self.host_cpus = max(self.host_cpus, batch.host_cpus)
         app = self.apps.setdefault(batch.app, AppRecording(batch.app, first_ns=batch.time_ns))
+        if batch.is_early:
+            app.throttled_periods += int(batch.column("throttled").sum())
+            return
         app.batches += 1
         app.period_us = batch.period_us
         app.last_ns = max(app.last_ns, batch.time_ns)

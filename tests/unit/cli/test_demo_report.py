@@ -159,3 +159,14 @@ def test_no_picture_of_nothing(tmp_path: Path) -> None:
     recording.decide(decisions(0, app="demo"))
 
     assert draw(recording.apps["demo"], StaticLimits(1, 1), "", tmp_path / "demo.png") is None
+
+
+def test_an_early_batch_counts_as_throttling_and_not_as_a_sample() -> None:
+    recording = Recording()
+    recording.observe(batch(0))
+    recording.observe(batch(0, [Row(used_us=20_000, throttled=1, flags=SampleFlag.EARLY)], report_seq=2))
+    recording.observe(batch(1, report_seq=3))
+    app = recording.apps["shop"]
+
+    assert (app.throttled_periods, app.container_periods, app.batches) == (1, 2, 2)
+    assert app.median_cpu_slack_cores == 0.1

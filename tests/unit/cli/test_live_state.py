@@ -241,3 +241,22 @@ def test_the_view_tells_what_happened_to_memory() -> None:
     assert "drifted 1x" in lines[2]
     assert "shop/web on n1: refused more than 100 MiB: 0 of 512 MiB are free" in text
     assert lines[-1].endswith("shop/web on n1: refused more than 100 MiB: 0 of 512 MiB are free")
+
+
+def test_an_early_batch_adds_throttling_and_nothing_else() -> None:
+    """Its other rows say nothing new, and no sample is missed or doubled by it."""
+    state = LiveState()
+    both = [Row("a-000000000000"), Row("b-000000000000")]
+    state.observe(batch(0, both))
+    early = [
+        Row("a-000000000000", used_us=20_000, throttled=1, flags=SampleFlag.EARLY),
+        Row("b-000000000000", periods=0, used_us=0),
+    ]
+    state.observe(batch(0, early, report_seq=2, time_ns=START_NS + PERIOD_NS // 2))
+    state.observe(batch(1, both, report_seq=3))
+    app = state.apps["shop"]
+    first, second = app.containers
+
+    assert (app.batches, app.missed_batches) == (2, 0)
+    assert [list(container.used_history_us) for container in (first, second)] == [[10_000, 10_000]] * 2
+    assert (first.throttled_share, second.throttled_share) == (0.5, 0.0)
