@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,7 @@ class Recorder:
     ticks: list[Tick] = field(default_factory=list)
     events: list[ContainerEvent | OomEvent] = field(default_factory=list)
     latest: Tick | None = None
+    _early: list[CfsBatch] = field(default_factory=list)
     _subscriptions: list[NatsSubscription] = field(default_factory=list)
 
     async def listen(self, bus: NatsBus) -> Self:
@@ -78,12 +80,23 @@ class Recorder:
     def take_message(self, delivery: Delivery) -> None:
         """A batch or an event."""
         message = delivery.message
-        if isinstance(message, CfsBatch):
+        if isinstance(message, CfsBatch) and message.is_early:
+            self._early.append(message)
+        elif isinstance(message, CfsBatch):
             columns = {name: message.column(name).astype(np.int64) for name in _COLUMNS}
+            columns["throttled"] += self._told_early(message)
             self.latest = Tick(message.time_ns, tuple(message.keys), columns)
             self.ticks.append(self.latest)
         elif isinstance(message, ContainerEvent | OomEvent):
             self.events.append(message)
+
+    def _told_early(self, batch: CfsBatch) -> Ints:
+        """Throttled periods by row that were told since the tick before, and are not in this one."""
+        told: Counter[str] = Counter()
+        for early in self._early:
+            told.update(dict(zip(early.keys, early.column("throttled").tolist(), strict=True)))
+        self._early.clear()
+        return np.array([told[key] for key in batch.keys], dtype=np.int64)
 
     def begin(self) -> None:
         """Forget what came before."""

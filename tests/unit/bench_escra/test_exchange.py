@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 
 from schemas.apps import AppSpec
+from schemas.cfs import SampleFlag
 from services.allocator.core import damping, policy_waterfill
+from services.allocator.core.standing import Moment
 from tests.bench.escra import peer_allocator
 from tests.bench.escra.peers.exchange import NO_PROFILE, ExchangedAllocation
 from tests.bench.escra.peers.rules import rules_for
 from tests.bench.escra.policies import POLICIES, parse
 from tests.bench.escra.profile import ContainerProfile, Profile
+from tests.support.cfs_batches import START_NS, Row, batch
 from tests.support.lossy_cluster import LossyCluster
 
 MIB = 1 << 20
@@ -219,3 +222,12 @@ def test_a_peer_starts_within_a_step_with_twenty_containers_and_a_minute_of_prof
             rule.state.grow(20)
             rule.start(slots, known)
         assert time.thread_time() - begin_s < 0.2, name
+
+
+@pytest.mark.parametrize(("name", "steps"), [("captain-0.1", 0), ("waterfill", 1)])
+def test_peers_decide_by_whole_periods_only(name, steps) -> None:
+    allocation = ExchangedAllocation()
+    allocation.choose(parse(name))
+    allocation.step([batch(0, [Row(throttled=1, flags=SampleFlag.EARLY)])], Moment(1, START_NS))
+
+    assert allocation.step_count == steps

@@ -136,3 +136,17 @@ def test_nothing_was_recorded():
     found = run_metrics(Recording.of([]), 100_000)
     assert found.container_periods == 0
     assert np.isnan(found.used_cores)
+
+
+def test_throttling_told_between_two_samples_belongs_to_the_next_one():
+    recorder = Recorder("shop")
+    for message in (
+        batch(0),
+        batch(0, [Row(used_us=20_000, throttled=1, flags=SampleFlag.EARLY)], report_seq=2),
+        batch(1, report_seq=3),
+    ):
+        recorder.take_message(Told(message))  # type: ignore[arg-type]
+    recording = recorder.take(START_NS, START_NS + 10 * PERIOD_NS)
+
+    assert recording.columns["throttled"][:, 0].tolist() == [0, 1]
+    assert recording.columns["used_us"][:, 0].tolist() == [10_000, 10_000]

@@ -17,6 +17,7 @@ from types import ModuleType
 import numpy as np
 
 from schemas.apps import PERIOD_US
+from schemas.cfs import CfsBatch
 from schemas.oom import MemoryReply, MemoryRequest
 from services.allocator.core import policy_waterfill
 from services.allocator.core.allocation import Allocation, Outcome
@@ -146,6 +147,12 @@ class ExchangedAllocation(Allocation):
         self._policies = self.exchanged
         self._from: AppTable | None = None
         self._exchanged_table: AppTable | None = None
+
+    def step(self, batches: Sequence[CfsBatch], moment: Moment) -> Outcome:
+        """As the product's. Peers decide by whole periods: what is told between two samples would count twice."""
+        if not self.exchanged.guards_memory:
+            batches = [batch for batch in batches if not batch.is_early]
+        return super().step(batches, moment) if batches else Outcome()
 
     def choose(self, spec: PolicySpec | None, profile: Profile = NO_PROFILE) -> None:
         """`ExchangedPolicies.choose`."""
