@@ -56,7 +56,10 @@ class Tick:
 
 @dataclass(slots=True)
 class Recorder:
-    """Keeps the batches and events of one application from `begin` to `take`."""
+    """Keeps the samples and events of one application from `begin` to `take`.
+
+    A batch between two samples is none of its own: what it tells of throttling is added to the next sample.
+    """
 
     app: str
     ticks: list[Tick] = field(default_factory=list)
@@ -177,11 +180,15 @@ class Recording:
         return Profile(containers)
 
     def filled(self, name: str) -> Ints:
-        """A column in which rows that tell nothing hold what the next row that does tells: its mean covers them."""
-        values, told = self.columns[name].copy(), self.told
-        for row in range(len(values) - 2, -1, -1):
-            gap = self.present[row] & ~told[row] & self.present[row + 1]
-            values[row, gap] = values[row + 1, gap]
+        """A column in which rows that tell nothing hold what the next row tells, as far as it covers their periods."""
+        values, told, periods = self.columns[name].copy(), self.told, self.columns["periods"]
+        covers = np.zeros(len(self.keys), dtype=np.int64)
+        for row in range(len(values) - 1, -1, -1):
+            gap = self.present[row] & ~told[row]
+            taken = gap & (covers > 0)
+            if row + 1 < len(values):
+                values[row, taken] = values[row + 1, taken]
+            covers = np.where(told[row], periods[row] - 1, covers - taken)
         return values
 
 

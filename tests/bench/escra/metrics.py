@@ -96,8 +96,15 @@ def oom_kills(recording: Recording) -> int:
     return kills + sum(recording.told_kills[key] for key in unseen)
 
 
-def run_metrics(recording: Recording, cpu_limit_us: int) -> RunMetrics:
-    """All metrics of a run under an application's limit (us per period)."""
+def run_metrics(recording: Recording, cpu_limit_us: int, used_us: float | None = None) -> RunMetrics:
+    """All metrics of a run.
+
+    Args:
+        recording: samples.
+        cpu_limit_us: the application's limit, us per period.
+        used_us: CPU time of all containers in the run where the kernel's counters were read: samples of containers that
+            are throttled while they are looked at count all of the quota as used, which may be more.
+    """
     told, columns = recording.told, recording.columns
     rows = int(np.count_nonzero(told))
     used = columns["used_us"][told].astype(np.float64)
@@ -108,12 +115,14 @@ def run_metrics(recording: Recording, cpu_limit_us: int) -> RunMetrics:
     cpu_totals, memory_totals = (each[each >= 0] for each in totals)
     use = total_used_us(recording)
     wanted = used.sum() + throttled_us.sum()
+    if used_us is None:
+        used_us = float(use.sum())
     return RunMetrics(
         container_periods=rows,
-        used_cores=float(use.mean()) / PERIOD_US if len(use) else np.nan,
+        used_cores=used_us / len(use) / PERIOD_US if len(use) else np.nan,
         cpu_slack_p50=_percentile(slack, 50) / PERIOD_US,
         cpu_slack_p99=_percentile(slack, 99) / PERIOD_US,
-        cpu_slack_per_used=float(slack.sum() / used.sum()) if len(slack) and used.sum() else np.nan,
+        cpu_slack_per_used=float(slack.sum() / used_us) if len(slack) and used_us else np.nan,
         memory_slack_p50=_percentile(memory, 50) / MIB,
         memory_slack_p99=_percentile(memory, 99) / MIB,
         throttled_share=float(np.count_nonzero(columns["throttled"][told] > 0) / rows) if rows else np.nan,

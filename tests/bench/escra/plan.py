@@ -37,7 +37,8 @@ PROFILE_S: Final = 12.0
 DEPLOY_S: Final = 8.0
 BATCH_CELL_S: Final = 22.0
 """Of a batch with its start and end, as far as a plan can know."""
-SPARE_SHARE: Final = 0.06
+SPARE_SHARE: Final = 0.08
+"""For cells that are measured again, and applications that are deployed again because one of them was killed."""
 LEAST_WINDOW_S: Final = 2.0
 FULL_LOADS: Final[tuple[LoadKind, ...]] = ("fixed", "exponential", "burst", "diurnal")
 TUNING_LOADS: Final[tuple[LoadKind, ...]] = ("fixed", "exponential", "burst", "bursty")

@@ -229,8 +229,8 @@ def _markdown(head: Row, rows: Iterable[Row]) -> list[str]:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Everything but single requests and batches."""
-    return {
+    """Everything but single requests and batches; what does not exist is null."""
+    record = {
         "machine": results.machine.as_dict(),
         "plan": results.plan.as_dict(),
         "finished": results.finished,
@@ -243,6 +243,16 @@ def as_json(results: Results) -> dict[str, Any]:
         "verdicts": [one.as_dict() for one in verdicts(results)],
         "notes": notes(results),
     }
+    known: dict[str, Any] = _without_nan(record)
+    return known
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _policy_json(results: Results, limit: Limit, policy: str) -> dict[str, Any]:

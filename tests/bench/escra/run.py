@@ -237,6 +237,7 @@ def _put_back(waiting: deque[tuple[Cell, int]], progress: Progress, error: Excep
 async def _session(bench: Bench, app: str, waiting: deque[tuple[Cell, int]], progress: Progress) -> None:
     """Deploy, and measure until nothing waits, or a container was killed and its data are gone."""
     async with open_session(bench, app) as session:
+        await session.warm_up()
         for load in sorted({cell.load for cell, _ in waiting}):
             await session.profile(load)
         while waiting:

@@ -22,12 +22,13 @@ from tests.bench.escra.metrics import run_metrics, total_used_us
 from tests.bench.escra.plan import BATCH_LOAD, AppLimits, Cell, Plan, app_limits, cell_seed, profile_seed
 from tests.bench.escra.policies import parse
 from tests.bench.escra.processes import Child
-from tests.bench.escra.rig import Costs, Rig
+from tests.bench.escra.rig import Costs, Rig, cpu_used_ns
 from tests.bench.escra.store import Store
 
 READY_S: Final = 45.0
 BUS_PREFIX: Final = "escra-"
 """Of an application's name on the bus: others on this machine may have started the same application."""
+WARM_UP_S: Final = 2.0
 _QUIET_CORES: Final = 0.1
 _QUIET_S: Final = 4.0
 _ANSWER_S: Final = 30.0
@@ -52,6 +53,8 @@ class Spent:
     controller: Costs
     bench_ns: int
     """Load client and runner."""
+    app_ns: int
+    """The application's standing containers."""
     machine: MachineTime
 
 
@@ -64,10 +67,15 @@ class Driven:
     before: Spent
     after: Spent
 
+    def used_us(self, recording: Recording) -> float:
+        """CPU time of the application: of workers that are gone, only the samples tell."""
+        counted_us = (self.after.app_ns - self.before.app_ns) / 1e3
+        return counted_us if self.done else float(total_used_us(recording).sum())
+
     def figures(self, recording: Recording, seconds: float) -> dict[str, Any]:
         """For the cell's record: costs, and what was not ours."""
         costs = self.after.controller.since(self.before.controller)
-        used_s = float(total_used_us(recording).sum()) / 1e6
+        used_s = self.used_us(recording) / 1e6
         ours_s = used_s + (sum(costs.values()) + self.after.bench_ns - self.before.bench_ns) / 1e9
         disturbance = Disturbance.between(self.before.machine, self.after.machine, ours_s, seconds)
         return {"window_s": seconds, "controller_ns": costs, "disturbance": asdict(disturbance)} | {
@@ -110,6 +118,13 @@ class Session:
             raise RuntimeError(f"profile of {app}/{load}: no batch tells of all containers")
         profile.write(path)
 
+    async def warm_up(self) -> None:
+        """Requests that do not count: caches of a fresh application are cold."""
+        if self._client is not None:
+            await self._bench.rig.lift(self._recorder, self._deployment.names.values(), _UNLIMITED)
+            out = self._bench.store.profiles / "warm-up.npz"
+            await self._drive(self._order("fixed", WARM_UP_S - self._bench.plan.settle_s, 1, out), 0.0)
+
     async def measure(self, cell: Cell) -> dict[str, Any]:
         """Measure one cell and return its record; rows and batches are written beside."""
         bench, names = self._bench, self._deployment.names
@@ -124,16 +139,16 @@ class Session:
         else:
             await bench.rig.lift(self._recorder, names.values(), limits)
         if cell.load == BATCH_LOAD:
-            figures, recording = await self._run_batch()
+            driven, figures, recording = await self._run_batch()
         else:
-            figures, recording = await self._run_load(cell)
+            driven, figures, recording = await self._run_load(cell)
         recording.write(bench.store.recording_path(cell))
         restarts = await self.restarted()
         return {
             "cell": asdict(cell),
             "pair": cell.pair,
             "limits": asdict(limits),
-            "metrics": run_metrics(recording, int(limits.cpu_cores * PERIOD_US)).as_dict(),
+            "metrics": run_metrics(recording, int(limits.cpu_cores * PERIOD_US), driven.used_us(recording)).as_dict(),
             "restarts": restarts,
             "finished_ns": time.time_ns(),
             **figures,
@@ -192,26 +207,28 @@ class Session:
 
     def _spent(self) -> Spent:
         client_ns = self._client.cpu_ns() if self._client is not None else 0
-        return Spent(self._bench.rig.costs(), client_ns + time.process_time_ns(), machine_time())
+        app_ns = cpu_used_ns(self._deployment.names.values())
+        return Spent(self._bench.rig.costs(), client_ns + time.process_time_ns(), app_ns, machine_time())
 
-    async def _run_load(self, cell: Cell) -> tuple[dict[str, Any], Recording]:
+    async def _run_load(self, cell: Cell) -> tuple[Driven, dict[str, Any], Recording]:
         plan = self._bench.plan
         order = self._order(cell.load, plan.window_s, cell_seed(plan, cell), self._bench.store.requests_path(cell))
         self._recorder.begin()
         begin_ns, driven = await self._drive(order, plan.window_s)
         from_ns = begin_ns + int(plan.settle_s * 1e9)
         recording = self._recorder.take(from_ns, from_ns + int(plan.window_s * 1e9))
-        figures = {"client": driven.done, "order": asdict(order)}
-        return figures | driven.figures(recording, plan.window_s), recording
+        figures = {"client": driven.done, "load": asdict(order.load), "request_seed": order.request_seed}
+        return driven, figures | driven.figures(recording, plan.window_s), recording
 
-    async def _run_batch(self) -> tuple[dict[str, Any], Recording]:
+    async def _run_batch(self) -> tuple[Driven, dict[str, Any], Recording]:
         self._recorder.begin()
         before, begin_ns = self._spent(), time.time_ns()
         result = await cast("BatchApplication", self._deployment.app).run_batch(self._deployment)
         end_ns, after = time.time_ns(), self._spent()
         recording = self._recorder.take(begin_ns, end_ns)
         driven = Driven({}, before, after)
-        return {"batch": asdict(result)} | driven.figures(recording, (end_ns - begin_ns) / 1e9), recording
+        figures = {"batch": asdict(result)} | driven.figures(recording, (end_ns - begin_ns) / 1e9)
+        return driven, figures, recording
 
 
 async def _sleep_until(wall_ns: int) -> None:

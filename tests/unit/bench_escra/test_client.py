@@ -109,6 +109,20 @@ async def test_a_fresh_connection_that_breaks_is_a_failure():
     assert sent.outcome.tolist() == [Outcome.FAILED]
 
 
+async def test_who_waits_for_a_connection_gets_one_when_another_breaks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.bench.escra.load.sender.MOST_CONNECTIONS", 1)
+
+    async def reply(number: int, writer: asyncio.StreamWriter) -> None:
+        if number == 0:
+            writer.close()
+        else:
+            writer.write(_OK)
+
+    async with server(reply) as address:
+        sent = await send(address, np.array([0.0, 0.0]))
+    assert sorted(sent.outcome.tolist()) == [Outcome.OK, Outcome.FAILED]
+
+
 async def test_nobody_listens():
     async with server(lambda *_: asyncio.Future()) as address:
         pass

@@ -90,6 +90,34 @@ def test_what_a_late_row_tells_is_spread_over_the_ticks_that_it_covers():
     assert recording.profile().containers["web"].used_us == (10_000, 30_000, 30_000)
 
 
+def test_a_row_covers_only_as_many_ticks_as_it_has_periods():
+    recording = record([Row(periods=0, used_us=0)], [Row(periods=0, used_us=0)], [Row(periods=2, used_us=30_000)])
+    assert recording.filled("used_us")[:, 0].tolist() == [0, 30_000, 30_000]
+    assert record([Row(periods=0, used_us=0)], [Row()]).filled("used_us")[:, 0].tolist() == [0, 10_000]
+
+
+def test_a_batch_between_two_samples_tells_only_of_throttling():
+    recorder = Recorder("shop")
+    early = [
+        Row(WEB, periods=1, used_us=20_000, throttled=1, flags=int(SampleFlag.EARLY)),
+        Row(DB, periods=0, used_us=0),
+    ]
+    for message in (batch(0, [Row(WEB), Row(DB)]), batch(1, early), batch(2, [Row(WEB), Row(DB)])):
+        recorder.take_message(Told(message))  # type: ignore[arg-type]
+    recording = recorder.take(START_NS, START_NS + 3 * PERIOD_NS)
+    assert recording.columns["throttled"].tolist() == [[0, 0], [0, 1]]  # in the order of keys: db, web
+    assert recording.columns["used_us"].tolist() == [[10_000, 10_000]] * 2
+    # One of four container-periods.
+    assert run_metrics(recording, 100_000).throttled_share == 0.25
+
+
+def test_what_the_kernel_has_counted_goes_before_what_samples_say():
+    found = run_metrics(record([Row(WEB)], [Row(WEB)]), 100_000, used_us=15_000)
+    # 15 ms in two periods, and 2 x 10 ms of slack.
+    assert found.used_cores == pytest.approx(0.075)
+    assert found.cpu_slack_per_used == pytest.approx(20 / 15)
+
+
 def test_a_profile_knows_when_a_container_came():
     one = record([Row(WEB)], [Row(WEB), Row(DB, used_us=7_000, memory_usage_bytes=3 * MIB)], [Row(WEB)])
     found = one.profile().containers["db"]

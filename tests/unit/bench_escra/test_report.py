@@ -171,7 +171,9 @@ def test_the_tables_hold_every_policy_and_the_verdicts(results: Results, store: 
     assert "MISSED" in text
     assert "knows no memory" in text
     written = report.write(results, store, tmp_path / "out")
-    record = json.loads((tmp_path / "out" / "escra.json").read_text())
+    text = (tmp_path / "out" / "escra.json").read_text()
+    assert "NaN" not in text
+    record = json.loads(text)
     assert record["policies"]["ample"]["waterfill"]["ratios"]["p99.9"]["pairs"] == 2
     assert {path.suffix for path in written} == {".json", ".md", ".png"}
     assert all(path.stat().st_size > 0 for path in written)

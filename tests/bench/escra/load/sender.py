@@ -164,6 +164,10 @@ class OpenLoop:
             self._send(self._idle.pop(), number)
             return
         self._waiting.append(number)
+        self._open_another()
+
+    def _open_another(self) -> None:
+        """A connection for whoever waits, unless enough are being opened or there are too many."""
         if len(self._all) + self._opening < MOST_CONNECTIONS and self._opening < len(self._waiting):
             self._opening += 1
             task = self._loop.create_task(self._open())
@@ -214,6 +218,7 @@ class OpenLoop:
         if connection in self._idle:
             self._idle.remove(connection)
         connection.close()
+        self._open_another()
         if number < 0:
             return
         if connection.used and not connection.reader.begun and number not in self._retried:
