@@ -31,6 +31,7 @@ from services.allocator.core.targets import Policies
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
 from tests.bench.escra.peers.starting import profile_of
+from tests.bench.escra.peers.whole_periods import WholePeriods
 from tests.bench.escra.policies import PolicySpec, module_of
 from tests.bench.escra.profile import ContainerProfile, Profile
 
@@ -147,16 +148,18 @@ class ExchangedAllocation(Allocation):
         self._policies = self.exchanged
         self._from: AppTable | None = None
         self._exchanged_table: AppTable | None = None
+        self._whole_periods = WholePeriods()
 
     def step(self, batches: Sequence[CfsBatch], moment: Moment) -> Outcome:
-        """As the product's. Peers decide by whole periods: what is told between two samples would count twice."""
+        """As the product's. Peers decide by whole periods, see `WholePeriods`."""
         if not self.exchanged.guards_memory:
-            batches = [batch for batch in batches if not batch.is_early]
+            batches = self._whole_periods.of(batches)
         return super().step(batches, moment) if batches else Outcome()
 
     def choose(self, spec: PolicySpec | None, profile: Profile = NO_PROFILE) -> None:
         """`ExchangedPolicies.choose`."""
         self.exchanged.choose(spec, profile)
+        self._whole_periods.forget()
         self._from = None
 
     @property
