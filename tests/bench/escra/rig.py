@@ -152,22 +152,22 @@ def _spec(app: str, limits: AppLimits, *, enforced: bool) -> AppSpec:
     )
 
 
-def cpu_used_ns(containers: Iterable[str]) -> int:
+def cpu_used_ns(containers: Iterable[str]) -> dict[str, int]:
     """CPU time that Docker containers have used so far, as the kernel counts it; vanished ones are left out."""
     layout = detect()
-    total_ns = 0
+    used_ns = {}
     for container in containers:
         for relative in (f"docker/{container}", f"system.slice/docker-{container}.scope"):
             directories = layout.directories(relative)
             try:
                 if layout.version == 1:
-                    total_ns += int(Path(directories["cpuacct"], "cpuacct.usage").read_text(encoding="ascii"))
+                    used_ns[container] = int(Path(directories["cpuacct"], "cpuacct.usage").read_text(encoding="ascii"))
                 else:
                     fields = Path(directories["cpu"], "cpu.stat").read_text(encoding="ascii").split()
-                    total_ns += int(fields[fields.index("usage_usec") + 1]) * 1_000
+                    used_ns[container] = int(fields[fields.index("usage_usec") + 1]) * 1_000
             except FileNotFoundError:
                 continue
-    return total_ns
+    return used_ns
 
 
 def lift_limits(containers: Iterable[str]) -> None:

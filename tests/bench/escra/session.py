@@ -53,8 +53,8 @@ class Spent:
     controller: Costs
     bench_ns: int
     """Load client and runner."""
-    app_ns: int
-    """The application's standing containers."""
+    app_ns: dict[str, int]
+    """The application's standing containers, by id."""
     machine: MachineTime
 
 
@@ -68,9 +68,13 @@ class Driven:
     after: Spent
 
     def used_us(self, recording: Recording) -> float:
-        """CPU time of the application: of workers that are gone, only the samples tell."""
-        counted_us = (self.after.app_ns - self.before.app_ns) / 1e3
-        return counted_us if self.done else float(total_used_us(recording).sum())
+        """CPU time of the application; of what was killed or has ended only samples tell, and tell rather too much."""
+        before, after = self.before.app_ns, self.after.app_ns
+        counted_us = sum(after[each] - before[each] for each in before.keys() & after.keys()) / 1e3
+        lived = before.keys() == after.keys() and all(after[each] >= before[each] for each in before)
+        if self.done and lived:
+            return counted_us
+        return max(counted_us, float(total_used_us(recording).sum()))
 
     def figures(self, recording: Recording, seconds: float) -> dict[str, Any]:
         """For the cell's record: costs, and what was not ours."""
