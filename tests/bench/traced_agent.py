@@ -30,7 +30,7 @@ class TracedAgent(Agent):
 
     def __init__(self, runtime: Any) -> None:
         super().__init__(runtime)
-        self._ticks: list[dict[str, int | str]] = []
+        self._tick_notes: list[dict[str, int | str]] = []
         """When each began and ended, costs by part, how many containers were throttled, what they were read by."""
         self._orders: list[tuple[int, int, int]] = []
         self._writes: list[tuple[int, int, int, int, int]] = []
@@ -51,14 +51,14 @@ class TracedAgent(Agent):
     async def stop(self) -> None:
         """Stop, and write the trace."""
         await super().stop()
-        trace = {"ticks": self._ticks, "orders": self._orders, "writes": self._writes}
+        trace = {"ticks": self._tick_notes, "orders": self._orders, "writes": self._writes}
         leave_trace(trace)
 
     def _tick(self, node: Node) -> None:
         wall_ns, begin_ns = time.time_ns(), time.thread_time_ns()
         super()._tick(node)
         cost_ns = time.thread_time_ns() - begin_ns
-        self._ticks.append(
+        self._tick_notes.append(
             {
                 "begin_ns": wall_ns,
                 "end_ns": self._published_ns,
