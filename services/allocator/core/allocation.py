@@ -218,7 +218,7 @@ class Allocation:
         )
         rows.fresh[:] = False
         granting.grant((quota_us, limit_bytes), open_apps)
-        return self._send(before, moment, self._new_refusals(refused))
+        return self._send(before, moment, self._new_refusals(refused), stock.pools)
 
     def request_memory(self, request: MemoryRequest, moment: Moment) -> tuple[MemoryReply, Outcome]:
         """A node's reserve runs out (thesis 2.4.4.2): refill it, take back from others, or say why not."""
@@ -326,19 +326,29 @@ class Allocation:
         return tuple(told)
 
     def _send(
-        self, before: Ordered, moment: Moment, refusals: tuple[Refusal, ...] = (), *, quiet: bool = False
+        self,
+        before: Ordered,
+        moment: Moment,
+        refusals: tuple[Refusal, ...] = (),
+        held: Pools | None = None,
+        *,
+        quiet: bool = False,
     ) -> Outcome:
-        """Orders for the rows that changed, and decisions to watch. ``quiet``: no pools without a change."""
+        """Orders for the rows that changed, and decisions to watch. ``quiet``: no pools without a change.
+
+        ``held`` is what was held before the rows were ordered anew.
+        """
         rows, table, epochs = self.roster.rows, self.table, self._tenure.epoch_array(self.roster.apps)
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
         to_send = np.flatnonzero(changed & rows.admitted & ~table.virtual[rows.app])
         updates = self._orders(to_send, epochs, before, moment) if len(to_send) else []
-        held = self.pools()
+        any_changed = bool(changed.any())
+        held = self.pools() if any_changed or held is None else held
         if not quiet and (refills := self._order_reserves(held, moment)):
             updates += refills
             held = self.pools()
         tell_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
-        if not (tell_pools or changed.any()):
+        if not (tell_pools or any_changed):
             return Outcome(tuple(updates), (), refusals)
         result = StepResult(table, held, epochs, moment.wall_ns, self.step_count, before, *self._reasons)
         told = dict(grouped(np.flatnonzero(changed), rows.app))

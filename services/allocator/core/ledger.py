@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray, Rows
+from services.allocator.core.slots import at
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +124,30 @@ def settle(rows: Rows, report: Report, now_ns: int) -> BoolArray:
     newer = report.report_seq > rows.report_seq[report.index]
     if not newer.all():
         report = Report(*(getattr(report, column.name)[newer] for column in fields(Report)))
-    index = report.index
-    rows.report_seq[index] = report.report_seq
-    rows.report_ns[index] = now_ns
-    rows.quota_us[index] = report.quota_us
-    rows.limit_bytes[index] = report.limit_bytes
-    seen = report.order_seq >= rows.order_seq[index]
-    settled, periodic = index[seen], report.periodic[seen]
-    rows.settled[settled] = True
+    index, mine = report.index, at(report.index)
+    rows.report_seq[mine] = report.report_seq
+    rows.report_ns[mine] = now_ns
+    rows.quota_us[mine] = report.quota_us
+    rows.limit_bytes[mine] = report.limit_bytes
+    seen = report.order_seq >= rows.order_seq[mine]
+    settled, periodic = (index, report.periodic) if seen.all() else (index[seen], report.periodic[seen])
+    mine = at(settled)
+    rows.settled[mine] = True
     for account in ACCOUNTS:
-        account.of(rows, "inflight")[settled] = 0
+        account.of(rows, "inflight")[mine] = 0
     _adopt_foreign_values(rows, settled, periodic)
     return newer
 
 
 def _adopt_foreign_values(rows: Rows, index: IntArray, periodic: BoolArray) -> None:
     """Where the kernel has held something else than ordered for several reports, start from what it holds."""
-    differs = (rows.quota_us[index] != rows.quota_ordered_us[index]) | (
-        rows.limit_bytes[index] != rows.limit_ordered_bytes[index]
-    )
-    rows.mismatches[index] = np.where(differs & rows.admitted[index], rows.mismatches[index] + periodic, 0)
-    unlimited = (rows.quota_us[index] == UNLIMITED) | (rows.limit_bytes[index] == UNLIMITED)
-    adopt(rows, index[(rows.mismatches[index] >= ADOPT_AFTER_REPORTS) | (unlimited & rows.admitted[index])])
+    mine = at(index)
+    admitted, quota_us, limit_bytes = rows.admitted[mine], rows.quota_us[mine], rows.limit_bytes[mine]
+    differs = (quota_us != rows.quota_ordered_us[mine]) | (limit_bytes != rows.limit_ordered_bytes[mine])
+    mismatches = np.where(differs & admitted, rows.mismatches[mine] + periodic, 0)
+    rows.mismatches[mine] = mismatches
+    unlimited = (quota_us == UNLIMITED) | (limit_bytes == UNLIMITED)
+    adopt(rows, index[(mismatches >= ADOPT_AFTER_REPORTS) | (unlimited & admitted)])
 
 
 def adopt(rows: Rows, index: IntArray) -> None:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from schemas.reasons import Reason
 from services.allocator.core.sharing import ration, weighted_max_min
-from services.allocator.core.slots import SlotArrays
+from services.allocator.core.slots import SlotArrays, at
 from services.allocator.core.view import AppIndex, Bools, Floats, Ints, per_app
 
 PAGE_BYTES: Final = 4096
@@ -149,11 +149,12 @@ def _needs(view: MemoryView) -> _Needs:
 
 def _observe(state: MemoryState, view: MemoryView, rows: Ints) -> Bools:
     """Which rows set no new high of their usage (by more than half of MARGIN_BYTES) for GREW_STEPS samples; shape N."""
-    high, steps = state.high_bytes[rows], state.steps[rows]
+    slots = at(rows)
+    high, steps = state.high_bytes[slots], state.steps[slots]
     grew = view.usage_bytes > high + np.where(high > 0, MARGIN_BYTES // 2, 0)
     steps = np.where(grew, 0, steps + view.fresh)
-    state.high_bytes[rows] = np.where(grew, view.usage_bytes, high)
-    state.steps[rows] = steps
+    state.high_bytes[slots] = np.where(grew, view.usage_bytes, high)
+    state.steps[slots] = steps
     quiet: Bools = steps >= GREW_STEPS
     return quiet
 

@@ -40,7 +40,7 @@ import numpy as np
 from schemas.reasons import Reason
 from services.allocator.core.damping import damp
 from services.allocator.core.sharing import ration, weighted_max_min
-from services.allocator.core.slots import SlotArrays
+from services.allocator.core.slots import SlotArrays, at
 from services.allocator.core.view import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
 
 THROTTLE_WEIGHT: Final = 0.1
@@ -92,13 +92,17 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
         rows: slot of every row in `state`, shape N, distinct.
     """
     estimate = _estimate(view)
-    _observe(state, rows[view.fresh], estimate[view.fresh])
+    if view.fresh.all():
+        _observe(state, rows, estimate)
+    else:
+        _observe(state, rows[view.fresh], estimate[view.fresh])
     throttled = view.fresh & view.throttled
-    level, peak = state.level[rows], np.maximum(state.peak_now, state.peak_before)[rows]
+    slots = at(rows)
+    level, peak = state.level[slots], np.maximum(state.peak_now[slots], state.peak_before[slots])
     demand = np.where(throttled, np.maximum(level, estimate), level)
     need = np.maximum(demand, peak)
     wanted = np.where(throttled, np.maximum(need, PROBE_FACTOR * view.quota_us), need)
-    demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[rows]) for tier in (demand, need, wanted))
+    demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[slots]) for tier in (demand, need, wanted))
     decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     target = damp(view, decided, _share(view, demand_us, need_us, wanted_us))
     return _explain(view, target, estimate, need_us)
@@ -119,21 +123,22 @@ def _estimate(view: CpuView) -> Floats:
 
 def _observe(state: WaterfillState, rows: Ints, estimate: Floats) -> None:
     """Fold new samples into the slots `rows`; both of the same length."""
-    quiet = np.where(estimate < QUIET_US, state.quiet[rows] + 1, 0)
-    anew = ~state.seen[rows] | (quiet >= QUIET_PERIODS)
-    level = state.level[rows]
+    slots = at(rows)
+    quiet = np.where(estimate < QUIET_US, state.quiet[slots] + 1, 0)
+    anew = ~state.seen[slots] | (quiet >= QUIET_PERIODS)
+    level = state.level[slots]
     level = np.where(anew, estimate, level + LEVEL_RATE * (estimate - level))
     base = np.maximum(level, estimate)
     need = base + np.maximum(HEADROOM_SHARE * base, HEADROOM_US)
-    age = state.age[rows] + 1
+    age = state.age[slots] + 1
     turn = age >= MEMORY_PERIODS
-    now = state.peak_now[rows]
-    state.peak_before[rows] = np.where(anew, 0.0, np.where(turn, now, state.peak_before[rows]))
-    state.peak_now[rows] = np.where(anew | turn, need, np.maximum(now, need))
-    state.age[rows] = np.where(anew | turn, 0, age)
-    state.quiet[rows] = quiet
-    state.level[rows] = level
-    state.seen[rows] = True
+    now = state.peak_now[slots]
+    state.peak_before[slots] = np.where(anew, 0.0, np.where(turn, now, state.peak_before[slots]))
+    state.peak_now[slots] = np.where(anew | turn, need, np.maximum(now, need))
+    state.age[slots] = np.where(anew | turn, 0, age)
+    state.quiet[slots] = quiet
+    state.level[slots] = level
+    state.seen[slots] = True
 
 
 def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> Ints:

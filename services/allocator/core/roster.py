@@ -18,6 +18,7 @@ from services.allocator.core.ledger import Report, settle
 from services.allocator.core.punctuality import PATIENCE_NS, Punctuality
 from services.allocator.core.reserves import ReserveReport, Reserves
 from services.allocator.core.rows import BoolArray, IntArray, Rows
+from services.allocator.core.slots import at
 
 
 @dataclass(slots=True)
@@ -277,11 +278,11 @@ class Roster:
         self._settle_reserves(newest)
         if not newer.all():
             index, fresh, told = index[newer], fresh[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
-        rows = self.rows
-        rows.memory_before_bytes[index] = rows.memory_usage_bytes[index]
+        rows, mine = self.rows, at(index)
+        rows.memory_before_bytes[mine] = rows.memory_usage_bytes[mine]
         for name in _TAKEN:
-            getattr(rows, name)[index] = told[name]
-        rows.fresh[index] = fresh
+            getattr(rows, name)[mine] = told[name]
+        rows.fresh[mine] = fresh
 
     def settle_reserves_of(self, reply: LimitReply, node: int) -> None:
         """The reserves that a reply to a fence tells of, together with all rows of their applications."""

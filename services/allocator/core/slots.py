@@ -8,6 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def at(index: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    """The same rows as a slice where they follow each other, as mostly they do: that copies nothing."""
+    if len(index) and index[-1] - index[0] == len(index) - 1 and (index[1:] > index[:-1]).all():
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
 class SlotArrays:
     """Arrays indexed by a container's slot; a slot of zeros is one that never reported.
 

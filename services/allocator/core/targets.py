@@ -11,6 +11,7 @@ from services.allocator.core.memory import MemoryView
 from services.allocator.core.messages import Reasons
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
+from services.allocator.core.slots import at
 from services.allocator.core.view import CpuParameters, CpuTargets, CpuView
 
 
@@ -76,14 +77,15 @@ class Policies:
         return targets
 
     def _memory_view(self, table: AppTable, index: IntArray, budget_bytes: IntArray) -> MemoryView:
-        rows, app = self._roster.rows, self._roster.rows.app[index]
+        rows, mine = self._roster.rows, at(index)
+        app = rows.app[mine]
         return MemoryView(
-            app=app.astype(np.int32),
-            fresh=rows.fresh[index],
-            usage_bytes=rows.memory_usage_bytes[index],
-            before_bytes=rows.memory_before_bytes[index],
-            reclaimable_bytes=rows.memory_reclaimable_bytes[index],
-            ordered_bytes=rows.limit_ordered_bytes[index],
+            app=app,
+            fresh=rows.fresh[mine],
+            usage_bytes=rows.memory_usage_bytes[mine],
+            before_bytes=rows.memory_before_bytes[mine],
+            reclaimable_bytes=rows.memory_reclaimable_bytes[mine],
+            ordered_bytes=rows.limit_ordered_bytes[mine],
             min_bytes=table.min_memory_bytes[app],
             max_bytes=table.max_memory_bytes[app],
             limit_bytes=budget_bytes,
@@ -108,18 +110,19 @@ class Policies:
         return policy_escra.decide(self._escra, view, slots)
 
     def _view(self, table: AppTable, index: IntArray, budget_us: IntArray) -> CpuView:
-        rows, app = self._roster.rows, self._roster.rows.app[index]
-        cap_us = np.minimum(rows.host_cpus[index] * PERIOD_US, table.max_quota_us[app])
-        quota_us = rows.quota_us[index]
+        rows, mine = self._roster.rows, at(index)
+        app = rows.app[mine]
+        cap_us = np.minimum(rows.host_cpus[mine] * PERIOD_US, table.max_quota_us[app])
+        quota_us = rows.quota_us[mine]
         return CpuView(
-            app=app.astype(np.int32),
-            fresh=rows.fresh[index],
-            used_us=rows.used_us[index],
-            unused_us=rows.unused_us[index],
-            throttled_us=rows.throttled_us[index],
-            throttled=rows.throttled[index] > 0,
+            app=app,
+            fresh=rows.fresh[mine],
+            used_us=rows.used_us[mine],
+            unused_us=rows.unused_us[mine],
+            throttled_us=rows.throttled_us[mine],
+            throttled=rows.throttled[mine] > 0,
             quota_us=np.where(quota_us == UNLIMITED, cap_us, quota_us),
-            ordered_us=rows.quota_ordered_us[index],
+            ordered_us=rows.quota_ordered_us[mine],
             min_us=np.minimum(table.min_quota_us[app], cap_us),
             cap_us=cap_us,
             limit_us=budget_us,
