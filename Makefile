@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-loop bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -79,8 +79,22 @@ bench-scale: $(STAMP_DEV)  ## CPU, memory and bytes per container from 10 to 10,
 bench-latency: $(STAMP_DEV)  ## From a sample to the quota in the kernel, by scheduling (5 minutes; --quick: half a one)
 	$(BIN)/python -m tests.bench.latency $(ARGS)
 
+bench-reaction: $(STAMP_DEV)  ## How long a container that wakes up waits for CPU, by the way the agent watches (9 minutes; --quick: 2)
+	$(BIN)/python -m tests.bench.reaction $(ARGS)
+
+bench-floor: $(STAMP_DEV)  ## What a wake-up costs over NATS before anything is done in it (half a minute)
+	$(BIN)/python -m tests.bench.floor $(ARGS)
+
 bench-loop: $(STAMP_DEV)  ## The loop beside the naive way, and its policies beside each other (5 minutes; --quick: 1)
 	$(BIN)/python -m tests.bench.loop $(ARGS)
+
+bench-escra: $(STAMP_DEV)  ## Our allocation beside no limits, static ones, Autopilot, VPA and Captain, on real servers (90 minutes)
+	$(BIN)/python -m tests.bench.escra.image.build
+	$(BIN)/python -m tests.bench.escra.run $(ARGS)
+
+bench-escra-quick: $(STAMP_DEV)  ## The same with one application and one load (5 minutes, after the image)
+	$(BIN)/python -m tests.bench.escra.image.build
+	$(BIN)/python -m tests.bench.escra.run --quick $(ARGS)
 
 bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)
 	$(BIN)/python -m tests.bench.memory $(ARGS)

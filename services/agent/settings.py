@@ -59,7 +59,7 @@ class AgentSettings(NodeSettings):
             description="looks between two samples, while containers are throttled, for those that have just been: "
             "where the kernel's own programs read",
         ),
-    ] = 3
+    ] = 4
     realtime_priority: Annotated[
         int, Field(ge=0, le=99, description="SCHED_FIFO priority of the agent; 0: default scheduling")
     ] = 0

@@ -1,17 +1,17 @@
 """CPU policy `waterfill`: estimate demand, remember peaks while a container is at work, share what there is.
 
-The form of measured/policy.md section 4 without burst, reduced by simulation on that study's tuning half: one average
-instead of three, no margin and no probing in what is served first, memory as a sliding maximum. p99.9 latency against
-no limits, before -> now, ample / matched / tight limit: 1.21 / 1.67 / 5.30 -> 1.17 / 1.65 / 3.62 on the tuning half,
-1.31 / 2.61 / 9.74 -> 1.33 / 2.46 / 8.82 on the held-out half, with 14-38 % less median slack.
+The form of measured/policy.md section 4 without burst, reduced by simulation on that study's tuning half (decision 6):
+one average instead of three, no margin and no probing in what is served first, memory as sliding maxima. What is held
+is short, since throttling is told while it happens, and what is recalled is long (decision 24, on real servers).
 
 Per container:   x      = used, or when throttled min(used + THROTTLE_WEIGHT * throttled_us, 4 used + 20 ms)
                  level += LEVEL_RATE * (x - level)
-                 peak   = the largest max(level, x) + max(HEADROOM_SHARE * max(level, x), HEADROOM_US) of the last 15
-                          to 30 s; forgotten after QUIET_PERIODS quiet periods
+                 above  = max(level, x) + max(HEADROOM_SHARE * max(level, x), HEADROOM_US)
+                 peak   = the largest `above` of the last HOLD_PERIODS to twice that: what is held
+                 recall = the largest `above` of the last RECALL_PERIODS to twice that: what is given back at once
                  demand = level,               or when throttled max(level, x)
                  need   = max(demand, peak)
-                 wanted = need,                or when throttled max(need, PROBE_FACTOR * quota in the kernel)
+                 wanted = need,                or when throttled max(need, recall, PROBE_FACTOR * quota in the kernel)
 Per application: the limit serves all demands, then need - demand, then wanted - need; the tier that does not fit is
                  shared in proportion. Where even the demands do not fit: min_us first, the rest max-min fair with
                  the weights (demand - min_us) ** 0.75. Probing (wanted) comes last because it jumps with every
@@ -21,19 +21,17 @@ Per application: the limit serves all demands, then need - demand, then wanted -
 What holds (tests/unit/policy), with a loop delay of one period:
 - Constant demand without noise at limits of 3, 1.15, 1.02 and 0.8 times the demand: from equal shares the last write
   comes within 20 periods (in 1 of 60 random loads within 25), from 10 % of the demand within 30, and none in the 100
-  after that. With noise of +-2 % there is on average at most 1 write in 100 container-periods. The transient's peak
-  leaves the memory 15 to 30 s later: up to two more cuts per container.
+  after that. With noise of +-2 % there is on average at most 1 write in 100 container-periods.
 - Where the limit is at least 1.02 times the demand everybody ends with 0.95 of his demand or more.
 - A container that burns at 10 % of its demand has 95 % of it within 10 periods when the application has room.
-- A container that goes quiet (below QUIET_US) falls within 20 periods to at most HEADROOM_US above its use or a
-  quarter of its quota. One that goes on with QUIET_US or more keeps the remembered peak for up to 30 s, unless others
-  need it: their demand is served first, as it shows, but it shows slower than by probing (10 x in 2.4 s, not 1 s).
+- A container that goes quiet falls within 20 periods to at most HEADROOM_US above its use or a quarter of its quota.
+  When it is throttled within 15 to 30 s it has in one step what it had, if the application has room.
 - A throttled container can be cut: when the limit is tight, to its fair share.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
@@ -51,36 +49,42 @@ GROWTH_US: Final = 20_000
 LEVEL_RATE: Final = 0.3
 """Weight of a new sample per period, both ways."""
 HEADROOM_SHARE: Final = 0.25
-HEADROOM_US: Final = 14_000
-"""Headroom above the demand, share of it and microseconds per period, whichever is more (policy.md section 4)."""
+HEADROOM_US: Final = 2_000
+"""Headroom above the demand, share of it and microseconds per period, whichever is more."""
 PROBE_FACTOR: Final = 2
 """Quota wanted by a throttled container, times the one in the kernel: 10 x in 4 steps of two periods."""
-MEMORY_PERIODS: Final = 150
-"""Half of the sliding maximum: a peak is remembered for 15 to 30 s (10 s or more: policy.md section 2.3)."""
-QUIET_US: Final = 3_000
-QUIET_PERIODS: Final = 15
-"""After so many periods below QUIET_US in a row all starts anew: no cost in p99.9, a third less median slack."""
+HOLD_PERIODS: Final = 5
+"""Half of a sliding maximum: a peak is held for 0.5 to 1 s."""
+RECALL_PERIODS: Final = 150
+"""The same for what a container is raised to at once when it is throttled again: for 15 to 30 s."""
 WEIGHT_SCALE: Final = 16
 """Resolution of the integer weights of the tight branch."""
 
 
+Ages: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+
 class WaterfillState(SlotArrays):
-    """Per slot: seen, level, the two halves of the remembered peak with their age, quiet periods in a row."""
+    """Per slot: seen, level, and the two halves of each sliding maximum with their age."""
 
     _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
         "seen": (np.bool_, 0),
         "level": (np.float64, 0),
         "peak_now": (np.float64, 0),
         "peak_before": (np.float64, 0),
-        "age": (np.int32, 0),
-        "quiet": (np.int32, 0),
+        "peak_age": (np.int32, 0),
+        "recall_now": (np.float64, 0),
+        "recall_before": (np.float64, 0),
+        "recall_age": (np.int32, 0),
     }
     seen: Bools
     level: Floats
     peak_now: Floats
     peak_before: Floats
-    age: np.ndarray[tuple[int], np.dtype[np.int32]]
-    quiet: np.ndarray[tuple[int], np.dtype[np.int32]]
+    peak_age: Ages
+    recall_now: Floats
+    recall_before: Floats
+    recall_age: Ages
 
 
 def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
@@ -99,9 +103,10 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
     throttled = view.fresh & view.throttled
     slots = at(rows)
     level, peak = state.level[slots], np.maximum(state.peak_now[slots], state.peak_before[slots])
+    recall = np.maximum(state.recall_now[slots], state.recall_before[slots])
     demand = np.where(throttled, np.maximum(level, estimate), level)
     need = np.maximum(demand, peak)
-    wanted = np.where(throttled, np.maximum(need, PROBE_FACTOR * view.quota_us), need)
+    wanted = np.where(throttled, np.maximum(np.maximum(need, recall), PROBE_FACTOR * view.quota_us), need)
     demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[slots]) for tier in (demand, need, wanted))
     decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     target = damp(view, decided, _share(view, demand_us, need_us, wanted_us))
@@ -124,21 +129,21 @@ def _estimate(view: CpuView) -> Floats:
 def _observe(state: WaterfillState, rows: Ints, estimate: Floats) -> None:
     """Fold new samples into the slots `rows`; both of the same length."""
     slots = at(rows)
-    quiet = np.where(estimate < QUIET_US, state.quiet[slots] + 1, 0)
-    anew = ~state.seen[slots] | (quiet >= QUIET_PERIODS)
     level = state.level[slots]
-    level = np.where(anew, estimate, level + LEVEL_RATE * (estimate - level))
+    level = np.where(state.seen[slots], level + LEVEL_RATE * (estimate - level), estimate)
     base = np.maximum(level, estimate)
-    need = base + np.maximum(HEADROOM_SHARE * base, HEADROOM_US)
-    age = state.age[slots] + 1
-    turn = age >= MEMORY_PERIODS
-    now = state.peak_now[slots]
-    state.peak_before[slots] = np.where(anew, 0.0, np.where(turn, now, state.peak_before[slots]))
-    state.peak_now[slots] = np.where(anew | turn, need, np.maximum(now, need))
-    state.age[slots] = np.where(anew | turn, 0, age)
-    state.quiet[slots] = quiet
+    above = base + np.maximum(HEADROOM_SHARE * base, HEADROOM_US)
     state.level[slots] = level
     state.seen[slots] = True
+    for now, before, age, periods in (
+        (state.peak_now, state.peak_before, state.peak_age, HOLD_PERIODS),
+        (state.recall_now, state.recall_before, state.recall_age, RECALL_PERIODS),
+    ):
+        older = age[slots] + 1
+        turn = older >= periods
+        before[slots] = np.where(turn, now[slots], before[slots])
+        now[slots] = np.where(turn, above, np.maximum(now[slots], above))
+        age[slots] = np.where(turn, 0, older)
 
 
 def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> Ints:

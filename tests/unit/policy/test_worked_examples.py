@@ -11,7 +11,14 @@ from schemas.reasons import Reason
 from services.allocator.core import policy_escra, policy_waterfill
 from services.allocator.core.app_table import build_table
 from services.allocator.core.policy_escra import EscraState
-from services.allocator.core.policy_waterfill import WaterfillState
+from services.allocator.core.policy_waterfill import (
+    HEADROOM_SHARE,
+    HEADROOM_US,
+    HOLD_PERIODS,
+    PROBE_FACTOR,
+    RECALL_PERIODS,
+    WaterfillState,
+)
 from services.allocator.core.view import CpuParameters, CpuView
 from tests.support.cfs_plant import parameters
 
@@ -123,24 +130,24 @@ def test_escra_cuts_in_proportion_above_the_minimum_when_over_the_limit() -> Non
 
 
 def test_waterfill_first_sample_with_an_ample_limit() -> None:
-    """Level = 80,000; headroom max(20,000, 14,000): 100,000. The second: 10,000 + 14,000 = 24,000."""
+    """Level = 80,000; headroom max(20,000, 2,000): 100,000. The second: 10,000 + 2,500 = 12,500."""
     targets = policy_waterfill.decide(
-        WaterfillState(2), view([200_000, 18_000], [80_000, 10_000], 400_000), np.arange(2)
+        WaterfillState(2), view([200_000, 11_000], [80_000, 10_000], 400_000), np.arange(2)
     )
-    assert targets.target_us.tolist() == [100_000, 24_000]
+    assert targets.target_us.tolist() == [100_000, 12_500]
     assert targets.reason.tolist() == [Reason.UNUSED, Reason.DEMAND_ROSE]
     assert (targets.measured[0], targets.threshold[0]) == (120_000, 20_000)
 
 
 def test_comfortable_container_is_not_raised_for_a_little_more_headroom() -> None:
-    """10,000 of 20,000 used: a wish of 24,000 is 20 % more, less than COMFORT_RAISE_SHARE. Throttled, it is raised."""
-    before = view([200_000, 20_000], [80_000, 10_000], 400_000)
+    """1,000 of 2,500 used: a wish of 3,000 is 20 % more, less than COMFORT_RAISE_SHARE. Throttled, it is raised."""
+    before = view([200_000, 2_500], [80_000, 1_000], 400_000)
     targets = policy_waterfill.decide(WaterfillState(2), before, np.arange(2))
-    assert targets.target_us.tolist() == [100_000, 20_000]
+    assert targets.target_us.tolist() == [100_000, 2_500]
 
 
 def test_waterfill_probes_while_throttled() -> None:
-    """Estimate 30,000 + 0.1 * 70,000 = 37,000; need 37,000 + 14,000; probe 2 * 30,000 = 60,000."""
+    """Estimate 30,000 + 0.1 * 70,000 = 37,000; need 37,000 + 9,250; probe 2 * 30,000 = 60,000."""
     throttled = view([30_000], [30_000], 400_000, [True], throttled_us=70_000)
     targets = policy_waterfill.decide(WaterfillState(1), throttled, np.arange(1))
     assert targets.target_us.tolist() == [60_000]
@@ -148,11 +155,11 @@ def test_waterfill_probes_while_throttled() -> None:
 
 
 def test_waterfill_rations_headroom_in_proportion() -> None:
-    """Demands 80,000 + 40,000 = 120,000; headroom 20,000 + 14,000 = 34,000, room for it 17,000: half of each."""
+    """Demands 80,000 + 40,000 = 120,000; headroom 20,000 + 10,000 = 30,000, room for it 15,000: half of each."""
     targets = policy_waterfill.decide(
-        WaterfillState(2), view([68_000, 68_000], [80_000, 40_000], 137_000), np.arange(2)
+        WaterfillState(2), view([67_000, 67_000], [80_000, 40_000], 135_000), np.arange(2)
     )
-    assert targets.target_us.tolist() == [90_000, 47_000]
+    assert targets.target_us.tolist() == [90_000, 45_000]
     assert targets.reason.tolist() == [Reason.DEMAND_ROSE, Reason.SHARED_SCARCITY]
 
 
@@ -167,23 +174,40 @@ def test_waterfill_tight_limit_gives_the_minimum_and_then_weighs() -> None:
     assert np.abs(targets.target_us - [81_000, 11_000]).max() <= 2
 
 
-def test_waterfill_forgets_after_fifteen_quiet_periods() -> None:
-    state, rows, quota = WaterfillState(1), np.arange(1), 125_000
-    policy_waterfill.decide(state, view([quota], [100_000], 400_000), rows)
-    seen = [int(policy_waterfill.decide(state, view([quota], [0], 400_000), rows).target_us[0]) for _ in range(15)]
-    assert seen[:14] == [125_000] * 14
-    assert seen[14] == 14_000
+def quotas_after_a_peak(state: WaterfillState, periods: int) -> list[int]:
+    """Targets for a container that uses 20,000 after one period with 100,000, each ordered in its turn."""
+    rows, quota, targets = np.arange(1), 400_000, []
+    for period in range(periods + 1):
+        used = 20_000 if period else 100_000
+        quota = int(policy_waterfill.decide(state, view([quota], [used], 400_000), rows).target_us[0])
+        targets.append(quota)
+    return targets[1:]
 
 
-def test_waterfill_forgets_an_old_peak_in_fifteen_to_thirty_seconds() -> None:
-    state, rows, quota = WaterfillState(1), np.arange(1), 125_000
-    policy_waterfill.decide(state, view([quota], [100_000], 400_000), rows)
-    targets = [
-        int(policy_waterfill.decide(state, view([quota], [20_000], 400_000), rows).target_us[0]) for _ in range(320)
-    ]
-    first = next(period for period, target in enumerate(targets) if target < quota)
-    assert 150 <= first <= 300
-    assert targets[-1] == 34_000
+def test_waterfill_holds_a_peak_for_a_second_or_two() -> None:
+    targets = quotas_after_a_peak(WaterfillState(1), 4 * HOLD_PERIODS)
+    first = next(period for period, target in enumerate(targets) if target < above(100_000))
+    assert HOLD_PERIODS - 1 <= first < 2 * HOLD_PERIODS
+    assert targets[first - 1] == above(100_000)
+    assert targets[-1] <= above(20_000) * 1.1
+
+
+def test_waterfill_gives_a_throttled_container_at_once_what_it_had_seconds_ago() -> None:
+    """The remembered peak in one step, where doubling would take three; after 30 s nothing of it is known."""
+    rows, seen = np.arange(1), []
+    for rest in (3 * HOLD_PERIODS, 2 * RECALL_PERIODS + HOLD_PERIODS):
+        state = WaterfillState(1)
+        quota = quotas_after_a_peak(state, rest)[-1]
+        throttled = view([quota], [quota], 400_000, [True])
+        seen.append((quota, int(policy_waterfill.decide(state, throttled, rows).target_us[0])))
+    (_, recalled), (quota, doubled) = seen
+    assert recalled == above(100_000)
+    assert doubled == max(PROBE_FACTOR * quota, above(quota))
+
+
+def above(used_us: int) -> int:
+    """Use with its headroom."""
+    return used_us + int(max(HEADROOM_SHARE * used_us, HEADROOM_US))
 
 
 def test_a_row_that_never_reported_keeps_what_it_has_but_counts() -> None:
