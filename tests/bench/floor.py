@@ -80,7 +80,7 @@ def steps(rest_s: float) -> Iterator[float]:
     """CPU of one step with a fresh batch of 100 containers after another, us; decoding is not part of it."""
     allocation, node = Allocation(), SyntheticNode("node0", 0, LOAD, np.random.default_rng(1))
     allocation.own("app0", 1, 0)
-    allocation.set_spec("app0", AppSpec(name="app0", cpu_limit=5, memory_limit=CONTAINERS * (128 << 20)))
+    allocation.set_spec("app0", AppSpec(name="app0", cpu_limit=0.4 * CONTAINERS, memory_limit=CONTAINERS * (128 << 20)))
     for number in range(1, STEPS + 1):
         wall_ns = time.time_ns()
         batches = [decode(encode(batch)) for batch in node.batches(wall_ns)]

@@ -53,7 +53,7 @@ WAYS: Final = (
     Way("files", "off", 0),
     Way("table", "auto", 0),
     Way("table, 1 look between", "auto", 1),
-    Way("table, 3 looks between", "auto", 3),
+    Way("table, 4 looks between", "auto", 4),
     Way("table, 9 looks between", "auto", 9),
     Way("no limits", "auto", 0, "observe"),
 )
