@@ -22,8 +22,8 @@ FIFO_PRIORITY: Final = 20
 SETTLE_S: Final = 2.5
 """After the first orders, or after a change of load: quotas fall to what is needed."""
 FIRST_ORDERS_S: Final = 0.04
-"""For each container, after half of them have been given their first orders: thresholds of memory are registered then, and
-each waits for grace periods of the kernel."""
+"""For each container, after half of them have been given their first orders: thresholds of memory are registered then,
+and each waits for grace periods of the kernel."""
 CORES_PER_CONTAINER: Final = 0.05
 NODE: Final = "bench-node"
 PERIOD_NS: Final = 100_000_000
