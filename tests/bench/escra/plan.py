@@ -29,6 +29,8 @@ MEMORY_WITHHELD: Final = 0.2
 MEMORY_MARGIN_BYTES: Final = 16 << 20
 """Per container, on top."""
 
+TRACE_S: Final = 3600
+"""Length of the traces."""
 SETTLE_S: Final = 1.2
 """Load and policy run, nothing counts: peers are warm-started from the profile, ours finds its estimates."""
 OVERHEAD_S: Final = 0.8
@@ -155,6 +157,14 @@ def cell_seed(plan: Plan, cell: Cell) -> int:
 def profile_seed(plan: Plan, app: str, load: str) -> int:
     """Of the run without limits from which static limits and warm starts come."""
     return _seed(f"{plan.seed}/{app}/{load}/profile")
+
+
+def trace_start_s(plan: Plan, app: str, load: str) -> float:
+    """Where in a trace the pair begins, in its profile and in every cell: the thesis too played one trace.
+
+    Elsewhere in a trace the demand can be several times as high: a limit that was ample in the profile is none there.
+    """
+    return float(_seed(f"{plan.seed}/{app}/{load}/trace") % TRACE_S)
 
 
 def _seed(text: str) -> int:

@@ -19,7 +19,16 @@ from tests.bench.escra.load.arrivals import Load, LoadKind
 from tests.bench.escra.load.client import Order
 from tests.bench.escra.measure import Recorder, Recording
 from tests.bench.escra.metrics import run_metrics, total_used_us
-from tests.bench.escra.plan import BATCH_LOAD, AppLimits, Cell, Plan, app_limits, cell_seed, profile_seed
+from tests.bench.escra.plan import (
+    BATCH_LOAD,
+    AppLimits,
+    Cell,
+    Plan,
+    app_limits,
+    cell_seed,
+    profile_seed,
+    trace_start_s,
+)
 from tests.bench.escra.policies import parse
 from tests.bench.escra.processes import Child
 from tests.bench.escra.rig import Costs, Rig, cpu_used_ns
@@ -185,8 +194,8 @@ class Session:
                 plan.settle_s + seconds,
                 seed,
                 cycle_s=plan.cycle_s,
-                # The measured window begins with the quiet half of a cycle, and a trace anywhere.
-                start_s=-plan.settle_s % plan.cycle_s if load == "burst" else float(seed % 3600),
+                # The measured window begins with the quiet half of a cycle.
+                start_s=-plan.settle_s % plan.cycle_s if load == "burst" else trace_start_s(plan, app.name, load),
             ),
             host,
             port,

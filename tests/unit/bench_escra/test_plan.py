@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.bench.escra.plan import (
     app_limits,
     cell_seed,
     profile_seed,
+    trace_start_s,
     window_for,
 )
 from tests.bench.escra.profile import ContainerProfile, Profile
@@ -58,6 +60,20 @@ def test_policies_of_a_pair_get_the_same_requests_and_its_profile_others():
         profile_seed(_PLAN, "shop", "burst"),
     }
     assert len(seeds) == 4
+
+
+def test_a_trace_is_played_from_one_place_for_each_pair_and_seed():
+    starts = [
+        trace_start_s(replace(_PLAN, seed=seed), app, load)
+        for seed, app, load in (
+            (7, "shop", "diurnal"),
+            (7, "cache", "diurnal"),
+            (7, "shop", "bursty"),
+            (8, "shop", "diurnal"),
+        )
+    ]
+    assert all(0 <= start < 3600 for start in starts)
+    assert len(set(starts)) == 4
 
 
 def test_the_budget_gives_the_window():
