@@ -28,7 +28,7 @@ from services.agent.occurrences import Drift
 from services.agent.order_spans import note_reply, order_span
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, HostFullError, RejectedContainer
 from services.agent.settings import AgentSettings
-from services.agent.ticking import PERIOD_S, Ticks
+from services.agent.ticking import Ticks
 
 HEARTBEAT_S = 5.0
 JOIN_RETRY_S = 0.5
@@ -87,7 +87,7 @@ class Agent:
         for maker, discovery in ground.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
         self._runtime.spawn(
-            self._ticks.run(partial(self._tick, node), partial(self._look_between, node)), name="sampling"
+            self._ticks.run(partial(self._tick, node), partial(self._look, node), settings.early_looks), name="sampling"
         )
         self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
         self._runtime.spawn(self._clear_up(node, ground), name="clear up")
@@ -145,17 +145,12 @@ class Agent:
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
-    async def _look_between(self, node: Node, sampled_s: float) -> None:
+    def _look(self, node: Node) -> None:
         """While containers are throttled: do not let those that have just been wait for the next sample."""
-        looks = self._settings.early_looks
-        for number in range(1, looks + 1):
-            if not node.is_throttled:
-                return
-            await self._clock.sleep_until(sampled_s + number * PERIOD_S / (looks + 1))
-            for batch in node.look(self._clock.time_ns()):
-                self._publish_batch(batch)
+        for batch in node.look(self._clock.time_ns()):
+            self._publish_batch(batch)
 
-    def _tick(self, node: Node) -> None:
+    def _tick(self, node: Node) -> bool:
         if self._guarding is not None:
             self._guarding.beat()
         wall_ns = self._clock.time_ns()
@@ -173,6 +168,7 @@ class Agent:
         node.read_back(self._now_ns())
         self._follow_up()
         self._sampling = True
+        return node.is_throttled
 
     def _follow_up(self) -> None:
         if self._guarding is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from schemas.apps import PERIOD_US
 from services._runtime.clock import Clock
@@ -18,17 +18,30 @@ class Ticks:
         """Ticks that were left out because the one before took too long."""
         self._clock = clock
 
-    async def run(self, tick: Callable[[], None], between: Callable[[float], Awaitable[None]]) -> None:
-        """Call ``tick`` once a period, and await ``between`` after each with the monotonic time it was due at."""
+    async def run(self, tick: Callable[[], bool], look: Callable[[], None], looks: int) -> None:
+        """Until cancelled.
+
+        Args:
+            tick: called once a period; says whether there is something to look for before the next.
+            look: then called between the two.
+            looks: how often, evenly spaced; one that is late is left out, as the next shows the same.
+        """
         now_s = self._clock.monotonic()
         next_s = now_s + PERIOD_S - (self._clock.time_ns() / 1e9) % PERIOD_S
         while True:
             await self._clock.sleep_until(next_s)
-            tick()
-            await between(next_s)
+            if tick():
+                await self._look_between(look, next_s, looks)
             now_s = self._clock.monotonic()
             next_s += PERIOD_S
             if now_s > next_s:
                 missed = int((now_s - next_s) / PERIOD_S) + 1
                 self.late += missed
                 next_s += missed * PERIOD_S
+
+    async def _look_between(self, look: Callable[[], None], ticked_s: float, looks: int) -> None:
+        for number in range(1, looks + 1):
+            due_s = ticked_s + number * PERIOD_S / (looks + 1)
+            if due_s >= self._clock.monotonic():
+                await self._clock.sleep_until(due_s)
+                look()

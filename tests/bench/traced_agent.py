@@ -54,9 +54,9 @@ class TracedAgent(Agent):
         trace = {"ticks": self._tick_notes, "orders": self._orders, "writes": self._writes}
         leave_trace(trace)
 
-    def _tick(self, node: Node) -> None:
+    def _tick(self, node: Node) -> bool:
         wall_ns, begin_ns = time.time_ns(), time.thread_time_ns()
-        super()._tick(node)
+        is_throttled = super()._tick(node)
         cost_ns = time.thread_time_ns() - begin_ns
         self._tick_notes.append(
             {
@@ -70,6 +70,7 @@ class TracedAgent(Agent):
                 "source": node.host.telemetry_source,
             }
         )
+        return is_throttled
 
     def _publish_batch(self, batch: CfsBatch) -> None:
         super()._publish_batch(batch)

@@ -59,7 +59,7 @@ def with_unfinished(sample: PeriodSample, look: Look, told: IntArray) -> tuple[P
     again, with the new quota.
     """
     again = np.minimum(told[:, _COUNTED] + _has_been_counted(look, told), sample.throttled)
-    new = unfinished(look, told)
+    new = unfinished(look, told) & (sample.periods > 0)  # a first reading tells nothing of CPU
     used_us = np.where(new, np.maximum(sample.used_us, look.quota_us), sample.used_us)
     unused_us = np.where(new, 0, sample.unused_us)
     after = replace(sample, throttled=sample.throttled - again + new, used_us=used_us, unused_us=unused_us)

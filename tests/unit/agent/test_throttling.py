@@ -1,5 +1,7 @@
 """Throttled periods are told while they run, and only once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,6 +50,14 @@ def test_a_raise_that_was_used_up_in_the_same_period_is_told_anew():
 
 def test_without_a_quota_nobody_is_throttled():
     assert not unfinished(look(throttled=True, quota_us=UNLIMITED), NOBODY).any()
+
+
+def test_a_first_reading_says_nothing_of_throttling() -> None:
+    first = replace(sampled(), periods=np.array([0]), used_us=np.array([0]))
+    sample, told = with_unfinished(first, look(throttled=True), NOBODY)
+
+    assert (sample.throttled.tolist(), sample.used_us.tolist()) == ([0], [0])
+    assert told.tolist() == NOBODY.tolist()
 
 
 class KernelGroup:
