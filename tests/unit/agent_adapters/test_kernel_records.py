@@ -41,7 +41,8 @@ def test_constants_are_the_kernels() -> None:
     assert define("TB_TABLE_ROWS") == TABLE_ROWS
     for kind in Kind:
         assert define(f"TB_{kind.name}") == kind
-    assert [define(f"TB_{name}") for name in ("HAS_CPU", "HAS_MEMORY", "UNDER_OOM", "KILL_DISABLED")] == list(GroupFlag)
+    names = ("HAS_CPU", "HAS_MEMORY", "UNDER_OOM", "KILL_DISABLED", "THROTTLED")
+    assert [define(f"TB_{name}") for name in names] == list(GroupFlag)
 
 
 ids = st.lists(st.integers(1, 60), unique=True, min_size=1, max_size=20)
