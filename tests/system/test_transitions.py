@@ -41,7 +41,9 @@ async def test_mode_observe_decides_and_writes_nothing_and_switching_takes_effec
     container = cluster.container(observing.name, "web", quota_us=20_000, limit_bytes=100 * MIB)
     async with cluster.decisions(observing.name) as log:
         container.tell("burn")
-        await until(lambda: any(row["quota_to_us"] >= 40_000 for row in log.rows(container.key)), what="a raise decided")
+        await until(
+            lambda: any(row["quota_to_us"] >= 40_000 for row in log.rows(container.key)), what="a raise decided"
+        )
         container.tell("idle")
         assert {message.mode for message in log.messages} == {"observe"}
     await periods(cluster, observing.name, 5)
