@@ -29,6 +29,7 @@ ROUNDS_PER_TTL: Final = 8
 TIDY_EVERY_S: Final = 30.0
 _AT_ONCE: Final = 32
 """Keys that are read and swapped at the same time."""
+_CANCEL_AGAIN_S: Final = 0.1
 _FAREWELL_S: Final = 1.5
 
 
@@ -76,10 +77,12 @@ class Replicas:
     async def stop(self) -> None:
         """Give everything up and say so, so that others take over at once."""
         tasks, self._tasks = [*self._tasks, *self._busy.values()], []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        while (
+            tasks
+        ):  # one cancel may be lost: asyncio.wait_for of Python 3.11 swallows it when its result comes just then
+            for task in tasks:
+                task.cancel()
+            tasks = [*(await asyncio.wait(tasks, timeout=_CANCEL_AGAIN_S))[1]]
         swaps = self._core.leave()
         await self._tell_changes()
         try:
