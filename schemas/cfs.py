@@ -70,4 +70,4 @@ class CfsBatch(ColumnarMessage):
     @property
     def is_early(self) -> bool:
         """Whether it comes between two samples, to tell of throttled containers: its other rows say nothing new."""
-        return any(flag & SampleFlag.EARLY for flag in self.flags)
+        return bool((self.column("flags") & SampleFlag.EARLY).any())

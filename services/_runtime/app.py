@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar
 
 from services._runtime.bus import Bus, BusError, BusUnavailableError
 from services._runtime.bus_nats import NatsBus
+from services._runtime.cancelling import cancel_all
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.exporting import exporting
 from services._runtime.health import BEAT_S, Health, HealthServer
@@ -80,13 +81,7 @@ class Runtime(Generic[SettingsT]):
 
     async def cancel_tasks(self, timeout_s: float = 2.0) -> list[str]:
         """Cancel what was spawned; returns the names of those that did not end in time."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if not tasks:
-            return []
-        _, unfinished = await asyncio.wait(tasks, timeout=timeout_s)
-        return sorted(task.get_name() for task in unfinished)
+        return sorted(task.get_name() for task in await cancel_all(self._tasks, timeout_s))
 
 
 class Service(Protocol):

@@ -33,12 +33,12 @@ from schemas.permissions import INBOX
 from schemas.subjects import token
 from services._runtime.bus import BusError, BusUnavailableError, NotPermittedError
 from services._runtime.bus_options import BusOptions
+from services._runtime.cancelling import cancel_all
 from services._runtime.dispatch import Dispatch
 from services._runtime.logging import log_once
 
 _CONNECT_TIMEOUT_S: Final = 2
 _LAST_RETRY_S: Final = 2.0
-_CANCEL_AGAIN_S: Final = 0.1
 _PING: Final = b"PING\r\n"
 _REFUSALS_KEPT: Final = 1_000
 _VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
@@ -229,10 +229,7 @@ async def open_connection(options: BusOptions, dispatch: Dispatch, events: Conne
 
 
 async def _abandon(connection: Connection, task: asyncio.Task[None]) -> None:
-    # One cancel may be lost: asyncio.wait_for of Python 3.11 swallows it when what it waits for ends at that moment.
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)
+    await cancel_all({task})
     connection.abort_transport()
     if connection._flush_queue is not None:  # noqa: SLF001 - close() asserts it, and a bad URL fails before it exists
         await connection.close()

@@ -19,6 +19,7 @@ from schemas.leases import Lease
 from schemas.streams import LEASES
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Entry, RevisionConflictError
+from services._runtime.cancelling import cancel_all
 from services.allocator.core.ownership import NO_LEASE, Ownership, Patience, StoredLease, Swap
 from services.allocator.settings import AllocatorSettings
 
@@ -29,7 +30,6 @@ ROUNDS_PER_TTL: Final = 8
 TIDY_EVERY_S: Final = 30.0
 _AT_ONCE: Final = 32
 """Keys that are read and swapped at the same time."""
-_CANCEL_AGAIN_S: Final = 0.1
 _FAREWELL_S: Final = 1.5
 
 
@@ -77,12 +77,7 @@ class Replicas:
     async def stop(self) -> None:
         """Give everything up and say so, so that others take over at once."""
         tasks, self._tasks = [*self._tasks, *self._busy.values()], []
-        while (
-            tasks
-        ):  # one cancel may be lost: asyncio.wait_for of Python 3.11 swallows it when its result comes just then
-            for task in tasks:
-                task.cancel()
-            tasks = [*(await asyncio.wait(tasks, timeout=_CANCEL_AGAIN_S))[1]]
+        await cancel_all(tasks)
         swaps = self._core.leave()
         await self._tell_changes()
         try:

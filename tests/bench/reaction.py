@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import itertools
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from schemas.apps import AppSpec
-from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
 from tests.bench.cluster import Cluster, open_cluster
-from tests.bench.containers import LIMIT_BYTES, MANAGED_ROOT
+from tests.bench.containers import LIMIT_BYTES, MANAGED_ROOT, Groups
 from tests.bench.loop import why_not
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, write_record
@@ -76,30 +71,12 @@ class Reaction:
         return f"{self.way:<26}{waits}{len(ranked):>8}{cost:>14.0f}"
 
 
-@contextlib.contextmanager
-def working(quota_us: int | None) -> Iterator[list[subprocess.Popen[str]]]:
-    """Containers with a burst worker each."""
-    layout, serial = detect(), itertools.count(time.monotonic_ns() % (1 << 40))
-    groups: list[ManagedCgroup] = []
-    workers: list[subprocess.Popen[str]] = []
-    try:
-        for number in range(CONTAINERS):
-            directory = managed_directory(APP, f"w{number}", f"{next(serial):012x}", MANAGED_ROOT)
-            groups.append(ManagedCgroup.create(layout, directory, quota_us, LIMIT_BYTES))
-            program = str(Path(__file__).with_name("burst_work.py"))
-            command = [sys.executable, "-S", program, str(number), str(BURST_MS), str(PAUSE_S)]
-            workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            if not groups[-1].add_process(workers[-1].pid):
-                raise RuntimeError(f"{directory} vanished")
-        yield workers
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-        deadline_s = time.monotonic() + 5.0
-        for group in groups:
-            while not group.remove() and time.monotonic() < deadline_s:
-                time.sleep(0.002)
+def bursting(quota_us: int | None) -> Groups:
+    """Containers with a burst worker each, which prints a line per burst."""
+    program = str(Path(__file__).with_name("burst_work.py"))
+    command = [sys.executable, "-S", program]
+    commands = [[*command, str(number), str(BURST_MS), str(PAUSE_S)] for number in range(CONTAINERS)]
+    return Groups(APP, commands, quota_us, subprocess.PIPE)
 
 
 async def run_way(cluster: Cluster, way: Way, seconds: float) -> Reaction:
@@ -114,16 +91,16 @@ async def run_way(cluster: Cluster, way: Way, seconds: float) -> Reaction:
         "EARLY_LOOKS": str(way.early_looks),
     }
     environment = {f"TURNBUCKLE_AGENT__{name}": value for name, value in values.items()}
-    with working(QUOTA_US if way.mode == "enforce" else None) as workers:
+    with bursting(QUOTA_US if way.mode == "enforce" else None) as groups:
         async with (
             cluster.run("services.allocator") as allocator,
             cluster.run("services.agent", environment, "agent") as agent,
         ):
             await asyncio.sleep(SETTLE_S)
             window = await cluster.measure(seconds, agent, allocator)
-        for worker in workers:
+        for worker in groups.processes:
             worker.kill()
-        printed = [worker.communicate()[0].splitlines() for worker in workers]
+        printed = [worker.communicate()[0].splitlines() for worker in groups.processes]
     bursts = [tuple(map(float, line.split())) for lines in printed for line in lines[1:]]
     waits = [took - worked for worked, took in bursts]
     if not waits:

@@ -65,7 +65,7 @@ def with_unfinished(sample: PeriodSample, look: Look, told: IntArray) -> tuple[P
     after = replace(sample, throttled=sample.throttled - again + new, used_us=used_us, unused_us=unused_us)
     left = np.where((look.nr_periods > told[:, _PERIOD])[:, None], NOTHING_TOLD, told)
     left[:, _COUNTED] = 0
-    return after, np.where(new[:, None], np.column_stack((look.nr_periods, look.quota_us, left[:, _COUNTED])), left)
+    return after, remember(look, new, left)
 
 
 def _has_been_counted(look: Look, told: IntArray) -> BoolArray:

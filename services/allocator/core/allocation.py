@@ -163,7 +163,7 @@ class Allocation:
         found = self.roster.known_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)
         quota_us, limit_bytes, order_seq = (reply.column(name) for name in ("quota_us", "limit_bytes", "order_seq"))
-        sane = sane_rows({"quota_us": quota_us, "memory_limit_bytes": limit_bytes, "order_seq": order_seq})
+        sane = sane_rows(("quota_us", "memory_limit_bytes", "order_seq"), np.array((quota_us, limit_bytes, order_seq)))
         self.roster.counts.absurd_rows += int(np.count_nonzero(~sane))
         known &= sane
         index = np.array([row for row, usable in zip(found, known.tolist(), strict=True) if usable], dtype=np.int64)
@@ -203,11 +203,10 @@ class Allocation:
         waiting = applying & rows.fresh
         stock, refused = standing.take_stock(self.roster, self.table), []
         if waiting.any():
-            room = standing.free(stock.pools, self.table)
-            refused = admit_newcomers(self.roster, self.table, np.flatnonzero(waiting), room, self._reasons)
+            refused = admit_newcomers(self.roster, self.table, stock, np.flatnonzero(waiting), self._reasons)
             stock = standing.take_stock(self.roster, self.table)
         # Also for those whose node has not spoken in this step: else it would be given away between two of its batches.
-        self._kept = room_to_keep(self.roster, self.table, stock.pools.containers, applying & ~rows.admitted)
+        self._kept = room_to_keep(self.roster, self.table, stock, applying & ~rows.admitted)
         # A newcomer keeps its initial limits for a step: there is only one sample of it.
         decidable = rows.admitted & ~waiting & self.table.known[rows.app] & reachable
         granting = Granting(rows, self.table, stock, self._kept)

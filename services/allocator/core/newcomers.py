@@ -12,13 +12,14 @@ import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.reasons import Reason
-from services.allocator.core import ledger
+from services.allocator.core import ledger, standing
 from services.allocator.core.admission import Newcomer, Refusal, Room, admit
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.memory import MARGIN_BYTES
 from services.allocator.core.messages import Reasons
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
+from services.allocator.core.standing import Stock
 
 PATIENCE_STEPS = 10
 """Steps for which a newcomer waits for room before it is called refused: a cut needs at most three."""
@@ -43,20 +44,20 @@ class Refused:
     """Whether it has waited long enough, or can never fit."""
 
 
-def room_to_keep(roster: Roster, table: AppTable, joined: IntArray, waiting: BoolArray) -> Waiting:
+def room_to_keep(roster: Roster, table: AppTable, stock: Stock, waiting: BoolArray) -> Waiting:
     """What announced containers that have not joined, and newcomers, will need.
 
     Args:
         roster: all rows.
         table: parameters per application.
-        joined: admitted containers per application.
+        stock: what is held now.
         waiting: rows that want to join.
     """
+    joined, own = stock.pools.containers, stock.per_row
     missing = np.maximum(table.announced - joined, 0)
     kept = Waiting(missing * table.initial_quota_us, missing * table.initial_memory_bytes)
     virtual = table.virtual[roster.rows.app]
     kept.rows = np.flatnonzero(waiting & ~virtual).tolist()
-    own = [ledger.held(roster.rows, account, virtual) for account in ledger.ACCOUNTS] if kept.rows else []
     for app in {int(roster.rows.app[row]) for row in kept.rows}:
         spec = roster.specs[roster.apps[app]]
         mine = [row for row in kept.rows if roster.rows.app[row] == app]
@@ -72,20 +73,18 @@ def room_to_keep(roster: Roster, table: AppTable, joined: IntArray, waiting: Boo
 
 
 def admit_newcomers(
-    roster: Roster, table: AppTable, ready: IntArray, free: tuple[IntArray, IntArray], reasons: tuple[Reasons, Reasons]
+    roster: Roster, table: AppTable, stock: Stock, ready: IntArray, reasons: tuple[Reasons, Reasons]
 ) -> list[Refused]:
     """Give first limits to the rows ``ready``, as far as there is room.
 
     Args:
         roster: rows are changed in place.
         table: parameters per application.
+        stock: what is held now.
         ready: rows that may be admitted now.
-        free: limit - held per application, for CPU and memory; reduced in place.
         reasons: CPU and memory, written in place.
     """
-    refused = []
-    cpu, memory = (ledger.held(roster.rows, account, table.virtual[roster.rows.app]) for account in ledger.ACCOUNTS)
-    own = (cpu, memory)
+    refused, own, free = [], stock.per_row, standing.free(stock.pools, table)
     for row in ready.tolist():
         app = int(roster.rows.app[row])
         joined = int(np.count_nonzero(roster.rows.admitted & (roster.rows.app == app)))

@@ -6,8 +6,9 @@ run on with their last limits) until it is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -267,7 +268,7 @@ class Roster:
         index = np.concatenate(members)
         report_seq = np.repeat([batch.report_seq for batch in batches], [len(mine) for mine in members])
         table = _joined(batches, len(index))
-        sane = ((table[: len(RANGES)] >= _LEAST) & (table[: len(RANGES)] <= _MOST)).all(axis=0)
+        sane = sane_rows(tuple(RANGES), table[: len(RANGES)])
         if not sane.all():
             self.counts.absurd_rows += len(index) - int(np.count_nonzero(sane))
             index, report_seq, table = index[sane], report_seq[sane], table[:, sane]
@@ -331,7 +332,6 @@ RANGES = {
 
 _COLUMNS = (*RANGES, "throttled", "oom_kills", "periods")
 """Of a batch, in the order of `_joined`: those with a range come first."""
-_LEAST, _MOST = (np.array(bounds, dtype=np.int64)[:, None] for bounds in zip(*RANGES.values(), strict=True))
 _TAKEN = (
     *("memory_usage_bytes", "memory_reclaimable_bytes", "oom_kills"),
     *("used_us", "unused_us", "throttled", "throttled_us"),
@@ -348,10 +348,14 @@ def _joined(batches: Sequence[CfsBatch], count: int) -> IntArray:
     return table
 
 
-def sane_rows(columns: Mapping[str, IntArray]) -> BoolArray:
-    """Rows whose values are all within `RANGES`; columns by the name that a batch gives them."""
-    sane = np.ones(len(columns["quota_us"]), dtype=np.bool_)
-    for name, values in columns.items():
-        least, most = RANGES[name]
-        sane &= (values >= least) & (values <= most)
-    return sane
+def sane_rows(names: tuple[str, ...], table: IntArray) -> BoolArray:
+    """Rows whose values are all within `RANGES`, shape (rows,); ``table`` holds the named columns, (columns, rows)."""
+    least, most = _bounds(names)
+    inside: BoolArray = (table >= least) & (table <= most)
+    return np.asarray(inside.all(axis=0))
+
+
+@cache
+def _bounds(names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
+    least, most = np.array([RANGES[name] for name in names], dtype=np.int64).T[:, :, None]
+    return least, most

@@ -7,7 +7,6 @@ CFS period of 100 ms; the key is the container's name (label ``turnbuckle.name``
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,7 +117,7 @@ class Profile:
         text = json.dumps({"version": _VERSION, "period_us": PERIOD_US, "containers": containers})
         unfinished = path.with_name(f"{path.name}.part")
         unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, path)  # noqa: PTH105 - one call that says "atomically"
+        unfinished.replace(path)
 
 
 def write(profile: Profile, path: Path) -> None:

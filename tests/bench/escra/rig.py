@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from schemas.apps import AppSpec
+from schemas.apps import PERIOD_US, AppSpec
 from schemas.streams import APPS
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
-from services._runtime.cgroupfs import detect
+from services._runtime.cgroupfs import CgroupLayout, detect
 from services._runtime.nats_server import EmbeddedNats
 from tests.bench.escra.measure import Recorder, Tick
 from tests.bench.escra.plan import AppLimits
@@ -27,7 +27,7 @@ NODE: Final = "bench-node"
 SWITCH_S: Final = 8.0
 _POLL_S: Final = 0.02
 _V1_LIMITS: Final = (("cpu", "cpu.cfs_quota_us", "-1"), ("memory", "memory.limit_in_bytes", "-1"))
-_V2_LIMITS: Final = (("cpu", "cpu.max", "max 100000"), ("memory", "memory.max", "max"))
+_V2_LIMITS: Final = (("cpu", "cpu.max", f"max {PERIOD_US}"), ("memory", "memory.max", "max"))
 
 
 class SwitchError(RuntimeError):
@@ -156,17 +156,13 @@ def cpu_used_ns(containers: Iterable[str]) -> dict[str, int]:
     """CPU time that Docker containers have used so far, as the kernel counts it; vanished ones are left out."""
     layout = detect()
     used_ns = {}
-    for container in containers:
-        for relative in (f"docker/{container}", f"system.slice/docker-{container}.scope"):
-            directories = layout.directories(relative)
-            try:
-                if layout.version == 1:
-                    used_ns[container] = int(Path(directories["cpuacct"], "cpuacct.usage").read_text(encoding="ascii"))
-                else:
-                    fields = Path(directories["cpu"], "cpu.stat").read_text(encoding="ascii").split()
-                    used_ns[container] = int(fields[fields.index("usage_usec") + 1]) * 1_000
-            except FileNotFoundError:
-                continue
+    for container, directories in _groups(layout, containers):
+        with suppress(FileNotFoundError):
+            if layout.version == 1:
+                used_ns[container] = int(Path(directories["cpuacct"], "cpuacct.usage").read_text(encoding="ascii"))
+            else:
+                fields = Path(directories["cpu"], "cpu.stat").read_text(encoding="ascii").split()
+                used_ns[container] = int(fields[fields.index("usage_usec") + 1]) * 1_000
     return used_ns
 
 
@@ -174,16 +170,19 @@ def lift_limits(containers: Iterable[str]) -> None:
     """Take CPU quota and memory limit off Docker containers; vanished ones are left out."""
     layout = detect()
     files = _V1_LIMITS if layout.version == 1 else _V2_LIMITS
-    for container in containers:
-        for relative in (f"docker/{container}", f"system.slice/docker-{container}.scope"):
-            directories = layout.directories(relative)
+    for _, directories in _groups(layout, containers):
+        with suppress(FileNotFoundError):
             for controller, name, value in files:
                 path = Path(directories[controller]) / name
-                try:
-                    if path.read_text(encoding="ascii").strip() != value:
-                        path.write_text(value, encoding="ascii")
-                except FileNotFoundError:
-                    break
+                if path.read_text(encoding="ascii").strip() != value:
+                    path.write_text(value, encoding="ascii")
+
+
+def _groups(layout: CgroupLayout, containers: Iterable[str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Where Docker may keep a container's control groups: under cgroupfs or systemd; one of them exists."""
+    for container in containers:
+        for relative in (f"docker/{container}", f"system.slice/docker-{container}.scope"):
+            yield container, layout.directories(relative)
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ Pure: nothing here or in the applications talks to a Docker Engine, so that the 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -69,7 +70,7 @@ class Ending:
     ended_s: float
 
 
-class Application:
+class Application(ABC):
     """An application of issue 8. At `base_rate_rps` it uses 0.5 to 0.7 of a core of the measuring machine."""
 
     name: str
@@ -81,18 +82,18 @@ class Application:
     def __str__(self) -> str:
         return self.name
 
+    @abstractmethod
     def request(self, rng: random.Random, sequence: int) -> Request:
         """The request number ``sequence`` of a run: the same for the same state of ``rng``. Takes microseconds."""
-        raise NotImplementedError
 
     def check(self, request: Request, status: int, body: bytes) -> bool:
         """Whether an answer is right: only then a request counts as successful."""
         return status == 200 and request.expected in body
 
-    async def prepare(self, site: Site) -> None:
+    async def prepare(self, site: Site) -> None:  # noqa: B027 - most have no data
         """Load the seeded data, once after the start."""
 
-    async def reset(self, site: Site) -> None:
+    async def reset(self, site: Site) -> None:  # noqa: B027 - most change none
         """Bring data back to where they were after `prepare`, between two runs; well below a second."""
 
 
@@ -114,6 +115,11 @@ class BatchApplication(Application):
 
     base_rate_rps = 0.0
 
+    def request(self, rng: random.Random, sequence: int) -> Request:
+        """There are none."""
+        raise TypeError(f"{self.name} answers no requests: it is run to its end")
+
+    @abstractmethod
     async def run_batch(self, site: Site) -> BatchResult:
         """Run the whole batch once.
 
@@ -121,7 +127,6 @@ class BatchApplication(Application):
             RuntimeError: an answer is missing although the workers ended well.
             TimeoutError: workers did not end.
         """
-        raise NotImplementedError
 
 
 def gunicorn(module: str, threads: int = 8) -> tuple[str, ...]:

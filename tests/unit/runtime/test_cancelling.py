@@ -1,0 +1,47 @@
+"""`services._runtime.cancelling`: tasks that do not listen at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from services._runtime.cancelling import cancel_all
+
+
+async def _deaf(times: int) -> int:
+    """Swallow so many cancels."""
+    heard = 0
+    while heard < times:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            heard += 1
+    await asyncio.Event().wait()
+    return heard
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+async def test_a_task_that_loses_cancels_is_ended_all_the_same(times: int) -> None:
+    task = asyncio.ensure_future(_deaf(times))
+    await asyncio.sleep(0)
+    assert await cancel_all([task]) == set()
+    assert task.cancelled()
+
+
+async def test_a_task_that_never_listens_is_given_up_and_named() -> None:
+    deaf, ready = asyncio.ensure_future(_deaf(1_000)), asyncio.ensure_future(_deaf(0))
+    await asyncio.sleep(0)
+    assert await cancel_all([deaf, ready], 0.05) == {deaf}
+    assert ready.cancelled()
+    while not deaf.done():
+        deaf.cancel()
+        await asyncio.sleep(0)
+
+
+async def test_nothing_to_cancel_returns_at_once() -> None:
+    done = asyncio.ensure_future(asyncio.sleep(0, "kept"))
+    await done
+    assert await cancel_all([]) == set()
+    assert await cancel_all([done]) == set()
+    assert done.result() == "kept"
