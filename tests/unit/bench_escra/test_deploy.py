@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from docker.errors import APIError, NotFound
 
-from tests.bench.escra.apps.application import Application, Container, Site
+from tests.bench.escra.apps.application import Application, Container, Request, Site
 from tests.bench.escra.deploy import BENCH_LABEL, OWNER_LABEL, Deployment, Engine, deploy
 
 
@@ -23,6 +24,9 @@ class _App(Application):
 
     def __init__(self, refusals: int = 0) -> None:
         self.refusals = refusals
+
+    def request(self, rng: random.Random, sequence: int) -> Request:
+        return Request("GET", "/")
 
     async def reset(self, site: Site) -> None:
         self.refusals -= 1
