@@ -9,11 +9,17 @@ import numpy as np
 from tests.bench.escra.disturbance import MOST_FOREIGN_CORES
 from tests.bench.escra.load.arrivals import BURST_CYCLE_S, TRACE_SPEEDUP, TRACES
 from tests.bench.escra.policies import parse
-from tests.bench.escra.results import Results
+from tests.bench.escra.results import QUANTILES, Results
 
 _RATIOS: Final = (
     "Ratios: to no limits of the same pair and repetitions, whose requests and moments are the same; geometric mean "
-    "over pairs. Latency: from the intended moment; a failed request counts as the time-out ({timeout_s:g} s) at least."
+    "over repetitions and pairs. Latency: from the intended moment; a failed request counts as the time-out "
+    "({timeout_s:g} s) at least."
+)
+_SPEED: Final = (
+    "Equal speed: a fixed piece of work, timed 20 times a second meanwhile, took {least:.0f} to {most:.0f} us of CPU "
+    "(median of a cell, 5 % to 95 % of cells); latencies of equal cells differ by the power {p50:.1f} (p50), {p99:.1f} "
+    "(p99), {p999:.1f} (p99.9) of it (ample limit), and ratios are given as at equal speed."
 )
 _SLACK: Final = (
     "Slack: limit in force - use per container and period; no burst is used, so quota + burst is the same. "
@@ -42,7 +48,7 @@ def notes(results: Results) -> list[str]:
     """Definitions, compressions, peers' peculiarities, and what could not be measured."""
     plan = results.plan
     loads = {load for block in plan.blocks for load in block.loads}
-    said = [_RATIOS.format(timeout_s=plan.timeout_s), _SLACK, _SHARES, _LIMITS]
+    said = [_RATIOS.format(timeout_s=plan.timeout_s), *_speed(results), _SLACK, _SHARES, _LIMITS]
     if "burst" in loads:
         said.append(f"Burst: one cycle of quiet and burst in {plan.cycle_s:g} s (the thesis: {BURST_CYCLE_S:g} s).")
     if loads & set(TRACES):
@@ -64,3 +70,12 @@ def notes(results: Results) -> list[str]:
             "only where there is no other repetition."
         )
     return [*said, *(f"Not measured: {trouble}" for trouble in results.troubles)]
+
+
+def _speed(results: Results) -> list[str]:
+    probes_us = [cell.record["probe_us"] for one in results.pooled.values() for cell in one.cells]
+    if not probes_us:
+        return []
+    least, most = np.percentile(probes_us, (5, 95))
+    p50, p99, p999 = (results.speed_exponent("ample", percent) for percent in QUANTILES)
+    return [_SPEED.format(least=least, most=most, p50=p50, p99=p99, p999=p999)]

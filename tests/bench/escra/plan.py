@@ -29,6 +29,8 @@ MEMORY_WITHHELD: Final = 0.2
 MEMORY_MARGIN_BYTES: Final = 16 << 20
 """Per container, on top."""
 
+CELL_VERSION: Final = 2
+"""Of what a cell's record holds: cells of other versions are not mixed with these."""
 TRACE_S: Final = 3600
 """Length of the traces."""
 SETTLE_S: Final = 1.2
@@ -120,6 +122,7 @@ class Plan:
         """The same for plans whose cells can be mixed."""
         fields = asdict(self)
         del fields["blocks"], fields["notes"], fields["repetitions"]
+        fields["cell_version"] = CELL_VERSION
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
     def order(self) -> list[Cell]:

@@ -20,6 +20,7 @@ Row = Sequence[str]
 _SUMMARY_HEAD: Final = (
     "policy",
     "p99.9 ratio (range over pairs)",
+    "not at equal speed",
     "p99 ratio",
     "p50 ratio",
     "throughput ratio",
@@ -131,6 +132,7 @@ def _summary_row(results: Results, limit: Limit, policy: str) -> Row:
     return (
         policy,
         ratios[0].text(),
+        f"{results.latency_ratio(limit, policy, 99.9, equal_speed=False).mean:.2f}",
         f"{ratios[1].mean:.2f}",
         f"{ratios[2].mean:.2f}",
         f"{results.throughput_ratio(limit, policy).mean:.3f}",
@@ -257,6 +259,7 @@ def _without_nan(value: Any) -> Any:
 
 def _policy_json(results: Results, limit: Limit, policy: str) -> dict[str, Any]:
     ratios = {f"p{percent:g}": results.latency_ratio(limit, policy, percent) for percent in QUANTILES}
+    ratios["p99.9_not_at_equal_speed"] = results.latency_ratio(limit, policy, 99.9, equal_speed=False)
     ratios["throughput"] = results.throughput_ratio(limit, policy)
     names = (
         "cpu_slack_per_used",

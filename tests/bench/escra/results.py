@@ -50,6 +50,15 @@ class CellResult:
         """Measured."""
         return float(self.record["window_s"])
 
+    @property
+    def log_probe(self) -> float:
+        """Of `tests.bench.escra.speed.probe_us`: larger on a slower machine."""
+        return float(np.log(self.record["probe_us"]))
+
+    def log_quantile(self, percent: float) -> float:
+        """Logarithm of a latency in seconds; nan without requests."""
+        return float(np.log(np.percentile(self.latency_s, percent))) if len(self.latency_s) else float("nan")
+
 
 def read_cell(store: Store, plan: Plan, cell: Cell) -> CellResult:
     """A finished cell from its files."""
@@ -96,6 +105,14 @@ class Pooled:
     def quantile_s(self, percent: float) -> float:
         """Latency; nan without requests."""
         return float(np.percentile(self.latency_s, percent)) if self.requests else float("nan")
+
+    def typical_s(self, percent: float, speed_exponent: float = 0.0) -> float:
+        """Geometric mean over the repetitions of each one's latency, s, brought to a probe of 1 us; nan without any.
+
+        Pooled, the slowest repetition alone would say how long p99.9 is.
+        """
+        logs = [one.log_quantile(percent) - speed_exponent * one.log_probe for one in self.cells]
+        return float(np.exp(np.mean(logs)))
 
     @property
     def throughput_rps(self) -> float:
@@ -200,11 +217,36 @@ class Results:
         """All served pairs of a policy."""
         return [one for pair in self.pairs(limit) if (one := self.of(pair, limit, policy)) is not None]
 
-    def latency_ratio(self, limit: Limit, policy: str, percent: float) -> Ratio:
-        """Against no limits of the same pair, over the pairs; of the same repetitions, as far as both have any."""
+    def latency_ratio(self, limit: Limit, policy: str, percent: float, *, equal_speed: bool = True) -> Ratio:
+        """Against no limits of the same pair, over the pairs; of the same repetitions, as far as both have any.
+
+        Args:
+            limit: of the application.
+            policy: which.
+            percent: of the requests.
+            equal_speed: what cells would have shown had the machine been equally fast in all of them.
+        """
+        exponent = self.speed_exponent(limit, percent) if equal_speed else 0.0
         return Ratio.of(
-            one.quantile_s(percent) / other.quantile_s(percent) for one, other in self._beside(limit, policy)
+            one.typical_s(percent, exponent) / other.typical_s(percent, exponent)
+            for one, other in self._beside(limit, policy)
         )
+
+    def speed_exponent(self, limit: Limit, percent: float) -> float:
+        """By which power of the probe's time latency grows: least squares over repetitions of equal cells, at least 0.
+
+        Repetitions of the same cell differ in seeds and in the machine's speed, in nothing else.
+        """
+        moves: list[tuple[float, float]] = []
+        for pair in self.pairs(limit):
+            for policy in {*self.policies(limit), REFERENCE}:
+                one = self.of(pair, limit, policy)
+                if one is not None and len(one.cells) > 1:
+                    points = np.array([(cell.log_probe, cell.log_quantile(percent)) for cell in one.cells])
+                    moves += (points - points.mean(axis=0)).tolist()
+        probe, latency = np.array(moves, dtype=np.float64).reshape(-1, 2).T
+        spread = float(probe @ probe)
+        return max(float(probe @ latency) / spread, 0.0) if spread else 0.0
 
     def throughput_ratio(self, limit: Limit, policy: str) -> Ratio:
         """As `latency_ratio`."""

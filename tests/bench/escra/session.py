@@ -32,6 +32,7 @@ from tests.bench.escra.plan import (
 from tests.bench.escra.policies import parse
 from tests.bench.escra.processes import Child
 from tests.bench.escra.rig import Costs, Rig, cpu_used_ns
+from tests.bench.escra.speed import probe_us, speed_until
 from tests.bench.escra.store import Store
 
 READY_S: Final = 45.0
@@ -75,6 +76,8 @@ class Driven:
     """The client's counts."""
     before: Spent
     after: Spent
+    probe_us: float
+    """How slow the machine was: `tests.bench.escra.speed`."""
 
     def used_us(self, recording: Recording) -> float:
         """CPU time of the application; of what was killed or has ended only samples tell, and tell rather too much."""
@@ -92,7 +95,8 @@ class Driven:
         ours_s = used_s + (sum(costs.values()) + self.after.bench_ns - self.before.bench_ns) / 1e9
         disturbance = Disturbance.between(self.before.machine, self.after.machine, ours_s, seconds)
         return {"window_s": seconds, "controller_ns": costs, "disturbance": asdict(disturbance)} | {
-            "disturbed": disturbance.disturbed
+            "disturbed": disturbance.disturbed,
+            "probe_us": self.probe_us,
         }
 
 
@@ -213,10 +217,10 @@ class Session:
         begin_ns = int((await self._client.hear(_ANSWER_S))["begun_ns"])
         await _sleep_until(begin_ns + int(settle_s * 1e9))
         before = self._spent()
-        await _sleep_until(begin_ns + int((settle_s + seconds) * 1e9))
+        probed_us = await speed_until(begin_ns + int((settle_s + seconds) * 1e9))
         after = self._spent()
         done = (await self._client.hear(order.timeout_s + _ANSWER_S))["done"]
-        return begin_ns, Driven(done, before, after)
+        return begin_ns, Driven(done, before, after, probed_us)
 
     def _spent(self) -> Spent:
         client_ns = self._client.cpu_ns() if self._client is not None else 0
@@ -239,7 +243,7 @@ class Session:
         result = await cast("BatchApplication", self._deployment.app).run_batch(self._deployment)
         end_ns, after = time.time_ns(), self._spent()
         recording = self._recorder.take(begin_ns, end_ns)
-        driven = Driven({}, before, after)
+        driven = Driven({}, before, after, probe_us())
         figures = {"batch": asdict(result)} | driven.figures(recording, (end_ns - begin_ns) / 1e9)
         return driven, figures, recording
 

@@ -34,8 +34,9 @@ def spent(app_ns: dict[str, int], busy_s: float, wall_s: float) -> Spent:
 
 def test_the_kernel_has_counted():
     driven = Driven(
-        {"ok": 1}, spent({"a": 5_000_000, "b": 0}, 1.0, 0.0), spent({"a": 9_000_000, "b": 1_000_000}, 1.1, 0.2)
+        {"ok": 1}, spent({"a": 5_000_000, "b": 0}, 1.0, 0.0), spent({"a": 9_000_000, "b": 1_000_000}, 1.1, 0.2), 300.0
     )
+    assert driven.figures(recording(), 0.2)["probe_us"] == 300.0
     assert driven.used_us(recording()) == pytest.approx(5_000)
     # 0.1 s of work in 0.2 s, 5 ms of it ours.
     assert driven.figures(recording(), 0.2)["disturbance"]["foreign_cores"] == pytest.approx(0.475)
@@ -44,5 +45,5 @@ def test_the_kernel_has_counted():
 
 @pytest.mark.parametrize("after", [{"a": 1_000_000, "b": 1_000_000}, {"b": 1_000_000}])
 def test_a_container_that_was_killed_begins_anew_or_is_gone(after: dict[str, int]):
-    driven = Driven({"ok": 1}, spent({"a": 5_000_000, "b": 0}, 1.0, 0.0), spent(after, 1.1, 0.2))
+    driven = Driven({"ok": 1}, spent({"a": 5_000_000, "b": 0}, 1.0, 0.0), spent(after, 1.1, 0.2), 300.0)
     assert driven.used_us(recording()) == 20_000

@@ -45,7 +45,14 @@ class Told:
 
 
 def put(
-    store: Store, cell: Cell, latency_ms: float, quota_us: int, failed: int = 0, *, disturbed: bool = False
+    store: Store,
+    cell: Cell,
+    latency_ms: float,
+    quota_us: int,
+    failed: int = 0,
+    *,
+    disturbed: bool = False,
+    probe_us: float = 300.0,
 ) -> None:
     """A finished cell: 100 requests before the window, 200 in it, 20 batches with two containers of 10 ms use."""
     count = 300
@@ -72,6 +79,7 @@ def put(
         "client": {"requests": count, "ok": count - failed},
         "controller_ns": {"agent": 20_000_000, "allocator": 10_000_000, "nats": 10_000_000},
         "disturbed": disturbed,
+        "probe_us": probe_us,
     })  # fmt: skip
 
 
@@ -95,6 +103,44 @@ def test_ratios_are_geometric_means_over_pairs(results: Results):
     assert (found.mean, found.least, found.most, found.count) == pytest.approx((2.88**0.5, 1.2, 2.4, 2), rel=1e-5)
     # Tight has no cells without limits: those of the ample limit are the same. 36 / 10.
     assert results.latency_ratio("tight", "waterfill", 50).mean == pytest.approx(3.6)
+
+
+def test_one_slow_repetition_does_not_decide(store: Store):
+    for repetition, latency_ms in enumerate((20.0, 80.0)):
+        put(store, Cell("shop", "fixed", "ample", "none", repetition), 10.0, -1)
+        put(store, Cell("shop", "fixed", "ample", "waterfill", repetition), latency_ms, 30_000)
+    results = collect(store, _PLAN, _MACHINE)
+    one = results.of("shop/fixed", "ample", "waterfill")
+    assert one is not None
+    assert (one.quantile_s(99.9), one.typical_s(99.9)) == pytest.approx((0.08, 0.04))
+    assert results.latency_ratio("ample", "waterfill", 99.9).mean == pytest.approx(4.0)
+
+
+def test_latencies_are_compared_at_equal_speed(store: Store):
+    # Latency is the square of the probe's time, and ours half as long again; the machine was slow during ours.
+    for policy, quota_us, factor, probes_us in (
+        ("none", -1, 1.0, (100.0, 200.0)),
+        ("waterfill", 30_000, 1.5, (200.0, 400.0)),
+    ):
+        for repetition, probe_us in enumerate(probes_us):
+            cell = Cell("shop", "fixed", "ample", policy, repetition)
+            put(store, cell, factor * probe_us**2 / 1e3, quota_us, probe_us=probe_us)
+    results = collect(store, _PLAN, _MACHINE)
+    assert results.speed_exponent("ample", 99.9) == pytest.approx(2.0)
+    assert results.latency_ratio("ample", "waterfill", 99.9).mean == pytest.approx(1.5)
+    assert results.latency_ratio("ample", "waterfill", 99.9, equal_speed=False).mean == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("probes_us", [(300.0, 300.0), (200.0, 100.0)])
+def test_a_speed_that_explains_nothing_changes_nothing(store: Store, probes_us: tuple[float, float]):
+    for repetition, probe_us in enumerate(probes_us):
+        put(store, Cell("shop", "fixed", "ample", "none", repetition), 10.0 + repetition, -1, probe_us=probe_us)
+        put(store, Cell("shop", "fixed", "ample", "waterfill", repetition), 20.0, 30_000, probe_us=probe_us)
+    results = collect(store, _PLAN, _MACHINE)
+    assert results.speed_exponent("ample", 99.9) == 0
+    assert results.latency_ratio("ample", "waterfill", 99.9) == (
+        results.latency_ratio("ample", "waterfill", 99.9, equal_speed=False)
+    )
 
 
 def test_only_the_window_counts(results: Results):
