@@ -11,7 +11,9 @@ Per container:   x      = used, or when throttled min(used + THROTTLE_WEIGHT * t
                  recall = the largest `above` of the last RECALL_PERIODS to twice that: what is given back at once
                  demand = level,               or when throttled max(level, x)
                  need   = max(demand, peak)
-                 wanted = need,                or when throttled max(need, recall, PROBE_FACTOR * quota in the kernel)
+                 wanted = need,                or when throttled max(need, recall, PROBE_FACTOR * quota in the kernel),
+                                               kept for GRACE_PERIODS samples: the first after a raise tells mostly of
+                                               the time before it
 Per application: the limit serves all demands, then need - demand, then wanted - need; the tier that does not fit is
                  shared in proportion. Where even the demands do not fit: min_us first, the rest max-min fair with
                  the weights (demand - min_us) ** 0.75. Probing (wanted) comes last because it jumps with every
@@ -57,6 +59,9 @@ HOLD_PERIODS: Final = 5
 """Half of a sliding maximum: a peak is held for 0.5 to 1 s."""
 RECALL_PERIODS: Final = 150
 """The same for what a container is raised to at once when it is throttled again: for 15 to 30 s."""
+GRACE_PERIODS: Final = 1
+"""Samples after a throttled container was raised that cannot take it back: the raise comes at any moment of a period,
+and the sample at its end tells mostly what was used under the old quota (decision 25)."""
 WEIGHT_SCALE: Final = 16
 """Resolution of the integer weights of the tight branch."""
 
@@ -65,7 +70,7 @@ Ages: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 class WaterfillState(SlotArrays):
-    """Per slot: seen, level, and the two halves of each sliding maximum with their age."""
+    """Per slot: seen, level, the two halves of each sliding maximum with their age, and the last raise with its own."""
 
     _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = {
         "seen": (np.bool_, 0),
@@ -76,6 +81,8 @@ class WaterfillState(SlotArrays):
         "recall_now": (np.float64, 0),
         "recall_before": (np.float64, 0),
         "recall_age": (np.int32, 0),
+        "raised": (np.float64, 0),
+        "raised_age": (np.int32, 0),
     }
     seen: Bools
     level: Floats
@@ -85,6 +92,9 @@ class WaterfillState(SlotArrays):
     recall_now: Floats
     recall_before: Floats
     recall_age: Ages
+    raised: Floats
+    """What a throttled container wanted."""
+    raised_age: Ages
 
 
 def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
@@ -106,7 +116,8 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
     recall = np.maximum(state.recall_now[slots], state.recall_before[slots])
     demand = np.where(throttled, np.maximum(level, estimate), level)
     need = np.maximum(demand, peak)
-    wanted = np.where(throttled, np.maximum(np.maximum(need, recall), PROBE_FACTOR * view.quota_us), need)
+    raised = np.maximum(np.maximum(need, recall), PROBE_FACTOR * view.quota_us)
+    wanted = np.maximum(need, _keep_raises(state, slots, view.fresh, throttled, raised))
     demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[slots]) for tier in (demand, need, wanted))
     decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     target = damp(view, decided, _share(view, demand_us, need_us, wanted_us))
@@ -144,6 +155,14 @@ def _observe(state: WaterfillState, rows: Ints, estimate: Floats) -> None:
         before[slots] = np.where(turn, now[slots], before[slots])
         now[slots] = np.where(turn, above, np.maximum(now[slots], above))
         age[slots] = np.where(turn, 0, older)
+
+
+def _keep_raises(state: WaterfillState, slots: Ints | slice, fresh: Bools, throttled: Bools, raised: Floats) -> Floats:
+    """Note what throttled containers are raised to; what each was lately, shape N, or 0."""
+    age = np.where(throttled, 0, state.raised_age[slots] + fresh)
+    state.raised_age[slots] = age
+    state.raised[slots] = np.where(age <= GRACE_PERIODS, np.where(throttled, raised, state.raised[slots]), 0)
+    return state.raised[slots]
 
 
 def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> Ints:

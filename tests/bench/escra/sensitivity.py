@@ -31,7 +31,7 @@ def variants() -> list[str]:
     for constant, value in vars(policy_waterfill).items():
         known = constant.isupper() and not constant.startswith("_") and isinstance(value, int | float)
         if known and constant not in NO_CHOICES:
-            changed = {type(value)(value * factor) for factor in FACTORS} - {value, 0}
+            changed = {type(value)(value * factor) for factor in FACTORS} - {value}
             names += [f"waterfill:{constant}={other}" for other in sorted(changed)]
     for name in names:
         parse(name)

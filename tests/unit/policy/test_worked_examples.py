@@ -12,6 +12,7 @@ from services.allocator.core import policy_escra, policy_waterfill
 from services.allocator.core.app_table import build_table
 from services.allocator.core.policy_escra import EscraState
 from services.allocator.core.policy_waterfill import (
+    GRACE_PERIODS,
     HEADROOM_SHARE,
     HEADROOM_US,
     HOLD_PERIODS,
@@ -203,6 +204,29 @@ def test_waterfill_gives_a_throttled_container_at_once_what_it_had_seconds_ago()
     (_, recalled), (quota, doubled) = seen
     assert recalled == above(100_000)
     assert doubled == max(PROBE_FACTOR * quota, above(quota))
+
+
+def test_waterfill_keeps_a_raise_until_a_whole_period_has_shown_what_is_used() -> None:
+    """The sample after it tells of 12,000, used mostly under the old quota: too early to take 100,000 back."""
+    state, rows = WaterfillState(1), np.arange(1)
+    quota = quotas_after_a_peak(state, 3 * HOLD_PERIODS)[-1]
+    raised = int(policy_waterfill.decide(state, view([quota], [quota], 400_000, [True]), rows).target_us[0])
+    after = [
+        int(policy_waterfill.decide(state, view([raised], [12_000], 400_000), rows).target_us[0])
+        for _ in range(GRACE_PERIODS + 1)
+    ]
+    assert [raised, *after[:-1]] == [above(100_000)] * (GRACE_PERIODS + 1)
+    assert after[-1] <= above(quota) * 1.1
+
+
+def test_a_sample_that_brings_nothing_new_does_not_use_up_the_grace() -> None:
+    state, rows = WaterfillState(1), np.arange(1)
+    policy_waterfill.decide(state, view([30_000], [30_000], 400_000, [True]), rows)
+    silent = view([60_000], [0], 400_000)
+    silent.fresh[0] = False
+    for _ in range(5):
+        policy_waterfill.decide(state, silent, rows)
+    assert policy_waterfill.decide(state, view([60_000], [31_000], 400_000), rows).target_us.tolist() == [60_000]
 
 
 def above(used_us: int) -> int:
