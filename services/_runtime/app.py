@@ -81,7 +81,8 @@ class Runtime(Generic[SettingsT]):
 
     async def cancel_tasks(self, timeout_s: float = 2.0) -> list[str]:
         """Cancel what was spawned; returns the names of those that did not end in time."""
-        return sorted(task.get_name() for task in await cancel_all(self._tasks, timeout_s))
+        unfinished = await cancel_all(self._tasks, timeout_s, again_s=timeout_s / 2)
+        return sorted(task.get_name() for task in unfinished)
 
 
 class Service(Protocol):

@@ -13,12 +13,16 @@ from typing import Any, Final
 _AGAIN_S: Final = 0.1
 
 
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]], within_s: float = math.inf) -> set[asyncio.Task[Any]]:
+async def cancel_all(
+    tasks: Iterable[asyncio.Task[Any]], within_s: float = math.inf, again_s: float = _AGAIN_S
+) -> set[asyncio.Task[Any]]:
     """Cancel tasks, again and again, and wait until they have ended.
 
     Args:
         tasks: to be ended; those that are done already are left alone.
         within_s: seconds after which those that still run are given up.
+        again_s: seconds between two cancels: what a task does when it is cancelled must not take longer, or it is cut
+            off.
 
     Returns:
         What still runs then.
@@ -28,7 +32,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]], within_s: float = math.
     while running:
         for task in running:
             task.cancel()
-        _, running = await asyncio.wait(running, timeout=min(_AGAIN_S, max(deadline_s - clock(), 0)))
+        _, running = await asyncio.wait(running, timeout=min(again_s, max(deadline_s - clock(), 0)))
         if clock() >= deadline_s:
             break
     return running

@@ -39,6 +39,22 @@ async def test_a_task_that_never_listens_is_given_up_and_named() -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_task_that_clears_up_is_left_alone_for_as_long_as_it_may() -> None:
+    cleared = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.02)
+            cleared.set()
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    assert await cancel_all([task], within_s=10, again_s=5) == set()
+    assert cleared.is_set()
+
+
 async def test_nothing_to_cancel_returns_at_once() -> None:
     done = asyncio.ensure_future(asyncio.sleep(0, "kept"))
     await done
