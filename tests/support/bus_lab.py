@@ -154,7 +154,7 @@ class NatsLab:
         for bus in self._buses:
             await bus.close(2.0)
         raw = await self.raw()
-        # What a stream may hold counts against the disk's free space even while it is empty: a whole suite's do not fit.
+        # What a stream may hold counts against the disk's free space while it is empty: a whole suite's do not fit.
         for stream in await raw.jetstream().streams_info():
             if stream.config.name and self.root in stream.config.name.lower():
                 await raw.jetstream().delete_stream(stream.config.name)
