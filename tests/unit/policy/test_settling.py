@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.allocator.core.policy_waterfill import HEADROOM_US
+from services.allocator.core.policy_waterfill import HEADROOM_US, HOLD_PERIODS
 from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant, parameters
 
 both = pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -122,7 +122,7 @@ def test_waterfill_hands_a_remembered_peak_over() -> None:
     plant = CfsPlant(np.zeros(2, np.int32), np.array([280_000]), np.array([250_000, 20_000]), "waterfill")
     for _ in range(20):
         plant.step(np.array([200_000, 10_000]))
-    for _ in range(10):
+    for _ in range(HOLD_PERIODS - 1):
         plant.step(np.array([5_000, 10_000]))
     assert plant.quota_us[0] >= 190_000
     for _ in range(25):
