@@ -14,6 +14,8 @@ _BUSY: Final = (1, 2, 3, 6, 7)
 _STEAL: Final = 8
 MOST_FOREIGN_CORES: Final = 0.2
 """Above it a cell is disturbed. On a quiet machine it is below 0.1 (17 cells: -0.1 to 0.1)."""
+MOST_FOREIGN_CORES_BATCH: Final = 0.6
+"""The same for a batch: starting and removing its twenty containers takes the Docker Engine and the kernel 0.4."""
 MOST_STEAL_SHARE: Final = 0.05
 """Of all processors: time that the hypervisor gave to other machines."""
 
@@ -65,4 +67,8 @@ class Disturbance:
     @property
     def disturbed(self) -> bool:
         """Whether the figures say more about others than about us."""
-        return self.foreign_cores > MOST_FOREIGN_CORES or self.steal_share > MOST_STEAL_SHARE or self.off_s > MOST_OFF_S
+        return self.exceeds(MOST_FOREIGN_CORES)
+
+    def exceeds(self, foreign_cores: float) -> bool:
+        """As `disturbed`, with so much allowed to others."""
+        return self.foreign_cores > foreign_cores or self.steal_share > MOST_STEAL_SHARE or self.off_s > MOST_OFF_S

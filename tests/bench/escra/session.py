@@ -14,7 +14,13 @@ from schemas.apps import PERIOD_US
 from tests.bench.escra.apps.application import BatchApplication
 from tests.bench.escra.apps.registry import APPLICATIONS
 from tests.bench.escra.deploy import Deployment, deploy
-from tests.bench.escra.disturbance import Disturbance, MachineTime, machine_time
+from tests.bench.escra.disturbance import (
+    MOST_FOREIGN_CORES,
+    MOST_FOREIGN_CORES_BATCH,
+    Disturbance,
+    MachineTime,
+    machine_time,
+)
 from tests.bench.escra.load.arrivals import Load, LoadKind
 from tests.bench.escra.load.client import Order
 from tests.bench.escra.measure import Recorder, Recording
@@ -95,7 +101,7 @@ class Driven:
         ours_s = used_s + (sum(costs.values()) + self.after.bench_ns - self.before.bench_ns) / 1e9
         disturbance = Disturbance.between(self.before.machine, self.after.machine, ours_s, seconds)
         return {"window_s": seconds, "controller_ns": costs, "disturbance": asdict(disturbance)} | {
-            "disturbed": disturbance.disturbed,
+            "disturbed": disturbance.exceeds(MOST_FOREIGN_CORES if self.done else MOST_FOREIGN_CORES_BATCH),
             "probe_us": self.probe_us,
         }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.bench.escra.disturbance import MachineTime
@@ -41,6 +43,8 @@ def test_the_kernel_has_counted():
     # 0.1 s of work in 0.2 s, 5 ms of it ours.
     assert driven.figures(recording(), 0.2)["disturbance"]["foreign_cores"] == pytest.approx(0.475)
     assert driven.figures(recording(), 0.2)["disturbed"]
+    # A batch has no client; what starts its containers is not counted against it.
+    assert not replace(driven, done={}).figures(recording(), 0.2)["disturbed"]
 
 
 @pytest.mark.parametrize("after", [{"a": 1_000_000, "b": 1_000_000}, {"b": 1_000_000}])
