@@ -14,8 +14,9 @@ _BUSY: Final = (1, 2, 3, 6, 7)
 _STEAL: Final = 8
 MOST_FOREIGN_CORES: Final = 0.2
 """Above it a cell is disturbed. On a quiet machine it is below 0.1 (17 cells: -0.1 to 0.1)."""
-MOST_FOREIGN_CORES_BATCH: Final = 0.6
-"""The same for a batch: starting and removing its twenty containers takes the Docker Engine and the kernel 0.4."""
+MOST_FOREIGN_CORES_STARTING: Final = 0.6
+"""The same while containers start: those of a batch take the Docker Engine and the kernel 0.4, those that were killed
+up to 0.44, with what the killed had used since their last sample."""
 MOST_STEAL_SHARE: Final = 0.05
 """Of all processors: time that the hypervisor gave to other machines."""
 

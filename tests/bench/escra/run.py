@@ -235,7 +235,7 @@ def _put_back(waiting: deque[tuple[Cell, int]], progress: Progress, error: Excep
 
 
 async def _session(bench: Bench, app: str, waiting: deque[tuple[Cell, int]], progress: Progress) -> None:
-    """Deploy, and measure until nothing waits, or a container was killed and its data are gone."""
+    """Deploy, and measure until nothing waits, or containers were killed so often that they are started late."""
     async with open_session(bench, app) as session:
         await session.warm_up()
         for load in sorted({cell.load for cell, _ in waiting}):
@@ -251,7 +251,7 @@ async def _session(bench: Bench, app: str, waiting: deque[tuple[Cell, int]], pro
                 waiting.append((cell, tries + 1))
             else:
                 progress.tell(cell, record)
-            if record["restarts"]:
+            if record["restarts"] and not await session.heal():
                 return
 
 
