@@ -6,6 +6,7 @@ back. As on a serverless platform with warm containers, the container stays and 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 
@@ -64,7 +65,12 @@ class Functions(Application):
         await paint(site, IMAGES)
 
     async def reset(self, site: Site) -> None:
-        """Thumbnails need not go: they are as large at every run. Paint again if the store was killed for memory."""
+        """Thumbnails need not go: they are as large at every run. Paint again if the store was killed for memory.
+
+        fcgiwrap's processes are new: where functions were killed for memory, some of them spin for ever (seen).
+        """
+        everything = ("sh", "-c", "kill -9 -1 || true")  # but the first process, which starts the others again
+        await asyncio.gather(*(site.execute(f"function-{number}", *everything) for number in range(WORKERS)))
         [kept] = await site.ask("store", 6379, b"EXISTS image:0\r\n", 1)
         if kept != b":1":
             await self.prepare(site)
