@@ -63,6 +63,7 @@ def memory_sample(
         min_bytes=np.full(count, 4 << 20, np.int64),
         max_bytes=np.full(count, 1 << 40, np.int64),
         limit_bytes=np.array([limit_bytes], np.int64),
+        withheld_bytes=np.zeros(1, np.int64),
         delta_bytes=np.array([50 << 20], np.int64),
     )
     return MemorySample(view, nothing if kills is None else np.array(kills, np.int64))

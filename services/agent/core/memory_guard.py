@@ -36,7 +36,7 @@ POLL_NS: Final = 4_000_000
 SPAN_NS: Final = 1_000_000
 """Readings closer together than this tell nothing of the rate."""
 HALF_LIFE_S: Final = 0.05
-"""Of the remembered rate, once growth has slowed down."""
+"""Of what a rate is made of."""
 RETRY_NS: Final = 100_000_000
 """Between requests where the last one was not answered, or what it promised has not come."""
 REFUSED_RETRY_NS: Final = 1_000_000_000
@@ -110,16 +110,21 @@ class Growth:
     usage_bytes: int = 0
     read_ns: int | None = None
     rate: float = 0.0
-    """Bytes per second: the latest, or what is left of a faster one; never negative."""
+    """Bytes per second: the mean over the past, weighted by 0.5^(age / HALF_LIFE_S); never negative."""
 
     def read(self, usage_bytes: int, now_ns: int) -> float:
-        """Take a reading; returns the rate. One that comes too soon after the last, or doubled, changes nothing."""
+        """Take a reading; returns the rate. One that comes too soon after the last, or doubled, changes nothing.
+
+        What has only begun is not taken to last: a process that starts takes 10 MiB within 5 ms and then no more.
+        `rate` x AHEAD_S is at first about what has come already, and all of it once growth has lasted.
+        """
         if self.read_ns is None:
             self.usage_bytes, self.read_ns = usage_bytes, now_ns
         elif now_ns - self.read_ns >= SPAN_NS:
             elapsed_s = (now_ns - self.read_ns) / 1e9
             latest = min(max(usage_bytes - self.usage_bytes, 0) / elapsed_s, MAX_RATE)
-            self.rate = max(latest, self.rate * 0.5 ** min(elapsed_s / HALF_LIFE_S, 60.0))
+            kept = 0.5 ** min(elapsed_s / HALF_LIFE_S, 60.0)
+            self.rate = self.rate * kept + latest * (1 - kept)
             self.usage_bytes, self.read_ns = usage_bytes, now_ns
         return self.rate
 

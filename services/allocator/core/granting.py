@@ -26,12 +26,12 @@ class Granting:
     """For newcomers."""
 
     def budgets(self, decidable: BoolArray) -> tuple[IntArray, IntArray]:
-        """What the decidable rows of each application may hold together, shape (A,): CPU, memory."""
+        """What the decidable rows of each application may hold together, shape (A,): CPU, memory (and its reserves)."""
         app, table, others = self.rows.app, self.table, ~decidable
         quota, limit = (per_app(app, holding * others, len(table.known)) for holding in self.stock.per_row)
         return (
             table.cpu_limit_us - quota - self.kept.quota_us,
-            table.memory_limit_bytes - limit - self.kept.limit_bytes - self._withheld(),
+            table.memory_limit_bytes - limit - self.kept.limit_bytes,
         )
 
     def grant(self, targets: tuple[IntArray, IntArray], open_apps: BoolArray) -> None:

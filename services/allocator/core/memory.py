@@ -8,16 +8,21 @@ Growth.  g = max(0, usage - usage before); due when limit - usage < max(delta / 
          the rate doubles; then limit' = usage + max(delta, 9 g), at most the container's maximum: a steady rate is
          written every third period. delta / 2 to grow and delta to reclaim: usage may move by delta / 2 before
          anything is written again.
+Recall.  What a container used at most between the last two periodic reclaims and since, 5 to 10 s, is what it may
+         need again within one period: a process that starts takes 20 MiB in 50 ms. Its limit is kept MARGIN_BYTES
+         above that peak, or brought back there, as long as nobody else needs the memory.
 Scarce.  Where the wishes exceed what the application has free, all containers first get what keeps them alive for
-         the loop (usage + max(3 g, MARGIN_BYTES)), in proportion to what is missing, then the rest in proportion: a
-         comfortable delta for one is not taken before the next three periods of another. And the reclaim below is done
-         at once for that application, not only when it is due (thesis 2.4.4.2).
-Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the container's minimum, and
-         never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
+         the loop (usage + max(3 g, MARGIN_BYTES)), in proportion to what is missing, then their recall, then the rest:
+         a comfortable delta for one is not taken before the next three periods of another. And the reclaim below is
+         done at once for that application, not only when it is due (thesis 2.4.4.2).
+Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the recall or the container's
+         minimum, and never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
+Refill.  Where the reserves lack more than a quarter of the withheld share (at a periodic reclaim: anything), the
+         largest slacks above the recall are cut to one level: what an agent granted in haste comes back.
 Urgent.  A task waits for memory and the application has none free (thesis 2.4.4.2): what others have above usage +
-         delta is taken; where that is not enough, the largest slacks above usage + max(3 g, MARGIN_BYTES) +
-         MARGIN_BYTES (agents refuse less than one margin, and usage has moved on), and of the usage up to
-         CACHE_STEP_BYTES of page cache that the kernel can drop.
+         delta is taken; where that is not enough, the largest slacks above their recall, then above usage + max(3 g,
+         MARGIN_BYTES) + MARGIN_BYTES (agents refuse less than one margin, and usage has moved on), and of the usage up
+         to CACHE_STEP_BYTES of page cache that the kernel can drop.
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
@@ -47,18 +52,26 @@ RECLAIM_BYTES: Final = 1 << 20
 """Less than this is not worth a write, up or down."""
 GREW_STEPS: Final = 10
 """Steps of 100 ms for which a container that grew is not reclaimed: one second."""
-
-
+REFILL_SHARE: Final = 4
+"""Reserves that lack less than this part of the withheld share wait for the periodic reclaim."""
 CACHE_STEP_BYTES: Final = 64 << 20
 """So much page cache is taken from a container at once: the agent waits while the kernel drops it."""
 
 
 class MemoryState(SlotArrays):
-    """Per slot: the highest usage since the last reclaim that touched it, and the steps since it rose."""
+    """Per slot, each of shape (capacity,)."""
 
-    _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = {"high_bytes": (np.int64, 0), "steps": (np.int64, 0)}
+    _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = dict.fromkeys(
+        ("high_bytes", "steps", "peak_bytes", "peak_before_bytes"), (np.int64, 0)
+    )
     high_bytes: Ints
+    """The highest usage since the last reclaim that touched it."""
     steps: Ints
+    """Since that rose."""
+    peak_bytes: Ints
+    """The highest usage since the last periodic reclaim."""
+    peak_before_bytes: Ints
+    """The highest between the last two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,9 @@ class MemoryView:
     min_bytes: Ints
     max_bytes: Ints
     limit_bytes: Ints
-    """Per application, A: what these rows may hold together."""
+    """Per application, A: what these rows and the application's reserves may hold together."""
+    withheld_bytes: Ints
+    """Per application, A: of it, what reserves are to have where limits leave it."""
     delta_bytes: Ints
     """Per application, A."""
 
@@ -104,6 +119,8 @@ class _Needs:
     delta: Ints
     survival: Ints
     """Limit that lasts for the loop."""
+    recall: Ints
+    """Limit that also holds the peak of the last seconds."""
     comfort: Ints
     """Limit that is wished for when growth is due."""
 
@@ -117,62 +134,78 @@ def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: 
         rows: slot of every row in `state`, shape N, distinct.
         reclaim: whether the periodic reclaim (every 5 s) is due.
     """
-    needs = _needs(view)
-    quiet = _observe(state, view, rows)
+    quiet = _observe(state, view, rows, reclaim=reclaim)
+    needs = _needs(view, _peaks(state, rows))
     grown, starved = _grow(view, needs)
-    reclaiming = starved[view.app] | reclaim
     target = view.ordered_bytes + grown
+    giving = view.fresh & quiet & (grown == 0)
+    reclaiming = starved[view.app] | reclaim
     if reclaiming.any():
-        giving = reclaiming & view.fresh & quiet & (grown == 0)
-        target = np.where(giving, _reclaimed(view, needs), target)
-    over = view.limit_bytes - per_app(view.app, view.ordered_bytes, len(view.limit_bytes)) < 0
+        target = np.where(reclaiming & giving, _reclaimed(view, needs), target)
+    over = view.limit_bytes < per_app(view.app, view.ordered_bytes, len(view.limit_bytes))
     if over.any():
-        target = np.where(over[view.app], np.minimum(target, _fit(view, needs)), target)
+        floor = np.minimum(view.ordered_bytes, np.maximum(needs.survival, view.min_bytes))
+        fitting = _fit(view.app, view.ordered_bytes, floor, view.limit_bytes)
+        target = np.where(over[view.app], np.minimum(target, fitting), target)
+    target = _refill(view, needs, target, giving, reclaim=reclaim)
     reclaimed = target < view.ordered_bytes
     state.high_bytes[rows[reclaimed]] = view.usage_bytes[reclaimed]
     return _explain(view, needs, target, over)
 
 
-def _needs(view: MemoryView) -> _Needs:
+def _needs(view: MemoryView, peak_bytes: Ints) -> _Needs:
     growth = np.where(view.fresh & (view.before_bytes > 0), np.maximum(view.usage_bytes - view.before_bytes, 0), 0)
     delta = view.delta_bytes[view.app]
     loop = LOOP_PERIODS * growth
     fast = ACCELERATION * loop
+    survival = _pages_up(view.usage_bytes + np.maximum(loop, MARGIN_BYTES))
     return _Needs(
         free=view.ordered_bytes - view.usage_bytes,
         headroom=np.maximum(delta // 2, fast),
         delta=delta,
-        survival=_pages_up(view.usage_bytes + np.maximum(loop, MARGIN_BYTES)),
+        survival=survival,
+        recall=np.maximum(survival, np.minimum(_pages_up(peak_bytes + MARGIN_BYTES), view.max_bytes)),
         comfort=_pages_up(view.usage_bytes + np.maximum(delta, fast + loop)),
     )
 
 
-def _observe(state: MemoryState, view: MemoryView, rows: Ints) -> Bools:
-    """Which rows set no new high of their usage (by more than half of MARGIN_BYTES) for GREW_STEPS samples; shape N."""
+def _observe(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> Bools:
+    """Take in the sample. Which rows set no new high (by more than half of MARGIN_BYTES) for GREW_STEPS samples: N."""
     slots = at(rows)
     high, steps = state.high_bytes[slots], state.steps[slots]
     grew = view.usage_bytes > high + np.where(high > 0, MARGIN_BYTES // 2, 0)
     steps = np.where(grew, 0, steps + view.fresh)
     state.high_bytes[slots] = np.where(grew, view.usage_bytes, high)
     state.steps[slots] = steps
+    if reclaim:
+        state.peak_before_bytes[slots], state.peak_bytes[slots] = state.peak_bytes[slots], view.usage_bytes
+    else:
+        state.peak_bytes[slots] = np.maximum(state.peak_bytes[slots], view.usage_bytes)
     quiet: Bools = steps >= GREW_STEPS
     return quiet
 
 
+def _peaks(state: MemoryState, rows: Ints) -> Ints:
+    """Highest usage of the last 5 to 10 s, shape N."""
+    slots = at(rows)
+    return np.maximum(state.peak_bytes[slots], state.peak_before_bytes[slots])
+
+
 def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     """Raises, shape N, in whole pages, and which applications (A) cannot fund all of them."""
-    apps = len(view.limit_bytes)
-    due = view.fresh & (needs.free < needs.headroom)
-    ceiling = np.maximum(view.max_bytes, view.ordered_bytes)
-    wish = np.where(due, np.maximum(np.minimum(needs.comfort, ceiling) - view.ordered_bytes, 0), 0)
-    room = np.maximum(view.limit_bytes - per_app(view.app, view.ordered_bytes, apps), 0)
+    apps, held = len(view.limit_bytes), view.ordered_bytes
+    ceiling = np.maximum(view.max_bytes, held)
+    wished = np.where(needs.free < needs.headroom, np.maximum(needs.comfort, needs.recall), needs.recall)
+    wish = np.where(view.fresh, np.maximum(np.minimum(wished, ceiling) - held, 0), 0)
+    left = view.limit_bytes - per_app(view.app, held, apps)
+    room = np.maximum(left - view.withheld_bytes, 0)
     starved = per_app(view.app, wish, apps) > room
     if not starved.any():
         return np.where(wish < RECLAIM_BYTES, 0, wish), starved
-    first = np.minimum(wish, np.maximum(needs.survival - view.ordered_bytes, 0))
-    first = _ration_pages(view.app, first, room)
-    rest = _ration_pages(view.app, wish - first, room - per_app(view.app, first, apps))
-    funded = first + rest
+    funded = np.zeros_like(wish)
+    for level in (needs.survival, needs.recall, held + wish):
+        step = np.minimum(wish, np.maximum(level - held, 0)) - funded
+        funded += _ration_pages(view.app, np.maximum(step, 0), room - per_app(view.app, funded, apps))
     return np.where(funded < RECLAIM_BYTES, 0, funded), starved
 
 
@@ -182,40 +215,48 @@ def _ration_pages(app: AppIndex, need: Ints, room: Ints) -> Ints:
 
 
 def _reclaimed(view: MemoryView, needs: _Needs) -> Ints:
-    """Thesis 2.4.3 per row: usage + delta where the limit is above that."""
-    kept = np.maximum(_pages_up(view.usage_bytes + needs.delta), view.min_bytes)
+    """Thesis 2.4.3 per row: usage + delta, or the recall if that is more, where the limit is above that."""
+    kept = np.maximum(np.maximum(_pages_up(view.usage_bytes + needs.delta), needs.recall), view.min_bytes)
     return np.where(view.ordered_bytes - kept >= RECLAIM_BYTES, kept, view.ordered_bytes)
 
 
-def _fit(view: MemoryView, needs: _Needs) -> Ints:
-    """Limits whose largest slacks are cut to one level per application, so that the sum fits."""
-    floor = np.minimum(view.ordered_bytes, np.maximum(needs.survival, view.min_bytes))
-    slack = view.ordered_bytes - floor
-    room = view.limit_bytes - per_app(view.app, floor, len(view.limit_bytes))
-    kept = weighted_max_min(view.app, slack, np.ones_like(slack), room)
-    return np.where(kept < slack, np.maximum(_pages_down(floor + kept), floor), view.ordered_bytes)
+def _refill(view: MemoryView, needs: _Needs, target: Ints, giving: Bools, *, reclaim: bool) -> Ints:
+    """Targets that leave the reserves what they should have, as far as rows that may give have slack."""
+    missing = per_app(view.app, target, len(view.limit_bytes)) - (view.limit_bytes - view.withheld_bytes)
+    short = missing > (0 if reclaim else view.withheld_bytes // REFILL_SHARE)
+    if not short.any():
+        return target
+    floor = np.where(giving, np.minimum(target, np.maximum(needs.recall, view.min_bytes)), target)
+    fitting = _fit(view.app, target, floor, view.limit_bytes - view.withheld_bytes)
+    return np.where(short[view.app] & (target - fitting >= RECLAIM_BYTES), fitting, target)
 
 
-def take_back(view: MemoryView, missing_bytes: Ints, spared: Bools) -> MemoryTargets:
+def _fit(app: AppIndex, limit: Ints, floor: Ints, total: Ints) -> Ints:
+    """Limits (N), the largest slacks above `floor` (N) cut to one level per application: the sum fits `total` (A)."""
+    slack = limit - floor
+    kept = weighted_max_min(app, slack, np.ones_like(slack), total - per_app(app, floor, len(total)))
+    return np.where(kept < slack, np.maximum(_pages_down(floor + kept), floor), limit)
+
+
+def take_back(state: MemoryState, view: MemoryView, rows: Ints, missing_bytes: Ints, spared: Bools) -> MemoryTargets:
     """Limits that give an application back what is missing (shape A), as far as there is slack, and reasons.
 
     Args:
-        view: the newest observations; all rows count, fresh or not.
+        state: what is remembered of the rows.
+        view: the newest observations, shape N; all rows count, fresh or not.
+        rows: slot of every row in `state`.
         missing_bytes: what is wanted back per application; 0: nothing.
         spared: rows that need memory themselves.
     """
-    needs = _needs(replace(view, fresh=np.ones_like(view.fresh)))
-    apps = len(missing_bytes)
+    needs = _needs(replace(view, fresh=np.ones_like(view.fresh)), _peaks(state, rows))
     wanted = (missing_bytes[view.app] > 0) & ~spared
-    comfortable = np.where(wanted, np.minimum(_reclaimed(view, needs), view.ordered_bytes), view.ordered_bytes)
-    freed = per_app(view.app, view.ordered_bytes - comfortable, apps)
+    target = np.where(wanted, np.minimum(_reclaimed(view, needs), view.ordered_bytes), view.ordered_bytes)
     cache = np.minimum(view.reclaimable_bytes, CACHE_STEP_BYTES)
-    floor = np.maximum(_pages_up(needs.survival + MARGIN_BYTES - cache), view.min_bytes)
-    slack = np.where(wanted, np.maximum(comfortable - floor, 0), 0)
-    kept_total = per_app(view.app, slack, apps) - np.maximum(missing_bytes - freed, 0)
-    kept = weighted_max_min(view.app, slack, np.ones_like(slack), kept_total)
-    target = np.where(kept < slack, np.maximum(_pages_down(comfortable - slack + kept), floor), comfortable)
-    return _explain(view, needs, target, np.zeros(apps, np.bool_))
+    least = np.maximum(_pages_up(needs.survival + MARGIN_BYTES - cache), view.min_bytes)
+    wanted_sum = per_app(view.app, view.ordered_bytes, len(missing_bytes)) - missing_bytes
+    for level in (np.maximum(needs.recall, least), least):
+        target = _fit(view.app, target, np.where(wanted, np.minimum(target, level), target), wanted_sum)
+    return _explain(view, needs, target, np.zeros(len(missing_bytes), np.bool_))
 
 
 def _pages_up(size: Ints) -> Ints:

@@ -67,11 +67,12 @@ class Policies:
         self, table: AppTable, decidable: BoolArray, missing_bytes: IntArray, spared: BoolArray, reasons: Reasons
     ) -> IntArray:
         """Memory limit targets per row that free what is missing per application, as far as there is slack."""
-        targets = self._roster.rows.limit_ordered_bytes.copy()
+        rows = self._roster.rows
+        targets = rows.limit_ordered_bytes.copy()
         index = np.flatnonzero(decidable)
         if len(index):
             view = self._memory_view(table, index, missing_bytes)
-            wish = memory.take_back(view, missing_bytes, spared[index])
+            wish = memory.take_back(self._memory, view, rows.slot[index], missing_bytes, spared[index])
             targets[index] = wish.target_bytes
             reasons.take(index, wish)
         return targets
@@ -89,6 +90,7 @@ class Policies:
             min_bytes=table.min_memory_bytes[app],
             max_bytes=table.max_memory_bytes[app],
             limit_bytes=budget_bytes,
+            withheld_bytes=table.withheld_bytes,
             delta_bytes=table.delta_bytes,
         )
 

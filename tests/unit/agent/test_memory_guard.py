@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from services.agent.core.memory_guard import (
     CUT_ROOM_BYTES,
+    HALF_LIFE_S,
     MAX_RATE,
     MIB,
     NEAR_BYTES,
@@ -98,14 +99,24 @@ def test_the_rate_is_never_negative_nor_absurd_and_doubled_readings_change_nothi
 
 
 @given(rate=st.integers(1, 4 << 30), steps=st.lists(st.integers(SPAN_NS, 200 * MS), min_size=2, max_size=20))
-def test_steady_growth_is_measured_whatever_the_steps(rate, steps):
+def test_steady_growth_is_believed_by_half_each_half_life_whatever_the_steps(rate, steps):
     growth, now_ns = Growth(), 0
     growth.read(0, 0)
     for step_ns in steps:
         now_ns += step_ns
         measured = growth.read(rate * now_ns // 10**9, now_ns)
 
-        assert abs(measured - rate) <= rate * 0.001 + 2e9 / SPAN_NS
+        believed = rate * (1 - 0.5 ** (now_ns / 1e9 / HALF_LIFE_S))
+        assert abs(measured - believed) <= rate * 0.001 + 2e9 / SPAN_NS
+
+
+def test_a_process_that_starts_is_granted_about_as_much_again_and_not_what_its_rate_would_be_for_a_tenth_of_a_second():
+    growth = Growth()
+    growth.read(2 * MIB, 0)
+    rate = growth.read(12 * MIB, 5 * MS)
+
+    need = need_of(state_of(12 * MIB, 16 * MIB), rate, 1 << 40)
+    assert 10 * MIB <= need.added_bytes <= 16 * MIB
 
 
 def test_rate_is_forgotten_half_a_second_after_growth_has_stopped():

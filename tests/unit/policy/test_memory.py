@@ -15,16 +15,18 @@ from services.allocator.core.memory import (
     MARGIN_BYTES,
     PAGE_BYTES,
     MemoryState,
-    MemoryTargets,
     MemoryView,
     decide_memory,
     take_back,
 )
+from services.allocator.core.view import Ints
 
 MIB = 1 << 20
 
 
-def view(usage: list[int], limit: list[int], total: int, before: list[int] | None = None) -> MemoryView:
+def view(
+    usage: list[int], limit: list[int], total: int, before: list[int] | None = None, withheld: int = 0
+) -> MemoryView:
     """One application with delta 50 MiB; arguments in MiB; without `before` nothing grew."""
     count = len(usage)
     return MemoryView(
@@ -37,6 +39,7 @@ def view(usage: list[int], limit: list[int], total: int, before: list[int] | Non
         min_bytes=np.full(count, 4 * MIB),
         max_bytes=np.full(count, 4096 * MIB),
         limit_bytes=np.array([total * MIB]),
+        withheld_bytes=np.array([withheld * MIB]),
         delta_bytes=np.array([50 * MIB]),
     )
 
@@ -162,6 +165,7 @@ def views(draw: st.DrawFn) -> MemoryView:
         min_bytes=np.full(len(app), 4 * MIB),
         max_bytes=np.full(len(app), 2**31),
         limit_bytes=(held * draw(st.sampled_from([0.7, 1.0, 1.1, 3.0]))).astype(np.int64) + 4 * MIB,
+        withheld_bytes=(held * draw(st.sampled_from([0, 0.2]))).astype(np.int64),
         delta_bytes=np.full(len(sizes), 50 * MIB),
     )
 
@@ -181,16 +185,12 @@ def test_memory_invariants(given_view: MemoryView, reclaim: bool) -> None:
     assert (targets >= given_view.usage_bytes + MARGIN_BYTES)[lowered].all()
     assert (targets >= given_view.min_bytes)[lowered].all()
     assert (targets[targets != given_view.ordered_bytes] % PAGE_BYTES == 0).all()
+    per_app = {"limit_bytes", "withheld_bytes", "delta_bytes"}
     for app in range(apps):
         mine = np.flatnonzero(given_view.app == app)[::-1]
         alone = MemoryView(
-            **{
-                name: getattr(given_view, name)[mine]
-                for name in MemoryView.__slots__
-                if name not in {"limit_bytes", "delta_bytes"}
-            },
-            limit_bytes=given_view.limit_bytes,
-            delta_bytes=given_view.delta_bytes,
+            **{name: getattr(given_view, name)[mine] for name in MemoryView.__slots__ if name not in per_app},
+            **{name: getattr(given_view, name) for name in per_app},
         )
         assert (decide_memory(state.copy(), alone, mine, reclaim=reclaim).target_bytes == targets[mine]).all()
 
@@ -201,7 +201,8 @@ def test_what_is_taken_back_is_slack_of_others(given_view: MemoryView, data: st.
     count, apps = len(given_view.app), len(given_view.limit_bytes)
     spared = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=np.bool_)
     missing = np.array(data.draw(st.lists(st.sampled_from([0, 5 * MIB, 1 << 31]), min_size=apps, max_size=apps)))
-    result = take_back(given_view, missing, spared)
+    state, rows = settled_state(given_view), np.arange(count)
+    result = take_back(state, given_view, rows, missing, spared)
     targets, ordered = result.target_bytes, given_view.ordered_bytes
     assert (targets <= ordered).all()
     cut = targets < ordered
@@ -212,7 +213,7 @@ def test_what_is_taken_back_is_slack_of_others(given_view: MemoryView, data: st.
     assert ((result.reason == Reason.MEMORY_RECLAIM) == cut).all()
     # One page more was wanted nowhere: either all is there, or nobody has any left.
     freed = np.bincount(given_view.app, ordered - targets, apps)
-    everything = take_back(given_view, np.where(missing > 0, 1 << 40, 0), spared).target_bytes
+    everything = take_back(state, given_view, rows, np.where(missing > 0, 1 << 40, 0), spared).target_bytes
     possible = np.bincount(given_view.app, ordered - everything, apps)
     assert (freed + count * PAGE_BYTES >= np.minimum(missing, possible)).all()
 
@@ -220,20 +221,78 @@ def test_what_is_taken_back_is_slack_of_others(given_view: MemoryView, data: st.
 def test_slack_above_delta_goes_first_then_the_largest_of_the_rest() -> None:
     """Usage 100, limits 200, 140, 110; 50 is free above delta in the first, then 42, 32 and 2 above two margins."""
     comfortable = view([100, 100, 100], [200, 140, 110], total=1000)
-    nobody = np.zeros(3, np.bool_)
-    assert limits_mib(take_back(comfortable, np.array([20 * MIB]), nobody)) == [150, 140, 110]
-    assert limits_mib(take_back(comfortable, np.array([60 * MIB]), nobody)) == [140, 140, 110]
-    assert limits_mib(take_back(comfortable, np.array([1000 * MIB]), nobody)) == [108, 108, 108]
+    assert take_back_mib(comfortable, 20) == [150, 140, 110]
+    assert take_back_mib(comfortable, 60) == [140, 140, 110]
+    assert take_back_mib(comfortable, 1000) == [108, 108, 108]
 
 
 def test_page_cache_that_can_be_dropped_is_taken_in_steps() -> None:
     reader = replace(view([300], [304], total=304), reclaimable_bytes=np.array([200 * MIB]))
-    assert limits_mib(take_back(reader, np.array([500 * MIB]), np.zeros(1, np.bool_))) == [244]
+    assert take_back_mib(reader, 500) == [244]
 
 
-def limits_mib(result: MemoryTargets) -> list[int]:
-    """Whole MiB, as the examples say it."""
-    return (result.target_bytes // MIB).tolist()
+def take_back_mib(given_view: MemoryView, missing_mib: int, state: MemoryState | None = None) -> list[int]:
+    """Limits in whole MiB; without a state, of containers whose usage has been the same for long."""
+    count = len(given_view.app)
+    state = settled_state(given_view) if state is None else state
+    missing, nobody = np.array([missing_mib * MIB]), np.zeros(count, np.bool_)
+    return (take_back(state, given_view, np.arange(count), missing, nobody).target_bytes // MIB).tolist()
+
+
+def peaked(usage: list[int], peak: list[int]) -> MemoryState:
+    """Containers whose usage was at a peak three seconds ago and has been low since; MiB."""
+    state, rows = MemoryState(len(usage)), np.arange(len(usage))
+    ample = [4000] * len(usage)
+    decide_memory(state, view(peak, ample, 100_000), rows, reclaim=False)
+    for _ in range(3 * GREW_STEPS):
+        decide_memory(state, view(usage, ample, 100_000), rows, reclaim=False)
+    return state
+
+
+def test_a_periodic_reclaim_leaves_the_peak_of_the_last_seconds() -> None:
+    """Usage 2, peak 80: 84 instead of 52; at the next reclaim, 5 s later, it is forgotten."""
+    state, rows, idle = peaked([2], [80]), np.arange(1), view([2], [300], 1000)
+    limits = [decide_memory(state, idle, rows, reclaim=True).target_bytes[0] / MIB for _ in range(2)]
+    assert limits == [84, 52]
+
+
+def test_a_limit_below_the_peak_of_the_last_seconds_is_brought_back_where_there_is_room() -> None:
+    state, rows = peaked([2, 2], [80, 20]), np.arange(2)
+    assert (decide_memory(state, view([2, 2], [52, 52], 200), rows, reclaim=False).target_bytes // MIB).tolist() == [
+        84,
+        52,
+    ]
+    full = decide_memory(state, view([2, 2], [52, 52], 104), rows, reclaim=False)
+    assert (full.target_bytes // MIB).tolist() == [52, 52]
+
+
+def test_a_container_at_its_limit_comes_before_the_peaks_of_others() -> None:
+    """10 MiB are free: the first needs 4 to survive, the second is 40 below its recall and gets the 6 that are left."""
+    state = peaked([100, 2], [100, 88])
+    targets = decide_memory(state, view([100, 2], [100, 52], 162), np.arange(2), reclaim=False).target_bytes
+    assert (targets // MIB).tolist() == [104, 58]
+
+
+def test_what_the_reserves_lack_is_taken_from_the_largest_slack_above_the_peaks() -> None:
+    """Limits 120 + 30 + 30 of 200; 40 are to be withheld, 20 are missing: the first is 96 above its peak."""
+    state, rows = peaked([2, 2, 2], [20, 20, 20]), np.arange(3)
+    assert targets_mib(state, view([2, 2, 2], [120, 30, 30], 200, withheld=40), rows) == [100, 30, 30]
+    assert targets_mib(state, view([2, 2, 2], [105, 30, 30], 200, withheld=40), rows) == [105, 30, 30]  # a trifle
+    assert targets_mib(state, view([2, 2, 2], [70, 70, 60], 200, withheld=190), rows) == [24, 24, 24]
+
+
+def targets_mib(state: MemoryState, given_view: MemoryView, rows: Ints) -> list[int]:
+    """One step without a periodic reclaim; whole MiB."""
+    return (decide_memory(state.copy(), given_view, rows, reclaim=False).target_bytes // MIB).tolist()
+
+
+def test_what_is_wanted_back_at_once_spares_peaks_as_long_as_there_is_other_slack() -> None:
+    """Usage 2, peaks 80 and 20, both limits 90: first the second's, down to 24; then all above two margins."""
+    state, both = peaked([2, 2], [80, 20]), view([2, 2], [90, 90], 180)
+    assert take_back_mib(both, 60, state) == [84, 36]
+    assert take_back_mib(both, 70, state) == [84, 26]
+    assert take_back_mib(both, 80, state) == [76, 24]
+    assert take_back_mib(both, 1000, state) == [10, 10]
 
 
 def test_growth_of_160_mib_per_second_from_rest_never_reaches_the_limit() -> None:
