@@ -221,7 +221,8 @@ class MemoryGuard:
             self._begin_pause(look)
         else:
             guarded.end_pause()
-        need = need_of(state, guarded.growth.rate, self._reserves.container_max_of(guarded.app))
+        growth, most_bytes = guarded.growth, self._reserves.container_max_of(guarded.app)
+        need = need_of(state, growth.rate, most_bytes, growth.fastest, self._reserves.left_of(guarded.app))
         granted = self._grant(look, need.added_bytes)
         if granted < need.added_bytes:
             self._lack(look, need.added_bytes - granted)

@@ -3,6 +3,7 @@
     free   = limit - usage
     near   : free < max(min(32 MiB, limit / 8), rate x 60 ms)
     target = usage + max(2 x near, rate x 100 ms), at most container_max
+    spare  = up to a quarter of the reserve on top, where growth at its fastest would take it within 100 ms
 
 A grant of the agent takes 0.1 ms, an answer of the allocator some milliseconds, a sample comes every 100 ms; a task
 touches up to 2 GB/s. So a growing container is looked at every few milliseconds ("hot") and gets what it will have used
@@ -37,6 +38,8 @@ SPAN_NS: Final = 1_000_000
 """Readings closer together than this tell nothing of the rate."""
 HALF_LIFE_S: Final = 0.05
 """Of what a rate is made of."""
+SPARE_SHARE: Final = 4
+"""Part of a reserve that is granted for what is not believed yet: the agent may be woken late."""
 RETRY_NS: Final = 100_000_000
 """Between requests where the last one was not answered, or what it promised has not come."""
 REFUSED_RETRY_NS: Final = 1_000_000_000
@@ -77,13 +80,15 @@ class Need(NamedTuple):
 NO_NEED: Final = Need(0, capped=False)
 
 
-def need_of(state: MemoryState, rate: float, max_bytes: int) -> Need:
+def need_of(state: MemoryState, rate: float, max_bytes: int, fastest: float = 0.0, reserve_bytes: int = 0) -> Need:
     """What is to be added to the limit now.
 
     Args:
         state: usage and limit of one moment.
-        rate: growth.
+        rate: growth, as it is believed to go on.
         max_bytes: greatest limit of a container of this application.
+        fastest: growth, as it would go on at worst.
+        reserve_bytes: what can be granted at once.
     """
     limit = state.limit_bytes
     if limit == UNLIMITED:
@@ -92,6 +97,8 @@ def need_of(state: MemoryState, rate: float, max_bytes: int) -> Need:
     if limit - state.usage_bytes >= near and not state.paused:
         return NO_NEED
     target = state.usage_bytes + max(2 * near, int(rate * AHEAD_S), PAGE_BYTES)
+    at_worst = state.usage_bytes + int(fastest * AHEAD_S)
+    target = max(target, min(at_worst, target + reserve_bytes // SPARE_SHARE))
     target = -(-target // PAGE_BYTES) * PAGE_BYTES
     allowed = min(target, max_bytes // PAGE_BYTES * PAGE_BYTES)
     return Need(max(allowed - limit, 0), capped=target > max(allowed, limit))
@@ -111,6 +118,8 @@ class Growth:
     read_ns: int | None = None
     rate: float = 0.0
     """Bytes per second: the mean over the past, weighted by 0.5^(age / HALF_LIFE_S); never negative."""
+    fastest: float = 0.0
+    """The latest, or what is left of a faster one."""
 
     def read(self, usage_bytes: int, now_ns: int) -> float:
         """Take a reading; returns the rate. One that comes too soon after the last, or doubled, changes nothing.
@@ -125,6 +134,7 @@ class Growth:
             latest = min(max(usage_bytes - self.usage_bytes, 0) / elapsed_s, MAX_RATE)
             kept = 0.5 ** min(elapsed_s / HALF_LIFE_S, 60.0)
             self.rate = self.rate * kept + latest * (1 - kept)
+            self.fastest = max(latest, self.fastest * kept)
             self.usage_bytes, self.read_ns = usage_bytes, now_ns
         return self.rate
 

@@ -115,8 +115,11 @@ def test_a_process_that_starts_is_granted_about_as_much_again_and_not_what_its_r
     growth.read(2 * MIB, 0)
     rate = growth.read(12 * MIB, 5 * MS)
 
-    need = need_of(state_of(12 * MIB, 16 * MIB), rate, 1 << 40)
-    assert 10 * MIB <= need.added_bytes <= 16 * MIB
+    state = state_of(12 * MIB, 16 * MIB)
+    believed = need_of(state, rate, 1 << 40).added_bytes
+    assert 10 * MIB <= believed <= 16 * MIB
+    assert need_of(state, rate, 1 << 40, growth.fastest, 40 * MIB).added_bytes == believed + 10 * MIB
+    assert need_of(state, rate, 1 << 40, growth.fastest, 1 << 40).added_bytes == 196 * MIB  # 2000 MiB/s for 100 ms
 
 
 def test_rate_is_forgotten_half_a_second_after_growth_has_stopped():
