@@ -33,6 +33,8 @@ RECLAIMABLE_TICKS = 50
 
 
 _QUOTA, _LIMIT, _KILLS, _ARMED, _ORDER_SEQ = range(5)
+WATCHED_TICKS = 100
+"""A node is looked at between samples for this long after a container was throttled: 10 s."""
 """Columns of `Node._believed`; the first three as `Held.limits` has them."""
 
 
@@ -75,11 +77,16 @@ class Node:
         self._report_seq = 0
         self.ticks = 0
         """Samples taken of all containers."""
-        self.is_throttled = False
-        """Whether any container was, in the last sample."""
+        self._throttled_at_tick: int | None = None
+        """When any container was, latest."""
         self._one_by_one = False
         self._now_ns = 0
         self._kills_of_gone: dict[str, int] = {}
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether any container was throttled within WATCHED_TICKS: the next is told of between two samples."""
+        return self._throttled_at_tick is not None and self.ticks - self._throttled_at_tick <= WATCHED_TICKS
 
     @property
     def container_count(self) -> int:
@@ -304,7 +311,8 @@ class Node:
             look = Look(readings.held.throttled, after[:, 0], readings.held.limits[:, 0])
             sample, rows.told = with_unfinished(sample, look, rows.told)
         self._one_by_one = readings.held is None
-        self.is_throttled = bool(sample.throttled.any())
+        if sample.throttled.any():
+            self._throttled_at_tick = self.ticks
         rows.counters = after
         rows.read_ns[:] = now_ns
         rows.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)

@@ -146,7 +146,7 @@ class Agent:
     # -- sampling ----------------------------------------------------------------------------------------------
 
     def _look(self, node: Node) -> None:
-        """While containers are throttled: do not let those that have just been wait for the next sample."""
+        """Between two samples: do not let containers that have just been throttled wait for the next."""
         for batch in node.look(self._clock.time_ns()):
             self._publish_batch(batch)
 
@@ -168,7 +168,7 @@ class Agent:
         node.read_back(self._now_ns())
         self._follow_up()
         self._sampling = True
-        return node.is_throttled
+        return node.is_watched
 
     def _follow_up(self) -> None:
         if self._guarding is not None:

@@ -56,8 +56,8 @@ class AgentSettings(NodeSettings):
         Field(
             ge=0,
             le=9,
-            description="looks between two samples, while containers are throttled, for those that have just been: "
-            "where the kernel's own programs read",
+            description="looks between two samples for containers that have just been throttled, on nodes where any was "
+            "within 10 s; where the kernel's own programs read",
         ),
     ] = 4
     realtime_priority: Annotated[

@@ -56,7 +56,7 @@ class TracedAgent(Agent):
 
     def _tick(self, node: Node) -> bool:
         wall_ns, begin_ns = time.time_ns(), time.thread_time_ns()
-        is_throttled = super()._tick(node)
+        is_watched = super()._tick(node)
         cost_ns = time.thread_time_ns() - begin_ns
         self._tick_notes.append(
             {
@@ -70,7 +70,7 @@ class TracedAgent(Agent):
                 "source": node.host.telemetry_source,
             }
         )
-        return is_throttled
+        return is_watched
 
     def _publish_batch(self, batch: CfsBatch) -> None:
         super()._publish_batch(batch)

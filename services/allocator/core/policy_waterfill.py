@@ -50,18 +50,18 @@ GROWTH_US: Final = 20_000
 """One sample estimates at most GROWTH_FACTOR * used + GROWTH_US (measured/policy.md section 4)."""
 LEVEL_RATE: Final = 0.3
 """Weight of a new sample per period, both ways."""
-HEADROOM_SHARE: Final = 0.25
+HEADROOM_SHARE: Final = 0.15
 HEADROOM_US: Final = 2_000
 """Headroom above the demand, share of it and microseconds per period, whichever is more."""
 PROBE_FACTOR: Final = 2
 """Quota wanted by a throttled container, times the one in the kernel: 10 x in 4 steps of two periods."""
-HOLD_PERIODS: Final = 3
-"""Half of a sliding maximum: a peak is held for 0.3 to 0.6 s."""
+HOLD_PERIODS: Final = 1
+"""Half of a sliding maximum: a peak is held for 0.1 to 0.2 s."""
 RECALL_PERIODS: Final = 150
 """The same for what a container is raised to at once when it is throttled again: for 15 to 30 s."""
-GRACE_PERIODS: Final = 2
+GRACE_PERIODS: Final = 3
 """Samples after a throttled container was raised that cannot take it back: the raise comes at any moment of a period,
-and the sample at its end tells mostly what was used under the old quota (decision 25)."""
+and the sample at its end tells mostly what was used under the old quota (decisions 25 and 26)."""
 WEIGHT_SCALE: Final = 16
 """Resolution of the integer weights of the tight branch."""
 
