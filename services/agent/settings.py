@@ -56,7 +56,7 @@ class AgentSettings(NodeSettings):
         Field(
             ge=0,
             le=9,
-            description="looks between two samples for containers that have just been throttled, on nodes where any was "
+            description="looks between two samples for containers that have just been throttled, where any was "
             "within 10 s; where the kernel's own programs read",
         ),
     ] = 4

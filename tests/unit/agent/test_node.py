@@ -9,7 +9,7 @@ from schemas.limits import RowStatus
 from services.agent.core.boundaries import KNOWN
 from services.agent.core.readings import Held, read_each
 from services.agent.core.throttling import Look
-from services.agent.node import Node
+from services.agent.node import WATCHED_TICKS, Node
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reply_rows, send, update
@@ -42,6 +42,17 @@ def test_batch_reports_what_the_kernel_holds(node, host):
     assert row["container"] == key
     assert (row["quota_us"], row["used_us"], row["unused_us"]) == (20_000, 12_000, 8_000)
     assert (row["memory_usage_bytes"], row["memory_limit_bytes"]) == (1 << 20, 64 << 20)
+
+
+def test_a_node_is_looked_at_between_samples_for_ten_seconds_after_a_container_was_throttled(node, host):
+    node.found(found := host.add("web", quota_us=20_000))
+    container, watched = host.containers[found.container_id], []
+    for tick in range(WATCHED_TICKS + 4):
+        container.run(20_000, throttled=int(tick == 2))
+        node.sample(tick * PERIOD_NS, tick)
+        watched.append(node.is_watched)
+
+    assert watched == [False] * 2 + [True] * (WATCHED_TICKS + 1) + [False]
 
 
 def test_one_batch_per_application(node, host):

@@ -131,24 +131,24 @@ def test_escra_cuts_in_proportion_above_the_minimum_when_over_the_limit() -> Non
 
 
 def test_waterfill_first_sample_with_an_ample_limit() -> None:
-    """Level = 80,000; headroom max(20,000, 2,000): 100,000. The second: 10,000 + 2,500 = 12,500."""
+    """Level = 80,000; headroom max(12,000, 2,000): 92,000. The second: 10,000 + 2,000."""
     targets = policy_waterfill.decide(
-        WaterfillState(2), view([200_000, 11_000], [80_000, 10_000], 400_000), np.arange(2)
+        WaterfillState(2), view([200_000, 10_000], [80_000, 10_000], 400_000), np.arange(2)
     )
-    assert targets.target_us.tolist() == [100_000, 12_500]
+    assert targets.target_us.tolist() == [92_000, 12_000]
     assert targets.reason.tolist() == [Reason.UNUSED, Reason.DEMAND_ROSE]
-    assert (targets.measured[0], targets.threshold[0]) == (120_000, 20_000)
+    assert (targets.measured[0], targets.threshold[0]) == (120_000, 12_000)
 
 
 def test_comfortable_container_is_not_raised_for_a_little_more_headroom() -> None:
     """1,000 of 2,500 used: a wish of 3,000 is 20 % more, less than COMFORT_RAISE_SHARE. Throttled, it is raised."""
     before = view([200_000, 2_500], [80_000, 1_000], 400_000)
     targets = policy_waterfill.decide(WaterfillState(2), before, np.arange(2))
-    assert targets.target_us.tolist() == [100_000, 2_500]
+    assert targets.target_us.tolist() == [92_000, 2_500]
 
 
 def test_waterfill_probes_while_throttled() -> None:
-    """Estimate 30,000 + 0.1 * 70,000 = 37,000; need 37,000 + 9,250; probe 2 * 30,000 = 60,000."""
+    """Estimate 30,000 + 0.1 * 70,000 = 37,000; need 37,000 + 5,550; probe 2 * 30,000 = 60,000."""
     throttled = view([30_000], [30_000], 400_000, [True], throttled_us=70_000)
     targets = policy_waterfill.decide(WaterfillState(1), throttled, np.arange(1))
     assert targets.target_us.tolist() == [60_000]
@@ -156,11 +156,11 @@ def test_waterfill_probes_while_throttled() -> None:
 
 
 def test_waterfill_rations_headroom_in_proportion() -> None:
-    """Demands 80,000 + 40,000 = 120,000; headroom 20,000 + 10,000 = 30,000, room for it 15,000: half of each."""
+    """Demands 80,000 + 40,000 = 120,000; headroom 12,000 + 6,000 = 18,000, room for it 9,000: half of each."""
     targets = policy_waterfill.decide(
-        WaterfillState(2), view([67_000, 67_000], [80_000, 40_000], 135_000), np.arange(2)
+        WaterfillState(2), view([64_000, 64_000], [80_000, 40_000], 129_000), np.arange(2)
     )
-    assert targets.target_us.tolist() == [90_000, 45_000]
+    assert targets.target_us.tolist() == [86_000, 43_000]
     assert targets.reason.tolist() == [Reason.DEMAND_ROSE, Reason.SHARED_SCARCITY]
 
 
@@ -186,7 +186,7 @@ def quotas_after_a_peak(state: WaterfillState, periods: int) -> list[int]:
 
 
 def test_waterfill_holds_a_peak_for_a_while() -> None:
-    targets = quotas_after_a_peak(WaterfillState(1), 4 * HOLD_PERIODS + 10)  # the level itself takes ten to fall
+    targets = quotas_after_a_peak(WaterfillState(1), 4 * HOLD_PERIODS + 12)  # the level itself takes twelve to fall
     first = next(period for period, target in enumerate(targets) if target < above(100_000))
     assert HOLD_PERIODS - 1 <= first < 2 * HOLD_PERIODS
     assert targets[first - 1] == above(100_000)
@@ -196,7 +196,7 @@ def test_waterfill_holds_a_peak_for_a_while() -> None:
 def test_waterfill_gives_a_throttled_container_at_once_what_it_had_seconds_ago() -> None:
     """The remembered peak in one step, where doubling would take three; after 30 s nothing of it is known."""
     rows, seen = np.arange(1), []
-    for rest in (3 * HOLD_PERIODS, 2 * RECALL_PERIODS + HOLD_PERIODS):
+    for rest in (2 * HOLD_PERIODS + 6, 2 * RECALL_PERIODS + HOLD_PERIODS):
         state = WaterfillState(1)
         quota = quotas_after_a_peak(state, rest)[-1]
         throttled = view([quota], [quota], 400_000, [True])
@@ -209,7 +209,7 @@ def test_waterfill_gives_a_throttled_container_at_once_what_it_had_seconds_ago()
 def test_waterfill_keeps_a_raise_until_a_whole_period_has_shown_what_is_used() -> None:
     """The sample after it tells of 12,000, used mostly under the old quota: too early to take 100,000 back."""
     state, rows = WaterfillState(1), np.arange(1)
-    quota = quotas_after_a_peak(state, 3 * HOLD_PERIODS)[-1]
+    quota = quotas_after_a_peak(state, 2 * HOLD_PERIODS + 6)[-1]
     raised = int(policy_waterfill.decide(state, view([quota], [quota], 400_000, [True]), rows).target_us[0])
     after = [
         int(policy_waterfill.decide(state, view([raised], [12_000], 400_000), rows).target_us[0])
