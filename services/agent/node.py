@@ -30,11 +30,10 @@ RECHECK_TICKS = 5
 """Each container's limits are read back from the kernel once in so many ticks, a share of them per tick."""
 RECLAIMABLE_TICKS = 50
 """The same for the page cache that the kernel could drop (20 us a container), and for limits that readings show."""
-
-
-_QUOTA, _LIMIT, _KILLS, _ARMED, _ORDER_SEQ = range(5)
 WATCHED_TICKS = 100
 """A node is looked at between samples for this long after a container was throttled: 10 s."""
+
+_QUOTA, _LIMIT, _KILLS, _ARMED, _ORDER_SEQ = range(5)
 """Columns of `Node._believed`; the first three as `Held.limits` has them."""
 
 

@@ -136,15 +136,25 @@ def test_ours_is_the_products_own_code_to_the_last_microsecond() -> None:
 
 
 def test_with_a_profile_waterfill_begins_as_if_it_had_watched_it() -> None:
-    """c1 uses 20 ms now and then; in this run 3.5 ms: it still holds 20 + 5 ms, without a profile 3.5 + 2."""
-    quotas = []
+    """c1 uses 20 ms now and then; in this run 3.5 ms, until it is throttled: it has its 20 + 3 ms again at once.
+
+    Without a profile it is raised to twice what it had.
+    """
+    raised = []
     for profile in (profile_of_two(), NO_PROFILE):
         cluster = cluster_of_four(8.0)
         cluster.allocation.choose(parse("waterfill"), profile)
-        for _ in range(8):
+        for _ in range(40):
             cluster.period([[(3_500, 50 * MIB)] * 2] * 2)
-        quotas.append(cluster.containers()[0].quota_us)
-    assert quotas == [25_000, 5_500]
+        c1 = cluster.containers()[0]
+        before_us = c1.quota_us
+        assert before_us < 6_500
+        while c1.quota_us <= before_us:
+            cluster.period([[(30_000, 50 * MIB), (3_500, 50 * MIB)], [(3_500, 50 * MIB)] * 2])
+        raised.append(c1.quota_us / before_us)
+        assert c1.quota_us >= 23_000 or profile is NO_PROFILE
+    assert raised[0] > 3.5
+    assert raised[1] == pytest.approx(2, rel=0.01)
 
 
 def test_under_a_peer_who_reaches_his_limit_is_killed_and_under_ours_he_is_not() -> None:
