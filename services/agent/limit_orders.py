@@ -53,12 +53,12 @@ class LimitOrders:
         keys = [row.container for row in plan.rows] or book.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = _Pending(update, plan, keys, statuses, on_settled)
-        for container, _ in plan.superseded:
-            self.cuts.discard(container)
         self._pending.append(pending)
         for row, planned in enumerate(plan.rows):
             pending.statuses[row] = self._start_row(planned, pending, row, now_ns)
         self._order_reserves(plan, now_ns)
+        for container, order in plan.superseded:
+            self.cuts.discard(container, order)
         # Replies only now: one that names this order as seen must tell what it has raised.
         for container, order in plan.superseded:
             self._settle_row(container, order, RowStatus.SUPERSEDED)
@@ -73,7 +73,7 @@ class LimitOrders:
                 member = self._containers.members.get(cut.container)
                 nr_periods = member.handle.read_periods() if member else None
                 if nr_periods is None:
-                    self.cuts.discard(cut.container)
+                    self.cuts.discard(cut.container, cut.order)
                     self._settle_row(cut.container, cut.order, RowStatus.UNKNOWN_CONTAINER)
                     continue
                 is_due = self.cuts.read(cut, nr_periods, now_ns)
@@ -115,8 +115,7 @@ class LimitOrders:
         nr_periods = self._containers.members[key].handle.read_periods()
         if nr_periods is None:  # vanished: the write finds out
             return False
-        self.cuts.add(key, order, nr_periods, now_ns)
-        return True
+        return self.cuts.add(key, order, nr_periods, now_ns)
 
     def _write_memory(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
         if self._guard.refuses_cut(key, limit_bytes, now_ns):

@@ -84,8 +84,20 @@ class BoundaryQueue:
         del self.waiting[cut.container]
         return True
 
-    def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int) -> None:
-        """Let a cut wait; replaces an older one of the same container."""
+    def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int) -> bool:
+        """Let a cut wait; one of the same container that waits already is replaced, but keeps its place.
+
+        Orders may come every period just after the boundary and before its reading: if each began to wait anew, none
+        would be written for as long as they change.
+
+        False: a boundary has just passed, so that the cut may be written at once.
+        """
+        older = self.waiting.get(container)
+        if older is not None and older.nr_periods != KNOWN:
+            if nr_periods != older.nr_periods and self.read(older, nr_periods, now_ns):
+                return False
+            older.order = order
+            return True
         cut = WaitingCut(container, order, nr_periods, now_ns, 0, now_ns + DEADLINE_NS)
         seen_ns = self.boundaries_ns.get(container)
         if seen_ns is not None and now_ns - seen_ns < TRUST_NS:
@@ -94,10 +106,13 @@ class BoundaryQueue:
         else:
             cut.next_read_ns = self._next_read(container, now_ns)
         self.waiting[container] = cut
+        return True
 
-    def discard(self, container: str) -> None:
-        """Forget the cut, not the phase."""
-        self.waiting.pop(container, None)
+    def discard(self, container: str, order: tuple[int, int]) -> None:
+        """Forget the cut, if it is still of this order; not the phase."""
+        waiting = self.waiting.get(container)
+        if waiting is not None and waiting.order == order:
+            del self.waiting[container]
 
     def forget(self, container: str) -> None:
         """The container is gone."""
@@ -128,7 +143,7 @@ class BoundaryQueue:
             return True
         if doubt_ns > MISSED_NS and not cut.missed:
             cut.missed = True
-            cut.nr_periods, cut.last_read_ns = nr_periods, now_ns
+            cut.nr_periods, cut.last_read_ns, cut.deadline_ns = nr_periods, now_ns, now_ns + DEADLINE_NS
             cut.next_read_ns = self._next_read(cut.container, now_ns)
             return False
         if doubt_ns <= LEARN_NS:

@@ -1,11 +1,14 @@
 """Cuts are written just after the container's own period boundary, with few reads once its phase is known."""
 
+import itertools
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.agent.core.boundaries import (
     DEADLINE_NS,
     GUARD_NS,
+    LEARN_NS,
     MISSED_NS,
     PERIOD_NS,
     TOGETHER_NS,
@@ -89,6 +92,39 @@ def test_newer_cut_replaces_the_waiting_one():
     queue.add("web", (1, 2), 0, 0)
 
     assert [cut.order for cut in queue.due(PERIOD_NS)] == [(1, 2)]
+
+
+@example(phase_ns=0, offset_ns=2 * MS, lates_ns=[0], timers_ns=[0])
+@given(
+    phase_ns=st.integers(0, PERIOD_NS - 1),
+    offset_ns=st.integers(0, PERIOD_NS - 1),
+    lates_ns=st.lists(st.integers(0, 3 * MS), min_size=1, max_size=7),
+    timers_ns=st.lists(st.integers(0, MS), min_size=1, max_size=5),
+)
+def test_cuts_that_are_replaced_every_period_are_written_all_the_same(phase_ns, offset_ns, lates_ns, timers_ns):
+    """Whatever the moment at which orders come: one of any four is written, within 8 ms after a boundary.
+
+    Or just before: a phase was learnt to within half of LEARN_NS.
+    """
+    queue, written = BoundaryQueue(), []
+
+    def nr_periods(now_ns):
+        return (now_ns - phase_ns) // PERIOD_NS
+
+    for number in range(1, 40):
+        ordered_ns = number * PERIOD_NS + offset_ns + lates_ns[number % len(lates_ns)]
+        next_ns = (number + 1) * PERIOD_NS + offset_ns + lates_ns[(number + 1) % len(lates_ns)]
+        if not queue.add("web", (1, number), nr_periods(ordered_ns), ordered_ns):
+            written.append((number, ordered_ns))
+        while (wake_ns := queue.next_wake_ns()) is not None:
+            now_ns = wake_ns + timers_ns[number % len(timers_ns)]
+            if now_ns >= next_ns:
+                break
+            written += [(number, now_ns) for cut in queue.due(now_ns) if queue.read(cut, nr_periods(now_ns), now_ns)]
+    numbers = [0, *(number for number, _ in written), 40]
+    assert max(after - before for before, after in itertools.pairwise(numbers)) <= 4
+    early_ns = LEARN_NS // 2
+    assert all((now_ns - phase_ns + early_ns) % PERIOD_NS <= early_ns + 8 * MS for _, now_ns in written)
 
 
 def test_cuts_that_fall_due_close_together_are_read_together():

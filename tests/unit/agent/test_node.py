@@ -131,6 +131,18 @@ def test_newer_order_replaces_a_waiting_cut(node, host):
     assert reply_rows(second[0])[key]["status"] == RowStatus.APPLIED
 
 
+def test_a_cut_whose_order_is_replaced_before_every_reading_is_written_all_the_same(node, host):
+    """Orders come 2 ms after the boundary, readings 4 ms after it: each order used to begin to wait anew."""
+    key, container = running(node, host, quota_us=50_000)
+    for number in range(2, 11):
+        container.run(10_000)
+        send(node, update({key: (50_000 - 1_000 * number, 0)}, seq=number), number * PERIOD_NS + 2 * MS)
+        node.poll_cuts(number * PERIOD_NS + 3 * MS)
+
+    assert len(container.writes) >= 3
+    assert container.writes[-1][1] <= 42_000
+
+
 def test_doubled_and_overtaken_orders_do_nothing(node, host):
     key = node.found(found := host.add("web", quota_us=20_000))
     send(node, update({key: (40_000, 0)}, seq=5))
