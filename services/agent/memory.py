@@ -24,7 +24,6 @@ from services.agent.core.memory_guard import (
     Need,
     by_urgency,
     cut_is_dangerous,
-    need_of,
     wants_a_look,
 )
 from services.agent.drift import DriftWatch
@@ -221,8 +220,7 @@ class MemoryGuard:
             self._begin_pause(look)
         else:
             guarded.end_pause()
-        growth, most_bytes = guarded.growth, self._reserves.container_max_of(guarded.app)
-        need = need_of(state, growth.rate, most_bytes, growth.fastest, self._reserves.left_of(guarded.app))
+        need = guarded.need(state, self._reserves.container_max_of(guarded.app), self._reserves.left_of(guarded.app))
         granted = self._grant(look, need.added_bytes)
         if granted < need.added_bytes:
             self._lack(look, need.added_bytes - granted)

@@ -172,6 +172,10 @@ class Guarded:
     """Latest reading."""
     armed_ns: int = 0
 
+    def need(self, state: MemoryState, max_bytes: int, reserve_bytes: int) -> Need:
+        """What is to be added to the limit now; see `need_of`."""
+        return need_of(state, self.growth.rate, max_bytes, self.growth.fastest, reserve_bytes)
+
     def read(self, state: MemoryState, now_ns: int) -> float:
         """Take a reading; returns the rate."""
         self.state = state
