@@ -41,6 +41,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     given = parser.parse_args(arguments)
     given.runs = given.runs or (5 if given.quick else 100)
+    for chosen, there in ((given.kinds, KINDS), (given.schedulings, SCHEDULINGS)):
+        if unknown := set(chosen.split(",")) - set(there):
+            parser.error(f"there is no {min(unknown)!r}: choose of {','.join(there)}")
     return given
 
 
