@@ -181,23 +181,26 @@ def why_not(wish: Wish) -> str | None:
 class Progress:
     """How far a run is."""
 
-    whole: int
+    plan: Plan
+    todo: Sequence[Cell]
     begin_s: float = field(default_factory=time.monotonic)
-    done: int = 0
+    done: list[Cell] = field(default_factory=list)
     again: int = 0
     """Cells that were measured again because others disturbed them."""
     troubles: list[str] = field(default_factory=list)
 
     def tell(self, cell: Cell, record: dict[str, Any]) -> None:
         """One more is done."""
-        self.done += 1
-        left_s = (time.monotonic() - self.begin_s) / self.done * (self.whole - self.done)
-        share = f"{self.done}/{self.whole}"
+        self.done.append(cell)
+        # By what cells were planned to take: a batch takes ten times as long as a window of requests.
+        whole_s, done_s = estimated_s(self.plan, self.todo), estimated_s(self.plan, self.done)
+        left_s = (time.monotonic() - self.begin_s) * (whole_s / done_s - 1)
+        share = f"{len(self.done)}/{len(self.todo)}"
         say(f"{share} {cell.name}: {report.brief(record)}; {left_s / 60:.1f} min left")
 
     def may_measure_again(self) -> bool:
         """Only so many, or a busy machine would never come to an end."""
-        return self.again < AGAIN_SHARE * self.whole
+        return self.again < AGAIN_SHARE * len(self.todo)
 
 
 async def measure(wish: Wish, store: Store) -> list[str]:
@@ -207,7 +210,7 @@ async def measure(wish: Wish, store: Store) -> list[str]:
         say(f"{outdated} cells were measured with other code: again")
     todo = [cell for cell in plan.order() if not store.is_finished(cell)]
     say(f"{len(todo)} of {len(plan.order())} cells to measure, {plan.window_s:g} s each: {store.directory}")
-    progress = Progress(len(todo))
+    progress = Progress(plan, todo)
     if not todo:
         return []
     async with open_rig(store.directory) as rig:

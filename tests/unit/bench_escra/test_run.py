@@ -1,0 +1,26 @@
+"""What a run says of itself while it is under way."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.bench.escra.plan import BATCH_CELL_S, BATCH_LOAD, OVERHEAD_S, SETTLE_S, Cell, Plan
+from tests.bench.escra.run import Progress
+
+_BATCH = Cell("grid-search", BATCH_LOAD, "ample", "escra", 0)
+_SERVED = [Cell("shop", "burst", "ample", "escra", repetition) for repetition in range(9)]
+_RECORD = {"metrics": {"used_cores": 1.0, "cpu_slack_p50": 0.05, "oom_kills": 0}, "batch": {"completion_s": 29.0}}
+
+
+def test_a_batch_that_comes_first_does_not_spoil_the_estimate(capsys: pytest.CaptureFixture[str]):
+    plan = Plan((), 9, seed=7, window_s=6.0 - SETTLE_S - OVERHEAD_S)
+    progress = Progress(plan, [_BATCH, *_SERVED], begin_s=time.monotonic() - BATCH_CELL_S)
+    progress.tell(_BATCH, _RECORD)
+    said = capsys.readouterr().err
+    assert said.startswith("... 1/10 grid-search.batch.ample.escra.0: ")
+    left = re.search(r"([0-9.]+) min left$", said.strip())
+    assert left is not None
+    assert float(left.group(1)) == pytest.approx(9 * 6 / 60, abs=0.06)
