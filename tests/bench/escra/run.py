@@ -12,6 +12,7 @@ import asyncio
 import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -62,6 +63,7 @@ TIGHT_LOADS: Final = ("burst",)
 SENSITIVITY_LOADS: Final = ("exponential", "burst")
 BATCH_POLICIES: Final = ("none", "static-1.5", "autopilot-1s", "captain-0.1", "escra", "waterfill")
 LOCK: Final = Path(tempfile.gettempdir()) / "turnbuckle-bench-escra.lock"
+STOPPED: Final = 128 + signal.SIGINT
 TRIES: Final = 2
 """Of a cell that fails, or that others disturb."""
 AGAIN_SHARE: Final = 0.1
@@ -270,6 +272,22 @@ def alone() -> Iterator[bool]:
             yield True
 
 
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM and SIGINT both end a run in order, its containers and services with it; in the background too.
+
+    A shell without job control starts background jobs with SIGINT ignored.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio cancels the run when it sees this one
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run(wish: Wish) -> list[str]:
     """Measure, and note what is measured; what could not be measured, in words."""
     store = Store(wish.output, wish.plan)
@@ -291,7 +309,12 @@ def main() -> int:
             if reason:
                 print(f"bench-escra: {reason}", file=sys.stderr)
                 return UNAVAILABLE
-            troubles = run(wish)
+            try:
+                with stoppable():
+                    troubles = run(wish)
+            except KeyboardInterrupt:
+                print("bench-escra: stopped; the same command goes on where it was", file=sys.stderr)
+                return STOPPED
     store = Store(wish.output, wish.plan)
     results = report.collect(store, wish.plan, this_machine(), troubles)
     written = report.write(results, store, wish.output)
