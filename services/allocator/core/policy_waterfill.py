@@ -2,15 +2,18 @@
 
 The form of measured/policy.md section 4 without burst, reduced by simulation on that study's tuning half (decision 6):
 one average instead of three, no margin and no probing in what is served first, memory as sliding maxima. What is held
-is short, since throttling is told while it happens, and what is recalled is long (decision 24, on real servers).
+is short, since throttling is told while it happens, and what is recalled is long (decision 24, on real servers). In a
+scarce application what is given away does not come back at once, so that it is held for longer there (decision 27).
 
 Per container:   x      = used, or when throttled min(used + THROTTLE_WEIGHT * throttled_us, 4 used + 20 ms)
                  level += LEVEL_RATE * (x - level)
                  above  = max(level, x) + max(HEADROOM_SHARE * max(level, x), HEADROOM_US)
                  peak   = the largest `above` of the last HOLD_PERIODS to twice that: what is held
+                 kept   = the largest level, with headroom, of the last KEEP_PERIODS to twice that: what is held as well
+                          where all of these together are more than SCARCE_SHARE of the limit
                  recall = the largest `above` of the last RECALL_PERIODS to twice that: what is given back at once
                  demand = level,               or when throttled max(level, x)
-                 need   = max(demand, peak)
+                 need   = max(demand, peak),  or when scarce max(demand, peak, kept)
                  wanted = need,                or when throttled max(need, recall, PROBE_FACTOR * quota in the kernel),
                                                kept for GRACE_PERIODS samples: the first after a raise tells mostly of
                                                the time before it
@@ -22,11 +25,14 @@ Per application: the limit serves all demands, then need - demand, then wanted -
 
 What holds (tests/unit/policy), with a loop delay of one period:
 - Constant demand without noise at limits of 3, 1.15, 1.02 and 0.8 times the demand: from equal shares the last write
-  comes within 20 periods (in 1 of 60 random loads within 25), from 10 % of the demand within 30, and none in the 100
-  after that. With noise of +-2 % there is on average at most 1 write in 100 container-periods.
+  comes within 20 periods (in 1 of 60 random loads within 25), from 10 % of the demand within 30 (in a scarce
+  application 2 KEEP_PERIODS later, when what was kept on the way is forgotten), and none in the 100 after that. With
+  noise of +-2 % there is on average at most 1 write in 100 container-periods.
 - Where the limit is at least 1.02 times the demand everybody ends with 0.95 of his demand or more.
 - A container that burns at 10 % of its demand has 95 % of it within 10 periods when the application has room.
-- A container that goes quiet falls within 20 periods to at most HEADROOM_US above its use or a quarter of its quota.
+- A container that goes quiet falls within 20 periods to at most HEADROOM_US above its use or a quarter of its quota; in
+  a scarce application up to 2 KEEP_PERIODS later, and then another one that burns in its place has half of its demand
+  within 11 periods and all within 30.
   When it is throttled within 15 to 30 s it has in one step what it had, if the application has room.
 - A throttled container can be cut: when the limit is tight, to its fair share.
 """
@@ -57,6 +63,11 @@ PROBE_FACTOR: Final = 2
 """Quota wanted by a throttled container, times the one in the kernel: 10 x in 4 steps of two periods."""
 HOLD_PERIODS: Final = 1
 """Half of a sliding maximum: a peak is held for 0.1 to 0.2 s."""
+KEEP_PERIODS: Final = 20
+"""The same for levels where the application is scarce: for 2 to 4 s."""
+SCARCE_SHARE: Final = 0.9
+"""Of the limit: an application is scarce when its containers' largest levels with headroom are more than that. Levels,
+because single periods reach far beyond what lasts, also where the limit is ample."""
 RECALL_PERIODS: Final = 150
 """The same for what a container is raised to at once when it is throttled again: for 15 to 30 s."""
 GRACE_PERIODS: Final = 3
@@ -78,6 +89,9 @@ class WaterfillState(SlotArrays):
         "peak_now": (np.float64, 0),
         "peak_before": (np.float64, 0),
         "peak_age": (np.int32, 0),
+        "kept_now": (np.float64, 0),
+        "kept_before": (np.float64, 0),
+        "kept_age": (np.int32, 0),
         "recall_now": (np.float64, 0),
         "recall_before": (np.float64, 0),
         "recall_age": (np.int32, 0),
@@ -89,6 +103,9 @@ class WaterfillState(SlotArrays):
     peak_now: Floats
     peak_before: Floats
     peak_age: Ages
+    kept_now: Floats
+    kept_before: Floats
+    kept_age: Ages
     recall_now: Floats
     recall_before: Floats
     recall_age: Ages
@@ -112,10 +129,9 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
         _observe(state, rows[view.fresh], estimate[view.fresh])
     throttled = view.fresh & view.throttled
     slots = at(rows)
-    level, peak = state.level[slots], np.maximum(state.peak_now[slots], state.peak_before[slots])
-    recall = np.maximum(state.recall_now[slots], state.recall_before[slots])
+    level, recall = state.level[slots], np.maximum(state.recall_now[slots], state.recall_before[slots])
     demand = np.where(throttled, np.maximum(level, estimate), level)
-    need = np.maximum(demand, peak)
+    need = np.maximum(demand, _held(state, slots, view))
     raised = np.maximum(np.maximum(need, recall), PROBE_FACTOR * view.quota_us)
     wanted = np.maximum(need, _keep_raises(state, slots, view.fresh, throttled, raised))
     demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[slots]) for tier in (demand, need, wanted))
@@ -143,18 +159,32 @@ def _observe(state: WaterfillState, rows: Ints, estimate: Floats) -> None:
     level = state.level[slots]
     level = np.where(state.seen[slots], level + LEVEL_RATE * (estimate - level), estimate)
     base = np.maximum(level, estimate)
-    above = base + np.maximum(HEADROOM_SHARE * base, HEADROOM_US)
+    above = _with_headroom(base)
     state.level[slots] = level
     state.seen[slots] = True
-    for now, before, age, periods in (
-        (state.peak_now, state.peak_before, state.peak_age, HOLD_PERIODS),
-        (state.recall_now, state.recall_before, state.recall_age, RECALL_PERIODS),
+    for value, now, before, age, periods in (
+        (above, state.peak_now, state.peak_before, state.peak_age, HOLD_PERIODS),
+        (_with_headroom(level), state.kept_now, state.kept_before, state.kept_age, KEEP_PERIODS),
+        (above, state.recall_now, state.recall_before, state.recall_age, RECALL_PERIODS),
     ):
         older = age[slots] + 1
         turn = older >= periods
         before[slots] = np.where(turn, now[slots], before[slots])
-        now[slots] = np.where(turn, above, np.maximum(now[slots], above))
+        now[slots] = np.where(turn, value, np.maximum(now[slots], value))
         age[slots] = np.where(turn, 0, older)
+
+
+def _with_headroom(used_us: Floats) -> Floats:
+    return used_us + np.maximum(HEADROOM_SHARE * used_us, HEADROOM_US)
+
+
+def _held(state: WaterfillState, slots: Ints | slice, view: CpuView) -> Floats:
+    """Peaks, each held for as long as its application can afford; shape N, microseconds."""
+    peak = np.maximum(state.peak_now[slots], state.peak_before[slots])
+    kept = np.maximum(state.kept_now[slots], state.kept_before[slots])
+    kept_us = per_app(view.app, _bounded(view, kept, state.seen[slots]), len(view.limit_us))
+    scarce = kept_us > SCARCE_SHARE * view.limit_us
+    return np.where(scarce[view.app], np.maximum(peak, kept), peak)
 
 
 def _keep_raises(state: WaterfillState, slots: Ints | slice, fresh: Bools, throttled: Bools, raised: Floats) -> Floats:

@@ -16,6 +16,7 @@ from services.allocator.core.policy_waterfill import (
     HEADROOM_SHARE,
     HEADROOM_US,
     HOLD_PERIODS,
+    KEEP_PERIODS,
     PROBE_FACTOR,
     RECALL_PERIODS,
     WaterfillState,
@@ -175,12 +176,12 @@ def test_waterfill_tight_limit_gives_the_minimum_and_then_weighs() -> None:
     assert np.abs(targets.target_us - [81_000, 11_000]).max() <= 2
 
 
-def quotas_after_a_peak(state: WaterfillState, periods: int) -> list[int]:
+def quotas_after_a_peak(state: WaterfillState, periods: int, limit: int = 400_000) -> list[int]:
     """Targets for a container that uses 20,000 after one period with 100,000, each ordered in its turn."""
-    rows, quota, targets = np.arange(1), 400_000, []
+    rows, quota, targets = np.arange(1), limit, []
     for period in range(periods + 1):
         used = 20_000 if period else 100_000
-        quota = int(policy_waterfill.decide(state, view([quota], [used], 400_000), rows).target_us[0])
+        quota = int(policy_waterfill.decide(state, view([quota], [used], limit), rows).target_us[0])
         targets.append(quota)
     return targets[1:]
 
@@ -191,6 +192,38 @@ def test_waterfill_holds_a_peak_for_a_while() -> None:
     assert HOLD_PERIODS - 1 <= first < 2 * HOLD_PERIODS
     assert targets[first - 1] == above(100_000)
     assert targets[-1] <= above(20_000) * 1.1
+
+
+def test_waterfill_holds_a_peak_for_longer_where_peaks_do_not_fit_together() -> None:
+    """Scarce: the one level, 115,000 with its headroom, is more than 0.9 of the limit of 120,000."""
+    targets = quotas_after_a_peak(WaterfillState(1), 2 * KEEP_PERIODS + 12, limit=120_000)
+    first = next(period for period, target in enumerate(targets) if target < above(100_000))
+    assert KEEP_PERIODS - 1 <= first < 2 * KEEP_PERIODS
+    assert targets[-1] <= above(20_000) * 1.1
+
+
+def test_a_single_period_makes_no_application_scarce() -> None:
+    """The same peak after steady use: the level is 44,000 then, which fits well."""
+    state, rows = WaterfillState(1), np.arange(1)
+    for _ in range(20):
+        policy_waterfill.decide(state, view([23_000], [20_000], 120_000), rows)
+    targets = quotas_after_a_peak(state, 2 * HOLD_PERIODS + 12, limit=120_000)
+    first = next(period for period, target in enumerate(targets) if target < above(100_000))
+    assert first < 2 * HOLD_PERIODS
+    assert targets[-1] <= above(20_000) * 1.1
+
+
+def test_waterfill_serves_what_is_used_before_what_is_kept() -> None:
+    """The first one keeps 92,000 of 120,000 until the second one burns, which then has its level first."""
+    state, rows = WaterfillState(2), np.arange(2)
+    policy_waterfill.decide(state, view([100_000, 20_000], [80_000, 5_000], 120_000), rows)
+    kept = policy_waterfill.decide(state, view([92_000, 28_000], [10_000, 5_000], 120_000), rows).target_us
+    assert kept[0] == above(80_000)
+    burning = view([92_000, 28_000], [10_000, 28_000], 120_000, [False, True], throttled_us=70_000)
+    first, second = policy_waterfill.decide(state, burning, rows).target_us.tolist()
+    assert first < above(80_000)
+    assert second >= 28_000 + 7_000  # all that was seen of its demand
+    assert first + second <= 120_000
 
 
 def test_waterfill_gives_a_throttled_container_at_once_what_it_had_seconds_ago() -> None:
