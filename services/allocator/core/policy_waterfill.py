@@ -33,7 +33,7 @@ What holds (tests/unit/policy), with a loop delay of one period:
 - A container that goes quiet falls within 20 periods to at most HEADROOM_US above its use or a quarter of its quota; in
   a scarce application up to 2 KEEP_PERIODS later, and then another one that burns in its place has half of its demand
   within 11 periods and all within 30.
-  When it is throttled within 15 to 30 s it has in one step what it had, if the application has room.
+  The quiet one, throttled again within 15 to 30 s, has in one step what it had, if the application has room.
 - A throttled container can be cut: when the limit is tight, to its fair share.
 """
 
@@ -65,11 +65,11 @@ HOLD_PERIODS: Final = 1
 """Half of a sliding maximum: a peak is held for 0.1 to 0.2 s."""
 KEEP_PERIODS: Final = 20
 """The same for levels where the application is scarce: for 2 to 4 s."""
+RECALL_PERIODS: Final = 150
+"""The same for what a container is raised to at once when it is throttled again: for 15 to 30 s."""
 SCARCE_SHARE: Final = 0.9
 """Of the limit: an application is scarce when its containers' largest levels with headroom are more than that. Levels,
 because single periods reach far beyond what lasts, also where the limit is ample."""
-RECALL_PERIODS: Final = 150
-"""The same for what a container is raised to at once when it is throttled again: for 15 to 30 s."""
 GRACE_PERIODS: Final = 3
 """Samples after a throttled container was raised that cannot take it back: the raise comes at any moment of a period,
 and the sample at its end tells mostly what was used under the old quota (decisions 25 and 26)."""
@@ -182,8 +182,8 @@ def _held(state: WaterfillState, slots: Ints | slice, view: CpuView) -> Floats:
     """Peaks, each held for as long as its application can afford; shape N, microseconds."""
     peak = np.maximum(state.peak_now[slots], state.peak_before[slots])
     kept = np.maximum(state.kept_now[slots], state.kept_before[slots])
-    kept_us = per_app(view.app, _bounded(view, kept, state.seen[slots]), len(view.limit_us))
-    scarce = kept_us > SCARCE_SHARE * view.limit_us
+    together_us = per_app(view.app, _bounded(view, kept, state.seen[slots]), len(view.limit_us))
+    scarce = together_us > SCARCE_SHARE * view.limit_us
     return np.where(scarce[view.app], np.maximum(peak, kept), peak)
 
 
