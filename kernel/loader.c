@@ -82,7 +82,7 @@ static struct ring_buffer *open_rings(const struct loaded *loaded, struct feed *
 		struct bpf_map *map = NULL;
 
 		feeds[i] = (struct feed){.unit = &units[i], .socket = socket};
-		if (loaded[i].count && units[i].kind)
+		if (loaded[i].count && units[i].record_bytes)
 			map = bpf_object__find_map_by_name(loaded[i].objects[0], "records");
 		if (!map)
 			continue;
@@ -141,8 +141,8 @@ static int serve(const struct options *options)
 
 	for (int i = 0; i < UNIT_COUNT; i++) {
 		load_unit(&units[i], &options->request, &loaded[i]);
-		if (loaded[i].table.count)
-			send_packet(options->socket, TB_TABLE, NULL, 0, &loaded[i].table);
+		if (loaded[i].handed.count)
+			send_packet(options->socket, units[i].kind, NULL, 0, &loaded[i].handed);
 		send_status(options->socket, units[i].name, loaded[i].failure);
 		any = any || loaded[i].count;
 	}

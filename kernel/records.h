@@ -3,7 +3,7 @@
 #ifndef TB_RECORDS_H
 #define TB_RECORDS_H
 
-#define TB_VERSION 3
+#define TB_VERSION 4
 
 /* A row of the table of control groups. Version 1 has one row of a container in each hierarchy, with zeros where the
  * other one's numbers are: their sum is the container's, as version 2 has it in one row. The agent sees no more than a
@@ -73,5 +73,7 @@ struct tb_header {
 #define TB_PERIODS 4u /* struct tb_period[] */
 #define TB_OOMS 5u    /* struct tb_oom[] */
 #define TB_LOST 6u    /* __u64: records lost so far, because nobody took them in time */
+#define TB_BELL 7u    /* no payload; descriptor: a ring buffer that becomes readable when a group has used up its quota.
+		       * What is in it says nothing, and whoever listens empties it. */
 
 #endif

@@ -18,7 +18,7 @@
 enum { LOG_BYTES = 1 << 16 };
 
 const struct unit units[UNIT_COUNT] = {
-	{"cgroups", "cgroups", {"group"}, {}, 0, 0},
+	{"cgroups", "cgroups", {"group"}, {}, TB_TABLE, 0},
 	{"periods",
 	 "periods",
 	 {"period_timer", "forwarded"},
@@ -27,6 +27,7 @@ const struct unit units[UNIT_COUNT] = {
 	 sizeof(struct tb_period)},
 	{"decisions", "memory", {"decision"}, {}, TB_OOMS, sizeof(struct tb_oom)},
 	{"victims", "memory", {"victim"}, {}, TB_OOMS, sizeof(struct tb_oom)},
+	{"throttles", "throttles", {"switched"}, {}, TB_BELL, 0},
 };
 
 /* Returns false, for `return fail(...)`. */
@@ -177,7 +178,7 @@ static bool attach_table(struct bpf_program *program, const char *directory, str
 	close(group);
 	if (!link)
 		return false;
-	loaded->table.numbers[loaded->count] = bpf_link__fd(link);
+	loaded->handed.numbers[loaded->count] = bpf_link__fd(link);
 	return true;
 }
 
@@ -246,13 +247,19 @@ static bool load_once(const struct unit *unit, const struct request *request, st
 static void add_maps(struct loaded *loaded)
 {
 	for (int i = 0; i < loaded->count; i++)
-		loaded->table.numbers[loaded->count + i] = bpf_object__find_map_fd_by_name(loaded->objects[i], "rows");
-	loaded->table.count = 2 * loaded->count;
+		loaded->handed.numbers[loaded->count + i] = bpf_object__find_map_fd_by_name(loaded->objects[i], "rows");
+	loaded->handed.count = 2 * loaded->count;
+}
+
+static void add_bell(struct loaded *loaded)
+{
+	loaded->handed.numbers[0] = bpf_object__find_map_fd_by_name(loaded->objects[0], "bell");
+	loaded->handed.count = 1;
 }
 
 void load_unit(const struct unit *unit, const struct request *request, struct loaded *loaded)
 {
-	int times = unit->kind ? 1 : request->hierarchy_count;
+	int times = unit->kind == TB_TABLE ? request->hierarchy_count : 1;
 
 	*loaded = (struct loaded){};
 	for (int i = 0; i < times; i++) {
@@ -262,6 +269,8 @@ void load_unit(const struct unit *unit, const struct request *request, struct lo
 			bpf_object__close(loaded->objects[--loaded->count]);
 		return;
 	}
-	if (!unit->kind)
+	if (unit->kind == TB_TABLE)
 		add_maps(loaded);
+	else if (unit->kind == TB_BELL)
+		add_bell(loaded);
 }

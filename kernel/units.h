@@ -9,14 +9,14 @@
 
 #include "channel.h"
 
-enum { UNIT_COUNT = 4, MAX_PROGRAMS = 2 };
+enum { UNIT_COUNT = 5, MAX_PROGRAMS = 2 };
 
 struct unit {
 	const char *name;                   /* in TB_STATUS */
 	const char *file;                   /* without .bpf.o */
 	const char *programs[MAX_PROGRAMS]; /* of the file, these; the others stay out */
 	const char *optional[MAX_PROGRAMS]; /* these too, where file and kernel have them */
-	__u32 kind;                         /* of the packets that its records go out in; 0: it has no ring */
+	__u32 kind;                         /* of the packets that its records, or its descriptors, go out in */
 	size_t record_bytes;
 };
 
@@ -32,7 +32,7 @@ struct request {
 struct loaded {
 	struct bpf_object *objects[MAX_HIERARCHIES]; /* an iterator's map is of one hierarchy only; others have one */
 	int count;                                   /* 0: it failed */
-	struct descriptors table;                    /* links and maps, if it is an iterator */
+	struct descriptors handed;                   /* to the agent: an iterator's links and maps, or a bell's ring */
 	char failure[MAX_TEXT];                      /* for people; empty: it is there */
 };
 

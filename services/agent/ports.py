@@ -204,6 +204,10 @@ class Host(Protocol):
         """``thresholds+trap``, ``memory.high`` or ``sampled``."""
 
     @property
+    def bell(self) -> Bell | None:
+        """Tells of throttling while it happens; None: nobody does (any more), and who wants to know has to look."""
+
+    @property
     def alarm_fd(self) -> int | None:
         """Readable while alarms wait; None where there are none (simulated)."""
 
@@ -224,6 +228,16 @@ class Host(Protocol):
         Raises:
             HostFullError: no descriptor is left for it.
         """
+
+
+class Bell(Protocol):
+    """Rings when a container, or any other group with a quota, has used it up."""
+
+    def fileno(self) -> int:
+        """Readable once it has rung."""
+
+    def silence(self) -> None:
+        """Until it rings again."""
 
 
 class Reserve(NamedTuple):

@@ -23,6 +23,7 @@ from services.agent.adapters.select import Ground, build_host
 from services.agent.announced import AnnouncedLimits
 from services.agent.guarding import Guarding
 from services.agent.joining import refuse_second_agent, serve_node
+from services.agent.looking import PromptLooks
 from services.agent.node import Node, NodeOptions
 from services.agent.occurrences import Drift
 from services.agent.order_spans import note_reply, order_span
@@ -65,6 +66,7 @@ class Agent:
         self._sampling = False
         self._cut_timer: asyncio.TimerHandle | None = None
         self._ticks = Ticks(self._clock)
+        self._prompt_looks: PromptLooks | None = None
         self._source = ""
         """Of telemetry, as said last."""
         self._ground: Ground | None = None
@@ -86,9 +88,9 @@ class Agent:
         self._register_metrics(node, ground)
         for maker, discovery in ground.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
-        self._runtime.spawn(
-            self._ticks.run(partial(self._tick, node), partial(self._look, node), settings.early_looks), name="sampling"
-        )
+        look = partial(self._look, node)
+        self._prompt_looks = PromptLooks(self._clock, host, look, settings.early_looks)
+        self._runtime.spawn(self._ticks.run(partial(self._tick, node), look, settings.early_looks), name="sampling")
         self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
         self._runtime.spawn(self._clear_up(node, ground), name="clear up")
         self._runtime.spawn(self._announced.run(), name="announced limits")
@@ -117,6 +119,8 @@ class Agent:
         await self._runtime.cancel_tasks()
         if self._cut_timer is not None:
             self._cut_timer.cancel()
+        if self._prompt_looks is not None:
+            self._prompt_looks.stop()
         if self.node is not None and self._guarding is not None:
             await self._release(self.node, self._guarding)
         if self._ground is not None:
@@ -168,7 +172,8 @@ class Agent:
         node.read_back(self._now_ns())
         self._follow_up()
         self._sampling = True
-        return node.is_watched
+        told = self._prompt_looks is not None and self._prompt_looks.follow()
+        return node.is_watched and not told
 
     def _follow_up(self) -> None:
         if self._guarding is not None:

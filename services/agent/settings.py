@@ -56,8 +56,8 @@ class AgentSettings(NodeSettings):
         Field(
             ge=0,
             le=9,
-            description="looks between two samples for containers that have just been throttled, where any was "
-            "within 10 s; where the kernel's own programs read",
+            description="looks between two samples for containers that have just been throttled, at most: when the "
+            "kernel's own programs tell of one, or evenly spaced for 10 s after one, where they only read; 0: none",
         ),
     ] = 4
     realtime_priority: Annotated[

@@ -3,7 +3,7 @@
 Containers rest for seconds, so that their quotas fall to the headroom, and then have a burst of work. The application
 has room, so every millisecond that a burst takes longer than its work was spent until the loop had seen that the
 container is throttled, and had raised its quota, several times over. Compared in turn: counters in files, the kernel's
-table (which shows who is throttled before the period is counted), and the table with looks between two samples. The
+table (which shows who is throttled before the period is counted), and looks between two samples when the kernel says so. The
 last way is without any limit: what two shared cores alone cost. Nothing is asserted.
 """
 
@@ -47,9 +47,9 @@ class Way:
 WAYS: Final = (
     Way("files", "off", 0),
     Way("table", "auto", 0),
-    Way("table, 1 look between", "auto", 1),
-    Way("table, 4 looks between", "auto", 4),
-    Way("table, 9 looks between", "auto", 9),
+    Way("table, told, 1 look", "auto", 1),
+    Way("table, told, 4 looks", "auto", 4),
+    Way("table, told, 9 looks", "auto", 9),
     Way("no limits", "auto", 0, "observe"),
 )
 

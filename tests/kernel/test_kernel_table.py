@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import time
 from collections.abc import Iterator
@@ -126,3 +127,38 @@ def test_a_group_is_seen_throttled_before_the_kernel_counts_it(lab: CgroupLab, t
     wait_until(lambda: table.look(handles).throttled[0], what="throttling")
     assert handles[0].write_quota(90_000) is WriteOutcome.WRITTEN
     assert not table.look(handles).throttled[0]
+
+
+def test_a_bell_rings_when_a_group_has_used_up_its_quota_and_not_before(lab: CgroupLab, table: CgroupHost) -> None:
+    """Once a period: whoever has answered is not called again for what he has seen."""
+    bell = table.bell
+    if bell is None:
+        skip_or_fail(f"this kernel does not tell of throttling: {table.telemetry_note}")
+
+    def rings(within_s: float) -> bool:
+        return bool(select.select([bell], [], [], within_s)[0])
+
+    calm, busy = lab.group("calm", -1), lab.group("busy", 10_000)
+    handles = [lab.handle(calm), lab.handle(busy)]
+    table.read(handles)
+    lab.start(calm, BURN)
+    bell.silence()
+    assert not rings(0.5), "nobody has a quota who works"
+    lab.start(busy, BURN)
+    seen = 0
+
+    def answered_and_seen() -> bool:
+        nonlocal seen
+        assert rings(5.0)
+        before = table.look(handles).nr_periods[1]
+        bell.silence()
+        look = table.look(handles)
+        assert not look.throttled[0]
+        seen += bool(look.throttled[1]) and before == look.nr_periods[1]
+        return seen >= 5
+
+    began_s, periods = time.monotonic(), handles[1].read().nr_periods
+    wait_until(answered_and_seen, what="five rings of periods that were throttled then")
+    ended = handles[1].read().nr_periods - periods
+    assert ended >= 4
+    assert time.monotonic() - began_s < 0.1 * (ended + 2), "and it waits for the next period"

@@ -23,7 +23,7 @@ def built() -> None:
     assert made.returncode == 0, made.stderr
 
 
-@pytest.mark.parametrize("part", ["periods", "memory", "table", "refusals"])
+@pytest.mark.parametrize("part", ["periods", "memory", "table", "throttles", "refusals"])
 def test_in_the_machine(part: str, guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
     """What each part shows is written at the head of tests/lab/vm/guest_kernel_PART.py."""
     ended = guest.run([python(), "-S", "-m", f"tests.lab.vm.guest_kernel_{part}"], within_s=200)

@@ -65,6 +65,7 @@ class FakeGround:
 
     def __post_init__(self):
         self.host.alarm_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.host.bell = None
         self.host.no_op_writes = 0
 
     @property

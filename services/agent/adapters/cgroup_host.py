@@ -13,6 +13,7 @@ from typing import ClassVar, Final, cast
 from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
 from services._runtime.kernel_programs import hierarchies_of
 from services.agent.adapters.alarms import AlarmBoard
+from services.agent.adapters.bell import Bell
 from services.agent.adapters.cgroup_handle import CgroupHandle, HostParts
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally, is_gone
 from services.agent.adapters.kernel_programs import KernelProgramsError
@@ -75,6 +76,11 @@ class CgroupHost(ABC):
     def alarm_fd(self) -> int | None:
         """Readable while alarms wait."""
         return self._alarms.fileno()
+
+    @property
+    def bell(self) -> Bell | None:
+        """Rings when a container is throttled; None: nobody tells."""
+        return None if self._kernel is None else self._kernel.bell
 
     def take_alarms(self) -> list[Alarm]:
         """Alarms that wait, at most one of a kind per container."""

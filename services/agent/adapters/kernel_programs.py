@@ -31,7 +31,7 @@ STREAM_INTERVAL_MS: Final = 20
 _PACKET_BYTES: Final = 1 << 16
 _MOST_LINKS: Final = 4
 _END_S: Final = 1.0
-_STREAMING: Final = {"periods", "decisions", "victims"}
+_STREAMING: Final = {"periods", "decisions", "victims", "throttles"}
 _OK: Final = "ok"
 
 
@@ -72,6 +72,8 @@ class KernelPrograms:
             raise KernelProgramsError(f"{loader} is not there; build it with: make kernel")
         self.links: list[int] = []
         """Iterator links, one per hierarchy, and then the maps that they fill; they are the caller's."""
+        self.bell: int | None = None
+        """Ring buffer that becomes readable when a group is throttled; the caller's."""
         self.status: list[str] = []
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         interval = ("--interval-ms", str(STREAM_INTERVAL_MS))
@@ -97,10 +99,13 @@ class KernelPrograms:
             if left_s <= 0 or not select.select([self._ours], [], [], left_s)[0]:
                 raise KernelProgramsError(f"{LOADER} said nothing for {LOAD_DEADLINE_S:g} s")
             data, descriptors, _, _ = socket.recv_fds(self._ours, _PACKET_BYTES, _MOST_LINKS)
-            self.links += descriptors
             if len(data) < HEADER_BYTES:
                 raise KernelProgramsError(self._why_ended())
             version, kind = struct.unpack_from("=II", data)
+            if kind == Kind.BELL:
+                (self.bell,) = descriptors
+            else:
+                self.links += descriptors
             if version != VERSION:
                 raise KernelProgramsError(f"{LOADER} speaks version {version}, the agent {VERSION}: make kernel")
             if kind == Kind.STATUS:
@@ -150,10 +155,16 @@ class KernelPrograms:
         links, self.links = self.links, []
         return links
 
+    def take_bell(self) -> int | None:
+        """From now on it is closed by the caller."""
+        bell, self.bell = self.bell, None
+        return bell
+
     def close(self) -> None:
         """End the loader: it goes when the socket closes, and the kernel takes back what is nobody's any more."""
-        for link in self.take_links():
-            os.close(link)
+        for descriptor in (*self.take_links(), self.take_bell()):
+            if descriptor is not None:
+                os.close(descriptor)
         self._ours.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)

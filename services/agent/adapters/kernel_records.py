@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import Final
 
-VERSION: Final = 3
+VERSION: Final = 4
 HEADER_BYTES: Final = 8
 """Of each packet: version and `Kind`, 4 bytes each."""
 
@@ -19,6 +19,7 @@ class Kind(IntEnum):
     PERIODS = 4
     OOMS = 5
     LOST = 6
+    BELL = 7
 
 
 class GroupFlag(IntFlag):

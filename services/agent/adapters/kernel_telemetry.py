@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from services.agent.adapters.bell import Bell
 from services.agent.adapters.cgroup_handle import CgroupHandle
 from services.agent.adapters.group_table import GroupTable
 from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
@@ -31,6 +32,8 @@ class KernelTelemetry:
         except OSError as error:
             programs.close()
             raise KernelProgramsError(f"the table of control groups cannot be mapped: {error.strerror}") from error
+        self.bell = _bell_of(programs)
+        """Rings until the loader ends; None: it does not, or has ended."""
         self._accounts: PeriodAccounts | None = PeriodAccounts() if programs.streams_periods else None
         self._followed: IntArray | None = None
         self.note = "; ".join(line for line in programs.status if not line.endswith(" ok"))
@@ -73,9 +76,23 @@ class KernelTelemetry:
     def _end_stream(self) -> None:
         if self._programs is not None:
             self._programs.close()
+        if self.bell is not None:
+            self.bell.close()
+            self.bell = None
         self._programs = self._accounts = None
 
     def close(self) -> None:
         """The kernel takes everything back."""
         self._end_stream()
         self._table.close()
+
+
+def _bell_of(programs: KernelPrograms) -> Bell | None:
+    descriptor = programs.take_bell()
+    if descriptor is None:
+        return None
+    try:
+        return Bell(descriptor)
+    except OSError as error:
+        programs.status.append(f"throttles failed: the ring cannot be mapped: {error.strerror}")
+        return None

@@ -53,6 +53,7 @@ class SimulatedHost:
     telemetry_note = ""
     memory_guard = "sampled"
     alarm_fd = None
+    bell = None
     available = True
 
     def __init__(

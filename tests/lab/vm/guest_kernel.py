@@ -23,9 +23,9 @@ CHECKOUT: Final = Path(__file__).parents[3]
 BUILD: Final = CHECKOUT / "kernel/build"
 PROGRAM: Final = BUILD / "turnbuckle-kernel"
 ROOT: Final = Path("/sys/fs/cgroup")
-TABLE, STATUS, READY, PERIODS, OOMS, LOST = range(1, 7)
+TABLE, STATUS, READY, PERIODS, OOMS, LOST, BELL = range(1, 8)
 HEADER: Final = struct.Struct("=II")
-VERSION: Final = 3
+VERSION: Final = 4
 TABLE_ROWS: Final = 16_384
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
@@ -90,6 +90,8 @@ class Loader:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         self.status: dict[str, str] = {}
+        self.bells: list[int] = []
+        """A ring buffer that becomes readable when a group is throttled."""
         self.links: list[int] = []
         """An iterator's link, and its map."""
         self.periods: list[Period] = []
@@ -107,7 +109,10 @@ class Loader:
             return None
         version, kind = HEADER.unpack_from(packet)
         assert version == VERSION
-        self.links += links
+        if kind == BELL:
+            self.bells += links
+        else:
+            self.links += links
         self._take(kind, packet[HEADER.size :])
         return int(kind)
 
@@ -129,7 +134,7 @@ class Loader:
 
     def close(self) -> int:
         """Close the socket; the exit status, at the latest after 10 s."""
-        for link in self.links:
+        for link in self.links + self.bells:
             os.close(link)
         self.channel.close()
         return self.process.wait(10)

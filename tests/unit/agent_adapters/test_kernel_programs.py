@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -80,6 +81,18 @@ def test_records_come_whole_in_order_and_by_kind(start: Start) -> None:
     wait_until(take, what="all records")
     assert (seen, ooms) == ([10, 20, 30], [77])
     assert programs.take_records().periods.shape == (0, 8)
+
+
+def test_a_bell_is_the_callers_once_it_is_taken(start: Start) -> None:
+    bell = "send(7, descriptors=[os.open('/dev/null', os.O_RDONLY)])"
+    programs = start(stays(TABLE, bell, "send(2, b'throttles ok')", READY))
+    assert programs.streams, "it rings for as long as the loader runs"
+    assert len(programs.links) == 1
+    descriptor = programs.take_bell()
+    assert descriptor is not None
+    assert programs.take_bell() is None
+    programs.close()
+    os.close(descriptor)
 
 
 def test_what_was_lost_is_told(start: Start) -> None:

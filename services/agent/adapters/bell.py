@@ -1,0 +1,40 @@
+"""A ring buffer that becomes readable when a group has used up its quota: kernel/throttles.bpf.c.
+
+What is in it says nothing that the table of control groups does not: nobody reads it, it is only emptied.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import Final
+
+_POSITION: Final = struct.Struct("=Q")
+
+
+class Bell:
+    """Owns the descriptor of the map (Documentation/bpf/ringbuf.rst: a page of the consumer's, one of the kernel's)."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Map its positions. Raises OSError: it cannot be mapped; the descriptor is closed."""
+        self._descriptor = descriptor
+        page = mmap.PAGESIZE
+        try:
+            self._taken = mmap.mmap(descriptor, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._given = mmap.mmap(descriptor, page, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    def fileno(self) -> int:
+        """Readable once it has rung."""
+        return self._descriptor
+
+    def silence(self) -> None:
+        """Until it rings again."""
+        self._taken[: _POSITION.size] = self._given[: _POSITION.size]
+
+    def close(self) -> None:
+        """Nobody listens any more; the loader's program ends with the loader."""
+        os.close(self._descriptor)

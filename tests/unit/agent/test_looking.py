@@ -1,0 +1,123 @@
+"""A bell is answered at once, and then not more often than looks are affordable."""
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from services._runtime.clock import SystemClock
+from services.agent.looking import PromptLooks
+from services.agent.ticking import PERIOD_S
+
+
+class EventBell:
+    """A bell that a test rings."""
+
+    def __init__(self):
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self):
+        return self.descriptor
+
+    def ring(self):
+        os.eventfd_write(self.descriptor, 1)
+
+    def silence(self):
+        os.eventfd_read(self.descriptor)
+
+
+@pytest.fixture
+def bell():
+    """One that rings only when it is told to."""
+    made = EventBell()
+    yield made
+    os.close(made.descriptor)
+
+
+class Seen:
+    """Moments of looks."""
+
+    def __init__(self):
+        self.moments = []
+        self._more = asyncio.Event()
+
+    def look(self):
+        self.moments.append(asyncio.get_running_loop().time())
+        self._more.set()
+
+    async def wait_for(self, count):
+        async with asyncio.timeout(5):
+            while len(self.moments) < count:
+                self._more.clear()
+                await self._more.wait()
+
+
+async def settle():
+    """Everything that is due has been done."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_ring_is_answered_at_once_and_those_that_follow_a_spacing_later(bell) -> None:
+    seen, host = Seen(), SimpleNamespace(bell=bell)
+    looks = PromptLooks(SystemClock(), host, seen.look, 4)
+    assert looks.follow()
+    try:
+        began_s = asyncio.get_running_loop().time()
+        bell.ring()
+        await seen.wait_for(1)
+        for _ in range(5):
+            bell.ring()
+            await settle()
+        assert len(seen.moments) == 1
+        await seen.wait_for(2)
+        first_s, second_s = seen.moments
+        assert first_s - began_s < PERIOD_S / 5
+        assert second_s - first_s >= 0.9 * PERIOD_S / 5
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5 * PERIOD_S):
+                await seen.wait_for(3)
+    finally:
+        looks.stop()
+
+
+async def test_a_bell_that_is_gone_is_not_listened_to_and_another_one_is(bell) -> None:
+    seen, host, other = Seen(), SimpleNamespace(bell=bell), EventBell()
+    looks = PromptLooks(SystemClock(), host, seen.look, 4)
+    assert looks.follow()
+    host.bell = None
+    assert not looks.follow(), "now looks have to be spaced evenly"
+    bell.ring()
+    await settle()
+    assert not seen.moments
+    host.bell = other
+    assert looks.follow()
+    other.ring()
+    await seen.wait_for(1)
+    looks.stop()
+    os.close(other.descriptor)
+
+
+async def test_who_wants_no_looks_hears_no_bell(bell) -> None:
+    seen = Seen()
+    looks = PromptLooks(SystemClock(), SimpleNamespace(bell=bell), seen.look, 0)
+    assert not looks.follow()
+    bell.ring()
+    await settle()
+    assert not seen.moments
+    looks.stop()
+
+
+async def test_a_look_that_waits_is_not_made_after_the_end(bell) -> None:
+    seen = Seen()
+    looks = PromptLooks(SystemClock(), SimpleNamespace(bell=bell), seen.look, 4)
+    looks.follow()
+    bell.ring()
+    await seen.wait_for(1)
+    bell.ring()
+    await settle()
+    looks.stop()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5 * PERIOD_S):
+            await seen.wait_for(2)
