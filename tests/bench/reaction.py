@@ -3,7 +3,7 @@
 Containers rest for seconds, so that their quotas fall to the headroom, and then have a burst of work. The application
 has room, so every millisecond that a burst takes longer than its work was spent until the loop had seen that the
 container is throttled, and had raised its quota, several times over. Compared in turn: counters in files, the kernel's
-table (which shows who is throttled before the period is counted), and looks between two samples when the kernel says so. The
+table (which shows who is throttled before the period is counted), and looks at it when the kernel tells of one. The
 last way is without any limit: what two shared cores alone cost. Nothing is asserted.
 """
 
