@@ -19,8 +19,6 @@ char LICENSE[] SEC("license") = "GPL";
 
 const volatile struct tb_constants constants = TB_CONSTANTS;
 
-#define RUNTIME_INF (~0ULL)
-
 /* Of version 1; a kernel may be built without it. */
 struct mem_cgroup___v1 {
 	int oom_kill_disable;
@@ -48,13 +46,6 @@ static __always_inline __s64 quota_of(const struct cfs_bandwidth *bandwidth)
 	if (bandwidth->quota == RUNTIME_INF)
 		return TB_UNLIMITED;
 	return period_us == TB_PERIOD_US || !period_us ? quota_us : quota_us * TB_PERIOD_US / period_us;
-}
-
-static __always_inline bool is_throttled(const struct cfs_bandwidth *bandwidth)
-{
-	const struct list_head *waiting = &bandwidth->throttled_cfs_rq;
-
-	return (__u64)waiting->next != (__u64)waiting;
 }
 
 static __always_inline void read_cpu(struct cgroup_subsys_state *css, struct tb_group *row)

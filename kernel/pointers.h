@@ -19,6 +19,17 @@ extern void *bpf_rdonly_cast(const void *pointer, __u32 type) __ksym;
 		_value;                                                                                                \
 	})
 
+/* The quota of a group that has none. */
+#define RUNTIME_INF (~0ULL)
+
+/* A CPU of the group waits for the period to end. */
+static __always_inline bool is_throttled(const struct cfs_bandwidth *bandwidth)
+{
+	const struct list_head *waiting = &bandwidth->throttled_cfs_rq;
+
+	return (__u64)waiting->next != (__u64)waiting;
+}
+
 /* Pages as bytes; the kernel's "no limit" is the most pages that fit into a long. */
 static __always_inline __s64 bytes_of(unsigned long pages, __u64 page_bytes)
 {

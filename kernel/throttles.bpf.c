@@ -18,12 +18,11 @@ char LICENSE[] SEC("license") = "GPL";
 
 const volatile struct tb_constants constants = TB_CONSTANTS;
 
-#define RUNTIME_INF (~0ULL)
 #define MOST_LEVELS 8
 
 struct rung {
 	__s32 nr_periods;
-	__u32 nothing;
+	__u32 padding; /* the verifier wants every byte of a map's value set */
 	__u64 quota;
 };
 
@@ -59,9 +58,8 @@ int BPF_PROG(switched, bool preempted, struct task_struct *from, struct task_str
 
 	for (int level = 0; group && level < MOST_LEVELS; level++) {
 		const struct cfs_bandwidth *bandwidth = &group->cfs_bandwidth;
-		const struct list_head *waiting = &bandwidth->throttled_cfs_rq;
 
-		if (bandwidth->quota != RUNTIME_INF && (__u64)waiting->next != (__u64)waiting)
+		if (bandwidth->quota != RUNTIME_INF && is_throttled(bandwidth))
 			ring(bandwidth);
 		group = group->parent;
 	}
