@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from schemas.limits import RowStatus
+from services.agent.core.memory_guard import PAGE_BYTES
 from services.agent.core.orders import ContainerLimits, OrderBook
 from services.agent.core.readings import IntArray
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
@@ -149,6 +150,11 @@ class Containers:
             self.writes.memory_writes += 1
             self.book.containers[key].limit_bytes = limit_bytes
         return self._status(key, outcome)
+
+    def wake(self, key: str, limit_bytes: int) -> None:
+        """Let tasks that wait at the memory limit try again: the kernel wakes them when the limit is raised."""
+        if self.write_memory(key, limit_bytes + PAGE_BYTES) is RowStatus.APPLIED:
+            self.write_memory(key, limit_bytes)
 
     def _status(self, key: str, outcome: WriteOutcome) -> RowStatus:
         if outcome is WriteOutcome.WRITTEN:

@@ -95,12 +95,11 @@ class MemoryGuard:
 
     def arm_again(self, key: str, now_ns: int) -> bool:
         """Follow usage; returns whether other hands had undone the guard."""
-        guarded = self._guarded.get(key)
-        if guarded is None or guarded.released:
+        if (guarded := self._guarded.get(key)) is None or guarded.released:
             return False
-        handle = self._containers.members[key].handle
-        undone = handle.guard_was_undone()
-        self._arm(guarded, self._containers.members[key], now_ns)
+        member = self._containers.members[key]
+        undone = member.handle.guard_was_undone()
+        self._arm(guarded, member, now_ns)
         return undone
 
     def forget(self, member: Member, now_ns: int) -> None:
@@ -300,6 +299,8 @@ class MemoryGuard:
             if need.added_bytes == 0:
                 why = f"usage {usage} is below the limit of {limit}: a group above is full"
             self._release(look, OomCause.DEADLINE, f"tasks waited for {self._pause_deadline_ns / 1e9:g} s: {why}")
+        elif need.added_bytes == 0 and guarded.wants_waking(look.now_ns):
+            self._containers.wake(guarded.key, state.limit_bytes)
 
     def _release(self, look: _Look, cause: OomCause, reason: str) -> None:
         guarded = look.guarded

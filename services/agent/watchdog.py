@@ -43,6 +43,8 @@ NEAR_BYTES: Final = 2 << 20
 """Closer to the limit than this, with nothing to reclaim, counts as waiting: reclaim may spin without an event."""
 CROWDED_S: Final = 1.0
 """Pages refused at the limit for so long, although reclaim finds some each time: granted, too, out of the reserve."""
+WAKE_S: Final = 0.1
+"""Between two attempts to wake tasks that sleep although there is room."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _READ_ONLY: Final = frozenset({"memory.events"})
 _UNLIMITED: Final = 1 << 62
@@ -56,6 +58,8 @@ class Memory(NamedTuple):
     limit_bytes: int
     near: bool
     """Reclaim is all that makes room."""
+    asleep: bool
+    """Version 1: tasks wait as if the limit had been reached (under_oom)."""
     waiting: bool
     """Reclaim makes none."""
     refusals: int
@@ -82,6 +86,7 @@ class Group:
         self.unwatched_since_s = unwatched_since_s
         """When it was last known that nobody waited."""
         self.released = False
+        self.woken_s = 0.0
         self._near_since_s: float | None = None
         self._refusals = 0
         self._directory = found.directories["memory"]
@@ -119,14 +124,13 @@ class Group:
         if self.version == 1:
             usage, limit = self._read("memory.usage_in_bytes"), self._read("memory.limit_in_bytes")
             text = os.pread(self._descriptor("memory.oom_control"), 256, 0).split()
-            # Where a group above has hit its limit we show under_oom, too: then there is nothing that we could do
-            near, refusals = usage + NEAR_BYTES >= limit, self._read("memory.failcnt")
-            waiting = near and (text[3] == b"1" or usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= limit)
+            near, asleep, refusals = usage + NEAR_BYTES >= limit, text[3] == b"1", self._read("memory.failcnt")
+            waiting = near and (asleep or usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= limit)
         else:
             usage, limit, high = self._read("memory.current"), self._read("memory.max"), self._read("memory.high")
-            near, refusals = usage >= high, self._read_high_events()
+            near, asleep, refusals = usage >= high, False, self._read_high_events()
             waiting = near and usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= high
-        return Memory(usage, limit, near, waiting, refusals)
+        return Memory(usage, limit, near, asleep, waiting, refusals)
 
     def crowded(self, seen: Memory, now_s: float) -> bool:
         """Whether it has been near the limit for long, and refused pages, though nobody waits for good."""
@@ -153,6 +157,20 @@ class Group:
             self._write("memory.max", str(limit))
             self._write("memory.high", str(high + granted_bytes))
         return limit
+
+    def wake(self) -> None:
+        """Let tasks try again that sleep although there is room. Version 1.
+
+        The kernel wakes who sleeps when a limit is raised, but not a task that was refused memory before that and lies
+        down after it (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c). Where a group above is full, they lie down
+        again.
+        """
+        for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+            with suppress(OSError):  # the first may not exceed the second
+                held = self._read(name)
+                self._write(name, str(held + _PAGE_BYTES))
+                self._write(name, str(held))
+                return
 
     def release(self) -> None:
         """Give the kernel its kill back."""
@@ -287,6 +305,9 @@ class Watchdog:
         seen = group.look()
         crowded = group.crowded(seen, now_s)
         if not seen.waiting:
+            if seen.asleep and now_s - group.woken_s >= WAKE_S:
+                group.woken_s = now_s
+                group.wake()
             if crowded and self._grant(group, seen, 0):
                 self._granted_s = now_s
             self._note_wait(group, None)

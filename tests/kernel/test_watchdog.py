@@ -14,9 +14,10 @@ import pytest
 
 from services.agent.adapters.host_lock import HostLock, exec_lock
 from services.agent.adapters.reserves import FileReserveBook
-from services.agent.adapters.state_files import StateDirectory
+from services.agent.adapters.state_files import FoundValues, StateDirectory
 from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve
+from services.agent.watchdog import Group
 from tests.support.cgroup_lab import CgroupLab, wait_until
 from tests.support.memory_lab import MIB, grow, limit_files, memory_directory, stays_so
 
@@ -126,6 +127,30 @@ def test_after_kill_9_growth_is_paid_out_of_the_reserve(lab, agent):
     assert {(report.key, report.app, report.granted) for report in reports} == {(lab.found(group).key, APP, True)}
     assert agent.reports() == []
     assert agent.errors() == ""
+
+
+def test_waking_lets_sleepers_try_again_and_leaves_the_limit(lab):
+    """Whom a raise did not wake is hard to make; who sleeps because a group above is full is as deaf to it."""
+    if lab.layout.version != 1:
+        pytest.skip("version 2 slows tasks down, none sleeps")
+    group = lab.group(limit_bytes=256 * MIB)
+    directory = memory_directory(lab, group)
+    above = directory.parent
+    (above / "memory.oom_control").write_text("1")
+    (above / "memory.limit_in_bytes").write_text(str(32 * MIB))
+    found = FoundValues("key", APP, "id", 1, {"memory": str(directory)}, 0, guarded=True)
+    watched = Group(found, None, 0.0)
+    try:
+        grow(lab, group, 200)
+        wait_until(lambda: watched.look().asleep, within_s=SLOW_S, what="the wait")
+        assert not watched.look().near
+        refused = int((above / "memory.failcnt").read_text())
+        watched.wake()
+        wait_until(lambda: int((above / "memory.failcnt").read_text()) > refused, what="another try")
+        assert limit_bytes(lab, group) == 256 * MIB
+    finally:
+        watched.close()
+        (above / "memory.oom_control").write_text("0")
 
 
 def test_after_kill_9_without_a_reserve_the_kernel_kills_after_the_deadline(lab, agent):

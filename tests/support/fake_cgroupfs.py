@@ -105,8 +105,8 @@ class FakeKernel:
         content = data + b"\n"
         if name == "memory.oom_control":  # takes one of the values that it shows
             content = b"oom_kill_disable " + content + b"".join(Path(path).read_bytes().splitlines(keepends=True)[1:])
-        os.ftruncate(descriptor, 0)
-        self._pwrite(descriptor, content, offset)
+        self._pwrite(descriptor, content.ljust(os.fstat(descriptor).st_size), offset)  # see `set`
+        os.ftruncate(descriptor, len(content))
         self.writes.append((name, value))
         self.after_write(name, value)
         return len(data)
@@ -119,7 +119,12 @@ class FakeKernel:
         return self.path(name).read_text().strip()
 
     def set(self, name: str, value: str) -> None:
-        self.path(name).write_text(f"{value}\n")
+        """As a kernel does: who reads meanwhile sees the old value or the new one, never an empty file."""
+        path = self.path(name)
+        content, old_bytes = f"{value}\n".encode(), path.stat().st_size
+        with path.open("r+b", buffering=0) as file:
+            file.write(content.ljust(old_bytes))
+            file.truncate(len(content))
 
 
 def refuse(name: str, code: int) -> Refusal:

@@ -45,6 +45,8 @@ class FakeContainer:
     """oom_kill_disable is 0."""
     wanted_bytes: int = 0
     """Memory that paused tasks still want to touch."""
+    full_above: bool = False
+    """A group above is full: whatever the limit, tasks wait."""
     calls: list[str] = field(default_factory=list)
     """Of the guard: arm, release, restore."""
     alarms: list[Alarm] = field(default_factory=list)
@@ -162,6 +164,8 @@ class FakeContainer:
         self.counters = self.counters._replace(memory_bytes=max(self.usage_bytes - freed_bytes, 0))
 
     def _go_on(self):
+        if self.full_above:
+            return
         room = self.wanted_bytes if self.limit_bytes < 0 else max(self.limit_bytes - self.usage_bytes, 0)
         taken = min(self.wanted_bytes, room)
         self.counters = self.counters._replace(memory_bytes=self.usage_bytes + taken)

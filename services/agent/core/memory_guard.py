@@ -40,6 +40,8 @@ HALF_LIFE_S: Final = 0.05
 """Of what a rate is made of."""
 SPARE_SHARE: Final = 4
 """Part of a reserve that is granted for what is not believed yet: the agent may be woken late."""
+WAKE_NS: Final = 20_000_000
+"""Tasks that wait for so long although there is room are woken, again after as long."""
 RETRY_NS: Final = 100_000_000
 """Between requests where the last one was not answered, or what it promised has not come."""
 REFUSED_RETRY_NS: Final = 1_000_000_000
@@ -163,6 +165,7 @@ class Guarded:
     noted_wait_ns: int | None = None
     """Since when they may have waited before we looked, as others noted; until the next look."""
     deadline_ns: int = 0
+    woken_ns: int = 0
     released: str = ""
     """Why the kernel has its kill back; empty: it has not."""
     released_ns: int = 0
@@ -217,6 +220,17 @@ class Guarded:
     def overdue(self, now_ns: int) -> bool:
         """Whether they have waited for as long as the setting allows."""
         return self.paused_since_ns is not None and now_ns >= self.deadline_ns
+
+    def wants_waking(self, now_ns: int) -> bool:
+        """Whether tasks that wait although there is room are to be woken now.
+
+        The kernel wakes who waits when a limit is raised. A task whose charge was refused before, and that says only
+        afterwards that it waits (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c), is not woken by that raise.
+        """
+        if self.paused_since_ns is None or now_ns - max(self.paused_since_ns, self.woken_ns) < WAKE_NS:
+            return False
+        self.woken_ns = now_ns
+        return True
 
     def lack(self, missing_bytes: int, now_ns: int) -> None:
         """The reserve does not cover its need."""

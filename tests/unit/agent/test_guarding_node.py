@@ -261,7 +261,7 @@ def test_a_grant_that_the_kernel_refuses_goes_back(node, host):
 
 def test_a_pause_below_the_limit_is_a_group_above_and_ends_at_the_deadline(node, host):
     _, container = guarded(node, host, reserve_mib=100)
-    container.wanted_bytes = 1
+    container.wanted_bytes, container.full_above = 1, True
     container.alarms.append(Alarm(container.key, AlarmKind.PAUSED))
     node.take_alarms(5 * MS)
     poll_until(node, 5 * MS, 3 * SECOND_NS)
@@ -269,6 +269,21 @@ def test_a_pause_below_the_limit_is_a_group_above_and_ends_at_the_deadline(node,
     lines = node.journal.take_occurrences()
     assert [line.kind for line in lines][:2] == [OomKind.TRAP, OomKind.RELEASE]
     assert "a group above is full" in lines[1].reason
+
+
+def test_tasks_that_a_raise_did_not_wake_are_woken_and_the_limit_stays(node, host):
+    """Seen under load: a task was refused memory before a raise, and lay down after it, for ever."""
+    _, container = guarded(node, host, reserve_mib=100)
+    container.wanted_bytes = 1
+    container.alarms.append(Alarm(container.key, AlarmKind.PAUSED))
+    node.take_alarms(5 * MS)
+    assert container.paused
+    poll_until(node, 5 * MS, 35 * MS)
+
+    assert not container.paused
+    assert container.limit_bytes == 256 * MIB
+    assert node.reserves.left_of("shop") == 100 * MIB
+    assert [line.kind for line in node.journal.take_occurrences()] == [OomKind.TRAP]
 
 
 def test_dangerous_cuts_are_refused(node, host):

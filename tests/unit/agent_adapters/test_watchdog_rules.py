@@ -18,7 +18,18 @@ from services.agent.adapters.watchdog_process import NoWatchdog, WatchdogOptions
 from services.agent.ports import Reserve
 from services.agent.watchdog import Options, Watchdog
 from tests.support.cgroup_lab import wait_until
-from tests.support.fake_cgroupfs import APP, CONTAINER, DIRECTORY, ID, V1_TREE, V2_TREE, FakeKernel, materialise, refuse
+from tests.support.fake_cgroupfs import (
+    APP,
+    CONTAINER,
+    DIRECTORY,
+    ID,
+    V1_TREE,
+    V2_TREE,
+    FakeKernel,
+    materialise,
+    memsw_rule,
+    refuse,
+)
 from tests.support.memory_lab import stays_so
 
 MIB = 1 << 20
@@ -91,8 +102,7 @@ def v2(tmp_path, monkeypatch):
 
 
 def trap(bench) -> str:
-    words = bench.kernel.path("memory.oom_control").read_text().split()
-    return words[1] if words else "being written"
+    return bench.kernel.path("memory.oom_control").read_text().split()[1]
 
 
 def test_version_1_is_granted_in_pieces_with_swap_raised_before(v1):
@@ -201,12 +211,19 @@ def test_a_refused_grant_is_refunded(v1):
     assert v1.book.read()[APP].used_bytes == 32 * MIB
 
 
-def test_a_wait_at_the_limit_of_a_group_above_is_none_of_ours(v1):
+@pytest.mark.parametrize("memsw_mib", [64, 128])
+def test_a_wait_below_the_limit_is_woken_and_granted_nothing(v1, memsw_mib):
+    """Refused memory before a raise and asleep after it; or a group above is full, which is none of our business."""
     v1.book.give(APP, 100 * MIB)
+    v1.kernel.rules.append(memsw_rule)
+    v1.kernel.set("memory.memsw.limit_in_bytes", str(memsw_mib * MIB))
     v1.kernel.set("memory.usage_in_bytes", str(40 * MIB))
     v1.start()
-    assert not threading.Event().wait(0.3)
-    assert v1.kernel.writes == []
+    wait_until(lambda: len(v1.kernel.writes) >= 4)
+    name = "memory.limit_in_bytes" if memsw_mib > 64 else "memory.memsw.limit_in_bytes"
+    bytes_now = 64 * MIB
+    assert v1.kernel.writes[:4] == [(name, str(bytes_now + 4096)), (name, str(bytes_now))] * 2
+    assert v1.book.read()[APP].used_bytes == 0
 
 
 def test_page_cache_at_memory_high_is_no_wait(v2):
