@@ -36,6 +36,6 @@ def grow(container: LabContainer, size_mib: int, rate: float = RATE) -> None:
     container.tell(f"hold {size_mib * MIB} {rate}")
 
 
-async def grown(container: LabContainer, within_s: float = 15.0) -> None:
+async def grown(container: LabContainer, within_s: float = 30.0) -> None:
     """Wait until it holds what it was told to; fails if it was killed."""
     await asyncio.wait_for(asyncio.to_thread(container.wait_said, "held"), within_s)

@@ -105,7 +105,7 @@ class Shared:
             epochs = {app: states[app].epoch for app in APPS_SHARED if app in states and states[app].owner}
             return epochs if len(epochs) == len(APPS_SHARED) else None
 
-        found: dict[str, int] = await poll(owned, within_s=15, what="an owner of each application")
+        found: dict[str, int] = await poll(owned, within_s=30, what="an owner of each application")
         return found
 
     async def owners(self) -> dict[str, str]:
