@@ -114,7 +114,6 @@ def test_version_1_is_granted_in_pieces_with_swap_raised_before(v1):
         ("memory.memsw.limit_in_bytes", str(96 * MIB)),
         ("memory.limit_in_bytes", str(96 * MIB)),
     ]
-    wait_until(lambda: len(v1.kernel.writes) == 2)
     [report] = v1.reports()
     assert (report.granted, report.limit_before_bytes, report.limit_after_bytes) == (True, 64 * MIB, 96 * MIB)
     assert v1.book.read()[APP] == Reserve(100 * MIB, 32 * MIB)
