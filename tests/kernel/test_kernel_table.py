@@ -138,7 +138,7 @@ def test_a_bell_rings_when_a_group_has_used_up_its_quota_and_not_before(lab: Cgr
     def rings(within_s: float) -> bool:
         return bool(select.select([bell], [], [], within_s)[0])
 
-    calm, busy = lab.group("calm", -1), lab.group("busy", 10_000)
+    calm, busy = lab.group("calm"), lab.group("busy", 10_000)
     handles = [lab.handle(calm), lab.handle(busy)]
     table.read(handles)
     lab.start(calm, BURN)
