@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-escra-scarce bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -95,12 +95,6 @@ bench-escra: $(STAMP_DEV)  ## Our allocation beside no limits, static ones, Auto
 bench-escra-quick: $(STAMP_DEV)  ## The same with one application and one load (5 minutes, after the image)
 	$(BIN)/python -m tests.bench.escra.image.build
 	$(BIN)/python -m tests.bench.escra.run --quick $(ARGS)
-
-bench-escra-scarce: $(STAMP_DEV)  ## The matched limit at 0.6 of the load, where limits and not the machine are waited for (12 minutes)
-	$(BIN)/python -m tests.bench.escra.image.build
-	$(BIN)/python -m tests.bench.escra.run --rate 0.6 --limits matched --loads burst --apps shop,media,cache,functions \
-		--only "none static-1.5 autopilot-1s vpa captain-0.02 captain-0.1 escra waterfill" \
-		--repetitions 4 --seconds 2.2 --output bench-results/escra-scarce $(ARGS)
 
 bench-memory: $(STAMP_DEV)  ## Containers that outgrow their memory limit as fast as they can (about 40 minutes; --quick: 2)
 	$(BIN)/python -m tests.bench.memory $(ARGS)

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.bench.escra.disturbance import MOST_FOREIGN_CORES
 from tests.bench.escra.load.arrivals import BURST_CYCLE_S, TRACE_SPEEDUP, TRACES
+from tests.bench.escra.plan import LOAD_SHARES
 from tests.bench.escra.policies import parse
 from tests.bench.escra.results import QUANTILES, Results
 
@@ -31,7 +32,8 @@ _SHARES: Final = (
 )
 _LIMITS: Final = (
     "Limits: ample = 1.5 S, matched = S, tight = S / 1.5 but at least 1.12 times the largest 10-s use; S: sum of the "
-    "containers' largest 1-s uses in a run without limits and with other seeds. Memory is ample in all."
+    "containers' largest 1-s uses in a run under the same load without limits and with other seeds. Memory is ample in "
+    "all. Load, of base rate: {shares}; matched at the full load all would wait for the machine."
 )
 
 
@@ -48,7 +50,9 @@ def notes(results: Results) -> list[str]:
     """Definitions, compressions, peers' peculiarities, and what could not be measured."""
     plan = results.plan
     loads = {load for block in plan.blocks for load in block.loads}
-    said = [_RATIOS.format(timeout_s=plan.timeout_s), *_speed(results), _SLACK, _SHARES, _LIMITS]
+    shares = ", ".join(f"{limit} {share:g}" for limit, share in LOAD_SHARES.items())
+    limits = _LIMITS.format(shares=shares)
+    said = [_RATIOS.format(timeout_s=plan.timeout_s), *_speed(results), _SLACK, _SHARES, limits]
     if "burst" in loads:
         said.append(f"Burst: one cycle of quiet and burst in {plan.cycle_s:g} s (the thesis: {BURST_CYCLE_S:g} s).")
     if loads & set(TRACES):

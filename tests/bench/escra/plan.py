@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 from schemas.apps import PERIOD_US
@@ -20,6 +20,10 @@ BATCH_LOAD: Final = "batch"
 REFERENCE: Final = "none"
 """The policy that all others are compared with: no limits."""
 
+LOAD_SHARES: Final[dict[Limit, float]] = {"ample": 1.0, "matched": 0.6, "tight": 1.0}
+"""Of an application's base rate. At the full rate a limit that matches is 1.8 to 2 of a machine's two cores, on which
+client and controller run as well: all would wait for the machine and not for limits (decision 29)."""
+
 AMPLE_FACTOR: Final = 1.5
 TIGHT_FACTOR: Final = 1.5
 TIGHT_FLOOR: Final = 1.12
@@ -29,7 +33,7 @@ MEMORY_WITHHELD: Final = 0.2
 MEMORY_MARGIN_BYTES: Final = 16 << 20
 """Per container, on top."""
 
-CELL_VERSION: Final = 2
+CELL_VERSION: Final = 3
 """Of what a cell's record holds: cells of other versions are not mixed with these."""
 TRACE_S: Final = 3600
 """Length of the traces."""
@@ -67,6 +71,22 @@ class Cell:
         return f"{self.app}/{self.load}"
 
     @property
+    def load_share(self) -> float:
+        """Of the application's base rate; a batch is always whole."""
+        return 1.0 if self.load == BATCH_LOAD else LOAD_SHARES[self.limit]
+
+    @property
+    def profile_name(self) -> str:
+        """The same for cells whose limits come from the same run without any."""
+        return f"{self.app}.{self.load}.{self.load_share:g}"
+
+    @property
+    def reference(self) -> Cell:
+        """What it is compared with: no limits under the same load, measured once for all limits that have it."""
+        ample = replace(self, policy=REFERENCE, limit="ample")
+        return ample if ample.load_share == self.load_share else replace(self, policy=REFERENCE)
+
+    @property
     def name(self) -> str:
         """For files: unique, and readable as far as a variant's constants allow."""
         policy = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.policy)
@@ -90,9 +110,8 @@ class Block:
             for load in self.loads:
                 for limit in self.limits:
                     for policy in self.policies:
-                        # No limits are the same at every limit of the application: measured once.
-                        held: Limit = "ample" if policy == REFERENCE else limit
-                        yield Cell(app, load, held, policy, repetition)
+                        cell = Cell(app, load, limit, policy, repetition)
+                        yield cell.reference if policy == REFERENCE else cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +126,7 @@ class Plan:
     settle_s: float = SETTLE_S
     profile_s: float = PROFILE_S
     rate: float = 1.0
-    """Of the applications' base rates."""
+    """Of the applications' base rates, times `LOAD_SHARES`."""
     timeout_s: float = 5.0
     """After which a request counts as failed."""
     notes: tuple[str, ...] = field(default_factory=tuple)
@@ -184,8 +203,8 @@ def window_for(blocks: Sequence[Block], repetitions: int, minutes: float) -> flo
     cells = {cell for block in blocks for cell in block.cells(0)}
     batches = sum(cell.load == BATCH_LOAD for cell in cells)
     apps = len({cell.app for cell in cells})
-    pairs = len({cell.pair for cell in cells if cell.load != BATCH_LOAD})
-    once_s = pairs * (PROFILE_S + SETTLE_S + OVERHEAD_S) + (BATCH_CELL_S if batches else 0)
+    profiles = len({cell.profile_name for cell in cells if cell.load != BATCH_LOAD})
+    once_s = profiles * (PROFILE_S + SETTLE_S + OVERHEAD_S) + (BATCH_CELL_S if batches else 0)
     fixed_s = once_s + repetitions * (apps * DEPLOY_S + batches * BATCH_CELL_S)
     served = (len(cells) - batches) * repetitions
     if not served:

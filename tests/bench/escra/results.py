@@ -209,9 +209,11 @@ class Results:
         return [pair for pair in dict.fromkeys(planned) if pair in there and pair.endswith(f"/{BATCH_LOAD}") == batches]
 
     def of(self, pair: str, limit: Limit, policy: str) -> Pooled | None:
-        """No limits are the same at every limit of the application."""
-        found = self.pooled.get((pair, limit, policy))
-        return found or (self.pooled.get((pair, "ample", policy)) if policy == REFERENCE else None)
+        """No limits are the same at every limit of the application, as long as the load is."""
+        if policy == REFERENCE:
+            app, _, load = pair.partition("/")
+            limit = Cell(app, load, limit, policy, 0).reference.limit
+        return self.pooled.get((pair, limit, policy))
 
     def of_policy(self, limit: Limit, policy: str) -> list[Pooled]:
         """All served pairs of a policy."""

@@ -57,7 +57,16 @@ from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell
 
 FULL_MINUTES: Final = 90.0
 QUICK_MINUTES: Final = 5.0
-TIGHT_POLICIES: Final = ("static-1.5", "autopilot-1s", "vpa", "captain-0.02", "captain-0.1", "escra", "waterfill")
+TIGHT_POLICIES: Final = (
+    REFERENCE,
+    "static-1.5",
+    "autopilot-1s",
+    "vpa",
+    "captain-0.02",
+    "captain-0.1",
+    "escra",
+    "waterfill",
+)
 """At a matched and a tight limit: one of each kind, Captain's ends of what it is good with."""
 TIGHT_LOADS: Final = ("burst",)
 SENSITIVITY_LOADS: Final = ("exponential", "burst")
@@ -243,8 +252,9 @@ async def _session(bench: Bench, app: str, waiting: deque[tuple[Cell, int]], pro
     """Deploy, and measure until nothing waits, or containers were killed so often that they are started late."""
     async with open_session(bench, app) as session:
         await session.warm_up()
-        for load in sorted({cell.load for cell, _ in waiting}):
-            await session.profile(load)
+        profiled = {cell.profile_name: cell for cell, _ in waiting}
+        for name in sorted(profiled):
+            await session.profile(profiled[name])
         while waiting:
             cell, tries = waiting[0]
             record = await session.measure(cell)

@@ -127,29 +127,30 @@ class Session:
         self._client = client
         self._restarts: dict[str, int] = {}
 
-    async def profile(self, load: str) -> None:
-        """Run without limits and keep what was used, unless it was done before."""
-        store, plan, app = self._bench.store, self._bench.plan, self._deployment.app.name
-        path = store.profile_path(app, load)
+    async def profile(self, cell: Cell) -> None:
+        """Run a cell's load without limits and keep what was used, unless it was done before."""
+        store, plan = self._bench.store, self._bench.plan
+        path = store.profile_path(cell)
         if path.exists():
             return
         await self._prepare()
         await self._bench.rig.lift(self._recorder, self._deployment.names.values(), _UNLIMITED)
         self._recorder.begin()
-        if load == BATCH_LOAD:
+        if cell.load == BATCH_LOAD:
             begin_ns = time.time_ns()
             await cast("BatchApplication", self._deployment.app).run_batch(self._deployment)
             recording = self._recorder.take(begin_ns, time.time_ns())
         else:
-            out = store.profiles / f"{app}.{load}.requests.npz"
-            order = self._order(load, plan.profile_s, profile_seed(plan, app, load), out)
+            out = store.profiles / f"{cell.profile_name}.requests.npz"
+            seed = profile_seed(plan, cell.app, cell.load)
+            order = self._order(cell.load, plan.profile_s, seed, out, cell.load_share)
             begin_ns, _ = await self._drive(order, plan.profile_s)
             recording = self._recorder.take(
                 begin_ns + int(plan.settle_s * 1e9), begin_ns + int((plan.settle_s + plan.profile_s) * 1e9)
             )
         profile = recording.profile()
         if set(self._deployment.names) - set(profile.containers):
-            raise RuntimeError(f"profile of {app}/{load}: no batch tells of all containers")
+            raise RuntimeError(f"profile {cell.profile_name}: no batch tells of all containers")
         profile.write(path)
 
     async def warm_up(self) -> None:
@@ -173,13 +174,13 @@ class Session:
     async def measure(self, cell: Cell) -> dict[str, Any]:
         """Measure one cell and return its record; rows and batches are written beside."""
         bench, names = self._bench, self._deployment.names
-        profile = bench.store.profile(cell.app, cell.load)
+        profile = bench.store.profile(cell)
         if profile is None:
             raise RuntimeError(f"{cell.pair} has no profile")
         limits, policy = app_limits(profile, cell.limit), parse(cell.policy)
         await self._prepare()
         if policy.limited:
-            path = bench.store.profile_path(cell.app, cell.load)
+            path = bench.store.profile_path(cell)
             await bench.rig.enforce(self._recorder, policy, limits, path, len(names))
         else:
             await bench.rig.lift(self._recorder, names.values(), limits)
@@ -216,13 +217,13 @@ class Session:
                 return
             await asyncio.sleep(0.05)
 
-    def _order(self, load: str, seconds: float, seed: int, out: Path) -> Order:
+    def _order(self, load: str, seconds: float, seed: int, out: Path, share: float = 1.0) -> Order:
         plan, app = self._bench.plan, self._deployment.app
         host, port = self._deployment.address
         return Order(
             Load(
                 cast("LoadKind", load),
-                app.base_rate_rps * plan.rate,
+                app.base_rate_rps * plan.rate * share,
                 plan.settle_s + seconds,
                 seed,
                 cycle_s=plan.cycle_s,
@@ -257,7 +258,8 @@ class Session:
 
     async def _run_load(self, cell: Cell) -> tuple[Driven, dict[str, Any], Recording]:
         plan = self._bench.plan
-        order = self._order(cell.load, plan.window_s, cell_seed(plan, cell), self._bench.store.requests_path(cell))
+        out, seed = self._bench.store.requests_path(cell), cell_seed(plan, cell)
+        order = self._order(cell.load, plan.window_s, seed, out, cell.load_share)
         self._recorder.begin()
         begin_ns, driven = await self._drive(order, plan.window_s)
         from_ns = begin_ns + int(plan.settle_s * 1e9)

@@ -93,13 +93,13 @@ class Store:
         """Batches of the measured window."""
         return Recording.read(self.recording_path(cell))
 
-    def profile_path(self, app: str, load: str) -> Path:
-        """Where a profile is."""
-        return self.profiles / f"{app}.{load}.json"
+    def profile_path(self, cell: Cell) -> Path:
+        """Where a cell's profile is."""
+        return self.profiles / f"{cell.profile_name}.json"
 
-    def profile(self, app: str, load: str) -> Profile | None:
-        """The run without limits, once it was made."""
-        path = self.profile_path(app, load)
+    def profile(self, cell: Cell) -> Profile | None:
+        """The run without limits that a cell's limits come from, once it was made."""
+        path = self.profile_path(cell)
         return profiles.read(path) if path.exists() else None
 
     def note(self, name: str, content: dict[str, Any]) -> None:

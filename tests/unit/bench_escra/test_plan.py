@@ -14,6 +14,7 @@ from tests.bench.escra.plan import (
     SETTLE_S,
     Block,
     Cell,
+    Limit,
     Plan,
     app_limits,
     cell_seed,
@@ -48,6 +49,24 @@ def test_no_limits_are_measured_once_for_all_limits():
         ("escra", "ample"),
         ("escra", "tight"),
     ]
+
+
+def test_where_the_load_is_another_one_no_limits_and_the_profile_are_too():
+    """Under a limit that matches all would else wait for the machine: decision 29."""
+    limits: tuple[Limit, ...] = ("ample", "matched", "tight")
+    block = Block(("shop",), ("fixed",), limits, ("none", "escra"))
+    cells = list(dict.fromkeys(block.cells(0)))
+    references = [(cell.limit, cell.load_share) for cell in cells if cell.policy == "none"]
+    assert references == [("ample", 1), ("matched", 0.6)]
+    ours = {cell.limit: cell for cell in cells if cell.policy == "escra"}
+    assert [ours[limit].reference.limit for limit in limits] == ["ample", "matched", "ample"]
+    assert ours["ample"].profile_name == ours["tight"].profile_name != ours["matched"].profile_name
+    assert len({cell.name for cell in cells}) == 5
+    # Two profiles of 14 s instead of one, and two cells instead of one.
+    one, two = (window_for([replace(block, limits=chosen)], 1, 10) for chosen in (limits[:1], limits[:2]))
+    assert 2 * (one + SETTLE_S + OVERHEAD_S) - 4 * (two + SETTLE_S + OVERHEAD_S) == pytest.approx(14, abs=0.5)
+    batch = Cell("grid-search", BATCH_LOAD, "matched", "escra", 0)
+    assert (batch.load_share, batch.reference.limit) == (1, "ample")
 
 
 def test_policies_of_a_pair_get_the_same_requests_and_its_profile_others():
