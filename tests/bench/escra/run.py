@@ -55,7 +55,8 @@ from tests.bench.escra.store import Store
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell
 
-FULL_MINUTES: Final = 90.0
+FULL_MINUTES: Final = 85.0
+"""What peers kill is started anew and warmed up, which no plan knows: runs took up to 6 % longer than planned."""
 QUICK_MINUTES: Final = 5.0
 TIGHT_POLICIES: Final = (
     REFERENCE,
