@@ -18,6 +18,7 @@ VERSION_1_ONLY = {
     "test_an_agent_that_comes_later_hears_of_those_who_wait_already",
     "test_the_ladder_follows_growth_and_is_made_anew_when_it_is_long",
     "test_docker_like_swap_limits_do_not_stop_a_raise",
+    "test_waking_lets_sleepers_try_again_and_leaves_the_limit",
 }
 
 
