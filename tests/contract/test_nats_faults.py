@@ -60,7 +60,7 @@ async def test_hanging_server(own_server: EmbeddedNats) -> None:
     assert not bus.connected, "three unanswered pings end the connection"
 
     own_server.resume()
-    await until(lambda: bus.connected, within_s=10)
+    await until(lambda: bus.connected, within_s=30)
     await bus.flush(5)
     bus.publish(subject, node_info(999_999))
     await until(lambda: got and got[-1] == 999_999)
@@ -140,12 +140,12 @@ async def test_server_that_lost_its_store(own_server: EmbeddedNats, tmp_path: Pa
         await until(lambda: not bus.connected)
         shutil.rmtree(own_server.log_path.parent / "jetstream")
         await own_server.start()
-        await until(lambda: bus.connected and not live, within_s=10)
+        await until(lambda: bus.connected and not live, within_s=30)
 
         await bucket.put("old-1", node_info(70))
-        await until(lambda: live == {"old-1": 70}, within_s=10)
+        await until(lambda: live == {"old-1": 70}, within_s=30)
         bus.publish_fact(event_subject("tb"), container_event(1), message_id="1")
-        await until(lambda: got == [1], within_s=10)
+        await until(lambda: got == [1], within_s=30)
     assert await bus.close(2) == {}
 
 
@@ -222,7 +222,7 @@ async def test_a_first_connection_may_come_in_the_background() -> None:
 
     server = EmbeddedNats(port=port)
     await server.start()
-    await until(lambda: bus.counters["facts_pending"] == 0, within_s=10)
+    await until(lambda: bus.counters["facts_pending"] == 0, within_s=30)
     await bus.serve(subject, unused)
     assert number_of(await bus.request(subject, node_info(2), timeout_s=1)) == 2
     assert await bus.close(2) == {}

@@ -146,7 +146,7 @@ async def test_without_a_server(lab: BusLab) -> None:
         await store.get("a")
 
     await lab.start_server()
-    await until(lambda: bus.connected, within_s=8)
+    await until(lambda: bus.connected, within_s=30)
     found = await store.get("a")
     assert found is not None
     assert found.data == b"kept"

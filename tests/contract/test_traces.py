@@ -78,7 +78,7 @@ async def test_a_fact_continues_the_trace_however_late_it_is_stored(lab: BusLab)
         with span("allocator.decide") as deciding:
             client.publish_fact(event_subject(lab.root), container_event(1), message_id="1")
         await lab.start_server()
-        await until(lambda: seen, within_s=15)
+        await until(lambda: seen, within_s=30)
         await until(lambda: "process evt.container.{app}.{node}" in recorded.names())
     (taken,) = seen
     processed = recorded.named("process evt.container.{app}.{node}")

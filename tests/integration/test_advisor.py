@@ -201,7 +201,7 @@ async def test_killed_in_the_middle_of_a_training(ground: Ground) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
 
-    await until(lambda: not Path(f"/proc/{worker}").exists(), within_s=10, what="the training's end")
+    await until(lambda: not Path(f"/proc/{worker}").exists(), within_s=30, what="the training's end")
     assert await ground.bus.objects(MODELS).names() == {}
     ground.start(algorithm="ours")
     reply = await ground.ask_when_ready(ADVISOR_RANK, question())

@@ -175,7 +175,7 @@ async def test_killed_between_journal_and_publish(lab: Lab) -> None:
     process.kill()
     await process.communicate()
     await lab.server.start()
-    await until(lambda: bus.connected, within_s=20, what="the test's own connection")
+    await until(lambda: bus.connected, within_s=30, what="the test's own connection")
     lab.google.vertex.jobs.clear()  # only the journal knows them now
 
     process, answers = await lab.collector()

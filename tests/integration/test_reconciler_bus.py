@@ -67,13 +67,13 @@ async def test_without_the_server_nothing_is_lost(
         passes = await churn(lab, reconciler, away_s)
         for number in range(100, 700):
             lab.network.learn(mac(number), OTHER)
-        await until(lambda: len(lab.rules) > 600, within_s=20, what="rules without a bus")
-        await until(lambda: reconciler.not_ready() is None, within_s=20, what="nothing left to do")
+        await until(lambda: len(lab.rules) > 600, within_s=30, what="rules without a bus")
+        await until(lambda: reconciler.not_ready() is None, within_s=30, what="nothing left to do")
         assert passes >= 300
         # What waits grows with the writes, hundreds to a fact, and not with the passes.
         assert lab.bus.counters["facts_pending"] < 200 + passes / 20
         await nats.start_server()
-        await until(lambda: lab.bus.connected and lab.ours.connected, within_s=20, what="the connections")
+        await until(lambda: lab.bus.connected and lab.ours.connected, within_s=30, what="the connections")
         reconciler.teller.flush()
         await lab.bus.flush(20)
         state = await lab.ask(RECONCILER_STATE, NetworkStateRequest())

@@ -163,7 +163,7 @@ async def test_from_advise_to_the_prediction(ground: Ground, tmp_path: Path) -> 
     command = ground.start("services.cli", "advise", str(tmp_path / "job.yaml"), "--json")
     assert await asyncio.to_thread(command.wait, PATIENCE_S) == 0, ground.log.read_text()[-2000:]
     published = "publish evt.prediction.{job}"
-    await until(lambda: ending_with(ground.receiver, published, "cli.advise"), within_s=10, what="the trace")
+    await until(lambda: ending_with(ground.receiver, published, "cli.advise"), within_s=30, what="the trace")
 
     (lineage,) = ending_with(ground.receiver, published, "cli.advise")
     assert steps(lineage) == [

@@ -81,12 +81,12 @@ async def until_traced(
         container = cluster.container(app, f"web-{attempt}")
         attempt += 1
         await until(
-            lambda one=container: one.guarded and 0 < one.limit_bytes < 120 * MIB, within_s=20, what="reclaimed"
+            lambda one=container: one.guarded and 0 < one.limit_bytes < 120 * MIB, within_s=30, what="reclaimed"
         )
         grow(container, GROWN_MIB, FAST)
         await grown(container)
         try:
-            await until(lambda one=container: grants(receiver, one.key), within_s=2)
+            await until(lambda one=container: grants(receiver, one.key), within_s=30)
         except AssertionError:
             cluster.remove(container)
         else:

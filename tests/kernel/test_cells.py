@@ -137,7 +137,7 @@ def test_a_quota_may_come_later_with_a_shorter_period(cells: Cells) -> None:
 def test_memory_is_seen_and_its_limit_kills(cells: Cells) -> None:
     cell = cells.create("hungry", memory_bytes=64 << 20)
     holding = python(cell, "held = bytearray(32 << 20); import time; time.sleep(1000)")
-    wait_until(lambda: used(cell).memory_bytes > 32 << 20, within_s=20, what="32 MiB held")
+    wait_until(lambda: used(cell).memory_bytes > 32 << 20, within_s=30, what="32 MiB held")
     assert cell.process_ids() == [holding.pid]
     cell.kill()
     holding.wait(10)

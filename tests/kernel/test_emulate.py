@@ -181,11 +181,11 @@ def test_kill_9_and_again_makes_each_run_once(tool):
     measured = next_row(first)
     parent = child_of(first)
     token = token_of(parent)
-    wait_until(lambda: cells_left(token), within_s=20, what="the next run")
+    wait_until(lambda: cells_left(token), within_s=30, what="the next run")
     first.kill()
     first.communicate()
-    wait_until(lambda: is_gone(parent), within_s=20, what="the end of the warm parent")
-    wait_until(lambda: cells_left(token) == [], within_s=20, what="the end of its cells")
+    wait_until(lambda: is_gone(parent), within_s=30, what="the end of the warm parent")
+    wait_until(lambda: cells_left(token) == [], within_s=30, what="the end of its cells")
     told = tool.events()
     rows = [event["record"]["job"] for event in told if event["event"] == "row"]
     assert len(rows) == 2  # three configurations, one of which was measured

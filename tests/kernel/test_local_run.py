@@ -120,7 +120,7 @@ def test_an_interrupt_keeps_what_there_is(tmp_path: Path, number: signal.Signals
         pids = [worker["pid"] for worker in first["workers"]]
         token = token_of(pids[0])
         assert process.stdout is not None
-        wait_until(lambda: json.loads(process.stdout.readline())["sample"] >= 12, within_s=10, what="twelve samples")
+        wait_until(lambda: json.loads(process.stdout.readline())["sample"] >= 12, within_s=30, what="twelve samples")
         process.send_signal(number)
         done = ended(process)
     assert done.code == 130
@@ -135,7 +135,7 @@ def test_whoever_listened_has_gone(tmp_path: Path) -> None:
     with running([*arguments(tmp_path), "sh", "-c", SLEEP]) as (process, first):
         token = token_of(first["workers"][0]["pid"])
         assert process.stdout is not None
-        wait_until(lambda: json.loads(process.stdout.readline())["sample"] >= 12, within_s=10, what="twelve samples")
+        wait_until(lambda: json.loads(process.stdout.readline())["sample"] >= 12, within_s=30, what="twelve samples")
         process.stdout.close()
         assert process.wait(20) == 130
         process.stdout = None
@@ -158,7 +158,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
         wait_until(lambda: all((logs / f"{worker['worker']}.out").read_text() for worker in first["workers"]))
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
-        wait_until(lambda: json.loads(process.stdout.readline())["event"] == "stopping", within_s=10)
+        wait_until(lambda: json.loads(process.stdout.readline())["event"] == "stopping", within_s=30)
         process.send_signal(signal.SIGINT)
         assert ended(process).code == 130
 

@@ -97,11 +97,11 @@ async def test_discovery_finds_a_group_and_removes_it_once_its_process_has_ended
     reports: list[object] = []
     task = asyncio.create_task(ManagedDiscovery(lab.layout, lab.root, interval_s=0.05).run(reports.append))
     process = lab.start(group, SLEEP)
-    await until(lambda: reports == [lab.found(group)], within_s=1)
+    await until(lambda: reports == [lab.found(group)], within_s=30)
     process.kill()
     process.wait(timeout=5)
     ended = asyncio.get_running_loop().time()
-    await until(lambda: len(reports) == 2, within_s=10)
+    await until(lambda: len(reports) == 2, within_s=30)
     assert reports[1] == GoneContainer(lab.found(group).container_id)
     assert asyncio.get_running_loop().time() - ended >= EMPTY_S
     assert group.add_process(os.getpid()) is False  # it has been removed

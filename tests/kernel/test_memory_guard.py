@@ -211,7 +211,7 @@ def test_reclaimable_is_page_cache(lab, armed, tmp_path):
     assert handle.read_reclaimable() < 4 * MIB
     code = f"import os, time; f = open({str(tmp_path / 'cache')!r}, 'wb'); f.write(bytes(16 << 20)); f.flush()\n"
     lab.start(group, code + "os.fsync(f.fileno()); time.sleep(1000)")
-    wait_until(lambda: 12 * MIB < handle.read_reclaimable() < 24 * MIB, within_s=20, what="the file, not its buffer")
+    wait_until(lambda: 12 * MIB < handle.read_reclaimable() < 24 * MIB, within_s=30, what="the file, not its buffer")
 
 
 def test_an_agent_that_comes_later_hears_of_those_who_wait_already(lab, host):

@@ -94,7 +94,7 @@ async def runtime(tmp_path: Path) -> Any:
             done = subprocess.run([*ctr, "image", "import", str(tmp_path / "image.tar")], check=False, timeout=30)
             return done.returncode == 0
 
-        await until(lambda: (tmp_path / "cri.sock").exists() and imported(), within_s=20, what="containerd")
+        await until(lambda: (tmp_path / "cri.sock").exists() and imported(), within_s=30, what="containerd")
         yield tmp_path / "cri.sock"
     finally:
         process.terminate()

@@ -125,10 +125,10 @@ async def test_the_process_on_this_kernel(netns: str, tmp_path: Path) -> None:
                 assert "clsact" not in hooks(netns), "no half-applied host"
             else:
                 await wait_for_state(bus, lambda state: state.installed == 1 and not state.problems)
-            await until(lambda: any(e.kind is RouteKind.FDB and e.destination == REMOTE for e in told), within_s=10)
+            await until(lambda: any(e.kind is RouteKind.FDB and e.destination == REMOTE for e in told), within_s=30)
 
             ip(netns, "link set app up")
-            await until(lambda: any(e.interface == "rep0" and "carrier" in e.after for e in told), within_s=10)
+            await until(lambda: any(e.interface == "rep0" and "carrier" in e.after for e in told), within_s=30)
 
             second = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "services.reconciler",

@@ -173,8 +173,8 @@ def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: Fa
             killed, killed_s = ours.hot_pid, time.monotonic()
             assert ours.overrides()
             os.kill(killed, signal.SIGKILL)
-            wait_until(lambda: not ours.overrides(), within_s=1.5, what="an empty table")
-            wait_until(lambda: ours.hot_pid not in {0, killed}, within_s=1.5, what="another hot process")
+            wait_until(lambda: not ours.overrides(), within_s=30, what="an empty table")
+            wait_until(lambda: ours.hot_pid not in {0, killed}, within_s=30, what="another hot process")
             assert time.monotonic() - killed_s < 1.5
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
     fast.wait_quiet()
@@ -192,7 +192,7 @@ def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: Outag
         fast.wait_told(1, RouteKind.OVERRIDE, "bfd")
         os.kill(ours.hot_pid, signal.SIGKILL)
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
-    wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=20, what="both uplinks")
+    wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=30, what="both uplinks")
     os.kill(ours.hot_pid, signal.SIGKILL)
     streams.reset()
     with calm.fault(Fault.blackhole(1, 2)) as injected_ns:

@@ -165,4 +165,4 @@ def test_a_host_whose_frr_was_killed_comes_back(whole: Lab) -> None:
     wait_until(lambda: established(host) == {"p1", "p2"}, within_s=30.0, what="both EVPN sessions")
     whole.wait_ready(40.0)
 
-    wait_until(lambda: overlay_of(host)[0] == entries, within_s=10.0, what="the same forwarding table")
+    wait_until(lambda: overlay_of(host)[0] == entries, within_s=30, what="the same forwarding table")

@@ -40,7 +40,7 @@ class Decisions:
 
     async def next_one(self) -> None:
         seen = len(self.times_s)
-        await until(lambda: len(self.times_s) > seen, within_s=10, what="a decision")
+        await until(lambda: len(self.times_s) > seen, within_s=30, what="a decision")
 
     def longest_gap_s(self, since_s: float) -> float:
         times_s = [since_s, *(time_s for time_s in self.times_s if time_s >= since_s), time.monotonic()]

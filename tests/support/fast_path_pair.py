@@ -98,7 +98,7 @@ class FastPaths:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        wait_until(lambda: all(made.ready() for made in self.hosts), within_s=15.0, what="fast paths that see")
+        wait_until(lambda: all(made.ready() for made in self.hosts), within_s=30, what="fast paths that see")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,10 +22,10 @@ async def guarded_container(
     spec = await cluster.announce(AppSpec(name=name, cpu_limit=0.5, memory_limit=memory_limit, sigma=sigma))
     async with cluster.batches(name) as log:
         container = cluster.container(name, "web")
-        await until(lambda: container.guarded and 0 < container.limit_bytes < 100 * MIB, within_s=15, what="reclaimed")
+        await until(lambda: container.guarded and 0 < container.limit_bytes < 100 * MIB, within_s=30, what="reclaimed")
         await until(
             lambda: any(reserve_left(batch) >= 0.8 * sigma * memory_limit for batch in log.messages[-1:]),
-            within_s=10,
+            within_s=30,
             what="its reserve",
         )
     return spec, container

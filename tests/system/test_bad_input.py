@@ -52,16 +52,16 @@ async def container(cluster: ClusterLab) -> LabContainer:
     """Managed."""
     await cluster.announce(SPEC)
     made = cluster.container(SPEC.name, "web")
-    await until(lambda: made.quota_us > 0, within_s=10, what="managed")
+    await until(lambda: made.quota_us > 0, within_s=30, what="managed")
     return made
 
 
 async def assert_follows(container: LabContainer) -> None:
     """A burst is followed, up and down."""
     container.tell("burn")
-    await until(lambda: container.quota_us >= 0.9 * SPEC.cpu_limit_us, within_s=10, what="the rise")
+    await until(lambda: container.quota_us >= 0.9 * SPEC.cpu_limit_us, within_s=30, what="the rise")
     container.tell("idle")
-    await until(lambda: container.quota_us <= 0.5 * SPEC.cpu_limit_us, within_s=10, what="the fall")
+    await until(lambda: container.quota_us <= 0.5 * SPEC.cpu_limit_us, within_s=30, what="the fall")
 
 
 async def assert_well(cluster: ClusterLab) -> None:

@@ -171,4 +171,4 @@ async def test_an_application_is_announced_while_a_server_is_gone(lab: Lab) -> N
         return sum(held) == len(NAMES) + 1
 
     await poll(announced, within_s=30, what="the announcement")
-    await poll(owned, within_s=15, what="an owner")
+    await poll(owned, within_s=30, what="an owner")

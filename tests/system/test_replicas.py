@@ -134,7 +134,7 @@ async def shared(bare_cluster: ClusterLab) -> AsyncIterator[Shared]:
         LIMIT_DECISIONS.pattern(bare_cluster.bus.root), shared.decisions.take
     )
     shared.pairs = [(bare_cluster.container(app, "left"), bare_cluster.container(app, "right")) for app in APPS_SHARED]
-    await until(lambda: all(c.quota_us > 0 for pair in shared.pairs for c in pair), within_s=15, what="all admitted")
+    await until(lambda: all(c.quota_us > 0 for pair in shared.pairs for c in pair), within_s=30, what="all admitted")
     busy = asyncio.ensure_future(shared.keep_busy())
     yield shared
     busy.cancel()
@@ -175,7 +175,7 @@ async def at_rest(shared: Shared) -> dict[str, int]:
 async def test_three_replicas_share_six_applications(shared):
     """Each is decided for by exactly one, as all of them say."""
     epochs, start_s = await at_rest(shared), time.monotonic()
-    await until(lambda: time.monotonic() > start_s + 3, within_s=5, what="three seconds of decisions")
+    await until(lambda: time.monotonic() > start_s + 3, within_s=30, what="three seconds of decisions")
 
     assert {app: shared.decisions.epochs(app, start_s) for app in APPS_SHARED} == {
         app: [epoch] for app, epoch in epochs.items()
@@ -236,7 +236,7 @@ async def test_a_frozen_owner_is_replaced_and_its_orders_are_refused(shared, rec
             "seconds until another raised a quota, by application", [round(delay_s, 2) for delay_s in delays_s]
         )
         assert max(delays_s) <= TAKEOVER_S
-        await until(lambda: time.monotonic() > freeze_s + 6, within_s=10, what="six seconds frozen")
+        await until(lambda: time.monotonic() > freeze_s + 6, within_s=30, what="six seconds frozen")
         for app, epoch in apps.items():
             await assert_refused(shared, app, epoch)
     finally:
@@ -245,7 +245,7 @@ async def test_a_frozen_owner_is_replaced_and_its_orders_are_refused(shared, rec
     async def has_given_up() -> bool:
         return await zombie.metric("turnbuckle_allocator_lost_leases_total") == lost_before + len(apps)
 
-    await poll(has_given_up, within_s=5, what="what it held given up")
+    await poll(has_given_up, within_s=30, what="what it held given up")
     await at_rest(shared)
     shared.assert_within_limits(observer)
     shared.decisions.assert_never_interleaved()
@@ -310,14 +310,14 @@ async def test_after_a_restart_of_the_server_nothing_has_moved(shared, record_fi
 
     await shared.cluster.nats.start()
     start_s = time.monotonic()
-    await until(lambda: shared.cluster.bus.connected, within_s=15, what="our own connection")
+    await until(lambda: shared.cluster.bus.connected, within_s=30, what="our own connection")
     await until(
-        lambda: all(shared.decisions.epochs(app, start_s) for app in APPS_SHARED), within_s=15, what="decisions of all"
+        lambda: all(shared.decisions.epochs(app, start_s) for app in APPS_SHARED), within_s=30, what="decisions of all"
     )
     record_figure("seconds until all were decided for again", round(time.monotonic() - start_s, 2))
     for process in shared.cluster.running("allocator"):
         await process.ready()
-    await until(lambda: time.monotonic() > start_s + 15, within_s=20, what="longer than a relist")
+    await until(lambda: time.monotonic() > start_s + 15, within_s=30, what="longer than a relist")
 
     assert await shared.epochs() == before
     assert {app: shared.decisions.epochs(app, start_s) for app in APPS_SHARED} == {
@@ -333,7 +333,7 @@ async def test_what_is_withdrawn_has_no_owner_and_finds_one_when_it_comes_back(s
     async def is_gone() -> bool:
         return app not in await shared.cluster.states()
 
-    await poll(is_gone, within_s=5, what="withdrawn")
+    await poll(is_gone, within_s=30, what="withdrawn")
     await shared.cluster.announce(spec)
 
     assert (await shared.epochs())[app] > before

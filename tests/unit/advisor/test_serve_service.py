@@ -111,7 +111,7 @@ def question(**changes: Any) -> RankRequest:
 async def trained(advisor: Advisor, count: int) -> None:
     learning = advisor.learning
     assert learning is not None
-    await until(lambda: learning.model is not None and learning.model.name.records == count, within_s=20)
+    await until(lambda: learning.model is not None and learning.model.name.records == count, within_s=30)
 
 
 async def test_enough_records_bring_a_model(ground: Ground) -> None:
@@ -369,9 +369,9 @@ async def test_what_was_trained_before_is_used_again_where_it_is_asked_for(groun
         await trained(replica, 72)
         taught = len(ground.tutor.lessons)
         await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=7))
-        await until(lambda: all(in_use(one).endswith("-s7") for one in (advisor, replica)), within_s=20)
+        await until(lambda: all(in_use(one).endswith("-s7") for one in (advisor, replica)), within_s=30)
         await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=0))
-        await until(lambda: all(in_use(one).endswith("-s0") for one in (advisor, replica)), within_s=20)
+        await until(lambda: all(in_use(one).endswith("-s0") for one in (advisor, replica)), within_s=30)
 
     assert len(ground.tutor.lessons) == taught + 1
 

@@ -183,7 +183,7 @@ async def test_drift_is_an_event(lab):
     async with lab.agent():
         container = await lab.guarded()
         container.limit_bytes = 128 * MIB
-        await until(lambda: container.limit_bytes == 256 * MIB, within_s=2, what="the old limit")
+        await until(lambda: container.limit_bytes == 256 * MIB, within_s=30, what="the old limit")
         await until(lambda: ContainerChange.DRIFTED in [change.change for change in lab.changes], what="the event")
 
     drifted = next(change for change in lab.changes if change.change is ContainerChange.DRIFTED)

@@ -71,7 +71,7 @@ async def test_it_ends_on_sigterm_idle_or_busy(tmp_path, cores):
     (tmp_path / "load.json").write_text(json.dumps(profile))
     with start("--profile", str(tmp_path / "load.json")) as process:
         statm = Path(f"/proc/{process.pid}/statm")
-        await until(lambda: int(statm.read_text().split()[1]) * 4096 > 30 << 20, within_s=20, what="memory held")
+        await until(lambda: int(statm.read_text().split()[1]) * 4096 > 30 << 20, within_s=30, what="memory held")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=5) == 0
 

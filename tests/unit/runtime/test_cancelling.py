@@ -51,7 +51,7 @@ async def test_a_task_that_clears_up_is_left_alone_for_as_long_as_it_may() -> No
 
     task = asyncio.ensure_future(work())
     await asyncio.sleep(0)
-    assert await cancel_all([task], within_s=10, again_s=5) == set()
+    assert await cancel_all([task], within_s=30, again_s=5) == set()
     assert cleared.is_set()
 
 

@@ -280,12 +280,12 @@ async def test_churn_while_the_bus_is_dead_loses_nothing(lab):
             await until(lambda passes=passes: reconciler.loop.counts.passes > passes, what="a pass")
         for number in range(1_000, 2_000):
             lab.network.learn(mac(number), OTHER)
-        await until(lambda: len(lab.rules) > 1_000, within_s=20, what="rules without a bus")
-        await until(lambda: reconciler.not_ready() is None, within_s=20)
+        await until(lambda: len(lab.rules) > 1_000, within_s=30, what="rules without a bus")
+        await until(lambda: reconciler.not_ready() is None, within_s=30)
         assert lab.bus.counters["facts_pending"] < 300, "passes are put together"
         told = len(lab.tc)
         lab.bus.broker.start()
-        await until(lambda: replayed(lab.tc) == lab.rules, within_s=20, what="the whole audit, in order")
+        await until(lambda: replayed(lab.tc) == lab.rules, within_s=30, what="the whole audit, in order")
 
     merged = [event for event in lab.tc[told:] if event.first_pass_id < event.pass_id]
     assert merged
@@ -307,6 +307,6 @@ async def test_thousands_of_macs_are_told_in_few_facts(lab):
         def told():
             return sum(1 + len(event.also) for event in lab.routes if event.kind is RouteKind.FDB)
 
-        await until(lambda: told() == 2_000, within_s=20, what="every MAC")
+        await until(lambda: told() == 2_000, within_s=30, what="every MAC")
     assert len(lab.routes) < 100
     assert [event.seq for event in lab.routes] == list(range(1, len(lab.routes) + 1))
