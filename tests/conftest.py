@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Callable
 from functools import cache
@@ -21,6 +22,10 @@ from tests.support.skipping import skip_or_fail
 # Timings on a shared machine say nothing about the code.
 settings.register_profile("turnbuckle", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("turnbuckle")
+
+# A shell without job control starts background jobs with SIGINT ignored, and every process of a test inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache

@@ -91,10 +91,15 @@ async def test_interrupt(tool: Tool, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with out.open("wb") as file:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=file)
-    await until(lambda: b'"row"' in out.read_bytes(), within_s=30)
-    process.send_signal(signal.SIGINT)
+    try:
+        await until(lambda: b'"row"' in out.read_bytes(), within_s=30)
+        process.send_signal(signal.SIGINT)
 
-    assert await asyncio.wait_for(process.wait(), 20) == 130
+        assert await asyncio.wait_for(process.wait(), 20) == 130
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     assert b"interrupted" in out.read_bytes()
 
 
