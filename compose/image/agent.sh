@@ -7,5 +7,5 @@ for namespace in --cgroup --uts; do
     if nsenter --target 1 "$namespace" true 2>/dev/null; then namespaces="$namespaces $namespace"; fi
 done
 # shellcheck disable=SC2086 # two words
-[ -z "$namespaces" ] || exec nsenter --target 1 $namespaces -- python -m services.agent "$@"
-exec python -m services.agent "$@"
+[ -z "$namespaces" ] || exec nsenter --target 1 $namespaces -- turnbuckle run agent "$@"
+exec turnbuckle run agent "$@"

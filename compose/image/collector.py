@@ -29,7 +29,7 @@ def main() -> None:
             continue
         os.set_inheritable(lock, True)  # noqa: FBT003 - the library's signature
         os.environ[VARIABLE] = str(directory)
-        os.execv(sys.executable, [sys.executable, "-m", "services.collector", *sys.argv[1:]])  # noqa: S606 - ourselves
+        os.execvp("turnbuckle", ["turnbuckle", "run", "collector", *sys.argv[1:]])  # noqa: S606, S607 - ourselves
 
 
 if __name__ == "__main__":

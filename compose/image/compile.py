@@ -7,7 +7,8 @@ Whatever cannot be imported fails the image's build, so this is its first test, 
 import importlib
 import sys
 
-COMMON = ("services._runtime.probe", "services._runtime.otel", "nkeys", "http.server", "runpy")
+OURS = ("services._runtime.probe", "services._runtime.entry", "services._runtime.otel")
+COMMON = (*OURS, "nkeys", "http.server", "runpy")
 OWN = {
     "agent": ("services.agent.service", "services.agent.adapters.docker_engine", "services.agent.watchdog"),
     "reconciler": ("services.reconciler.service", "services.reconciler.fastpath.service"),

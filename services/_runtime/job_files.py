@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from schemas.jobs import Attributes, JobRecord
 from schemas.message import ColumnType, Message
 from schemas.runs import RunProfile
+from services._runtime.install_hint import package_missing
 
 FORM: Final = "turnbuckle.records.v1"
 """Stands in the file's metadata under `FORM_KEY`."""
@@ -130,7 +131,7 @@ def _duckdb() -> Any:
     try:
         import duckdb  # noqa: PLC0415 - see the module's text
     except ImportError as error:
-        raise JobFileError("Parquet needs duckdb: pip install 'turnbuckle[collector]'") from error
+        raise JobFileError(f"Parquet needs DuckDB: {package_missing('duckdb', 'collector')}") from error
     return duckdb
 
 

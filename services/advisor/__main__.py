@@ -1,4 +1,4 @@
-"""``python -m services.advisor``."""
+"""``turnbuckle run advisor``, or ``python -m services.advisor``."""
 
 from services._runtime.app import main
 from services.advisor.service import Advisor

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from contextlib import suppress
 from typing import Final
 
 from schemas.codec import encode
+from services._runtime.interpreter import isolated_command
 from services.advisor.ports import Lesson, TrainingFailedError
 
 _WORKER: Final = "services.advisor.training"
-_SAFE_PATH: Final = ("-P",) if sys.flags.safe_path else ()
-"""As we were started: a module of our names in the working directory is then not ours."""
 _LENGTH_BYTES: Final = 4
 _ERROR_CHARACTERS: Final = 2_000
 
@@ -30,7 +28,7 @@ class TrainingProcess:
         data = await asyncio.to_thread(_pack_lesson, lesson)
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *_SAFE_PATH, "-m", _WORKER, str(os.getpid()),
+                *isolated_command(_WORKER, str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
         except OSError as error:

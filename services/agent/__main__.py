@@ -1,4 +1,4 @@
-"""``python -m services.agent``."""
+"""``turnbuckle run agent``, or ``python -m services.agent``."""
 
 from services._runtime.app import main
 from services.agent.service import Agent

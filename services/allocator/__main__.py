@@ -1,4 +1,4 @@
-"""``python -m services.allocator``."""
+"""``turnbuckle run allocator``, or ``python -m services.allocator``."""
 
 from services._runtime.app import main
 from services.allocator.service import Allocator

@@ -195,7 +195,7 @@ async def ask(bus: Bus, request: RankRequest, *, patience_s: float) -> RankReply
         try:
             reply = await bus.request(ADVISOR_RANK.template.subject(bus.root), request, timeout_s=ANSWER_WITHIN_S)
         except NoResponderError as error:
-            raise UnavailableError("no advisor answers: start one with python -m services.advisor") from error
+            raise UnavailableError("no advisor answers: start one: turnbuckle run advisor") from error
         except RequestTimeoutError as error:
             raise UnavailableError(f"the advisor did not answer within {ANSWER_WITHIN_S:g} s") from error
         except RequestRefusedError as error:

@@ -6,11 +6,11 @@ Their options are theirs: whatever is typed goes on unchanged, ``--help`` shows 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import typer
-from typer.core import TyperCommand
 
+from services.cli.pass_on import PassOn
 from services.cli.tool_run import Tool, run_tool
 
 PROFILE: Final = Tool(
@@ -62,15 +62,6 @@ EXPORT: Final = Tool(
     ("export",),
     ("jobs export all.parquet", "jobs export mine.csv --dataset emulated"),
 )
-
-
-class PassOn(TyperCommand):
-    """A command that hands everything on as typed, ``--`` and ``--help`` included."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the arguments as they are."""
-        ctx.args = list(args)
-        return []
 
 
 def command_for(tool: Tool, text: str) -> Callable[[typer.Context], None]:

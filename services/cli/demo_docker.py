@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import services
 from schemas.apps import PERIOD_US
 from services._runtime.load_profile import ContainerLoad
 from services.cli.demo import DemoPlan
-from services.cli.demo_processes import RESTART_AFTER_S, worker_command
+from services.cli.demo_processes import RESTART_AFTER_S, WORKER_MODULE, worker_arguments
 from services.cli.deployer import APP_LABEL, NAME_LABEL
 from services.cli.docker_engine import FAILURES, first_line, open_engine
 from services.cli.failure import CommandError
@@ -84,7 +85,7 @@ class DockerWorkload:
         source = str(Path(next(iter(services.__path__))).parent)
         return {
             "name": f"{app}-{load.name}-{os.getpid()}",
-            "command": worker_command(load, self._epoch_s),
+            "command": [sys.executable, "-P", "-m", WORKER_MODULE, *worker_arguments(load, self._epoch_s)],
             "labels": {APP_LABEL: app, NAME_LABEL: load.name, OWNER_LABEL: str(os.getpid())},
             "environment": {"PYTHONPATH": source, "PYTHONDONTWRITEBYTECODE": "1"},
             "volumes": host_mounts(source),

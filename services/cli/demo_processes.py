@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from services._runtime.cgroupfs import (
     managed_directory,
     parse_managed,
 )
+from services._runtime.interpreter import isolated_command
 from services._runtime.load_profile import ContainerLoad
 from services.cli.demo import WATCH_EVERY_S, DemoPlan
 from services.cli.failure import UnavailableError
@@ -29,10 +29,9 @@ WORKER_MODULE: Final = "services._runtime.load_worker"
 RESTART_AFTER_S: Final = 1.0
 
 
-def worker_command(load: ContainerLoad, epoch_s: float) -> list[str]:
-    """The command of one worker; twins share the epoch, so that both have the same load at the same moment."""
-    profile = load.model_dump_json()
-    return [sys.executable, "-m", WORKER_MODULE, "--profile", profile, "--epoch-s", f"{epoch_s:.3f}"]
+def worker_arguments(load: ContainerLoad, epoch_s: float) -> list[str]:
+    """The arguments of one worker; twins share the epoch, so that both have the same load at the same moment."""
+    return ["--profile", load.model_dump_json(), "--epoch-s", f"{epoch_s:.3f}"]
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class ProcessWorkload:
         self._workers.clear()
 
     def _spawn(self, group: ManagedCgroup, load: ContainerLoad) -> subprocess.Popen[bytes]:
-        command = worker_command(load, self._epoch_s)
+        command = isolated_command(WORKER_MODULE, *worker_arguments(load, self._epoch_s))
         return spawn_in_group(group, command, log_file=self._directory / "demo-workers.log", end_with_parent=True)
 
     def _sweep(self) -> None:

@@ -59,7 +59,7 @@ def judge_replicas(before: Mapping[str, Entry], after: Mapping[str, Entry], anno
     dead = sorted(set(replicas) - live)
     silent = f"; silent: {', '.join(dead)}" if dead else ""
     if not live:
-        return [Finding("allocators", Level.MISSING, f"none lives{silent}", "python -m services.allocator")]
+        return [Finding("allocators", Level.MISSING, f"none lives{silent}", "turnbuckle run allocator")]
     findings = [Finding("allocators", Level.OK, f"{', '.join(sorted(live))}{silent}")]
     owners = {
         key.removeprefix(_APP): entry.message.owner

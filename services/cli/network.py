@@ -121,7 +121,7 @@ async def ask_node(
         reply = await bus.request(template.subject(bus.root, node=node), request, timeout_s=QUERY_TIMEOUT_S)
     except NoResponderError as error:
         raise UnavailableError(
-            f"no reconciler of node {node!r} answers: TURNBUCKLE_RECONCILER__NODE={node} python -m services.reconciler"
+            f"no reconciler of node {node!r} answers: TURNBUCKLE_RECONCILER__NODE={node} turnbuckle run reconciler"
         ) from error
     except RequestTimeoutError as error:
         raise UnavailableError(f"the reconciler of {node!r} did not answer within {QUERY_TIMEOUT_S:g} s") from error
@@ -160,7 +160,7 @@ async def _ask_paths(options: BusOptions, node: str | None) -> list[NetworkState
             except CommandError as error:
                 print_note(str(error))
         if not replies:
-            raise UnavailableError("no reconciler answers: start one with python -m services.reconciler")
+            raise UnavailableError("no reconciler answers: start one: turnbuckle run reconciler")
         return replies
 
 

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import services
+from services._runtime.interpreter import isolated_command
 from services.cli.failure import ExitCode, ServiceDiedError
 
 READY_WITHIN_S: Final = 30.0
@@ -79,15 +78,9 @@ class ChildService:
             connection.close()
 
 
-def module_command(module: str, *arguments: str) -> list[str]:
-    """How a module of ours is run, also where the user's directory has a ``services`` or a ``yaml.py`` of its own."""
-    here_is_ours = Path(next(iter(services.__path__))).parent == Path.cwd()
-    return [sys.executable, *(() if here_is_ours else ("-P",)), "-m", module, *arguments]
-
-
 def service_command(name: str) -> list[str]:
     """How a service of ours is run."""
-    return module_command(f"services.{name}")
+    return isolated_command(f"services.{name}")
 
 
 @dataclass(slots=True)
@@ -100,7 +93,7 @@ class Supervisor:
     children: list[ChildService] = field(default_factory=list)
 
     async def start(self, service: str, environment: Mapping[str, str]) -> ChildService:
-        """Start ``python -m services.<service>`` and wait until it says that it is ready.
+        """Start a service and wait until it says that it is ready.
 
         Again: another process of it, with a log of its own (``<service>-2.log``).
 

@@ -22,9 +22,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from services._runtime.interpreter import isolated_command
 from services.cli.failure import CommandError
 from services.cli.output import print_line, stderr_console, stdout_console
-from services.cli.supervisor import die_with_parent, module_command
+from services.cli.supervisor import die_with_parent
 
 _TERMINATED: Final = 128
 _JSON: Final = "--json"
@@ -50,7 +51,7 @@ class Tool:
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """How it is run."""
-        return module_command(self.module, *self.first, *arguments)
+        return isolated_command(self.module, *self.first, *arguments)
 
     def renamed(self, text: str) -> str:
         """What it says about itself, under the name that the user knows."""

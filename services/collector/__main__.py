@@ -1,4 +1,4 @@
-"""``python -m services.collector``."""
+"""``turnbuckle run collector``, or ``python -m services.collector``."""
 
 from services._runtime.app import main
 from services.collector.service import Collector

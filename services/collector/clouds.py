@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from services._runtime.install_hint import package_missing
 from services.collector.ports import Billing, CloudForbiddenError, TrainingCloud
 from services.collector.settings import CollectorSettings
 
@@ -22,7 +23,7 @@ def open_clouds(settings: CollectorSettings) -> tuple[TrainingCloud, Billing | N
     try:
         from services.collector.adapters import billing, vertex  # noqa: PLC0415 - large, and an extra of its own
     except ImportError as error:
-        raise CloudForbiddenError(f"{error.name} is not installed: pip install 'turnbuckle[vertex]'") from error
+        raise CloudForbiddenError(package_missing(error.name or "google.cloud", "vertex")) from error
     credentials = _credentials(settings)
     transport = vertex.open_transport(settings.region, settings.vertex_endpoint, credentials)
     cloud = vertex.VertexJobs(transport, settings.project, settings.region, settings.label)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from schemas.jobs import TaskFeatures
+from services._runtime.install_hint import package_missing
 from services.collector.adapters.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
 from services.collector.tool import EXIT_OK, BadDataError, ToolParser, UnavailableError, UsageError, emit, run_tool
 
@@ -75,7 +76,7 @@ def _measure(given: argparse.Namespace) -> ModuleFeatures:
     try:
         from services.collector.core import torch_features  # noqa: PLC0415 - says what is missing
     except ImportError as error:
-        raise UnavailableError(f"{error}: pip install 'turnbuckle[collector]'") from error
+        raise UnavailableError(package_missing(error.name or "torch", "collector")) from error
     try:
         with output_on_stderr(), own_modules_hidden():
             module, example = _build(given.model)

@@ -1,1 +1,1 @@
-"""THORN: forwarding state from FRR kept equal to tc rules that a NIC can offload (thesis chapter 3)."""
+"""The reconciler: keeps tc rules that a NIC can offload equal to FRR's forwarding state (THORN)."""

@@ -1,4 +1,4 @@
-"""``python -m services.reconciler``."""
+"""``turnbuckle run reconciler``, or ``python -m services.reconciler``."""
 
 from services._runtime.app import main
 from services.reconciler.service import Reconciler

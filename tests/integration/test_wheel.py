@@ -82,7 +82,9 @@ def shipped_files() -> Iterator[str]:
 def test_holds_every_file_of_the_packages_and_nothing_else(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as wheel:
         held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == set(shipped_files())
+    [script] = [name for name in held if ".data/" in name]
+    assert script.endswith(".data/scripts/turnbuckle")
+    assert held - {script} == set(shipped_files())
     assert {"services/py.typed", "services/cli/console/static/index.html"} <= held
 
 
@@ -91,6 +93,27 @@ def test_runs_what_was_installed(installed: Installed) -> None:
     for path in installed("python", "-c", code).split():
         assert Path(path).is_relative_to(installed.environment)
     assert installed("turnbuckle", "--version").strip() in installed.wheel.name
+
+
+@pytest.mark.parametrize("search", [{}, {"PYTHONPATH": "."}], ids=["no PYTHONPATH", "PYTHONPATH=."])
+@pytest.mark.parametrize("packages", [("schemas",), PACKAGES], ids=["schemas", "both"])
+def test_a_directory_with_our_names_decides_nothing(
+    installed: Installed, tmp_path: Path, search: dict[str, str], packages: tuple[str, ...]
+) -> None:
+    """Neither for a service nor for any other command, whatever its owner has put there."""
+    (tmp_path / "services").mkdir()
+    for package in packages:
+        (tmp_path / package).mkdir(exist_ok=True)
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('the package of the directory')")
+    turnbuckle = installed.environment / "bin" / "turnbuckle"
+
+    def said(*words: str) -> str:
+        return run("env", *(f"{name}={value}" for name, value in search.items()), turnbuckle, *words, cwd=tmp_path)
+
+    assert said("--version").strip() in installed.wheel.name
+    assert said("run", "allocator", "--version").startswith("turnbuckle-allocator ")
+    assert "NATS_URL" in said("run", "agent", "--help")
+    assert "gcp-vertex" in said("prices", "list")
 
 
 def test_commands_find_their_data(installed: Installed) -> None:

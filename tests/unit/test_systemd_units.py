@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from services._runtime.interpreter import installed_services
+
 FOLDER = Path(__file__).parents[2] / "compose" / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
-PYTHON = "/opt/turnbuckle/bin/python"
+BIN = "/opt/turnbuckle/bin"
+PYTHON = f"{BIN}/python"
 
 
 def values(unit: Path, key: str) -> list[str]:
@@ -21,10 +24,9 @@ def values(unit: Path, key: str) -> list[str]:
 
 
 def test_each_service_and_the_fast_path_has_one() -> None:
-    modules = {value.split()[2] for unit in UNITS for value in values(unit, "ExecStart")}
+    commands = {value for unit in UNITS for value in values(unit, "ExecStart")}
 
-    names = ("agent", "allocator", "reconciler", "collector", "advisor", "reconciler.fastpath")
-    assert modules == {f"services.{name}" for name in names}
+    assert commands == {f"{BIN}/turnbuckle run {name}" for name in installed_services()}
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -37,10 +39,10 @@ def test_what_all_units_keep(unit: Path) -> None:
     assert int(values(unit, "TimeoutStopSec")[0]) > 10
     assert int(values(unit, "WatchdogSec")[0]) >= 10, "a beat each half second, and a busy machine"
     assert values(unit, "MemoryMax")
-    for key in ("ExecStart", "ExecStartPre", "ExecStopPost"):
+    for key in ("ExecStartPre", "ExecStopPost"):
         for command in values(unit, key):
-            assert command.startswith(f"{PYTHON} -m ")
-            assert find_spec(command.split()[2]) is not None
+            assert command.startswith(f"{PYTHON} -I -m ")
+            assert find_spec(command.split()[3]) is not None
 
 
 def test_the_agents_watchdog_and_state_outlive_it() -> None:
@@ -58,7 +60,7 @@ def test_the_agents_watchdog_and_state_outlive_it() -> None:
 def test_nothing_of_a_fast_path_stays_in_the_tables() -> None:
     unit = FOLDER / "turnbuckle-fast-path.service"
 
-    flush = [f"{PYTHON} -m services.reconciler.fastpath.flush"]
+    flush = [f"{PYTHON} -I -m services.reconciler.fastpath.flush"]
     assert values(unit, "ExecStartPre") == values(unit, "ExecStopPost") == flush
 
 
@@ -67,7 +69,12 @@ def test_systemd_knows_every_key(tmp_path: Path) -> None:
         pytest.skip("needs systemd-analyze: apt-get install systemd")
     copies = [tmp_path / unit.name for unit in UNITS]
     for unit, copy in zip(UNITS, copies, strict=True):
-        copy.write_text(unit.read_text(encoding="utf-8").replace(PYTHON, sys.executable), encoding="utf-8")
+        copy.write_text(
+            unit.read_text(encoding="utf-8")
+            .replace(f"{BIN}/turnbuckle", sys.executable)
+            .replace(PYTHON, sys.executable),
+            encoding="utf-8",
+        )
 
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *map(str, copies)], check=False, capture_output=True, text=True

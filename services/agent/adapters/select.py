@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from services._runtime.app import UnusableSettingsError
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.clock import Clock
+from services._runtime.install_hint import package_missing
 from services._runtime.kernel_programs import kernel_directory
 from services._runtime.load_profile import Scenario
 from services.agent.adapters.cgroups import open_host
@@ -113,7 +114,7 @@ def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:
         from services.agent.adapters.cri import CriClient  # noqa: PLC0415 - 17 MB that other hosts save
     except ImportError as error:
         raise UnusableSettingsError(
-            f"TURNBUCKLE_AGENT__PODS=on needs {error.name}: pip install 'turnbuckle[agent,kubernetes]'"
+            f"TURNBUCKLE_AGENT__PODS=on: {package_missing(error.name or 'grpc', 'kubernetes')}"
         ) from error
     from services.agent.adapters.pods import PodDiscovery  # noqa: PLC0415 - as above
 

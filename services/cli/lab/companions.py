@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services._runtime.interpreter import isolated_command
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab import record
 from services.cli.lab.netlink import LabNetlink
@@ -165,7 +166,7 @@ def _spawn(companion: _Companion) -> int:
     companion.log.parent.mkdir(parents=True, exist_ok=True)
     return os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", companion.module],
+        isolated_command(companion.module),
         # 0: the health server takes a free port.
         {**os.environ, "TURNBUCKLE_HEALTH_PORT": "0", **companion.environment},
         file_actions=[

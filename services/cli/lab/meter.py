@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
+from services._runtime.interpreter import isolated_command
 from services._runtime.netns import inside
 from services._runtime.readiness import readable
 from services.cli.failure import CommandError, UnavailableError
@@ -107,7 +107,7 @@ class OutageMeter:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(  # noqa: S603 - our own process
-            [sys.executable, "-m", "services.cli.lab.streams", self._plan.write()],
+            isolated_command("services.cli.lab.streams", self._plan.write()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

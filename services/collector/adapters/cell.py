@@ -16,7 +16,6 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-import services
 from schemas.apps import MIN_QUOTA_US, NAME_PATTERN, PERIOD_US
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect, write_file
+from services._runtime.interpreter import isolated_command
 from services._runtime.netns import enter
 from services.collector.adapters.cell_network import (
     NetworkNamespace,
@@ -231,12 +230,9 @@ class Cells:
 
     def _start_warden(self) -> subprocess.Popen[bytes]:
         path = self._records / f"{self._record.token}.json"
-        top = Path(next(iter(services.__path__))).parent
-        search = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", "services.collector.adapters.cell_warden", str(path)],
+            isolated_command("services.collector.adapters.cell_warden", str(path)),
             stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search},
             start_new_session=True,
         )
 

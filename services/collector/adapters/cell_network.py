@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+from services._runtime.install_hint import package_missing
 from services._runtime.netns import CLONE_NEWNET, enter
 
 DEVICE: Final = "eth0"
@@ -214,4 +215,4 @@ def _apart(work: Callable[[], Answer]) -> Answer:
         except OSError as error:
             raise NetworkUnavailableError(f"{error.filename or 'network'}: {error.strerror}") from error
         except ImportError as error:
-            raise NetworkUnavailableError(f"{error}: pip install 'turnbuckle[collector]'") from error
+            raise NetworkUnavailableError(package_missing(error.name or "pyroute2", "collector")) from error

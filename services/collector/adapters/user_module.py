@@ -51,7 +51,7 @@ def own_modules_hidden() -> Iterator[None]:
 
 
 def load(name: str) -> Any:
-    """What ``module:attribute`` stands for; the current directory comes first in the search.
+    """What ``module:attribute`` stands for; the current directory comes first in the search, then PYTHONPATH.
 
     Raises:
         UserCodeError: there is no such module or attribute, or importing it fails.
@@ -59,8 +59,9 @@ def load(name: str) -> Any:
     place, separator, attribute = name.rpartition(":")
     if not separator or not place or not attribute:
         raise UserCodeError(f"{name!r} is not module:function, such as train:build_model")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    # We were started without both (`services._runtime.interpreter`): they are for the user's modules
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = [path for path in (str(Path.cwd()), *named) if path not in sys.path]
     try:
         found: Any = _import(place)
     except UserCodeError:

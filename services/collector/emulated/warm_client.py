@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import services
 from schemas.jobs import TaskFeatures
+from services._runtime.interpreter import isolated_command
 from services.collector.emulated.orders import Order, Outcome
 from services.collector.tool import ToolError, UnavailableError, say
 
@@ -37,13 +35,11 @@ class WarmParent:
         Raises:
             UnavailableError: it cannot make cells here; the message says why.
         """
-        top = Path(next(iter(services.__path__))).parent
-        search = os.pathsep.join(filter(None, [str(top), os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", _MODULE],
+            isolated_command(_MODULE),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": search},
+            env={**os.environ, **_ONE_THREAD},
             text=True,
             start_new_session=True,  # an interrupt is for us: we end it through its input
         )

@@ -1,4 +1,4 @@
-"""``python -m services.reconciler.fastpath``."""
+"""``turnbuckle run fastpath``, or ``python -m services.reconciler.fastpath``."""
 
 from services._runtime.app import main
 from services.reconciler.fastpath.service import FastPath

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from services._runtime.interpreter import installed_services
 from services.cli import collector_commands
 from services.cli.main import app
 from services.cli.tool_run import Tool
@@ -30,12 +31,21 @@ def commands(command: Any = ROOT, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 ALL = dict(commands())
-OURS = {typed: command for typed, command in ALL.items() if typed not in TOOLS}
+SERVICES = {f"run {name}" for name in installed_services()}
+OURS = {typed: command for typed, command in ALL.items() if typed not in TOOLS and typed not in SERVICES}
 
 
 def test_the_tools_are_among_the_commands() -> None:
     assert TOOLS
     assert ALL.keys() >= TOOLS.keys()
+
+
+def test_each_service_is_listed_with_a_line() -> None:
+    """What they print for --help is their own: `run agent --help` is the agent."""
+    shown = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).stdout
+
+    assert ALL.keys() >= SERVICES
+    assert all(f"{service.name} " in shown and service.summary in shown for service in installed_services().values())
 
 
 @pytest.mark.parametrize("typed", OURS)
@@ -62,7 +72,11 @@ def test_what_prints_data_prints_it_as_json_too(typed: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("turnbuckle ex", {"exec", "explain"}), ("turnbuckle fabric ", {"plan", "up", "check", "down"})],
+    [
+        ("turnbuckle ex", {"exec", "explain"}),
+        ("turnbuckle run a", {"agent", "allocator", "advisor"}),
+        ("turnbuckle fabric ", {"plan", "up", "check", "down"}),
+    ],
 )
 def test_a_shell_completes(words: str, offered: set[str]) -> None:
     asked = {"_TURNBUCKLE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -41,7 +41,10 @@ sys.exit(65 if "bad" in arguments else 0)
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     (tmp_path / "made_up_tool.py").write_text(SCRIPT)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(
+        "services.cli.tool_run.isolated_command",
+        lambda module, *given: [sys.executable, str(tmp_path / f"{module}.py"), *given],
+    )
     return Tool("made_up_tool", "made-up", examples=("made-up this",))
 
 
@@ -85,8 +88,9 @@ def test_help(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
 async def test_interrupt(tool: Tool, tmp_path: Path) -> None:
     """Ctrl-C reaches the tool, which ends in its own way; so does its exit code."""
     script = (
-        "import sys; from services.cli.tool_run import Tool, run_tool; "
-        f"sys.exit(run_tool(Tool({tool.module!r}, 'x'), ['wait', '--json']))"
+        "import sys; from services.cli import tool_run; "
+        f"tool_run.isolated_command = lambda *_: {tool.command(['wait'])!r}; "
+        f"sys.exit(tool_run.run_tool(tool_run.Tool({tool.module!r}, 'x'), ['wait', '--json']))"
     )
     out = tmp_path / "out"
     with out.open("wb") as file:

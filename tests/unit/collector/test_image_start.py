@@ -19,9 +19,9 @@ SCRIPT = ROOT / "compose" / "image" / "collector.py"
 VARIABLE = "TURNBUCKLE_COLLECTOR__DIRECTORY"
 CHOSEN = f"""
 import os, runpy, sys
-def execv(path, arguments):
+def execvp(file, arguments):
     sys.exit(print(os.environ[{VARIABLE!r}], *arguments[1:]))
-os.execv = execv
+os.execvp = execvp
 runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
 
@@ -37,8 +37,8 @@ def chosen(parent: Path) -> str:
 
 def test_a_replica_takes_the_first_journal_that_nobody_holds(tmp_path: Path) -> None:
     with Journal(tmp_path / "1"):
-        assert chosen(tmp_path) == f"{tmp_path}/2 -m services.collector --print-config"
-    assert chosen(tmp_path) == f"{tmp_path}/1 -m services.collector --print-config"
+        assert chosen(tmp_path) == f"{tmp_path}/2 run collector --print-config"
+    assert chosen(tmp_path) == f"{tmp_path}/1 run collector --print-config"
 
 
 def test_a_volume_without_locks_is_an_error_and_is_not_filled_with_directories(

@@ -1,0 +1,147 @@
+"""What a directory holds, and what PYTHONPATH names, decides nothing of what our processes import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from services._runtime.install_hint import install_extra, package_missing
+from services._runtime.interpreter import installed_services, isolated_command
+from services.cli.supervisor import free_port
+from tests.support.deadline import until
+
+ROOT = Path(__file__).parents[3]
+ENTRY = [sys.executable, "-P", "-c", "from services._runtime.entry import main; main()"]
+"""As the installed script, where its own directory is not searched."""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of somebody's: an empty ``services``, a package ``schemas``, a file named as a library of ours."""
+    (tmp_path / "services").mkdir()
+    (tmp_path / "schemas").mkdir()
+    for name in ("schemas/__init__.py", "structlog.py"):
+        (tmp_path / name).write_text(f"raise SystemExit('{name} of the directory')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ended(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TURNBUCKLE_", "NATS_"))}
+    return subprocess.run(
+        command, env=kept | environment, capture_output=True, text=True, timeout=60, check=False
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("search", ["", "."])
+@pytest.mark.parametrize("package", [False, True])
+def test_neither_the_directory_nor_pythonpath_is_imported(search: str, package: bool) -> None:
+    if package:
+        Path("services/__init__.py").write_text("raise SystemExit('services of the directory')")
+
+    done = ended(isolated_command("services.allocator", "--version"), PYTHONPATH=search)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("turnbuckle-allocator ")
+
+
+def test_the_environment_reaches_the_users_programs(tmp_path: Path) -> None:
+    """Only our own interpreter does not look at PYTHONPATH: `turnbuckle profile -- python train.py` has to."""
+    seen = "import os; print(os.environ['PYTHONPATH'])"
+    command = isolated_command("timeit", "-n", "1", "-r", "1", seen)
+    assert ended(command, PYTHONPATH=str(tmp_path)).stdout.startswith(f"{tmp_path}\n")
+
+
+def test_what_an_image_sets_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    assert "-u" in isolated_command("services.agent")
+
+
+def test_services_are_found_with_a_line_each() -> None:
+    found = installed_services()
+
+    assert found.keys() == {"agent", "allocator", "reconciler", "fastpath", "collector", "advisor"}
+    assert found["fastpath"].module == "services.reconciler.fastpath"
+    assert all(20 < len(service.summary) <= 110 for service in found.values())
+    assert all(service.summary.lower().startswith(("the " + name)[:7]) for name, service in found.items())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+async def test_the_service_takes_the_process_over(hostile: Path, number: int, code: int) -> None:
+    """The pid that was started is the service's (systemd, process 1 of a container): so are signals and its end."""
+    environment = os.environ | {"TURNBUCKLE_NATS_URL": f"nats://127.0.0.1:{free_port()}", "PYTHONPATH": ""}
+    with (hostile / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*ENTRY, "run", "allocator", env=environment, stderr=log)
+    try:
+        command = Path(f"/proc/{process.pid}/cmdline")
+        await until(lambda: b"-m\0services.allocator" in command.read_bytes(), within_s=30)
+        await until(lambda: (hostile / "log").stat().st_size > 0, within_s=30)
+        process.send_signal(number)
+        assert await asyncio.wait_for(process.wait(), 30) == code, (hostile / "log").read_text()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+
+
+def test_exit_codes_are_the_services() -> None:
+    done = ended([*ENTRY, "run", "allocator"], TURNBUCKLE_NATS_URL="nats://127.0.0.1:1", TURNBUCKLE_LOG_LEVEL="loud")
+
+    assert done.returncode == 78
+    assert "TURNBUCKLE_LOG_LEVEL" in done.stderr
+
+
+def test_an_unknown_service_is_a_usage_error() -> None:
+    done = ended([*ENTRY, "run", "agnet"])
+
+    assert done.returncode == 2
+    assert "agent" in done.stderr
+
+
+WITHOUT_TYPER = """
+import sys
+sys.modules["typer"] = None
+from services._runtime.entry import main
+main()
+"""
+"""A host or an image with services only."""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("run", "allocator", "--version"), 0, "turnbuckle-allocator"),
+        (("run", "--help"), 0, "allocator"),
+        (("run", "agnet"), 2, "there is no service 'agnet'"),
+        (("run",), 2, "usage"),
+        (("top",), 69, "typer is not installed: pip install typer, or all of the extra: pip install"),
+    ],
+)
+def test_services_need_no_typer(words: tuple[str, ...], code: int, said: str) -> None:
+    done = ended([sys.executable, "-c", WITHOUT_TYPER, *words])
+
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hint_names_what_is_missing_and_installs_no_name_of_ours() -> None:
+    assert package_missing("duckdb", "collector").startswith("duckdb is not installed: pip install duckdb, or")
+    assert package_missing("grpc._channel", "kubernetes").startswith("grpcio is not installed")
+    assert package_missing("unheard.of", "cli") == f"unheard.of is not installed: {install_extra('cli')}"
+
+
+def test_no_text_installs_turnbuckle_by_name() -> None:
+    """It is on no index: whoever registered the name there would be root on the hosts of those who follow."""
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "compose").rglob("*")]
+    files += [*(ROOT / "services").rglob("*.py"), *(ROOT / "services").rglob("*.md")]
+
+    texts = {path: path.read_text(encoding="utf-8", errors="ignore") for path in files if path.is_file()}
+    assert [path for path, text in texts.items() if "install turnbuckle" in text or "'turnbuckle[" in text] == []
