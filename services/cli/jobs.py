@@ -19,10 +19,11 @@ from schemas.subjects import JOB_RECORDS, SubjectTemplate
 from services._runtime.bus import Delivery
 from services._runtime.nats_history import read_stored
 from services.cli.advise_view import configuration_name, dollars, seconds
-from services.cli.collector_commands import EXPORT, IMPORT, PassOn, command_for
+from services.cli.collector_commands import EXPORT, IMPORT, command_for
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.failure import CommandError
 from services.cli.output import print_json, print_note, stdout_console
+from services.cli.pass_on import PassOn
 
 EXAMPLES: Final = """
 Examples:
