@@ -17,8 +17,16 @@ class BusError(Exception):
     """The bus could not do it; the subclass says which way."""
 
 
+class BusSettingsError(BusError):
+    """What we were given to reach the bus is of no use, or does not fit the server: a URL, a file, TLS."""
+
+
 class BusUnavailableError(BusError):
     """Not connected, or the connection broke while waiting."""
+
+
+class CredentialsRefusedError(BusUnavailableError):
+    """The server does not know the key, or the password is wrong. It may after a reload."""
 
 
 class NotPermittedError(BusError):

@@ -36,10 +36,10 @@ from services._runtime.nats_connection import (
     ConnectionEvents,
     RefusedError,
     as_bus_errors,
-    describe,
     open_connection,
 )
 from services._runtime.nats_declarations import declare
+from services._runtime.nats_failures import describe
 from services._runtime.nats_kv import NatsKeyValue, NatsWatch
 from services._runtime.nats_objects import NatsObjects
 from services._runtime.nats_subscriptions import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe

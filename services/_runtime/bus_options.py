@@ -28,8 +28,11 @@ class BusOptions:
     creds_file: str | None = None
     nkey_seed_file: str | None = None
     tls_ca_file: str | None = None
+    """This, `tls_cert_file` or a URL ``tls://``: nothing is sent before the TLS handshake."""
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
+    tls_first: bool | None = None
+    """TLS handshake before the server's INFO (its ``handshake_first``), or after it; None: before, else after."""
     connect_deadline_s: float | None = None
     """Seconds to wait for the first connection; None: for ever."""
     ping_interval_s: float = 10.0

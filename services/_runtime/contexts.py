@@ -94,6 +94,7 @@ def load_context(name: str, environ: Mapping[str, str] | None = None) -> BusOpti
         tls_ca_file=text("ca"),
         tls_cert_file=text("cert"),
         tls_key_file=text("key"),
+        tls_first=True if fields.get("tls_first") is True else None,
     )
 
 

@@ -8,6 +8,7 @@
 * A transport with unsent bytes to a dead peer is aborted: waiting for it to close could take a quarter of an hour.
 * An unexpected error while reconnecting (a garbled INFO line) does not end the attempts.
 * A request that the server does not permit fails at once: nats-py only reports the server's error line.
+* TLS that is asked for is never left out (`nats_tls`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,16 +26,24 @@ from urllib.parse import unquote, urlsplit
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client, Server
+from nats.aio.client import Server
 from nats.aio.msg import Msg
 
 from schemas.permissions import INBOX
 from schemas.subjects import token
-from services._runtime.bus import BusError, BusUnavailableError, NotPermittedError
+from services._runtime.bus import (
+    BusError,
+    BusSettingsError,
+    BusUnavailableError,
+    CredentialsRefusedError,
+    NotPermittedError,
+)
 from services._runtime.bus_options import BusOptions
 from services._runtime.cancelling import cancel_all
 from services._runtime.dispatch import Dispatch
 from services._runtime.logging import log_once
+from services._runtime.nats_failures import describe, failure, refusal
+from services._runtime.nats_tls import SecuredClient, check_urls, requires_tls, tls_context
 
 _CONNECT_TIMEOUT_S: Final = 2
 _LAST_RETRY_S: Final = 2.0
@@ -72,12 +80,6 @@ def as_bus_errors(action: str) -> Iterator[None]:
         raise BusError(f"{action}: {describe(error)}") from error
 
 
-def describe(error: BaseException) -> str:
-    """An error in words; nats-py's own text where it has one."""
-    text = str(error).removeprefix("nats: ").strip()
-    return text or type(error).__name__
-
-
 class RefusedError(nats.errors.Error):
     """The server does not permit a publication or subscription."""
 
@@ -91,11 +93,11 @@ class ConnectionEvents:
     closed: Callable[[], None]
 
 
-class Connection(Client):
+class Connection(SecuredClient):
     """A nats-py client that never replays and never gives up."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, tls_required: bool = False, tls_first: bool | None = None) -> None:
+        super().__init__(tls_required=tls_required, tls_first=tls_first)
         self._asked: dict[str, str] = {}
         """Subjects of the requests that wait for a reply, by the reply's token."""
         self._refused: set[str] = set()
@@ -123,12 +125,6 @@ class Connection(Client):
             if not future.done():
                 future.set_exception(nats.errors.ConnectionReconnectingError())
                 future.exception()  # seen, also where nobody waits any more
-
-    def abort_transport(self) -> None:
-        """Close the socket without waiting for unsent bytes."""
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
 
     def has_refused(self, subject: str) -> bool:
         """Whether the server did not let us publish to a subject, or hear a pattern."""
@@ -200,15 +196,17 @@ async def open_connection(options: BusOptions, dispatch: Dispatch, events: Conne
     """Connect, trying again until it works or the options' deadline has passed.
 
     Raises:
-        BusUnavailableError: deadline passed, or (with a deadline) the server refuses us; the text says what to do.
-        BusError: the options cannot be used (a missing file, a bad URL).
+        CredentialsRefusedError: with a deadline: the server refuses us.
+        BusUnavailableError: the deadline has passed; the text says what to do.
+        BusSettingsError: the options cannot be used (a missing file, a bad URL), or with a deadline: TLS failed.
     """
+    check_urls(options)
     errors = _ErrorWatch(options, dispatch)
     deadline = options.connect_deadline_s
     loop = asyncio.get_running_loop()
     give_up_at = None if deadline is None else loop.time() + deadline
     while True:
-        connection = Connection()
+        connection = Connection(tls_required=requires_tls(options), tls_first=options.tls_first)
         arguments = _arguments(options, errors, events, connection)
         task = loop.create_task(connection.connect(**arguments))
         waiting = {task} if give_up_at is None else {task, errors.refused}
@@ -222,9 +220,9 @@ async def open_connection(options: BusOptions, dispatch: Dispatch, events: Conne
             _check_version(connection, dispatch)
             return connection
         if not task.cancelled() and isinstance(task.exception(), (nats.errors.Error, FileNotFoundError)):
-            raise BusError(f"cannot use {options.address} ({options.origin}): {describe(task.exception())}")  # type: ignore[arg-type]
+            raise BusSettingsError(f"cannot use {options.address} ({options.origin}): {describe(task.exception())}")  # type: ignore[arg-type]
         if give_up_at is not None and (errors.refused.done() or loop.time() >= give_up_at):
-            raise BusUnavailableError(errors.advice())
+            raise errors.failure()
         await asyncio.sleep(1.0)
 
 
@@ -242,34 +240,34 @@ class _ErrorWatch:
         self._options = options
         self._dispatch = dispatch
         self._last: BaseException | None = None
+        self._refusal: BusError | None = None
         self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done where another attempt is of no use."""
 
     async def __call__(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
             self._dispatch.counts["dropped_slow"] += 1
             log_once(self._dispatch.log.warning, self._dispatch.limiter, "slow_consumer", subject=error.subject)
             return
-        self._last = error
-        if "authorization" in str(error).lower() and not self.refused.done():
+        why = refusal(self._options, error)
+        self._last, self._refusal = error, why or self._refusal
+        final = isinstance(why, CredentialsRefusedError) or (
+            isinstance(why, BusSettingsError) and len(self._options.servers) == 1  # else another one may do
+        )
+        if final and not self.refused.done():
             self.refused.set_result(None)
         log_once(
             self._dispatch.log.warning,
             self._dispatch.limiter,
             f"nats_error_{type(error).__name__}",
             5.0,
-            error=describe(error),
+            error=str(why or describe(error)),
             servers=self._options.address,
         )
 
-    def advice(self) -> str:
+    def failure(self) -> BusError:
         """What went wrong and what to do about it."""
-        where = f"{self._options.address} (from {self._options.origin})"
-        if self.refused.done():
-            return (
-                f"the NATS server at {where} refuses the credentials: check user, password, token or credentials file"
-            )
-        reason = f" ({describe(self._last)})" if self._last else ""
-        return f"no NATS server at {where}: start one with `turnbuckle up` or set NATS_URL{reason}"
+        return self._refusal or failure(self._options, self._last)
 
 
 def _arguments(
@@ -308,7 +306,7 @@ def _arguments(
         "token": options.token,
         "user_credentials": _existing(options.creds_file),
         "nkeys_seed": _existing(options.nkey_seed_file),
-        "tls": _tls_context(options),
+        "tls": tls_context(options),
     }
 
 
@@ -323,7 +321,7 @@ def inbox_prefix(options: BusOptions) -> str:
     """Where replies to this user arrive: nobody else is permitted to listen there (`schemas.permissions`).
 
     Raises:
-        BusError: the seed cannot be read.
+        BusSettingsError: the seed cannot be read.
     """
     if options.nkey_seed_file is not None:
         return f"{INBOX}.{public_key(options.nkey_seed_file)}"
@@ -344,7 +342,7 @@ def public_key(seed_file: str) -> str:
     """The public key that belongs to a seed. Nothing of the seed is told, whatever is wrong with it.
 
     Raises:
-        BusError: there is no usable seed in the file.
+        BusSettingsError: there is no usable seed in the file.
     """
     path = _existing(seed_file)
     import nkeys  # type: ignore[import-untyped,unused-ignore] # noqa: PLC0415 - only needed with credentials
@@ -352,9 +350,9 @@ def public_key(seed_file: str) -> str:
     try:
         return str(nkeys.from_seed(bytearray(Path(str(path)).read_bytes().strip())).public_key.decode())
     except OSError as error:
-        raise BusError(f"NKEY seed file {path} cannot be read: {error.strerror}") from None
+        raise BusSettingsError(f"NKEY seed file {path} cannot be read: {error.strerror}") from None
     except Exception:  # noqa: BLE001 - the library's errors may quote what they were given
-        raise BusError(f"{path} holds no NKEY seed (a line that begins with SU)") from None
+        raise BusSettingsError(f"{path} holds no NKEY seed (a line that begins with SU)") from None
 
 
 def _existing(path: str | None) -> str | None:
@@ -362,24 +360,12 @@ def _existing(path: str | None) -> str | None:
         return None
     expanded = Path(path).expanduser()
     if not expanded.is_file():
-        raise BusError(f"credentials file {expanded} does not exist")
+        raise BusSettingsError(f"credentials file {expanded} does not exist")
     try:
         import nkeys  # type: ignore[import-not-found,unused-ignore] # noqa: F401, PLC0415 - only needed with credentials
     except ImportError as error:
-        raise BusError("credentials files need the package nkeys: pip install nkeys") from error
+        raise BusSettingsError("credentials files need the package nkeys: pip install nkeys") from error
     return str(expanded)
-
-
-def _tls_context(options: BusOptions) -> ssl.SSLContext | None:
-    if not (options.tls_ca_file or options.tls_cert_file):
-        return None
-    try:
-        context = ssl.create_default_context(cafile=options.tls_ca_file)
-        if options.tls_cert_file:
-            context.load_cert_chain(options.tls_cert_file, options.tls_key_file)
-    except OSError as error:
-        raise BusError(f"TLS files cannot be used: {error}") from error
-    return context
 
 
 def _check_version(connection: Connection, dispatch: Dispatch) -> None:

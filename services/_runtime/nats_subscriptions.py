@@ -22,7 +22,8 @@ from schemas.subjects import Subject
 from services._runtime.bus import BusError, FactHandler, Handler, Incoming, Responder
 from services._runtime.dispatch import MAX_REQUESTS_IN_FLIGHT
 from services._runtime.logging import log_once
-from services._runtime.nats_connection import as_bus_errors, describe
+from services._runtime.nats_connection import as_bus_errors
+from services._runtime.nats_failures import describe
 
 if TYPE_CHECKING:
     from services._runtime.bus_nats import NatsBus

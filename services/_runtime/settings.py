@@ -76,12 +76,20 @@ class CommonSettings(BaseSettings):
         str | None, Field(description="path of an NKEY seed, as `turnbuckle nats config` writes one per user")
     ] = None
     nats_tls_ca_file: Annotated[
-        str | None, Field(description="path of the certificates that the NATS server is trusted by; set: TLS is used")
+        str | None,
+        Field(description="path of the CA certificates for the NATS server; set: nothing is sent without TLS"),
     ] = None
     nats_tls_cert_file: Annotated[str | None, Field(description="path of our own certificate for the NATS server")] = (
         None
     )
     nats_tls_key_file: Annotated[str | None, Field(description="path of the key of our own certificate")] = None
+    nats_tls_first: Annotated[
+        bool | None,
+        Field(
+            description="true: TLS handshake before the NATS server's INFO (its handshake_first); false: after it; "
+            "unset: before, and where the server speaks first, after"
+        ),
+    ] = None
     stream_replicas: Annotated[
         int, Field(ge=1, le=5, description="servers of a NATS cluster that keep each stream that we make: 1, 3 or 5")
     ] = 1
@@ -149,6 +157,7 @@ class CommonSettings(BaseSettings):
             "tls_ca_file": self.nats_tls_ca_file,
             "tls_cert_file": self.nats_tls_cert_file,
             "tls_key_file": self.nats_tls_key_file,
+            "tls_first": self.nats_tls_first,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.nats_url:

@@ -13,12 +13,21 @@ import typer
 
 from schemas.message import Message
 from schemas.registry import Endpoint
-from services._runtime.bus import Bus, BusError, NoResponderError, RequestRefusedError, RequestTimeoutError
+from services._runtime.bus import (
+    Bus,
+    BusError,
+    BusSettingsError,
+    CredentialsRefusedError,
+    NoResponderError,
+    NotPermittedError,
+    RequestRefusedError,
+    RequestTimeoutError,
+)
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.logging import setup_logging
 from services._runtime.settings import CommonSettings, SettingsError
-from services.cli.failure import BadFileError, CommandError, UnavailableError
+from services.cli.failure import BadFileError, CommandError, NoPermissionError, UnavailableError
 
 CONNECT_WITHIN_S: Final = 3.0
 QUERY_TIMEOUT_S: Final = 3.0
@@ -82,20 +91,42 @@ async def connected(options: BusOptions) -> AsyncIterator[NatsBus]:
 
     Raises:
         UnavailableError: no server answers, or it stopped answering.
-        CommandError: the server or the options are of no use; the message says why.
+        BadFileError: the options cannot be used, or do not fit the server.
+        NoPermissionError: the server does not know the key, or does not let its user do this.
     """
     quiet_logs()
     impatient = dataclasses.replace(options, name="turnbuckle-cli", connect_deadline_s=CONNECT_WITHIN_S)
     try:
         bus = await NatsBus.connect(impatient)
     except BusError as error:
-        raise UnavailableError(str(error)) from error
+        raise command_error(error, impatient) from error
     try:
         yield bus
     except BusError as error:
-        raise UnavailableError(str(error)) from error
+        raise command_error(error, impatient) from error
     finally:
         await bus.close(CLOSE_WITHIN_S)
+
+
+def command_error(error: BusError, options: BusOptions) -> CommandError:
+    """What a person is to read, with the exit code of its kind."""
+    if isinstance(error, BusSettingsError):
+        return BadFileError(str(error))
+    if isinstance(error, CredentialsRefusedError):
+        return NoPermissionError(str(error))
+    if isinstance(error, NotPermittedError):
+        return NoPermissionError(operator_wanted(options))
+    return UnavailableError(str(error))
+
+
+def operator_wanted(options: BusOptions) -> str:
+    """Whose key is needed, and which was used."""
+    file = options.nkey_seed_file
+    used = f"not that in {file}" if file else "and none is set"
+    return (
+        f"this needs the operator's key, {used}: set TURNBUCKLE_NATS_NKEY_SEED_FILE to secrets/operator.nk, as"
+        f" `turnbuckle nats config --root {options.root}` writes it"
+    )
 
 
 async def query(bus: Bus, endpoint: Endpoint, request: Message, reply_type: type[ReplyT]) -> ReplyT:

@@ -8,7 +8,7 @@ from typing import Final
 
 from schemas.leases import Lease
 from schemas.streams import APPS, LEASES
-from services._runtime.bus import BusError, Entry
+from services._runtime.bus import BusError, BusSettingsError, CredentialsRefusedError, Entry, NotPermittedError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services.cli.doctor_finding import Finding, Level
@@ -24,11 +24,15 @@ async def check_bus(options: BusOptions) -> list[Finding]:
     """Whether a server answers, its version, JetStream, and who decides on it."""
     try:
         bus = await NatsBus.connect(options)
+    except (BusSettingsError, CredentialsRefusedError) as error:
+        return [Finding("nats", Level.FAILED, str(error))]
     except BusError as error:
         # Nothing runs before the first `turnbuckle up`, so this is no failure.
         return [Finding("nats", Level.MISSING, str(error), "turnbuckle up")]
     try:
         return [_check_server(bus, options), *await _check_allocators(bus)]
+    except NotPermittedError as error:
+        return [Finding("nats", Level.FAILED, str(error), "use the key of an operator or observer")]
     except BusError as error:
         return [Finding("nats", Level.MISSING, str(error), "turnbuckle up")]
     finally:

@@ -14,8 +14,10 @@ class ExitCode(IntEnum):
     """EX_UNAVAILABLE: NATS, the allocator or the Docker Engine does not answer."""
     INTERNAL = 70
     """EX_SOFTWARE: a service died."""
+    NO_PERMISSION = 77
+    """EX_NOPERM: NATS refuses the key, or the key's user may not do this."""
     BAD_CONFIG = 78
-    """EX_CONFIG: a file or a setting is wrong."""
+    """EX_CONFIG: a file or a setting is wrong, or the settings and the server do not agree about TLS."""
 
 
 class CommandError(Exception):
@@ -28,6 +30,12 @@ class UnavailableError(CommandError):
     """Something that the command talks to does not answer."""
 
     exit_code: int = ExitCode.UNAVAILABLE
+
+
+class NoPermissionError(CommandError):
+    """The key is of no use for this."""
+
+    exit_code: int = ExitCode.NO_PERMISSION
 
 
 class BadFileError(CommandError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime as dt
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,11 +13,13 @@ import typer
 from schemas.permissions import NODE_ROLES, Identity, Role, uses
 from schemas.subjects import SubjectError, check_root, token
 from services._runtime.bus_options import BusOptions
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
-from services.cli.failure import BadFileError, CommandError
+from services.cli.connection import ContextOption, ServerOption, connected, find_server, operator_wanted
+from services.cli.failure import BadFileError, NoPermissionError
 from services.cli.nats_config import (
     CLUSTER_FILE,
+    LOOPBACK,
     USERS_FILE,
+    WILDCARDS,
     Cluster,
     ServerPlan,
     User,
@@ -25,19 +28,21 @@ from services.cli.nats_config import (
     users_text,
 )
 from services.cli.nats_keys import Keys, Owner
-from services.cli.output import print_json, print_note, stdout_console
+from services.cli.output import print_json, stdout_console
 
 EXAMPLES: Final = """
 Examples:
 
-  turnbuckle nats config --out nats --node gpu-01 --node gpu-02
+  turnbuckle nats config --out nats --node gpu-01
 
-  turnbuckle nats config --out nats --node gpu-01 --cluster nats-1,nats-2,nats-3 --tls
+  turnbuckle nats config --out nats --node gpu-01 --node gpu-02 --listen 0.0.0.0:4222 --host nats.example
+
+  turnbuckle nats config --out nats --node gpu-01 --cluster nats-1,nats-2,nats-3 --listen 0.0.0.0:4222
 
   TURNBUCKLE_NATS_NKEY_SEED_FILE=nats/secrets/operator.nk turnbuckle nats declare
 
-A user's seed is kept as it is when the command runs again. To replace a key, delete its file; to take a node away,
-leave it out: then `nats-server --signal reload`.
+Keys and certificates are kept as they are when the command runs again. To replace a key, delete its file; to take a
+node away, leave it out: then `nats-server --signal reload`.
 """
 _ROLES: Final = tuple(role for role in Role if role not in NODE_ROLES)
 
@@ -54,41 +59,88 @@ def config_command(  # noqa: PLR0913 - a command's options are its parameters
     *,
     out: Annotated[Path, typer.Option("--out", help="Directory to write to.")],
     node: Annotated[list[str] | None, typer.Option("--node", help="A host with an agent; once for each.")] = None,
+    listen: Annotated[str, typer.Option("--listen", help="ADDRESS:PORT for clients.")] = "127.0.0.1:4222",
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Name or address that clients connect to, for the certificate; once for each."),
+    ] = None,
+    tls: Annotated[
+        bool, typer.Option("--tls/--no-tls", help="Encrypt, by OUT/tls/{ca,server}.pem and server.key.")
+    ] = True,
+    websocket: Annotated[
+        str, typer.Option("--websocket", help="ADDRESS:PORT for browsers of observers; default: none.")
+    ] = "",
+    monitor: Annotated[
+        str, typer.Option("--monitor", help="ADDRESS:PORT for health and metrics; empty: none.")
+    ] = "127.0.0.1:8222",
     cluster: Annotated[
         str, typer.Option("--cluster", help="Names of three or five servers, as they reach each other.")
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="Encrypt: OUT/tls/{ca,server}.pem and server.key.")] = False,
+    cluster_listen: Annotated[
+        str, typer.Option("--cluster-listen", help="ADDRESS:PORT for the other servers of the cluster.")
+    ] = "0.0.0.0:6222",
     mounted_at: Annotated[
         str, typer.Option("--mounted-at", help="Where the server sees OUT; default: OUT itself.")
     ] = "",
-    store: Annotated[str, typer.Option("--store", help="The server's directory for JetStream.")] = "/data",
-    listen: Annotated[str, typer.Option("--listen", help="Where clients connect.")] = "0.0.0.0:4222",
-    websocket: Annotated[
-        str, typer.Option("--websocket", help="Where browsers connect; empty: nowhere.")
-    ] = "0.0.0.0:8080",
-    monitor: Annotated[str, typer.Option("--monitor", help="Health and metrics; empty: nowhere.")] = "127.0.0.1:8222",
-    owner: Annotated[str, typer.Option("--owner", help="UID or UID:GID to own the secret files.")] = "",
+    store: Annotated[
+        str, typer.Option("--store", help="The server's directory for JetStream; default: OUT/jetstream, or /data.")
+    ] = "",
+    owner: Annotated[str, typer.Option("--owner", help="UID or UID:GID to own the seeds.")] = "",
     root: Annotated[str, typer.Option("--root", help="First token of every subject.")] = "tb",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write nats.conf, users.conf with permissions, and secrets/USER.nk for each user.
+    """Write nats.conf, users.conf with permissions, secrets/USER.nk for each user, and certificates.
 
     Users: allocator, collector, advisor, operator, observer; agent, reconciler and fast_path of each --node. A service
     finds its seed by TURNBUCKLE_NATS_NKEY_SEED_FILE.
+
+    Certificates: yours, if ca.pem, server.pem and server.key stand in OUT/tls; else those of a test CA made there.
     """
+    from services.cli.nats_certificates import ensure  # noqa: PLC0415 - cryptography loads slowly
+    from services.cli.nats_report import Report  # noqa: PLC0415 - as above
+
+    for address, option in ((listen, "listen"), (websocket, "websocket"), (monitor, "monitor"),
+                            (cluster_listen, "cluster-listen")):  # fmt: skip
+        _check_address(address, f"--{option}")
+    hosts = _hosts(cluster) if cluster else ()
+    names = _certificate_hosts(host or [], hosts, listen)
     keys = Keys(out / "secrets", _owner(owner))
     users = _users(node or [], keys, root)
     plan = ServerPlan(
         directory=mounted_at or str(out.resolve()),
-        store=store,
+        store=store or ("/data" if mounted_at else str(out.resolve() / "jetstream")),
         listen=listen,
         websocket=websocket or None,
         monitor=monitor or None,
         tls=tls,
-        cluster=Cluster(_hosts(cluster), keys.password("cluster")) if cluster else None,
+        cluster=Cluster(hosts, keys.password("cluster"), cluster_listen) if cluster else None,
     )
+    certificates = ensure(out / "tls", names, dt.datetime.now(dt.UTC)) if tls else None
     written = write(out, plan, users, keys, root)
-    _tell(out, plan, users, keys, written, as_json=as_json)
+    report = Report(out, plan, tuple(user.identity.name for user in users), tuple(written), certificates)
+    if as_json:
+        print_json(report.plain(keys))
+    else:
+        report.tell(keys)
+
+
+def _check_address(text: str, option: str) -> None:
+    host, _, port = text.rpartition(":")
+    if text and not (host and port.isdigit() and 0 < int(port) < 65_536):
+        raise typer.BadParameter(f"{text!r} is not of the form ADDRESS:PORT", param_hint=option)
+
+
+def _certificate_hosts(given: list[str], cluster: tuple[str, ...], listen: str) -> tuple[str, ...]:
+    """Names and addresses for a test CA's certificate: those given, the cluster's, the address, this machine's own."""
+    from services.cli.nats_certificates import check_host  # noqa: PLC0415 - cryptography loads slowly
+
+    address = listen.rpartition(":")[0].strip("[]")
+    local = LOOPBACK if address in (*WILDCARDS, *LOOPBACK) else (address,)
+    try:
+        wanted = [check_host(each) for each in (*given, *cluster)]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--host") from error
+    return tuple(dict.fromkeys((*wanted, *local)))
 
 
 def _users(nodes: list[str], keys: Keys, root: str) -> list[User]:
@@ -122,29 +174,6 @@ def write(out: Path, plan: ServerPlan, users: list[User], keys: Keys, root: str)
     for server, name in zip(servers, secret, strict=False):
         keys.write(out / name, cluster_text(plan, server))
     return [out / name for name in (*texts, *secret)]
-
-
-def _tell(  # noqa: PLR0913 - what there is to tell
-    out: Path, plan: ServerPlan, users: list[User], keys: Keys, written: list[Path], *, as_json: bool
-) -> None:
-    names = [user.identity.name for user in users]
-    unused = keys.unused(set(names))
-    if as_json:
-        files = [str(path) for path in written]
-        print_json({"files": files, "users": names, "new": keys.made, "unused_seeds": unused})
-        return
-    console = stdout_console()
-    console.print(f"{written[0]}: {len(users)} users, {len(keys.made)} with a new key in {out / 'secrets'}")
-    for name in unused:
-        print_note(f"{name} has a seed but is no user any more: delete {keys.path(name)}")
-    missing = [
-        name for name in ("ca.pem", "server.pem", "server.key") if plan.tls and not (out / "tls" / name).exists()
-    ]
-    if missing:
-        hosts = " ".join(plan.cluster.hosts if plan.cluster else ("nats", "localhost"))
-        print_note(
-            f"{out / 'tls'} lacks {', '.join(missing)}; for tests: scripts/make_test_ca.sh {out / 'tls'} {hosts}"
-        )
 
 
 def _owner(text: str) -> Owner | None:
@@ -190,4 +219,4 @@ def declare_command(
 async def _declare(options: BusOptions) -> None:
     async with connected(options) as bus:  # connecting declares
         if bus.undeclared:
-            raise CommandError(f"this user may not declare {', '.join(bus.undeclared)}: an operator may")
+            raise NoPermissionError(f"{', '.join(bus.undeclared)}: {operator_wanted(options)}")

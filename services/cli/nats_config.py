@@ -12,11 +12,17 @@ from schemas.permissions import INBOX, Grants, Identity, Role, grants
 MADE_BY: Final = "# Written by `turnbuckle nats config`. Make it anew instead of editing it.\n"
 USERS_FILE: Final = "users.conf"
 CLUSTER_FILE: Final = "cluster-{server}.conf"
+WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened at
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _OURS: Final = "TURNBUCKLE"
 _OBSERVERS: Final = "OBSERVERS"
 _ANSWER_WITHIN: Final = "10m"
 """A training is asked for by a request."""
 _LAME_DUCK: Final = "30s"
+_HANDSHAKE_FIRST: Final = (
+    "  # Whoever begins with TLS is told nothing in clear text; others get the INFO that they wait for after 50 ms.",
+    '  handshake_first: "auto"',
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,13 @@ class Cluster:
     """As the servers reach each other, and as they are named."""
     password: str
     """Between the servers."""
-    port: int = 6222
+    listen: str = "0.0.0.0:6222"
+    """Where a server waits for the others; on the port they are reached at."""
+
+    @property
+    def port(self) -> str:
+        """At which the servers reach each other."""
+        return self.listen.rpartition(":")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +49,10 @@ class ServerPlan:
     directory: str
     """Where the files stand: includes are relative, certificates are not."""
     store: str = "/data"
-    listen: str = "0.0.0.0:4222"
-    websocket: str | None = "0.0.0.0:8080"
+    listen: str = "127.0.0.1:4222"
+    websocket: str | None = None
     monitor: str | None = "127.0.0.1:8222"
-    tls: bool = False
+    tls: bool = True
     cluster: Cluster | None = None
 
 
@@ -115,7 +127,7 @@ def server_text(plan: ServerPlan, server: str) -> str:
         f"  store_dir: {json.dumps(plan.store)}",
         "  sync_interval: always",
         "}",
-        *(["tls {", *_tls_lines(plan), "}"] if plan.tls else []),
+        *(["tls {", *_tls_lines(plan), *_HANDSHAKE_FIRST, "}"] if plan.tls else []),
         *_websocket_lines(plan),
         f"include {json.dumps(USERS_FILE)}",
         *([f"include {json.dumps(CLUSTER_FILE.format(server=server))}"] if plan.cluster else []),
@@ -153,7 +165,7 @@ def cluster_text(plan: ServerPlan, server: str) -> str:
         [
             MADE_BY + "cluster {",
             '  name: "turnbuckle"',
-            f'  listen: "0.0.0.0:{cluster.port}"',
+            f"  listen: {json.dumps(cluster.listen)}",
             f'  authorization {{ user: "route", password: {json.dumps(cluster.password)} }}',
             f"  routes: {json.dumps(routes)}",
             *(secure if plan.tls else []),

@@ -79,16 +79,29 @@ class Keys:
         """
         try:
             self._directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
-            temporary.unlink(missing_ok=True)
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _SECRET_MODE), "w") as file:
-                file.write(text)
             if self._owner is not None:
-                for each in (self._directory, temporary):
-                    os.chown(each, self._owner.uid, self._owner.gid)
-            temporary.replace(path)
+                os.chown(self._directory, self._owner.uid, self._owner.gid)
         except OSError as error:
-            raise BadFileError(f"{path} cannot be written: {error.strerror}") from error
+            raise BadFileError(f"{self._directory} cannot be written to: {error.strerror}") from error
+        write_secret(path, text, self._owner)
+
+
+def write_secret(path: Path, text: str, owner: Owner | None = None) -> None:
+    """A file readable by its owner only, from the first moment on. Its directory exists.
+
+    Raises:
+        BadFileError: it cannot be written.
+    """
+    try:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _SECRET_MODE), "w") as file:
+            file.write(text)
+        if owner is not None:
+            os.chown(temporary, owner.uid, owner.gid)
+        temporary.replace(path)
+    except OSError as error:
+        raise BadFileError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _is_missing(path: Path) -> bool:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NoReturn
 
-from services._runtime.bus import BusError
+from services._runtime.bus import BusError, BusSettingsError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.exporting import exporting_spans
 from services._runtime.logging import setup_logging
@@ -29,6 +29,7 @@ EXIT_USAGE: Final = 64
 EXIT_DATA: Final = 65
 EXIT_UNAVAILABLE: Final = 69
 EXIT_INTERNAL: Final = 70
+EXIT_CONFIG: Final = 78
 EXIT_INTERRUPTED: Final = 130
 
 OUT_HELP: Final = "directory of the journal (default: below the user's state directory)"
@@ -52,6 +53,12 @@ class UnavailableError(ToolError):
     """Something that the tool needs cannot be had."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+class BadSettingsError(ToolError):
+    """A setting, or a file that one names, is wrong."""
+
+    exit_code = EXIT_CONFIG
 
 
 class UsageError(ToolError):
@@ -103,8 +110,7 @@ def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     try:
         sys.exit(work())
     except (ToolError, JournalError, BusError, SettingsError) as error:
-        code = error.exit_code if isinstance(error, ToolError) else EXIT_UNAVAILABLE
-        sys.exit(_fail(str(error), code))
+        sys.exit(_fail(str(error), _exit_code(error)))
     except KeyboardInterrupt:
         sys.exit(_fail("interrupted; what was finished is kept", EXIT_INTERRUPTED))
     except BrokenPipeError:
@@ -113,6 +119,12 @@ def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - whatever it is, its exit code is 70
         traceback.print_exc()
         sys.exit(_fail(f"our fault: {type(error).__name__}: {error}", EXIT_INTERNAL))
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, ToolError):
+        return error.exit_code
+    return EXIT_CONFIG if isinstance(error, SettingsError | BusSettingsError) else EXIT_UNAVAILABLE
 
 
 def _fail(text: str, code: int) -> int:
@@ -132,6 +144,7 @@ async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publi
 
     Raises:
         UnavailableError: there is no server, or it does not take everything; the journal keeps what is left.
+        BadSettingsError: the settings do not fit the server.
         SettingsError: the settings do not say how to reach one.
     """
     otel = read_otel_settings(_SERVICE, os.environ)
@@ -146,7 +159,8 @@ async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publi
                 await bus.close(_CLOSE_S)
     except BusError as error:
         kept = f"{journal.waiting} records are kept in {journal.directory}; the next run publishes them"
-        raise UnavailableError(f"{error}. {kept}") from error
+        kind = BadSettingsError if isinstance(error, BusSettingsError) else UnavailableError
+        raise kind(f"{error}. {kept}") from error
     return publisher
 
 

@@ -1,8 +1,10 @@
-"""Connections that are encrypted, with the test authority of scripts/make_test_ca.sh."""
+"""Connections that are encrypted, with the test CA of `turnbuckle nats config`."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -13,20 +15,15 @@ from typer.testing import CliRunner
 
 from schemas.permissions import Role
 from schemas.streams import LEASES
-from services._runtime.bus import BusError
+from services._runtime.bus import BusSettingsError
 from services._runtime.bus_nats import NatsBus
-from services._runtime.nats_server import find_binary
+from services._runtime.bus_options import BusOptions
+from services._runtime.nats_server import EmbeddedNats, find_binary
 from services.cli.main import app
+from services.cli.supervisor import free_port
+from tests.support.authority import make_ca, make_expired
+from tests.support.deadline import until
 from tests.support.secured_nats import SecuredNats
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "make_test_ca.sh"
-
-
-def make_ca(directory: Path, *hosts: str) -> Path:
-    """Certificates in a directory."""
-    assert shutil.which("openssl"), "needs openssl: apt-get install openssl"
-    subprocess.run([SCRIPT, directory, *hosts], check=True, capture_output=True)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -40,51 +37,92 @@ async def server(certificates: Path, tmp_path: Path) -> AsyncIterator[SecuredNat
         yield made
 
 
-async def test_who_knows_the_authority_is_served(server: SecuredNats) -> None:
-    bus = await server.bus(Role.OPERATOR)
+@pytest.mark.parametrize("scheme", ["nats", "tls"])
+@pytest.mark.parametrize("first", [None, True, False])
+async def test_who_knows_the_authority_is_served(server: SecuredNats, scheme: str, first: bool | None) -> None:
+    options = dataclasses.replace(
+        server.options(Role.OPERATOR), servers=(f"{scheme}://127.0.0.1:{server.port}",), tls_first=first
+    )
+    bus = await NatsBus.connect(options)
 
     assert bus.connection.is_connected
-    assert bus.connection._transport._io_writer.get_extra_info("cipher")
+    assert bus.connection.is_encrypted
     assert await bus.bucket(LEASES).entries() == {}
     await bus.close(2)
 
 
-async def test_who_does_not_is_not(server: SecuredNats, tmp_path: Path) -> None:
-    """Nor is a server believed whose certificate somebody else has signed."""
+def plain_tls(directory: Path) -> EmbeddedNats:
+    """A server as others set it up: its INFO comes before the handshake."""
+    files = f'cert_file: "{directory}/server.pem", key_file: "{directory}/server.key"'
+    return EmbeddedNats(extra_configuration=f"tls {{ {files} }}")
+
+
+def options_for(server: EmbeddedNats, directory: Path) -> BusOptions:
+    return BusOptions(
+        servers=(f"tls://127.0.0.1:{server.port}",),
+        tls_ca_file=str(directory / "ca.pem"),
+        connect_deadline_s=30.0,
+    )
+
+
+async def test_a_server_that_speaks_first_is_served_too(certificates: Path) -> None:
+    """Also at the second connection, where it is known; also where it is told beforehand."""
+    async with plain_tls(certificates) as server:
+        for first in (None, False):
+            bus = await NatsBus.connect(dataclasses.replace(options_for(server, certificates), tls_first=first))
+            assert bus.connection.is_encrypted
+            before = bus.counters["reconnects"]
+            await bus.connection.force_reconnect()
+            await until(lambda: bus.connected and bus.counters["reconnects"] > before, within_s=30)  # noqa: B023
+            assert bus.connection.is_encrypted
+            await bus.close(2)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_certificate_that_does_not_fit_is_named(tmp_path: Path, first: bool) -> None:
+    """By its kind, and with what to do; whether the handshake comes first or not."""
+    good = make_ca(tmp_path / "good", "127.0.0.1")
     stranger = make_ca(tmp_path / "stranger", "127.0.0.1")
-    options = dataclasses.replace(server.options(Role.OPERATOR), connect_deadline_s=1.5)
-
-    for changes in ({"tls_ca_file": None}, {"tls_ca_file": str(stranger / "ca.pem")}):
-        with pytest.raises(BusError, match=r"(?i)certificate"):
-            await NatsBus.connect(dataclasses.replace(options, **changes))
-
-
-def test_keys_are_for_their_owner_only(certificates: Path) -> None:
-    modes = {path.name: path.stat().st_mode & 0o777 for path in certificates.iterdir()}
-
-    assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "server.key": 0o600, "server.pem": 0o644}
-
-
-def test_a_second_run_keeps_the_authority(tmp_path: Path) -> None:
-    first = make_ca(tmp_path / "tls", "a.example")
-    ca, certificate = (first / "ca.pem").read_bytes(), (first / "server.pem").read_bytes()
-
-    make_ca(tmp_path / "tls", "b.example", "10.0.0.1")
-
-    assert (first / "ca.pem").read_bytes() == ca
-    assert (first / "server.pem").read_bytes() != certificate
-    shown = subprocess.run(
-        ["openssl", "x509", "-in", first / "server.pem", "-noout", "-ext", "subjectAltName"],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    assert "DNS:b.example, IP Address:10.0.0.1" in shown
+    elsewhere = make_ca(tmp_path / "elsewhere", "nats.example")
+    expired = make_expired(tmp_path / "expired", "127.0.0.1")
+    for at_server, at_client, sentence in (
+        (good, stranger / "ca.pem", r"not signed by the CA in .*stranger/ca.pem.*TURNBUCKLE_NATS_TLS_CA_FILE"),
+        (good, None, r"not signed by a CA that this machine trusts.*TURNBUCKLE_NATS_TLS_CA_FILE"),
+        (elsewhere, elsewhere / "ca.pem", r"is for another name .*127.0.0.1.*--host"),
+        (expired, expired / "ca.pem", r"has expired: renew it"),
+    ):
+        async with plain_tls(at_server) as server:
+            options = dataclasses.replace(options_for(server, good), tls_ca_file=at_client and str(at_client))
+            with pytest.raises(BusSettingsError, match=sentence) as caught:
+                await NatsBus.connect(dataclasses.replace(options, tls_first=None if first else False))
+            assert "no NATS server" not in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [(), ("--tls",), ("--cluster", "nats-1,nats-2,nats-3", "--tls")], ids=" ".join)
-def test_the_server_takes_what_the_command_writes(tmp_path: Path, certificates: Path, options: tuple[str, ...]) -> None:
-    shutil.copytree(certificates, tmp_path / "tls")
-    done = CliRunner().invoke(app, ["nats", "config", "--out", str(tmp_path), "--node", "n1", *options])
+async def test_a_server_that_wants_our_certificate_says_so(certificates: Path) -> None:
+    files = f'cert_file: "{certificates}/server.pem", key_file: "{certificates}/server.key"'
+    verify = f'tls {{ {files}, ca_file: "{certificates}/ca.pem", verify: true }}'
+    async with EmbeddedNats(extra_configuration=verify) as server:
+        options = options_for(server, certificates)
+        with pytest.raises(BusSettingsError, match="TURNBUCKLE_NATS_TLS_CERT_FILE"):
+            await NatsBus.connect(options)
+        ours = {"tls_cert_file": str(certificates / "server.pem"), "tls_key_file": str(certificates / "server.key")}
+        bus = await NatsBus.connect(dataclasses.replace(options, **ours))
+        assert bus.connection.is_encrypted
+        await bus.close(2)
+
+
+def configure(out: Path, *options: str) -> str:
+    done = CliRunner().invoke(app, ["nats", "config", "--out", str(out), *options])
     assert done.exit_code == 0, done.output
+    return done.output
+
+
+CLUSTER = ("--cluster", "nats-1,nats-2,nats-3")
+
+
+@pytest.mark.parametrize("options", [(), ("--no-tls",), CLUSTER, ("--websocket", "127.0.0.1:8080")], ids=" ".join)
+def test_the_server_takes_what_the_command_writes(tmp_path: Path, options: tuple[str, ...]) -> None:
+    configure(tmp_path, "--node", "n1", *options)
     files = sorted(path for path in tmp_path.glob("nats*.conf"))
 
     assert [path.name for path in files] == (
@@ -93,6 +131,9 @@ def test_the_server_takes_what_the_command_writes(tmp_path: Path, certificates: 
     for path in files:
         tried = subprocess.run([find_binary(), "-t", "-c", path], check=False, capture_output=True, text=True)
         assert tried.returncode == 0, tried.stderr
+        assert ("websocket {" in path.read_text()) == ("--websocket" in options)
+        assert ("tls {" in path.read_text()) == ("--no-tls" not in options)
+        assert 'listen: "127.0.0.1:4222"' in path.read_text()
     password = tmp_path / "secrets" / "cluster.password"
     if password.exists():
         for path in tmp_path.glob("cluster-*.conf"):
@@ -101,8 +142,101 @@ def test_the_server_takes_what_the_command_writes(tmp_path: Path, certificates: 
         assert all(password.read_text().strip() not in path.read_text() for path in (*files, tmp_path / "users.conf"))
 
 
-def test_missing_certificates_are_asked_for(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["nats", "config", "--out", str(tmp_path), "--tls"])
+class WrittenServer(EmbeddedNats):
+    """Started with what the command has written."""
 
-    assert done.exit_code == 0
-    assert "make_test_ca.sh" in done.output
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._written = directory / "nats.conf"
+
+    def _configuration(self) -> str:
+        there = os.path.relpath(self._written, self.log_path.parent)
+        return f'log_file: "{self.log_path}"\ninclude "{there}"\n'
+
+
+async def test_what_the_command_writes_by_itself_is_encrypted(tmp_path: Path) -> None:
+    """As a newcomer starts: nothing but the names of hosts is given, and ports that are free here."""
+    configure(tmp_path, "--node", "n1", "--listen", f"127.0.0.1:{free_port()}", "--monitor", "")
+    async with WrittenServer(tmp_path) as server:
+        options = BusOptions(
+            servers=(f"tls://127.0.0.1:{server.port}",),
+            tls_ca_file=str(tmp_path / "tls" / "ca.pem"),
+            nkey_seed_file=str(tmp_path / "secrets" / "operator.nk"),
+            connect_deadline_s=30.0,
+        )
+        bus = await NatsBus.connect(options)
+        assert bus.connection.is_encrypted
+        await bus.close(2)
+        with pytest.raises(BusSettingsError, match="not signed by a CA that this machine trusts"):
+            await NatsBus.connect(dataclasses.replace(options, tls_ca_file=None))
+
+
+def test_a_test_ca_is_said_to_be_one(tmp_path: Path) -> None:
+    first, second = configure(tmp_path), configure(tmp_path)
+
+    for output, when in ((first, "made now"), (second, "made by an earlier run")):
+        assert f"is a test CA, {when}" in output
+        assert "To replace it" in output
+    assert "NATS_URL=tls://127.0.0.1:4222" in first
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()}
+    assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "server.key": 0o600, "server.pem": 0o644}
+
+
+def test_no_tls_is_asked_for_and_warned_of(tmp_path: Path) -> None:
+    output = configure(tmp_path, "--no-tls")
+
+    assert "warning: without TLS" in output
+    assert "NATS_URL=nats://" in output
+    assert not (tmp_path / "tls").exists()
+
+
+def test_names_are_added_and_the_authority_stays(tmp_path: Path) -> None:
+    configure(tmp_path, "--host", "a.example")
+    ca, certificate = ((tmp_path / "tls" / name).read_bytes() for name in ("ca.pem", "server.pem"))
+
+    again = json.loads(configure(tmp_path, "--json"))
+    assert (again["tls"]["new"], (tmp_path / "tls" / "server.pem").read_bytes()) == ([], certificate)
+    more = json.loads(configure(tmp_path, "--host", "10.0.0.1", "--listen", "0.0.0.0:4000", "--json"))
+
+    assert set(more["tls"]["hosts"]) == {"a.example", "localhost", "127.0.0.1", "::1", "10.0.0.1"}
+    assert more["tls"]["new"] == ["server.pem", "server.key"]
+    assert (tmp_path / "tls" / "ca.pem").read_bytes() == ca
+    assert more["urls"] == "tls://a.example:4000"
+
+
+def test_certificates_that_are_given_are_left_alone(tmp_path: Path) -> None:
+    made = make_ca(tmp_path / "elsewhere", "nats.example")
+    given = tmp_path / "out" / "tls"
+    given.mkdir(parents=True)
+    for name in ("ca.pem", "server.pem", "server.key"):
+        shutil.copy(made / name, given)
+    before = {path.name: path.read_bytes() for path in given.iterdir()}
+
+    output = json.loads(configure(tmp_path / "out", "--host", "other.example", "--json"))
+
+    assert {path.name: path.read_bytes() for path in given.iterdir()} == before
+    assert (output["tls"]["test_ca"], output["tls"]["hosts"]) == (False, ["nats.example"])
+    (given / "server.key").unlink()
+    done = CliRunner().invoke(app, ["nats", "config", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 78
+    assert "lacks server.key" in done.output
+
+
+def test_a_certificate_is_renewed_before_it_expires(tmp_path: Path) -> None:
+    make_expired(tmp_path / "tls", "127.0.0.1", "a.example")
+
+    output = json.loads(configure(tmp_path, "--json"))
+
+    assert output["tls"]["new"] == ["server.pem", "server.key"]
+    assert "a.example" in output["tls"]["hosts"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--listen", "4222"), ("--websocket", ":"), ("--listen", "h:x"), ("--host", "a b"), ("--host", "http://x")],
+)
+def test_what_is_no_address_is_refused(tmp_path: Path, wrong: tuple[str, str]) -> None:
+    done = CliRunner().invoke(app, ["nats", "config", "--out", str(tmp_path / "new"), *wrong])
+
+    assert done.exit_code == 2, done.output
+    assert not (tmp_path / "new").exists()

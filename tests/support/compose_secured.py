@@ -18,10 +18,9 @@ import pytest
 from services._runtime.bus import BusUnavailableError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
-from services.cli.supervisor import free_port
 from tests.support.compose_lab import COMPOSE, ROOT, ComposeProject
 
-OVERLAYS: Final = ("nats/compose.secure.yaml", "nats/compose.tls.yaml")
+OVERLAYS: Final = ("nats/compose.secure.yaml",)
 _VARIABLE: Final = re.compile(r"PASS|TOKEN|SECRET|SEED|CREDENTIAL|KEY")
 _FILE: Final = re.compile(r"[A-Z_]+_FILE=/run/[a-z-]+")
 
@@ -33,15 +32,13 @@ class Secured:
         shutil.copytree(COMPOSE, directory, ignore=shutil.ignore_patterns("secure"))
         self.secure = directory / "nats" / "secure"
         self.project = ComposeProject(*OVERLAYS, directory=directory)
-        self.project.environment["TURNBUCKLE_NATS_WEBSOCKET_PORT"] = str(free_port())
         self.project.environment["TURNBUCKLE_LOG_LEVEL"] = "debug"
         self.secrets = self._configure(self.project.name)
 
     def _configure(self, node: str) -> dict[str, str]:
-        authority = [ROOT / "scripts" / "make_test_ca.sh", self.secure / "tls", "nats", "localhost", "127.0.0.1"]
-        subprocess.run(authority, check=True, capture_output=True)
-        make = [sys.executable, "-m", "services.cli", "nats", "config", "--tls", "--out", self.secure]
-        own = ["--mounted-at", "/etc/nats", "--monitor", "0.0.0.0:8222", "--owner", "10001", "--node", node]
+        make = [sys.executable, "-m", "services.cli", "nats", "config", "--out", self.secure, "--host", "nats"]
+        own = ["--mounted-at", "/etc/nats", "--listen", "0.0.0.0:4222", "--monitor", "0.0.0.0:8222"]
+        own += ["--owner", "10001", "--node", node]
         subprocess.run([*make, *own], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
         seeds = {path.name: path.read_text().strip() for path in (self.secure / "secrets").iterdir()}
         assert all(re.fullmatch("SU[A-Z2-7]{56}", seed) for seed in seeds.values())

@@ -18,13 +18,12 @@ from tests.support.compose_lab import COMPOSE, ROOT
 SCHEMA: dict[str, Any] = json.loads((ROOT / "tests/support/compose-spec.json").read_text(encoding="utf-8"))
 """Says itself where it is from."""
 FILES = sorted(path.relative_to(COMPOSE).as_posix() for path in COMPOSE.rglob("compose*.yaml"))
-SECURE = ("nats/compose.secure.yaml", "nats/compose.tls.yaml")
+SECURE = ("nats/compose.secure.yaml",)
 STACKS = [
     (),
     ("compose.demo.yaml",),
     ("compose.observability.yaml",),
     ("compose.demo.yaml", "compose.observability.yaml"),
-    SECURE[:1],
     SECURE,
     ("compose.demo.yaml", "compose.observability.yaml", *SECURE),
 ]
@@ -68,6 +67,19 @@ def test_what_is_scaled_has_no_fixed_name_and_no_fixed_port():
             if service in {"agent", "allocator", "reconciler", "collector", "advisor"}:
                 assert "ports" not in settings, (name, service)
             assert all(port.startswith("127.0.0.1:") for port in settings.get("ports", [])), (name, service)
+
+
+def test_the_overlay_with_users_has_everybody_use_tls():
+    """Nothing is sent without it where a CA file is set; and nothing is published for browsers."""
+    services = content(SECURE[0])["services"]
+    for name, settings in services.items():
+        if name == "nats":
+            assert "ports" not in settings
+            continue
+        assert settings["environment"]["NATS_URL"].startswith("tls://"), name
+        inside = settings["environment"]["TURNBUCKLE_NATS_TLS_CA_FILE"]
+        assert f"./nats/secure/tls/ca.pem:{inside}:ro" in settings["volumes"], name
+        assert "server.key" not in str(settings["volumes"]), name
 
 
 @pytest.mark.slow

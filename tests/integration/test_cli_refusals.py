@@ -1,0 +1,92 @@
+"""A server that is there and does not serve us: each reason has its own sentence and exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from schemas.permissions import Role
+from services.cli.main import app
+from tests.support.authority import make_ca
+from tests.support.secured_nats import SecuredNats
+
+SPEC = "name: shop\ncpu_limit: 2\nmemory_limit: 2GiB\n"
+NO_PERMISSION, BAD_CONFIG = 77, 78
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
+    (tmp_path / "app.yaml").write_text(SPEC)
+    async with SecuredNats(tmp_path / "secrets", tls=make_ca(tmp_path / "tls", "127.0.0.1")) as made:
+        operator = await made.bus(Role.OPERATOR)
+        await operator.close(2)
+        yield made
+
+
+async def run(environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+    done = await asyncio.to_thread(CliRunner().invoke, app, [*arguments], env=environment)
+    assert "no NATS server" not in done.output
+    assert "Traceback" not in done.output
+    return done.exit_code, done.output
+
+
+async def test_an_observer_is_told_whose_key_is_needed(server: SecuredNats, tmp_path: Path) -> None:
+    observer = server.environment(Role.OBSERVER)
+    for arguments in (["apply", str(tmp_path / "app.yaml")], ["delete", "shop", "--yes"], ["nats", "declare"]):
+        if arguments[0] == "delete":
+            code, output = await run(server.environment(Role.OPERATOR), "apply", str(tmp_path / "app.yaml"))
+            assert code == 0, output
+        code, output = await run(observer, *arguments)
+
+        assert code == NO_PERMISSION, output
+        assert "needs the operator's key" in output
+        assert server.seed_file(Role.OBSERVER) in output
+        assert "$KV" not in output
+        assert "this user" not in output
+
+
+async def test_a_key_that_is_not_known_is_named(server: SecuredNats, tmp_path: Path) -> None:
+    """By its file, not by its content; and without one that is said."""
+    stranger = SecuredNats(tmp_path / "others").seed_file(Role.OPERATOR)
+    known = server.environment(Role.OPERATOR)
+    code, output = await run(known | {"TURNBUCKLE_NATS_NKEY_SEED_FILE": stranger}, "apps")
+
+    assert code == NO_PERMISSION, output
+    assert f"does not know the key in {stranger} (TURNBUCKLE_NATS_NKEY_SEED_FILE)" in output
+    assert "password" not in output
+    assert "SU" + "A" not in output  # how a user's seed begins
+
+    code, output = await run(known | {"TURNBUCKLE_NATS_NKEY_SEED_FILE": ""}, "apps")
+    assert code == NO_PERMISSION, output
+    assert "none were given: set TURNBUCKLE_NATS_NKEY_SEED_FILE" in output
+
+
+async def test_settings_that_cannot_work_are_78(server: SecuredNats, tmp_path: Path) -> None:
+    known = server.environment(Role.OPERATOR)
+    stranger = make_ca(tmp_path / "stranger", "127.0.0.1")
+    for changes, sentence in (
+        ({"TURNBUCKLE_NATS_NKEY_SEED_FILE": "/nowhere/x.nk"}, "/nowhere/x.nk does not exist"),
+        ({"TURNBUCKLE_NATS_TLS_CA_FILE": "/nowhere/ca.pem"}, "TURNBUCKLE_NATS_TLS_CA_FILE: /nowhere/ca.pem cannot be"),
+        ({"TURNBUCKLE_NATS_TLS_CA_FILE": str(tmp_path / "app.yaml")}, "app.yaml holds no certificate"),
+        ({"TURNBUCKLE_NATS_TLS_CA_FILE": str(stranger / "ca.pem")}, "was not signed by the CA in"),
+        ({"NATS_URL": "http://x:1"}, "cannot use http://x:1 (NATS_URL): the URL of a NATS server begins with tls://"),
+        ({"NATS_URL": "tls://me:secret@"}, "it is not of the form tls://HOST:PORT"),
+    ):
+        code, output = await run(known | changes, "apps")
+
+        assert (code, sentence in output, "secret@" in output) == (BAD_CONFIG, True, False), output
+
+
+async def test_the_doctor_does_not_tell_to_start_another_server(server: SecuredNats, tmp_path: Path) -> None:
+    stranger = make_ca(tmp_path / "stranger", "127.0.0.1")
+    environment = server.environment(Role.OPERATOR) | {"TURNBUCKLE_NATS_TLS_CA_FILE": str(stranger / "ca.pem")}
+    _, output = await run(environment, "doctor", "--json")
+
+    [nats] = [finding for finding in json.loads(output) if finding["name"] == "nats"]
+    assert (nats["level"], nats["mend"]) == ("failed", "")
+    assert "was not signed by the CA in" in nats["found"]
