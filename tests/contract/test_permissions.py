@@ -6,23 +6,18 @@ import asyncio
 import dataclasses
 import itertools
 import os
-import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Self
 
-import nats
 import pytest
-from nats.aio.client import Client
 from typer.testing import CliRunner
 
 from schemas.apps import AppSpec
 from schemas.codec import encode
 from schemas.oom import MemoryReply, MemoryRequest
-from schemas.permissions import Identity, Role, allowed, grants
-from schemas.registry import CHANNELS, ENDPOINTS
-from schemas.streams import APPS, BUCKETS, LEASES, NODES, OBJECT_STORES, OOM_STREAM, STREAMS
-from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, SubjectTemplate, token
+from schemas.permissions import Role, allowed, grants
+from schemas.streams import APPS, LEASES, NODES, OOM_STREAM
+from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, token
 from services._runtime.bus import BusError, BusUnavailableError, Delivery, NotPermittedError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_history import read_stored
@@ -32,13 +27,13 @@ from tests.support.bus_lab import node_info
 from tests.support.deadline import until
 from tests.support.limit_orders import update
 from tests.support.oom_events import oom_event
+from tests.support.permission_trials import Trial, every_subject, identities
 from tests.support.secured_nats import NODES as HOSTS
 from tests.support.secured_nats import SecuredNats
 from tests.support.websocket import log_in
 
 MINE, OTHERS = HOSTS
 SPEC = AppSpec(name="shop", cpu_limit=2, memory_limit=1 << 30)
-_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -70,91 +65,11 @@ def memory_request() -> MemoryRequest:
     )  # fmt: skip
 
 
-def _concrete(template: SubjectTemplate, node: str) -> str:
-    return template.subject("tb", **{name: node if name == "node" else "x.1" for name in template.parameters}).text
-
-
-def _every_subject() -> list[str]:
-    """Of messages, for both hosts; of what is stored; of the server's own interface."""
-    templates = [channel.template for channel in CHANNELS] + [endpoint.template for endpoint in ENDPOINTS]
-    subjects = {_concrete(template, node) for template in templates for node in HOSTS}
-    subjects |= {f"$KV.{bucket.bucket_name('tb')}.{token(node)}" for bucket in BUCKETS for node in HOSTS}
-    subjects |= {f"$O.{store.bucket_name('tb')}.{part}.x" for store in OBJECT_STORES for part in "CM"}
-    names = [stream.stream_name("tb") for stream in STREAMS]
-    names += [f"KV_{bucket.bucket_name('tb')}" for bucket in BUCKETS]
-    names += [f"OBJ_{store.bucket_name('tb')}" for store in OBJECT_STORES]
-    stream_verbs = ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE")
-    # None of these is carried out, whoever may ask: there is no such stream.
-    subjects |= {f"$JS.API.STREAM.{verb}.{name}_NOT" for verb in stream_verbs for name in names}
-    subjects |= {f"$JS.API.STREAM.{verb}.{name}" for verb in ("INFO", "MSG.GET") for name in names}
-    subjects |= {f"$JS.API.DIRECT.GET.{name}" for name in names}
-    subjects |= {f"$JS.API.CONSUMER.{verb}.{name}.c" for verb in ("CREATE", "MSG.NEXT", "DELETE") for name in names}
-    subjects |= {
-        "$SRV.PING",
-        "$SRV.INFO.allocator",
-        "$SRV.STATS.advisor.x",
-        "$SYS.REQ.SERVER.PING",
-        "elsewhere",
-        "tb.new.thing",
-    }
-    return sorted(subjects)
-
-
-class Trial:
-    """One user's plain connection, and what the server has refused it."""
-
-    def __init__(self, server: SecuredNats, identity: Identity) -> None:
-        self._server = server
-        self._identity = identity
-        self.refused: dict[str, set[str]] = {"publish": set(), "subscription": set()}
-        self.client = Client()
-
-    async def __aenter__(self) -> Self:
-        self.client = await nats.connect(
-            self._server.url,
-            nkeys_seed=self._server.seed_file(self._identity.role, self._identity.node),
-            error_cb=self._take,
-            inbox_prefix=f"_INBOX.{self._identity.inbox}",
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.close()
-
-    async def _take(self, error: Exception) -> None:
-        found = _REFUSAL.search(str(error))
-        assert found is not None, error
-        self.refused[found[1].lower()].add(found[2])
-
-    async def publish(self, subjects: list[str]) -> set[str]:
-        """Those that the server lets pass."""
-        for subject in subjects:
-            await self.client.publish(subject, b"trial")
-        return await self._passed("publish", subjects)
-
-    async def subscribe(self, subjects: list[str]) -> set[str]:
-        """Those that the server lets us hear."""
-        for subject in subjects:
-            await self.client.subscribe(subject)
-        return await self._passed("subscription", subjects)
-
-    async def _passed(self, what: str, subjects: list[str]) -> set[str]:
-        await self.client.flush()
-        await self.client.flush()  # the answer to the first may overtake the callbacks
-        return {subject for subject in subjects if subject.lower() not in {each.lower() for each in self.refused[what]}}
-
-
-def _identities() -> list[tuple[Role, str | None]]:
-    return [
-        (role, node) for role in Role for node in ((MINE,) if role in {"agent", "reconciler", "fast_path"} else (None,))
-    ]
-
-
-@pytest.mark.parametrize(("role", "node"), _identities())
+@pytest.mark.parametrize(("role", "node"), identities())
 async def test_each_user_on_every_subject(server: SecuredNats, role: Role, node: str | None) -> None:
     user = server.user(role, node).identity
     granted = grants(user, "tb")
-    subjects = _every_subject()
+    subjects = every_subject()
     assert len(subjects) > 150
 
     async with Trial(server, user) as trial:

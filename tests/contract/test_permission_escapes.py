@@ -1,0 +1,91 @@
+"""What a user of the bus could reach beyond its permissions: by replies, headers, and answers of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from schemas.permissions import Grants, Identity, Role, allowed, grants
+from tests.support.permission_trials import Trial, every_subject, identities
+from tests.support.secured_nats import SecuredNats
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNats]:
+    made = SecuredNats(tmp_path_factory.mktemp("secrets"))
+    asyncio.run(made.start())
+    asyncio.run(_declare(made))
+    yield made
+    asyncio.run(made.stop())
+
+
+async def _declare(server: SecuredNats) -> None:
+    bus = await server.bus(Role.OPERATOR)
+    assert bus.undeclared == []
+    await bus.close(2)
+
+
+def _all_grants(server: SecuredNats) -> dict[str, tuple[Identity, Grants]]:
+    return {user.identity.name: (user.identity, grants(user.identity, "tb")) for user in server.users}
+
+
+def _bait(server: SecuredNats, user: Identity) -> tuple[str, Identity] | None:
+    """A subject that the user hears, and who may publish to it: the user itself, if it may."""
+    everyone = _all_grants(server)
+    heard = [subject for subject in every_subject() if allowed(everyone[user.name][1].subscribe, subject)]
+    heard.append(f"_INBOX.{user.inbox}.bait")
+    for name in sorted(everyone, key=lambda name: name != user.name):
+        identity, granted = everyone[name]
+        if (identity.role is Role.OBSERVER) != (user.role is Role.OBSERVER):
+            continue  # another account: the server maps the reply subject there
+        for subject in heard:
+            if allowed(granted.publish, subject) and not subject.startswith("$"):
+                return subject, identity
+    return None
+
+
+@pytest.mark.parametrize(("role", "node"), identities())
+async def test_a_received_message_gives_no_right_to_its_reply_subject(
+    server: SecuredNats, role: Role, node: str | None
+) -> None:
+    """Each user is sent (where it may: sends itself) a message for each subject, naming that as its reply subject."""
+    user = server.user(role, node).identity
+    granted, subjects, bait = grants(user, "tb"), every_subject(), _bait(server, user)
+    if bait is None:
+        assert role in {Role.OBSERVER, Role.OPERATOR, Role.FAST_PATH, Role.COLLECTOR}  # they answer nothing
+        return
+    subject, publisher = bait
+    async with Trial(server, user) as trial, Trial(server, publisher) as other:
+        await trial.take_baits(subject, trial if publisher == user else other, subjects)
+        published = await trial.publish(subjects)
+
+    assert published == {each for each in subjects if allowed(granted.publish, each)}
+
+
+@pytest.mark.parametrize(("role", "node"), identities())
+async def test_a_trace_header_leads_nowhere_else(server: SecuredNats, role: Role, node: str | None) -> None:
+    user = server.user(role, node).identity
+    granted, subjects = grants(user, "tb"), every_subject()
+    own = next(each for each in subjects if allowed(granted.publish, each))
+    async with Trial(server, user) as trial:
+        traced = await trial.trace_to(own, subjects)
+
+    assert traced == {each for each in subjects if allowed(granted.publish, each)}
+
+
+def test_no_service_may_publish_what_it_answers(server: SecuredNats) -> None:
+    """An operator may listen to all, but he answers nobody: he may publish to no inbox."""
+    for identity, granted in _all_grants(server).values():
+        if identity.role is Role.OPERATOR:
+            assert not allowed(granted.publish, "_INBOX.x.y")
+            continue
+        both = {
+            subject
+            for subject in every_subject()
+            if subject.startswith("tb.cmd.")
+            and allowed(granted.publish, subject)
+            and allowed(granted.subscribe, subject)
+        }
+        assert both == set(), identity.name

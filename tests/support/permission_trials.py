@@ -1,0 +1,125 @@
+"""Every subject that a user of the bus could try, and a plain connection that notes what the server refuses."""
+
+from __future__ import annotations
+
+import re
+from typing import Self
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from schemas.permissions import NODE_ROLES, Identity, Role
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS
+from schemas.subjects import SubjectTemplate, token
+from tests.support.deadline import until
+from tests.support.secured_nats import NODES as HOSTS
+from tests.support.secured_nats import SecuredNats
+
+MINE, OTHERS = HOSTS
+_REFUSAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+
+
+def concrete(template: SubjectTemplate, node: str) -> str:
+    """One subject of a template."""
+    return template.subject("tb", **{name: node if name == "node" else "x.1" for name in template.parameters}).text
+
+
+def every_subject() -> list[str]:
+    """Of messages, for both hosts; of what is stored; of the server's own interface."""
+    templates = [channel.template for channel in CHANNELS] + [endpoint.template for endpoint in ENDPOINTS]
+    subjects = {concrete(template, node) for template in templates for node in HOSTS}
+    subjects |= {f"$KV.{bucket.bucket_name('tb')}.{token(node)}" for bucket in BUCKETS for node in HOSTS}
+    subjects |= {f"$O.{store.bucket_name('tb')}.{part}.x" for store in OBJECT_STORES for part in "CM"}
+    names = [stream.stream_name("tb") for stream in STREAMS]
+    names += [f"KV_{bucket.bucket_name('tb')}" for bucket in BUCKETS]
+    names += [f"OBJ_{store.bucket_name('tb')}" for store in OBJECT_STORES]
+    stream_verbs = ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE")
+    # None of these is carried out, whoever may ask: there is no such stream.
+    subjects |= {f"$JS.API.STREAM.{verb}.{name}_NOT" for verb in stream_verbs for name in names}
+    subjects |= {f"$JS.API.STREAM.{verb}.{name}" for verb in ("INFO", "MSG.GET") for name in names}
+    subjects |= {f"$JS.API.DIRECT.GET.{name}" for name in names}
+    subjects |= {f"$JS.API.CONSUMER.{verb}.{name}.c" for verb in ("CREATE", "MSG.NEXT", "DELETE") for name in names}
+    subjects |= {
+        "$SRV.PING",
+        "$SRV.INFO.allocator",
+        "$SRV.STATS.advisor.x",
+        "$SYS.REQ.SERVER.PING",
+        "elsewhere",
+        "tb.new.thing",
+    }
+    return sorted(subjects)
+
+
+class Trial:
+    """One user's plain connection, and what the server has refused it."""
+
+    def __init__(self, server: SecuredNats, identity: Identity) -> None:
+        self._server = server
+        self._identity = identity
+        self.refused: dict[str, set[str]] = {"publish": set(), "subscription": set()}
+        self.client = Client()
+
+    async def __aenter__(self) -> Self:
+        self.client = await nats.connect(
+            self._server.url,
+            nkeys_seed=self._server.seed_file(self._identity.role, self._identity.node),
+            error_cb=self._take,
+            inbox_prefix=f"_INBOX.{self._identity.inbox}",
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.close()
+
+    async def _take(self, error: Exception) -> None:
+        found = _REFUSAL.search(str(error))
+        assert found is not None, error
+        self.refused[found[1].lower()].add(found[2])
+
+    async def publish(self, subjects: list[str]) -> set[str]:
+        """Those that the server lets pass."""
+        for subject in subjects:
+            await self.client.publish(subject, b"trial")
+        return await self._passed("publish", subjects)
+
+    async def trace_to(self, own: str, destinations: list[str]) -> set[str]:
+        """Those to which the server would send a message's trace (NATS ADR-41), in its own name."""
+        for subject in destinations:
+            await self.client.publish(own, b"trial", headers={"Nats-Trace-Dest": subject, "Nats-Trace-Only": "true"})
+        return await self._passed("publish", destinations)
+
+    async def take_baits(self, subject: str, publisher: Trial, replies: list[str]) -> None:
+        """Receive one message for each reply subject, on a subject that this user may hear.
+
+        With `allow_responses` the server would now let this user publish to each of them.
+        """
+        received: set[str] = set()
+
+        async def on_message(message: Msg) -> None:
+            received.add(message.reply)
+
+        await self.client.subscribe(subject, cb=on_message)
+        await self.client.flush()
+        for reply in replies:
+            await publisher.client.publish(subject, b"bait", reply=reply)
+        await publisher.client.flush()
+        await until(lambda: received >= set(replies), within_s=20, what="the messages that name a reply subject")
+
+    async def subscribe(self, subjects: list[str]) -> set[str]:
+        """Those that the server lets us hear."""
+        for subject in subjects:
+            await self.client.subscribe(subject)
+        return await self._passed("subscription", subjects)
+
+    async def _passed(self, what: str, subjects: list[str]) -> set[str]:
+        await self.client.flush()
+        await self.client.flush()  # the answer to the first may overtake the callbacks
+        refused = {each.lower() for each in self.refused[what]}
+        return {subject for subject in subjects if subject.lower() not in refused}
+
+
+def identities() -> list[tuple[Role, str | None]]:
+    """One user of each role."""
+    return [(role, MINE if role in NODE_ROLES else None) for role in Role]
