@@ -25,9 +25,10 @@ from schemas.codec import MESSAGE_TYPES, TYPE_KEY, VERSION_KEY
 from schemas.containers import NodeInfo
 from schemas.leases import Lease
 from schemas.message import Message
+from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery, Endpoint
-from schemas.streams import APPS, BUCKETS, LEASES, NODES, OBJECT_STORES, STREAMS, BucketSpec, StreamSpec
+from schemas.streams import APPS, BUCKETS, LEASES, NODES, OBJECT_STORES, RECONCILERS, STREAMS, BucketSpec, StreamSpec
 from schemas.subjects import SubjectTemplate
 
 Document = dict[str, Any]
@@ -37,7 +38,9 @@ CONTRACT_VERSION: Final = "0.1.0"
 DEFAULT_ROOT: Final = "tb"
 SCHEMA_REF: Final = "#/components/schemas/{model}"
 _INBOX: Final = "The requester's inbox, taken from the request's reply subject."
-BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo}
+BUCKET_MESSAGES: Final[dict[str, type[Message]]] = {
+    APPS.name: AppSpec, LEASES.name: Lease, NODES.name: NodeInfo, RECONCILERS.name: ReconcilerInfo,
+}  # fmt: skip
 
 _DESCRIPTION: Final = """\
 Every message between Turnbuckle's services: each subject, who sends it (SEND, REQUEST), who reads or answers it

@@ -10,7 +10,7 @@ import numpy as np
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
-from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo, NodeQuestion
+from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
 from schemas.jobs import Configuration, CostKind, JobRecord, JobState, Price, TaskFeatures
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
@@ -21,6 +21,7 @@ from schemas.network import (
     NetworkStateReply,
     NetworkStateRequest,
     PathState,
+    ReconcilerInfo,
     RouteEvent,
     RouteKind,
     RulesReply,
@@ -109,10 +110,10 @@ _DECIDED: Final = LimitDecisions.build(
 _LIMITS: Final[tuple[Message, ...]] = (
     _SPEC,
     Lease(owner="allocator-1 host-3", epoch=4, time_ns=_NOW),
-    NodeQuestion(),
     NodeInfo(
         node=_NODE, incarnation=_BORN, time_ns=_NOW, host_cpus=32, memory_bytes=128 << 30, cgroup_version=2,
         telemetry_source="cgroup-v2", docker=True, container_count=2, version="0.1.0", memory_guard="memory.high",
+        holder="5vH0cWm2Tn6k3oYbXJ1q8A",
     ),
     CfsBatch.build(
         [_WEB, _API],
@@ -196,6 +197,9 @@ _NETWORK: Final[tuple[Message, ...]] = (
     RulesReply(
         node=_NODE, total=1,
         rules=(RuleState(device="rep0", mac=_MAC, vtep=_VTEP, vni=100, pref=49_152, handle=7, index=3, in_hw=True),),
+    ),
+    ReconcilerInfo(
+        node=_NODE, incarnation=_BORN, time_ns=_NOW, version="0.1.0", holder="0yQ2sZr7Jm9fHc4VtWk1Lw"
     ),
     DiffRequest(),
     DiffReply(node=_NODE, desired=6, installed=6, foreign=0, operations=(_WRITE,), total=1),

@@ -13,6 +13,7 @@ from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.leases import Lease
 from schemas.message import ColumnarMessage, Message
+from schemas.network import ReconcilerInfo
 from schemas.queries import QueryError
 from schemas.registry import CHANNELS, ENDPOINTS
 
@@ -21,7 +22,7 @@ MAX_MESSAGE_BYTES: Final = 1 << 20
 TYPE_KEY: Final = "type"
 VERSION_KEY: Final = "schema_version"
 
-_ON_NO_CHANNEL: Final = (AppSpec, Lease, NodeInfo, QueryError)
+_ON_NO_CHANNEL: Final = (AppSpec, Lease, NodeInfo, QueryError, ReconcilerInfo)
 """Values of KV buckets, and the answer to a request that failed."""
 
 

@@ -57,14 +57,8 @@ class ContainerEvent(Message):
     reason: str = ""
 
 
-class NodeQuestion(Message):
-    """Who are you? Answered by an agent with its `NodeInfo`."""
-
-    type_name: ClassVar[str] = "turnbuckle.node.v1.NodeQuestion"
-
-
 class NodeInfo(Message):
-    """Heartbeat and capabilities of a node, kept in KV with a time to live."""
+    """Registration of an agent under its node's name, with the node's capabilities: kept in KV with a time to live."""
 
     type_name: ClassVar[str] = "turnbuckle.node.v1.NodeInfo"
 
@@ -82,3 +76,5 @@ class NodeInfo(Message):
     version: str
     memory_guard: str = ""
     """How memory is guarded: ``thresholds+trap`` (version 1), ``memory.high`` (version 2), ``sampled``."""
+    holder: str = ""
+    """Random, and kept beside a lock that the agent holds: the next one with the same knows that this one is dead."""

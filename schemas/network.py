@@ -212,6 +212,19 @@ class DiffReply(Message):
     problem: str = ""
 
 
+class ReconcilerInfo(Message):
+    """Registration of a reconciler under its node's name, kept in KV with a time to live."""
+
+    type_name: ClassVar[str] = "turnbuckle.network.v1.ReconcilerInfo"
+
+    node: str
+    incarnation: int
+    time_ns: int
+    version: str
+    holder: str
+    """As in `NodeInfo`."""
+
+
 class NetworkStateRequest(Message):
     """Ask a node's reconciler for what it sees."""
 

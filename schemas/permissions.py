@@ -34,6 +34,7 @@ from schemas.streams import (
     NODES,
     OBJECT_STORES,
     OOM_STREAM,
+    RECONCILERS,
     ROUTE_STREAM,
     RUN_STREAM,
     STREAMS,
@@ -43,7 +44,6 @@ from schemas.streams import (
     StreamSpec,
 )
 from schemas.subjects import (
-    AGENT_STATE,
     RECONCILER_DIFF,
     RECONCILER_RULES,
     RECONCILER_STATE,
@@ -55,6 +55,9 @@ from schemas.subjects import (
 )
 
 INBOX: Final = "_INBOX"
+"""Where replies arrive, below a token of the requester's own (`Identity.inbox`)."""
+MAPPED_INBOX: Final = "_R_"
+"""In place of the inbox of a requester in another account: the server chooses it, and maps it back."""
 _API: Final = "$JS.API"
 
 
@@ -83,7 +86,6 @@ READ_ONLY: Final = (
     ALLOCATOR_STATE.template,
     ALLOCATOR_EXPLAIN.template,
     ADVISOR_EXPLAIN.template,
-    AGENT_STATE,
     RECONCILER_STATE,
     RECONCILER_DIFF,
     RECONCILER_RULES,
@@ -100,12 +102,15 @@ class _BucketUse(NamedTuple):
     readers: tuple[Role, ...] = ()
     watchers: tuple[Role, ...] = ()
     """Readers who make a consumer, to hear of changes at once."""
+    makers: tuple[Role, ...] = ()
+    """Who make it for hosts, which make nothing on the server."""
 
 
 _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
     APPS: _BucketUse(readers=(Role.AGENT,), watchers=(Role.ALLOCATOR,)),
     LEASES: _BucketUse(writers=(Role.ALLOCATOR,), watchers=(Role.ALLOCATOR,)),
-    NODES: _BucketUse(own_key=(Role.AGENT,), watchers=(Role.ALLOCATOR,)),
+    NODES: _BucketUse(own_key=(Role.AGENT,), readers=(Role.AGENT,), watchers=(Role.ALLOCATOR,)),
+    RECONCILERS: _BucketUse(own_key=(Role.RECONCILER,), readers=(Role.RECONCILER,), makers=(Role.ALLOCATOR,)),
 }
 _STORE_USES: Final[dict[ObjectStoreSpec, tuple[Role, ...]]] = {MODELS: (Role.ADVISOR,)}
 _MADE_FOR_HOSTS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ALLOCATOR: (OOM_STREAM, ROUTE_STREAM, TC_STREAM)}
@@ -150,8 +155,6 @@ class Grants:
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    responds: bool
-    """May answer what it is asked, to whatever inbox that names."""
 
 
 def uses(role: Role) -> Uses:
@@ -169,13 +172,11 @@ def uses(role: Role) -> Uses:
 def grants(identity: Identity, root: str) -> Grants:
     """What a user may do below a subject root."""
     check_root(root)
-    publish = [*_messages_out(identity, root), *_storage(identity, root)]
+    publish = [*_messages_out(identity, root), *_replies(identity.role), *_storage(identity, root)]
     subscribe = [*_messages_in(identity, root)]
     if identity.inbox:
         subscribe.append(f"{INBOX}.{identity.inbox}.>")
-    serves = any(channel.delivery is Delivery.REQUEST and _receives(identity.role, channel) for channel in CHANNELS)
-    serves = serves or any(endpoint.service == identity.role for endpoint in ENDPOINTS)
-    return Grants(_sorted(publish), _sorted(subscribe), responds=serves)
+    return Grants(_sorted(publish), _sorted(subscribe))
 
 
 def allowed(patterns: Iterable[str], subject: str) -> bool:
@@ -240,6 +241,20 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
     if role in PEOPLE:
         yield from (f"{root}.obs.>", f"{root}.evt.>")
         yield from (f"$KV.{bucket.bucket_name(root)}.>" for bucket in BUCKETS)
+
+
+def _replies(role: Role) -> Iterator[str]:
+    """Inboxes, for those who answer.
+
+    Not `allow_responses`: it lets a user publish to *any* reply subject of a message that it has received, and nobody's
+    right to name one is checked. An inbox can be answered by those only who know it: it ends with 128 random bits.
+    """
+    answered = {channel.template for channel in CHANNELS if _receives(role, channel) and channel.reply is not None}
+    answered |= {endpoint.template for endpoint in ENDPOINTS if endpoint.service == role.value}
+    if answered:
+        yield f"{INBOX}.>"
+    if answered & set(READ_ONLY):  # what observers may ask, who are in another account
+        yield f"{MAPPED_INBOX}.>"
 
 
 # -- what is stored ------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from schemas.cfs import CfsBatch
-from schemas.containers import ContainerEvent, NodeInfo, NodeQuestion
+from schemas.containers import ContainerEvent
 from schemas.jobs import JobRecord
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import Message
@@ -36,7 +36,6 @@ from schemas.predictions import (
 from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
 from schemas.runs import RunProfile, RunSample
 from schemas.subjects import (
-    AGENT_STATE,
     CFS,
     CONTAINER_EVENTS,
     JOB_RECORDS,
@@ -123,10 +122,6 @@ CHANNELS: Final = (
         "new limits for containers of one node; with no rows a fence; reserves per application", reply=LimitReply,
     ),
     Channel(
-        AGENT_STATE, NodeQuestion, Delivery.REQUEST, ("agent", "cli"), ("agent",),
-        "what the agent of a node is: asked by one that is about to begin under the same name", reply=NodeInfo,
-    ),
-    Channel(
         MEMORY_REQUESTS, MemoryRequest, Delivery.REQUEST, ("agent",), ("allocator",),
         "a node's reserve for an application runs out: its owner refills it or says why not", reply=MemoryReply,
     ),
@@ -151,7 +146,7 @@ CHANNELS: Final = (
         "every tc rule that a node's reconciler wrote, with cause and outcome",
     ),
     Channel(
-        RECONCILER_STATE, NetworkStateRequest, Delivery.REQUEST, ("cli", "reconciler"), ("reconciler",),
+        RECONCILER_STATE, NetworkStateRequest, Delivery.REQUEST, ("cli",), ("reconciler",),
         "links, VTEPs, paths and rule counts of one node", reply=NetworkStateReply,
     ),
     Channel(

@@ -81,8 +81,9 @@ STREAMS: Final = (
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
 LEASES: Final = BucketSpec("leases", "allocator replicas that live, and the owner of each application with its epoch")
-NODES: Final = BucketSpec("nodes", "NodeInfo heartbeats", ttl_s=30.0)
-BUCKETS: Final = (APPS, LEASES, NODES)
+NODES: Final = BucketSpec("nodes", "registration of each node's agent, renewed by heartbeats", ttl_s=30.0)
+RECONCILERS: Final = BucketSpec("reconcilers", "registration of each node's reconciler, as in nodes", ttl_s=30.0)
+BUCKETS: Final = (APPS, LEASES, NODES, RECONCILERS)
 
 MODELS: Final = ObjectStoreSpec("models", "the advisor's trained models by version", 256 * _MIB)
 OBJECT_STORES: Final = (MODELS,)

@@ -14,7 +14,7 @@ from schemas.asyncapi import BUCKET_MESSAGES, kept
 from schemas.message import Message
 from schemas.permissions import NODE_ROLES, Grants, Identity, Role, allowed, grants, uses
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery
-from schemas.streams import APPS, LEASES, NODES, STREAMS
+from schemas.streams import APPS, LEASES, NODES, RECONCILERS, STREAMS
 from schemas.subjects import SubjectTemplate
 
 SERVICES: Final = Path(__file__).resolve().parent.parent / "services"
@@ -31,7 +31,7 @@ _ROLES: Final = {
     "advisor": (Role.ADVISOR,),
 }
 """A process that has a user of its own is told apart within its service's page."""
-_KEYS: Final = {APPS: "app", LEASES: "`replica.<id>`, `app.<name>`", NODES: "node"}
+_KEYS: Final = {APPS: "app", LEASES: "`replica.<id>`, `app.<name>`", NODES: "node", RECONCILERS: "node"}
 
 
 def pages() -> dict[Path, str]:

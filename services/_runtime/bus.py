@@ -144,8 +144,8 @@ class KeyValue(Protocol):
     async def update(self, key: str, message: Message, revision: int) -> int:
         """Store only over this revision; raises `RevisionConflictError`."""
 
-    async def delete(self, key: str) -> None:
-        """Remove the key; a missing one is fine."""
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Remove the key; a missing one is fine. With a revision: only that; raises `RevisionConflictError`."""
 
     async def entries(self) -> dict[str, Entry]:
         """All live entries by key."""

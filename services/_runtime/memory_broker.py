@@ -145,9 +145,16 @@ class MemoryBucket:
         self._wake()
         return self.revision
 
-    def remove(self, key: str) -> None:
-        """Remove; a missing one is fine."""
-        if self.live().pop(key, None) is not None:
+    def remove(self, key: str, revision: int | None = None) -> None:
+        """Remove; a missing one is fine.
+
+        Raises:
+            RevisionConflictError: it is not at the revision.
+        """
+        found = self.live().get(key)
+        if revision is not None and (found is None or found.revision != revision):
+            raise RevisionConflictError(f"{key} is no longer at revision {revision}")
+        if self.entries.pop(key, None) is not None:
             self.revision += 1
             self._wake()
 

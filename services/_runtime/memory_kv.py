@@ -42,10 +42,10 @@ class MemoryKeyValue:
         self._bus.require_connection()
         return self._bucket.store(_check_key(key), self._bus.dispatch.encode(message), expected_revision)
 
-    async def delete(self, key: str) -> None:
-        """Remove the key; a missing one is fine."""
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Remove the key; a missing one is fine. With a revision: only that."""
         self._bus.require_connection()
-        self._bucket.remove(_check_key(key))
+        self._bucket.remove(_check_key(key), revision)
 
     async def entries(self) -> dict[str, Entry]:
         """All live entries by key."""

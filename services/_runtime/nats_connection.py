@@ -9,6 +9,8 @@
 * An unexpected error while reconnecting (a garbled INFO line) does not end the attempts.
 * A request that the server does not permit fails at once: nats-py only reports the server's error line.
 * TLS that is asked for is never left out (`nats_tls`).
+* Inboxes, and the reply subject of each request, end with 128 random bits: nats-py counts them up, so who has answered
+  one request could have answered the next ones.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -44,6 +45,7 @@ from services._runtime.dispatch import Dispatch
 from services._runtime.logging import log_once
 from services._runtime.nats_failures import describe, failure, refusal
 from services._runtime.nats_tls import SecuredClient, check_urls, requires_tls, tls_context
+from services._runtime.random_tokens import RandomTokens
 
 _CONNECT_TIMEOUT_S: Final = 2
 _LAST_RETRY_S: Final = 2.0
@@ -98,6 +100,7 @@ class Connection(SecuredClient):
 
     def __init__(self, *, tls_required: bool = False, tls_first: bool | None = None) -> None:
         super().__init__(tls_required=tls_required, tls_first=tls_first)
+        self._nuid = RandomTokens()  # type: ignore[assignment]  # all that nats-py calls is `next`
         self._asked: dict[str, str] = {}
         """Subjects of the requests that wait for a reply, by the reply's token."""
         self._refused: set[str] = set()
@@ -156,7 +159,7 @@ class Connection(SecuredClient):
         if not self._resp_sub_prefix:
             await self._init_request_sub()
         assert self._resp_sub_prefix is not None
-        key = f"{self._nuid.next().decode()}{token_hex(2)}"
+        key = self._nuid.next().decode()
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._resp_map[key], self._asked[key] = future, subject
         try:

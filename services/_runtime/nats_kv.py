@@ -34,6 +34,8 @@ _LOOK_AFTER_S: Final = 1.0
 """What was heard may not be stored yet; and many write at once."""
 _LISTENS: Final = ""
 """In place of a consumer's name."""
+_WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
+"""Errors of the server: the subject's last message is another one than was expected."""
 _REMOVALS: Final = frozenset({"DEL", "PURGE"})
 
 
@@ -102,10 +104,15 @@ class NatsKeyValue:
             except nats.js.errors.KeyWrongLastSequenceError as error:
                 raise RevisionConflictError(f"{key} in {self.name} is no longer at revision {revision}") from error
 
-    async def delete(self, key: str) -> None:
-        """Remove the key; a missing one is fine."""
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """Remove the key; a missing one is fine. With a revision: only that."""
         with as_bus_errors(f"delete {key} from {self.name}"):
-            await self._raw.delete(escape_key(key))
+            try:
+                await self._raw.delete(escape_key(key), last=revision)
+            except nats.js.errors.APIError as error:  # `delete` does not translate it, as `update` does
+                if error.err_code not in _WRONG_LAST_SEQUENCE:
+                    raise
+                raise RevisionConflictError(f"{key} in {self.name} is no longer at revision {revision}") from error
 
     async def entries(self) -> dict[str, Entry]:
         """All live entries by key."""

@@ -3,47 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
-from schemas.containers import NodeInfo, NodeQuestion
-from schemas.subjects import AGENT_STATE, SubjectTemplate
+from schemas.containers import NodeInfo
+from schemas.streams import NODES
+from schemas.subjects import SubjectTemplate
 from services._runtime.app import UnusableSettingsError
-from services._runtime.bus import (
-    Bus,
-    BusError,
-    NoResponderError,
-    RequestRefusedError,
-    RequestTimeoutError,
-    Responder,
-    Subscription,
-)
+from services._runtime.bus import Bus, BusError, Responder, Subscription
+from services._runtime.clock import Clock
 from services._runtime.logging import Logger
+from services._runtime.registration import NameTakenError, Registration
 
-QUESTION_TIMEOUT_S: Final = 0.5
 
+class NodeName:
+    """The node's name on the bus: registered, and renewed by heartbeats, in the bucket `nodes`."""
 
-async def refuse_second_agent(bus: Bus, node: str, log: Logger) -> None:
-    """Ask whether an agent of this name answers.
+    def __init__(self, bus: Bus, node: str, clock: Clock, log: Logger) -> None:
+        self._node = node
+        self._log = log
+        self._registration = Registration(bus, NODES, node, clock)
 
-    Raises:
-        UnusableSettingsError: there is one.
-        BusUnavailableError: nobody can be asked.
-    """
-    try:
-        reply = await bus.request(
-            AGENT_STATE.subject(bus.root, node=node), NodeQuestion(), timeout_s=QUESTION_TIMEOUT_S
-        )
-    except NoResponderError:
-        return
-    except (RequestTimeoutError, RequestRefusedError) as error:
-        # Half a connection, an agent that is stopped, or one that is in trouble: it cannot be told from here.
-        log.warning("node_name_in_doubt", node=node, error=str(error))
-        return
-    incarnation = reply.incarnation if isinstance(reply, NodeInfo) else "unknown"
-    raise UnusableSettingsError(
-        f"an agent of the node name {node!r} is at work already (incarnation {incarnation}): "
-        "stop it, or set TURNBUCKLE_AGENT__NODE to another name here"
-    )
+    @property
+    def in_doubt(self) -> str | None:
+        """Why nothing may be said under the name yet, or None."""
+        if not self._registration.contested:
+            return None
+        return f"the node name {self._node!r} is registered by another agent: waiting until that is renewed or expires"
+
+    async def hold(self, info: NodeInfo) -> bool:
+        """Register or renew. False: neither yet, try again soon.
+
+        Raises:
+            UnusableSettingsError: another agent has the name.
+            BusError: the bucket cannot be read or written.
+        """
+        doubt = self.in_doubt
+        try:
+            held = await self._registration.hold(info)
+        except NameTakenError as error:
+            raise UnusableSettingsError(
+                f"an agent of the node name {self._node!r} is at work already ({error}): "
+                "stop it, or set TURNBUCKLE_AGENT__NODE to another name here"
+            ) from error
+        if self.in_doubt is not None and doubt is None:
+            self._log.warning("node_name_in_doubt", node=self._node, reason=self.in_doubt)
+        return held
+
+    async def release(self) -> None:
+        """Sign off, if the name is ours.
+
+        Raises:
+            BusError: the bucket cannot be written; the registration expires.
+        """
+        await self._registration.release()
 
 
 async def serve_node(bus: Bus, node: str, responders: Mapping[SubjectTemplate, Responder]) -> list[Subscription]:

@@ -12,8 +12,7 @@ from schemas.containers import ContainerChange, ContainerEvent, ContainerSource,
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.queries import QueryError
-from schemas.streams import NODES
-from schemas.subjects import AGENT_STATE, CFS, CONTAINER_EVENTS, LIMIT_UPDATES
+from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
@@ -22,7 +21,7 @@ from services.agent.adapters.scheduling import become_realtime, request_short_sl
 from services.agent.adapters.select import Ground, build_host
 from services.agent.announced import AnnouncedLimits
 from services.agent.guarding import Guarding
-from services.agent.joining import refuse_second_agent, serve_node
+from services.agent.joining import NodeName, serve_node
 from services.agent.looking import PromptLooks
 from services.agent.node import Node, NodeOptions
 from services.agent.occurrences import Drift
@@ -61,6 +60,7 @@ class Agent:
         self._guarding: Guarding | None = None
         self._announced: AnnouncedLimits | None = None
         self._subscriptions: list[Subscription] = []
+        self._name = NodeName(self._bus, self._settings.node, self._clock, self._log)
         self._emptied: dict[str, int] = {}
         self._rejected: set[str] = set()
         self._sampling = False
@@ -80,7 +80,7 @@ class Agent:
         options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert=settings.on_drift == "reassert")
         node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
         self._announced = AnnouncedLimits(self._runtime, node)
-        await self._join_if_possible(node)
+        await self._join_if_possible(node, ground)
         self.node = node
         self._choose_scheduling()
         self._guarding = Guarding(self._runtime, node, ground.watchdog, self._drifted)
@@ -103,14 +103,14 @@ class Agent:
             period_ms=100,
         )
 
-    async def _join(self, node: Node) -> None:
-        """Begin to take orders, once it is certain that nobody else does so under our name."""
-        await refuse_second_agent(self._bus, node.name, self._log)
-        self._subscriptions = await serve_node(
-            self._bus, node.name, {AGENT_STATE: self._say_who, LIMIT_UPDATES: self._carry_out}
-        )
-        if self._announced is not None:
-            self._announced.look()
+    async def _join(self, node: Node, ground: Ground) -> bool:
+        """Register, or renew that; take orders, once it is certain that nobody else does so under our name."""
+        held = await self._name.hold(self._info(node, ground))
+        if held and not self._subscriptions:
+            self._subscriptions = await serve_node(self._bus, node.name, {LIMIT_UPDATES: self._carry_out})
+            if self._announced is not None:
+                self._announced.look()
+        return held
 
     async def stop(self) -> None:
         """Restore what was found, say so, and go."""
@@ -138,14 +138,14 @@ class Agent:
         for app in {found.app for found in released}:
             self._publish_batch(node.empty_batch(app, self._clock.time_ns()))
         try:
-            await self._bus.bucket(NODES).delete(node.name)
+            await self._name.release()
         except BusError as error:
             self._log.warning("heartbeat_not_removed", error=str(error))
         self._log.info("agent_stopped", released=len(released))
 
     def not_ready(self) -> str | None:
         """Why the agent cannot do its work, or None."""
-        return None if self._sampling else "no sample has been taken yet"
+        return self._name.in_doubt if self._sampling else "no sample has been taken yet"
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
@@ -180,7 +180,8 @@ class Agent:
             self._guarding.follow_up()
 
     def _publish_batch(self, batch: CfsBatch) -> None:
-        self._bus.publish(CFS.subject(self._bus.root, app=batch.app, node=batch.node), batch)
+        if self._name.in_doubt is None:
+            self._bus.publish(CFS.subject(self._bus.root, app=batch.app, node=batch.node), batch)
 
     # -- limits ------------------------------------------------------------------------------------------------
 
@@ -329,12 +330,10 @@ class Agent:
     async def _serve_the_bus(self, node: Node, ground: Ground) -> None:
         """Heartbeats; the first connection, where there was none at the start."""
         while True:
-            if not self._subscriptions:
-                await self._join_if_possible(node)
+            held = await self._join_if_possible(node, ground)
             self._say_source(ground)
-            sent = await self._send_heartbeat(node, ground)
             # A new owner waits for the nodes that are announced: one that is not heard of must not be forgotten.
-            pause_s = HEARTBEAT_S if sent and self._subscriptions else JOIN_RETRY_S
+            pause_s = HEARTBEAT_S if held and self._subscriptions else JOIN_RETRY_S
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
 
     def _say_source(self, ground: Ground) -> None:
@@ -342,16 +341,13 @@ class Agent:
             self._source = source
             self._log.info("telemetry_source", source=source, reason=ground.host.telemetry_note or None)
 
-    async def _join_if_possible(self, node: Node) -> None:
+    async def _join_if_possible(self, node: Node, ground: Ground) -> bool:
+        """One heartbeat. False: it could not be stored."""
         try:
-            await self._join(node)
+            return await self._join(node, ground)
         except BusError as error:
             self._log.debug("bus_not_joined", error=str(error))
-
-    async def _say_who(self, _delivery: Delivery) -> Message:
-        if self.node is None or self._ground is None:
-            return QueryError(code=503, message="the agent is starting")
-        return self._info(self.node, self._ground)
+            return False
 
     def _info(self, node: Node, ground: Ground) -> NodeInfo:
         host, docker = node.host, ground.discoveries.get("docker")
@@ -367,16 +363,8 @@ class Agent:
             container_count=node.container_count,
             version=self.version,
             memory_guard=host.memory_guard,
+            holder=ground.holder,
         )
-
-    async def _send_heartbeat(self, node: Node, ground: Ground) -> bool:
-        """Announce the node; False: it could not be stored."""
-        try:
-            await self._bus.bucket(NODES).put(node.name, self._info(node, ground))
-        except BusError as error:
-            self._log.debug("heartbeat_failed", error=str(error))
-            return False
-        return True
 
     def _register_metrics(self, node: Node, ground: Ground) -> None:
         observe = self._runtime.telemetry.observe

@@ -16,8 +16,6 @@ WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened at
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _OURS: Final = "TURNBUCKLE"
 _OBSERVERS: Final = "OBSERVERS"
-_ANSWER_WITHIN: Final = "10m"
-"""A training is asked for by a request."""
 _LAME_DUCK: Final = "30s"
 _HANDSHAKE_FIRST: Final = (
     "  # Whoever begins with TLS is told nothing in clear text; others get the INFO that they wait for after 50 ms.",
@@ -100,13 +98,11 @@ def _account_lines(name: str, users: Sequence[User], root: str, rest: Sequence[s
 def _user_lines(user: User, granted: Grants) -> list[str]:
     # A browser can only be an observer, whoever's key it has got hold of.
     connections = ["STANDARD", "WEBSOCKET"] if user.identity.role is Role.OBSERVER else ["STANDARD"]
-    responds = f'        allow_responses: {{ max: 1, expires: "{_ANSWER_WITHIN}" }}'
     return [
         f"      # {user.identity.name}",
         f"      {{ nkey: {user.public_key}, allowed_connection_types: {json.dumps(connections)}, permissions: {{",
         f"        publish: {{ allow: {_list(granted.publish)} }}",
         f"        subscribe: {{ allow: {_list(granted.subscribe)} }}",
-        *([responds] if granted.responds else []),
         "      } }",
     ]
 

@@ -9,11 +9,13 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import ClassVar
 
-from schemas.network import NetworkStateReply, NetworkStateRequest
+from schemas.network import ReconcilerInfo
+from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._runtime.app import Runtime, UnusableSettingsError
-from services._runtime.bus import BusError, NoResponderError, RequestRefusedError, RequestTimeoutError, Subscription
+from services._runtime.bus import BusError, Subscription
 from services._runtime.frr import Frr
+from services._runtime.registration import Holder, NameTakenError, Registration
 from services._runtime.settings import CommonSettings
 from services.reconciler.adapters.namespace_lock import NamespaceLock, lock_path
 from services.reconciler.adapters.network import KernelNetwork
@@ -32,7 +34,7 @@ from services.reconciler.triggers import Timers
 from services.reconciler.watcher import Watcher
 
 JOIN_RETRY_S = 0.5
-QUESTION_TIMEOUT_S = 0.5
+HEARTBEAT_S = 5.0
 TELL_S = 0.5
 """Between looks whether the outbox has emptied."""
 MACS_AGAIN_S = 1.0
@@ -56,6 +58,8 @@ class Reconciler:
         self._bus = runtime.bus
         self._incarnation = self._clock.time_ns()
         self._lock: NamespaceLock | None = None
+        self._holder: Holder | None = None
+        self._registration = Registration(self._bus, RECONCILERS, settings.node, self._clock)
         self._subscriptions: list[Subscription] = []
         self._fast_path = Ownership(settings.fast_path_table)
         self._watcher = Watcher(frozenset(self._fast_path.tables))
@@ -88,7 +92,7 @@ class Reconciler:
         await self._join_if_possible()
         self._runtime.spawn(loop.run(), name="loop")
         self._runtime.spawn(self._tell_what_waits(), name="teller")
-        self._runtime.spawn(self._join_later(), name="joining")
+        self._runtime.spawn(self._stay_joined(), name="heartbeat")
         self._log.info(
             "reconciler_started",
             node=settings.node,
@@ -116,6 +120,7 @@ class Reconciler:
                 "or correct TURNBUCKLE_RECONCILER__NETNS"
             ) from error
         self._lock = NamespaceLock(path, node=settings.node, netns=settings.netns)
+        self._holder = Holder(settings.state_directory / "holders", "reconciler", settings.node)
 
     async def stop(self) -> None:
         """Leave the rules, or remove them; then go."""
@@ -127,8 +132,13 @@ class Reconciler:
                 await self._flush(self.loop)
             self.teller.flush()
             await self.loop.close()
-        if self._lock is not None:
-            self._lock.release()
+        try:
+            await self._registration.release()
+        except BusError as error:
+            self._log.debug("not_signed_off", error=str(error))
+        for lock in (self._holder, self._lock):
+            if lock is not None:
+                lock.release()
         self._log.info("reconciler_stopped", rules=self._settings.on_shutdown)
 
     async def _flush(self, loop: Loop) -> None:
@@ -210,11 +220,14 @@ class Reconciler:
 
     # -- the bus -----------------------------------------------------------------------------------------------
 
-    async def _join(self) -> None:
-        """Begin to answer, once it is certain that nobody else does so under our name."""
+    async def _join(self) -> bool:
+        """Register, or renew that; answer, once it is certain that nobody else does so under our name."""
         queries, bus, node = self._queries, self._bus, self._settings.node
         assert queries is not None
-        await self._refuse_namesake()
+        if not await self._hold_name():
+            return False
+        if self._subscriptions:
+            return True
         answers = (
             (RECONCILER_STATE, queries.state),
             (RECONCILER_DIFF, queries.diff),
@@ -229,33 +242,40 @@ class Reconciler:
                 await subscription.stop()
             raise
         self._subscriptions = subscriptions
+        return True
 
-    async def _refuse_namesake(self) -> None:
-        bus, node = self._bus, self._settings.node
-        subject = RECONCILER_STATE.subject(bus.root, node=node)
-        try:
-            reply = await bus.request(subject, NetworkStateRequest(), timeout_s=QUESTION_TIMEOUT_S)
-        except NoResponderError:
-            return
-        except (RequestTimeoutError, RequestRefusedError) as error:
-            self._log.warning("node_name_in_doubt", node=node, error=str(error))
-            return
-        incarnation = reply.incarnation if isinstance(reply, NetworkStateReply) else "unknown"
-        raise UnusableSettingsError(
-            f"a reconciler of the node name {node!r} is at work already (incarnation {incarnation}): "
-            "stop it, or set TURNBUCKLE_RECONCILER__NODE to another name here"
+    async def _hold_name(self) -> bool:
+        node = self._settings.node
+        holder = self._holder.token if self._holder is not None else ""
+        info = ReconcilerInfo(
+            node=node, incarnation=self._incarnation, time_ns=self._clock.time_ns(), version=self.version, holder=holder
         )
-
-    async def _join_if_possible(self) -> None:
+        doubted = self._registration.contested
         try:
-            await self._join()
+            held = await self._registration.hold(info)
+        except NameTakenError as error:
+            raise UnusableSettingsError(
+                f"a reconciler of the node name {node!r} is at work already ({error}): "
+                "stop it, or set TURNBUCKLE_RECONCILER__NODE to another name here"
+            ) from error
+        if self._registration.contested and not doubted:
+            self._log.warning("node_name_in_doubt", node=node, reason="registered by another reconciler")
+        return held
+
+    async def _join_if_possible(self) -> bool:
+        """One heartbeat. False: it could not be stored."""
+        try:
+            return await self._join()
         except BusError as error:
             self._log.debug("bus_not_joined", error=str(error))
+            return False
 
-    async def _join_later(self) -> None:
-        while not self._subscriptions:
-            await self._clock.sleep_until(self._clock.monotonic() + JOIN_RETRY_S)
-            await self._join_if_possible()
+    async def _stay_joined(self) -> None:
+        """Heartbeats; the first connection, where there was none at the start."""
+        held = bool(self._subscriptions)
+        while True:
+            await self._clock.sleep_until(self._clock.monotonic() + (HEARTBEAT_S if held else JOIN_RETRY_S))
+            held = await self._join_if_possible()
 
     async def _tell_what_waits(self) -> None:
         while True:

@@ -73,19 +73,3 @@ async def test_a_trace_header_leads_nowhere_else(server: SecuredNats, role: Role
         traced = await trial.trace_to(own, subjects)
 
     assert traced == {each for each in subjects if allowed(granted.publish, each)}
-
-
-def test_no_service_may_publish_what_it_answers(server: SecuredNats) -> None:
-    """An operator may listen to all, but he answers nobody: he may publish to no inbox."""
-    for identity, granted in _all_grants(server).values():
-        if identity.role is Role.OPERATOR:
-            assert not allowed(granted.publish, "_INBOX.x.y")
-            continue
-        both = {
-            subject
-            for subject in every_subject()
-            if subject.startswith("tb.cmd.")
-            and allowed(granted.publish, subject)
-            and allowed(granted.subscribe, subject)
-        }
-        assert both == set(), identity.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from dataclasses import dataclass, field
 
 from tests.support.fake_host import FakeContainer, FakeHost
@@ -62,6 +63,7 @@ class FakeGround:
     discovery: FakeDiscovery = field(default_factory=FakeDiscovery)
     watchdog: FakeWatchdog = field(default_factory=FakeWatchdog)
     closed: bool = False
+    holder: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
     def __post_init__(self):
         self.host.alarm_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

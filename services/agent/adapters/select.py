@@ -15,6 +15,7 @@ from services._runtime.clock import Clock
 from services._runtime.install_hint import package_missing
 from services._runtime.kernel_programs import kernel_directory
 from services._runtime.load_profile import Scenario
+from services._runtime.registration import Holder
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
 from services.agent.adapters.managed import ManagedDiscovery
@@ -50,6 +51,8 @@ class Ground:
     reserves: ReserveBook
     watchdog: Watchdog
     """Not started yet."""
+    holder: str
+    """Token that an agent before us had, if it is dead: see `services._runtime.registration.Holder`."""
     closers: tuple[Callable[[], None], ...] = ()
 
     def release_leftovers(self) -> list[str]:
@@ -77,7 +80,8 @@ def build_host(settings: AgentSettings, clock: Clock) -> Ground:
         host = SimulatedHost(
             _read_scenario(settings), cpu_count=settings.simulated_cpus, node=settings.node, clock=clock.monotonic
         )
-        return Ground(host, {"simulated": host}, MemoryReserveBook(), NoWatchdog())
+        holder = _holder(settings)
+        return Ground(host, {"simulated": host}, MemoryReserveBook(), NoWatchdog(), holder.token, (holder.release,))
     try:
         layout = detect()
     except CgroupUnavailableError as error:
@@ -85,6 +89,10 @@ def build_host(settings: AgentSettings, clock: Clock) -> Ground:
     if (reason := can_manage(layout)) is not None:
         raise UnusableSettingsError(f"{reason}; or set TURNBUCKLE_AGENT__HOST=simulated")
     return _real_ground(settings, layout)
+
+
+def _holder(settings: AgentSettings) -> Holder:
+    return Holder(settings.state_directory / "holders", "agent", settings.node)
 
 
 def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
@@ -105,8 +113,10 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
         settings.watchdog_silence_s,
         leave_groups=settings.watchdog_groups == "root",
     )
-    closers = (host.close, *(lock.release for lock in locks))
-    return Ground(host, discoveries, FileReserveBook(state.reserves), WatchdogProcess(state, options), closers)
+    holder = _holder(settings)
+    closers = (host.close, *(lock.release for lock in locks), holder.release)
+    watchdog = WatchdogProcess(state, options)
+    return Ground(host, discoveries, FileReserveBook(state.reserves), watchdog, holder.token, closers)
 
 
 def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:

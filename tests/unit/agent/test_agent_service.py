@@ -4,7 +4,7 @@ import pytest
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
-from schemas.containers import ContainerChange
+from schemas.containers import ContainerChange, NodeInfo
 from schemas.limits import LimitUpdate
 from schemas.oom import MemoryReply, OomKind
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
@@ -170,13 +170,49 @@ async def test_an_agent_starts_without_a_bus_and_takes_orders_when_it_comes(lab)
         assert container.armed
 
 
-async def test_a_second_agent_of_the_same_name_is_refused(lab):
-    async with lab.agent():
+async def doubted_and_refused(lab, bus):
+    async with run_in_process(Agent, lab.settings, bus) as agent:
+        await until(lambda: "registered by another agent" in (agent.not_ready() or ""), what="the doubt")
+        await until(agent._runtime.crashed.done, within_s=60, what="the refusal, when the first has renewed")
+
+
+async def test_a_second_agent_of_the_same_name_is_refused(lab, monkeypatch):
+    """It says nothing on the bus meanwhile, and takes nothing away from the first."""
+    async with lab.agent() as first:
+        await lab.guarded()
+        other = FakeGround()
+        monkeypatch.setattr("services.agent.service.build_host", lambda _settings, _clock: other)
+        other.add("web")
         second = MemoryBus(lab.broker)
         with pytest.raises(UnusableSettingsError, match="'n1' is at work already"):
-            async with run_in_process(Agent, lab.settings, second):
-                raise AssertionError("it must not start")
+            await doubted_and_refused(lab, second)
         await second.close(1)
+        entry = await lab.ours.bucket(NODES).get("n1")
+
+        assert {batch.incarnation for batch in lab.batches} == {first.node.incarnation}
+        assert entry.message.incarnation == first.node.incarnation
+
+
+async def test_after_a_kill_the_next_agent_of_the_host_takes_orders_at_once(lab):
+    """Its registration is still there; that its process is dead is known by the lock."""
+    left = NodeInfo(
+        node="n1", incarnation=1, time_ns=1, host_cpus=1, memory_bytes=1, cgroup_version=2, telemetry_source="x",
+        docker=False, container_count=0, version="0", holder=lab.ground.holder,
+    )  # fmt: skip
+    await lab.ours.bucket(NODES).put("n1", left)
+    async with lab.agent() as agent:
+        assert agent.not_ready() is None or "registered" not in agent.not_ready()
+        entry = await lab.ours.bucket(NODES).get("n1")
+        await lab.guarded()
+
+    assert entry.message.incarnation == agent.node.incarnation
+
+
+async def test_signing_off_removes_the_registration(lab):
+    async with lab.agent():
+        await lab.guarded()
+        assert await lab.ours.bucket(NODES).get("n1") is not None
+    assert await lab.ours.bucket(NODES).get("n1") is None
 
 
 async def test_drift_is_an_event(lab):

@@ -7,9 +7,18 @@ import itertools
 import pytest
 
 from schemas.permissions import NODE_ROLES, READ_ONLY, Grants, Identity, Role, allowed, grants, uses
-from schemas.registry import CHANNELS, ENDPOINTS, Delivery
+from schemas.registry import CHANNELS, ENDPOINTS
 from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS
-from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES, OOM_EVENTS, SubjectTemplate, token
+from schemas.subjects import (
+    CFS,
+    CONTAINER_EVENTS,
+    LIMIT_UPDATES,
+    OOM_EVENTS,
+    REPLICA_EXPLAIN,
+    REPLICA_STATE,
+    SubjectTemplate,
+    token,
+)
 
 NODES = ("gpu-01.example", "gpu-02")
 USERS = tuple(
@@ -32,6 +41,11 @@ def may_hear(subject: str) -> set[str]:
     return {name for name, granted in GRANTS.items() if allowed(granted.subscribe, subject)}
 
 
+def may_answer(name: str) -> set[str]:
+    kinds = {"inboxes": "_INBOX.x.y", "mapped inboxes": "_R_.x.y"}
+    return {kind for kind, subject in kinds.items() if allowed(GRANTS[name].publish, subject)}
+
+
 def concrete(template: SubjectTemplate, node: str = NODES[0]) -> str:
     return template.subject("tb", **{name: node if name == "node" else "x1" for name in template.parameters}).text
 
@@ -45,7 +59,7 @@ def test_only_its_own_agent_hears_an_order() -> None:
     """And the operator, who may listen to everything, but answer nothing."""
     for node in NODES:
         assert may_hear(concrete(LIMIT_UPDATES, node)) == {f"agent-{node}", "operator"}
-    assert not GRANTS["operator"].responds
+    assert may_answer("operator") == set()
 
 
 @pytest.mark.parametrize("template", [CFS, CONTAINER_EVENTS, OOM_EVENTS], ids=lambda each: each.text)
@@ -77,7 +91,7 @@ def test_an_observer_changes_nothing() -> None:
     said = {subject for subject in granted.publish if subject.startswith("tb.")}
 
     assert said == {template.pattern("tb").text for template in READ_ONLY}
-    assert not granted.responds
+    assert may_answer("observer") == set()
     for verb in ("CREATE", "UPDATE", "DELETE", "PURGE", "MSG.DELETE", "RESTORE", "SNAPSHOT", "LEADER.STEPDOWN"):
         assert not allowed(granted.publish, f"$JS.API.STREAM.{verb}.TB_OOM")
     stored = ("$KV.tb_apps.shop", "$O.tb_models.M.x", "$JS.API.CONSUMER.CREATE.TB_OOM", "$JS.ACK.TB_OOM.c.1.1.1.1.1")
@@ -87,8 +101,8 @@ def test_an_observer_changes_nothing() -> None:
 def test_who_makes_consumers_could_replay_what_hosts_store() -> None:
     """A consumer delivers to any subject, in the server's name: for those only who may say more than hosts anyway."""
     written_by_hosts = [stream for stream in STREAMS if any(stream in uses(role).streams for role in NODE_ROLES)]
-    names = [stream.stream_name("tb") for stream in written_by_hosts] + ["KV_tb_nodes"]
-    assert len(names) == 5
+    names = [stream.stream_name("tb") for stream in written_by_hosts] + ["KV_tb_nodes", "KV_tb_reconcilers"]
+    assert len(names) == 6
 
     for name in names:
         assert may_publish(f"$JS.API.CONSUMER.CREATE.{name}.c") <= {"allocator", "operator"}
@@ -122,10 +136,40 @@ def test_every_message_has_someone_who_says_it_and_someone_who_hears_it() -> Non
 
 
 def test_who_is_asked_may_answer() -> None:
-    for channel in CHANNELS:
-        if channel.delivery is Delivery.REQUEST:
-            for name in may_hear(concrete(channel.template)) - {"operator"}:
-                assert GRANTS[name].responds, (channel.template.text, name)
+    """All who may ask: in the services' account by their inbox, in the observers' by what the server puts in place."""
+    for template, hearers in (
+        *((channel.template, may_hear(concrete(channel.template))) for channel in CHANNELS if channel.reply),
+        *((endpoint.template, {endpoint.service}) for endpoint in ENDPOINTS),
+    ):
+        for name in hearers - {"operator"}:
+            assert may_answer(name) >= {"inboxes"}, (template.text, name)
+            assert template not in READ_ONLY or may_answer(name) == {"inboxes", "mapped inboxes"}, (template.text, name)
+
+
+def test_who_is_asked_nothing_answers_nothing() -> None:
+    for user in users(Role.FAST_PATH, Role.COLLECTOR, Role.OBSERVER, Role.OPERATOR):
+        assert may_answer(user.name) == set()
+
+
+def test_nobody_who_answers_may_ask_the_same() -> None:
+    """Else it could send itself what names another's subject as its reply subject.
+
+    But for the allocator's replicas, which have one key and ask each other: as it is, nothing follows from a reply
+    subject (tests/contract/test_permission_escapes.py).
+    """
+    among_replicas = {concrete(template) for template in (REPLICA_STATE, REPLICA_EXPLAIN)}
+    for user in USERS:
+        if may_answer(user.name):
+            granted = GRANTS[user.name]
+            own = {
+                subject
+                for node in NODES
+                for template in (*(channel.template for channel in CHANNELS), *(each.template for each in ENDPOINTS))
+                if (subject := concrete(template, node)).startswith("tb.cmd.")
+                and allowed(granted.publish, subject)
+                and allowed(granted.subscribe, subject)
+            }
+            assert own == (among_replicas if user.role is Role.ALLOCATOR else set()), user.name
 
 
 def test_a_root_of_ones_own_is_kept_to() -> None:

@@ -18,6 +18,7 @@ from schemas.network import (
     TcObject,
     TcOperationKind,
 )
+from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._runtime.app import UnusableSettingsError
 from services.reconciler.adapters.namespace_lock import lock_path
@@ -235,8 +236,11 @@ async def test_a_second_one_of_the_name_is_refused(lab, tmp_path, monkeypatch):
         other = memory_lab(tmp_path / "elsewhere")
         other.bus = lab.bus
         with pytest.raises(UnusableSettingsError, match="node name 'n1' is at work already"):
-            async with other.reconciler():
-                pass
+            async with other.reconciler() as second:
+                await until(second._runtime.crashed.done, within_s=60, what="the refusal, when the first has renewed")
+        entry = await lab.ours.bucket(RECONCILERS).get("n1")
+        assert entry is not None, "the refused one takes nothing away"
+    assert await lab.ours.bucket(RECONCILERS).get("n1") is None, "signed off"
 
 
 async def test_queries(lab):
