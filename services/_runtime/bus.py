@@ -32,6 +32,11 @@ class CredentialsRefusedError(BusUnavailableError):
 class NotPermittedError(BusError):
     """The server does not let this user do it; trying again is of no use."""
 
+    def __init__(self, message: str, subject: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
+        """What this user may not publish to; empty: it is something else that he may not."""
+
 
 class NoResponderError(BusError):
     """Nobody serves this subject right now."""

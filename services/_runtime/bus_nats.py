@@ -223,7 +223,7 @@ class NatsBus:
         except TimeoutError as error:
             raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
         except RefusedError as error:
-            raise NotPermittedError(f"request to {subject}: {describe(error)}") from error
+            raise NotPermittedError(f"request to {subject}: {describe(error)}", error.subject) from error
         except nats.errors.Error as error:
             raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
 

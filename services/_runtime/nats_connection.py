@@ -77,13 +77,17 @@ def as_bus_errors(action: str) -> Iterator[None]:
     except _UNAVAILABLE as error:
         raise BusUnavailableError(f"{action}: {describe(error)}") from error
     except RefusedError as error:
-        raise NotPermittedError(f"{action}: {describe(error)}") from error
+        raise NotPermittedError(f"{action}: {describe(error)}", error.subject) from error
     except (nats.errors.Error, ValueError) as error:
         raise BusError(f"{action}: {describe(error)}") from error
 
 
 class RefusedError(nats.errors.Error):
-    """The server does not permit a publication or subscription."""
+    """The server does not permit a publication."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"this user may not publish to {subject}")
+        self.subject = subject
 
 
 @dataclass(slots=True)
@@ -144,7 +148,7 @@ class Connection(SecuredClient):
         for key, asked in list(self._asked.items()):
             future = self._resp_map.get(key)
             if asked.lower() == subject and future is not None and not future.done():
-                future.set_exception(RefusedError(f"this user may not publish to {asked}"))
+                future.set_exception(RefusedError(asked))
 
     async def _request_new_style(
         self,
@@ -307,7 +311,7 @@ def _arguments(
         "user": options.user,
         "password": options.password,
         "token": options.token,
-        "user_credentials": _existing(options.creds_file),
+        "user_credentials": _existing(options.creds_file, "TURNBUCKLE_NATS_CREDS_FILE"),
         "nkeys_seed": _existing(options.nkey_seed_file),
         "tls": tls_context(options),
     }
@@ -358,12 +362,12 @@ def public_key(seed_file: str) -> str:
         raise BusSettingsError(f"{path} holds no NKEY seed (a line that begins with SU)") from None
 
 
-def _existing(path: str | None) -> str | None:
+def _existing(path: str | None, variable: str = "TURNBUCKLE_NATS_NKEY_SEED_FILE") -> str | None:
     if path is None:
         return None
     expanded = Path(path).expanduser()
     if not expanded.is_file():
-        raise BusSettingsError(f"credentials file {expanded} does not exist")
+        raise BusSettingsError(f"{variable}: {expanded} does not exist")
     try:
         import nkeys  # type: ignore[import-not-found,unused-ignore] # noqa: F401, PLC0415 - only needed with credentials
     except ImportError as error:

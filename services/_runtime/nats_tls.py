@@ -48,7 +48,7 @@ def check_urls(options: BusOptions) -> None:
             )
         try:
             parts = urlsplit(url if separator else f"nats://{url}")
-            usable = bool(parts.hostname) and parts.port != 0
+            usable = bool(parts.hostname) and parts.port != 0 and parts.path in {"", "/"}
         except ValueError:
             usable = False
         if not usable:

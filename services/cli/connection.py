@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 import typer
 
 from schemas.message import Message
+from schemas.permissions import Identity, Role, allowed, grants
 from schemas.registry import Endpoint
 from services._runtime.bus import (
     Bus,
@@ -115,17 +116,24 @@ def command_error(error: BusError, options: BusOptions) -> CommandError:
     if isinstance(error, CredentialsRefusedError):
         return NoPermissionError(str(error))
     if isinstance(error, NotPermittedError):
-        return NoPermissionError(operator_wanted(options))
+        return NoPermissionError(_not_permitted(error, options))
     return UnavailableError(str(error))
 
 
-def operator_wanted(options: BusOptions) -> str:
+def _not_permitted(error: NotPermittedError, options: BusOptions) -> str:
+    if not error.subject:
+        return str(error)
+    everybody = allowed(grants(Identity(Role.OBSERVER), options.root).publish, error.subject)
+    return key_wanted(options, "an operator's or observer's" if everybody else "the operator's")
+
+
+def key_wanted(options: BusOptions, whose: str = "the operator's") -> str:
     """Whose key is needed, and which was used."""
     file = options.nkey_seed_file
-    used = f"not that in {file}" if file else "and none is set"
+    used = f"and that in {file} is not" if file else "and none is set"
     return (
-        f"this needs the operator's key, {used}: set TURNBUCKLE_NATS_NKEY_SEED_FILE to secrets/operator.nk, as"
-        f" `turnbuckle nats config --root {options.root}` writes it"
+        f"this needs {whose} key, {used}: set TURNBUCKLE_NATS_NKEY_SEED_FILE to one that"
+        f" `turnbuckle nats config --root {options.root}` has written to secrets"
     )
 
 

@@ -13,7 +13,7 @@ import typer
 from schemas.permissions import NODE_ROLES, Identity, Role, uses
 from schemas.subjects import SubjectError, check_root, token
 from services._runtime.bus_options import BusOptions
-from services.cli.connection import ContextOption, ServerOption, connected, find_server, operator_wanted
+from services.cli.connection import ContextOption, ServerOption, connected, find_server, key_wanted
 from services.cli.failure import BadFileError, NoPermissionError
 from services.cli.nats_config import (
     CLUSTER_FILE,
@@ -219,4 +219,4 @@ def declare_command(
 async def _declare(options: BusOptions) -> None:
     async with connected(options) as bus:  # connecting declares
         if bus.undeclared:
-            raise NoPermissionError(f"{', '.join(bus.undeclared)}: {operator_wanted(options)}")
+            raise NoPermissionError(f"{', '.join(bus.undeclared)}: {key_wanted(options)}")

@@ -289,7 +289,9 @@ async def test_server_without_jetstream() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (BusOptions(creds_file="/nowhere/x.creds"), "does not exist"),
+        (BusOptions(creds_file="/nowhere/x.creds"), "TURNBUCKLE_NATS_CREDS_FILE: /nowhere/x.creds does not exist"),
+        (BusOptions(nkey_seed_file="/nowhere/x.nk"), "TURNBUCKLE_NATS_NKEY_SEED_FILE: /nowhere/x.nk does not exist"),
+        (BusOptions(servers=("http://x:1",)), "begins with tls://"),
         (BusOptions(tls_ca_file="/nowhere/ca.pem"), "TLS"),
         (BusOptions(servers=("nats://[bad",)), "cannot use"),
     ],

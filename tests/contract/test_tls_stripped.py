@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import re
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from services._runtime.bus_options import BusOptions
 from services._runtime.nats_server import EmbeddedNats
 from services.cli.main import app
 from tests.support.authority import make_ca
+from tests.support.cluster_lab import ServiceProcess
 from tests.support.deadline import until
 from tests.support.secured_nats import SecuredNats
 from tests.support.stripping_proxy import StrippingProxy
@@ -51,6 +54,30 @@ async def test_the_command_tells_a_proxy_nothing(server: SecuredNats, tmp_path: 
         assert "without TLS" in done.output
         assert proxy.stripped
         assert b"CONNECT" not in proxy.heard
+
+
+async def test_a_service_tells_a_proxy_nothing(server: SecuredNats, tmp_path: Path) -> None:
+    """It tries for ever, and says in its log why in vain."""
+    async with StrippingProxy(server.port) as proxy:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "TURNBUCKLE_"))}
+        environment = kept | server.environment(Role.ALLOCATOR) | {"NATS_URL": f"nats://127.0.0.1:{proxy.port}"}
+        allocator = ServiceProcess("allocator", environment, tmp_path / "allocator.log")
+        try:
+            await until(lambda: proxy.stripped >= 3, within_s=60)
+            await until(lambda: any("speaks without TLS" in str(line) for line in allocator.log()), within_s=30)
+            assert allocator.running
+            assert b"CONNECT" not in proxy.heard
+        finally:
+            allocator.kill()
+
+
+def test_every_connection_is_made_in_one_place() -> None:
+    """So what holds for it holds in every service and command."""
+    services = Path(__file__).resolve().parents[2] / "services"
+    making = re.compile(r"\bnats\.connect\(|\bNATS\(\)|\bnats\.aio\.client import\b")
+    found = {path.name for path in services.rglob("*.py") if making.search(path.read_text(encoding="utf-8"))}
+
+    assert found == {"nats_connection.py", "nats_tls.py"}
 
 
 async def test_a_proxy_that_begins_later_hears_nothing(server: SecuredNats) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from typer.testing import CliRunner
 from schemas.permissions import Role
 from services.cli.main import app
 from tests.support.authority import make_ca
-from tests.support.secured_nats import SecuredNats
+from tests.support.secured_nats import NODES, SecuredNats
 
 SPEC = "name: shop\ncpu_limit: 2\nmemory_limit: 2GiB\n"
 NO_PERMISSION, BAD_CONFIG = 77, 78
@@ -48,6 +51,21 @@ async def test_an_observer_is_told_whose_key_is_needed(server: SecuredNats, tmp_
         assert server.seed_file(Role.OBSERVER) in output
         assert "$KV" not in output
         assert "this user" not in output
+
+
+async def test_a_services_key_is_not_for_people(server: SecuredNats) -> None:
+    """Reading is for observers, too; what a person may listen to is said where he asks for too much."""
+    code, output = await run(server.environment(Role.AGENT, NODES[0]), "apps")
+
+    assert code == NO_PERMISSION, output
+    assert "needs an operator's or observer's key" in output
+    environment = os.environ | server.environment(Role.OBSERVER)  # the command takes signals: not within a thread
+    tap = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "services.cli", "tap", "tb.cmd.>", "--count", "1", env=environment, stderr=subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(tap.communicate(), 60)
+    assert tap.returncode == NO_PERMISSION
+    assert "an observer may to obs.> and evt.>" in said.decode()
 
 
 async def test_a_key_that_is_not_known_is_named(server: SecuredNats, tmp_path: Path) -> None:

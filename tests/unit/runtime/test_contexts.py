@@ -45,6 +45,13 @@ def test_context_by_name(environ: dict[str, str]) -> None:
     assert "p'" not in repr(options).replace("name=", "")
 
 
+def test_a_context_may_want_the_handshake_first(environ: dict[str, str]) -> None:
+    (Path(environ["XDG_CONFIG_HOME"]) / "nats" / "context" / "first.json").write_text('{"tls_first": true}')
+
+    assert resolve(context="first", environ=environ).tls_first is True
+    assert resolve(context="lab", environ=environ).tls_first is None
+
+
 def test_order_of_precedence(environ: dict[str, str]) -> None:
     """Option before variable, URL before context, selection before default."""
     select(environ, "lab")
