@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import ByteSize, ConfigDict, Field, model_validator
 
 from schemas.message import Message
+from schemas.sizes import MemorySize
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 PERIOD_US: Final = 100_000
@@ -30,7 +31,7 @@ class AppSpec(Message):
     name: Name
     cpu_limit: Annotated[float, Field(gt=0, le=100_000, description="cores, over all containers and hosts")]
     memory_limit: Annotated[
-        ByteSize,
+        MemorySize,
         Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES, description="bytes, such as 2GiB, over all containers"),
     ]
     policy: Policy = "waterfill"
@@ -43,7 +44,7 @@ class AppSpec(Message):
     upsilon: Annotated[float, Field(gt=0, le=100, description="escra: percent of the pool per throttled share")] = 20.0
     window: Annotated[int, Field(ge=1, le=64, description="periods in escra's sliding windows")] = 10
     delta: Annotated[
-        ByteSize, Field(ge=1 << 20, le=MAX_MEMORY_BYTES, description="bytes of memory kept above usage by reclaim")
+        MemorySize, Field(ge=1 << 20, le=MAX_MEMORY_BYTES, description="bytes of memory kept above usage by reclaim")
     ] = ByteSize(50 << 20)
     period_us: Annotated[Literal[100_000], Field(description="CFS period; the thesis found 100 ms best (2.6.9.1)")] = (
         100_000
@@ -53,10 +54,10 @@ class AppSpec(Message):
     ] = 0
     container_min_cpu: Annotated[float, Field(ge=0.01, description="cores that every container keeps")] = 0.01
     container_max_cpu: Annotated[float | None, Field(gt=0, description="cores; none: the host's")] = None
-    container_min_memory: Annotated[ByteSize, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = ByteSize(
+    container_min_memory: Annotated[MemorySize, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = ByteSize(
         MIN_MEMORY_BYTES
     )
-    container_max_memory: Annotated[ByteSize | None, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = None
+    container_max_memory: Annotated[MemorySize | None, Field(ge=MIN_MEMORY_BYTES, le=MAX_MEMORY_BYTES)] = None
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:

@@ -111,21 +111,24 @@ def load_scenario(path: str) -> Scenario:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-        if path.endswith(".json"):
-            content = json.loads(text)
-        else:
-            import yaml  # noqa: PLC0415 - only the cli extra brings it
-
-            try:
-                content = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise ScenarioError(f"{path}: {error}") from error
+        content = json.loads(text) if path.endswith(".json") else _from_yaml(text, path)
         return TypeAdapter(Scenario).validate_python(content)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ScenarioError(f"{path}: {error}") from error
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'scenario'}: {e['msg']}" for e in error.errors())
         raise ScenarioError(f"{path}: {wrong}") from error
+
+
+def _from_yaml(text: str, path: str) -> object:
+    import yaml  # noqa: PLC0415 - only the cli extra brings it
+
+    from services._runtime.yaml_aliases import BoundedLoader, describe_yaml_error  # noqa: PLC0415 - as above
+
+    try:
+        return yaml.load(text, Loader=BoundedLoader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ScenarioError(describe_yaml_error(error, path)) from error
 
 
 def _steps(*phases: tuple[float, float, int]) -> tuple[LoadPhase, ...]:

@@ -30,7 +30,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from schemas.apps import NAME_PATTERN, AppSpec, Name
-from services.cli.app_file_errors import describe_mistakes, dotted
+from services.cli.app_file_errors import describe_foreign_file, describe_mistakes, dotted
 from services.cli.failure import BadFileError
 from services.cli.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
 
@@ -169,6 +169,8 @@ def parse_app_file(text: str, file: str = "app.yaml") -> AppFile:
 def _check(source: YamlSource) -> AppFile:
     if not isinstance(source.content, dict):
         raise BadFileError(f"{source.file}: expected fields such as 'name: shop', 'cpu_limit: 2', 'memory_limit: 1GiB'")
+    if foreign := describe_foreign_file(source):
+        raise BadFileError(foreign)
     if wrong := _find_boolean_numbers(source.content):
         raise BadFileError(
             "\n".join(f"{source.place(path)}: {dotted(path)}: should be a number, not true or false" for path in wrong)

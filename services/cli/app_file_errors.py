@@ -9,14 +9,18 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from schemas.sizes import SIZE_HINT
 from services.cli.yaml_source import FieldPath, YamlSource
 
+_KUBERNETES: Final = (
+    "pods join an application by their label turnbuckle.app, and its limits stand in an app.yaml of its own "
+    "(compose/kubernetes/README.md)"
+)
 FieldsAt = Callable[[FieldPath], dict[str, FieldInfo]]
 """The fields that may stand beside the one at this path."""
 
 _EXPECTED: Final = {
-    "byte_size": "a size in bytes, or such as 512MiB or 2GiB",
-    "byte_size_unit": "a size in bytes, or such as 512MiB or 2GiB",
+    "byte_size": SIZE_HINT,
     "dict_type": "a map of NAME: VALUE",
     "float_parsing": "a number",
     "float_type": "a number",
@@ -40,6 +44,19 @@ def describe_mistakes(error: ValidationError, source: YamlSource, fields_at: Fie
         sentence = _describe(detail["type"], detail["msg"], path, detail["input"], fields_at(path))
         lines[f"{source.place(path)}: {sentence}"] = None
     return "\n".join(lines)
+
+
+def describe_foreign_file(source: YamlSource) -> str | None:
+    """A sentence where the file is another tool's, Kubernetes' or Compose's; None: it may be an app.yaml."""
+    content = source.content
+    label = "give the containers the label turnbuckle.app: NAME, and announce NAME's limits in an app.yaml of its own"
+    if "kind" in content or "apiVersion" in content:
+        field = "kind" if "kind" in content else "apiVersion"
+        found = f"this is a Kubernetes manifest ({field}: {content[field]})"
+        return f"{source.place((field,))}: {found}, and no app.yaml: apply it with kubectl; {_KUBERNETES}"
+    if "services" in content:
+        return f"{source.place(('services',))}: this is a Compose file, and no app.yaml: {label}"
+    return None
 
 
 def dotted(path: FieldPath) -> str:

@@ -13,7 +13,7 @@ from services.cli.app_file import AppFile, load_app_file
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.deployer import Action, Plan, Step, plan_deployment
 from services.cli.failure import UnavailableError
-from services.cli.output import format_bytes, format_cores, print_json, print_note
+from services.cli.output import format_bytes, format_cores, format_size, print_json, print_note
 from services.cli.progress import plain_step, print_step
 
 EXAMPLES = """
@@ -64,7 +64,7 @@ async def _announce(app_file: AppFile, options: Any) -> int:
 def _describe_limits(app_file: AppFile, *, dry_run: bool) -> str:
     verb = "would be" if dry_run else "are"
     return (
-        f"{app_file.name}: {app_file.cpu_limit:g} cores and {format_bytes(int(app_file.memory_limit))} {verb} announced"
+        f"{app_file.name}: {app_file.cpu_limit:g} cores and {format_size(int(app_file.memory_limit))} {verb} announced"
         f" (policy {app_file.policy}, mode {app_file.mode})"
     )
 

@@ -7,7 +7,7 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from services._runtime.cgroupfs import (
     managed_directory,
 )
 from services.cli.failure import CommandError, UnavailableError
+from services.cli.output import print_note
 from services.cli.supervisor import die_with_parent
 
 FORWARDED_SIGNALS: Final = frozenset(
@@ -30,6 +31,7 @@ FORWARDED_SIGNALS: Final = frozenset(
 )
 COMMAND_NOT_FOUND: Final = 127
 COMMAND_NOT_EXECUTABLE: Final = 126
+_KILLED: Final = 128 + signal.SIGKILL
 _SI_KERNEL: Final = 0x80
 """The terminal sent the signal: to the whole foreground group, so the command has it already (sigaction(2))."""
 
@@ -97,10 +99,31 @@ def run_in_group(layout: CgroupLayout, command: ManagedCommand) -> int:
     try:
         process = spawn_in_group(group, command.arguments, before)
         status = _wait_forwarding(process)
+        if status == _KILLED and (kills := oom_kills(layout, group.directory)):
+            print_note(killed_sentence(command.app, kills))
     finally:
         group.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return status
+
+
+def oom_kills(layout: CgroupLayout, directory: str) -> int:
+    """How many tasks of a group the kernel has killed at a memory limit; 0 where it does not tell."""
+    name = "memory.events" if layout.version == 2 else "memory.oom_control"
+    with suppress(OSError, KeyError):
+        for line in Path(layout.directories(directory)["memory"], name).read_text(encoding="ascii").splitlines():
+            key, _, count = line.partition(" ")
+            if key == "oom_kill":
+                return int(count)
+    return 0
+
+
+def killed_sentence(app: str, kills: int) -> str:
+    """Why a command has ended with 137."""
+    return (
+        f"the kernel killed it at its memory limit ({kills} in its group): give it more "
+        f"with --memory, or the application with `turnbuckle apply`; `turnbuckle explain {app}` tells more"
+    )
 
 
 def spawn_in_group(

@@ -58,12 +58,20 @@ def format_bytes(count: float) -> str:
         return "unlimited"
     if count < 1024:
         return f"{count:.0f} B"
-    size = float(count)
-    for unit in ("KiB", "MiB", "GiB"):
+    size, unit = float(count), "B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
         size /= 1024
         if size < 1024:
-            return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
-    return f"{size / 1024:.3g} TiB"
+            break
+    return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+
+
+def format_size(count: int) -> str:
+    """A size that somebody has set, exactly: ``1.5 GiB``, but ``954 MiB (1000000000 B)``."""
+    from schemas.sizes import parse_size  # noqa: PLC0415 - quick --help: it brings pydantic
+
+    text = format_bytes(count)
+    return text if count < 0 or parse_size(text) == count else f"{text} ({count} B)"
 
 
 def format_duration(duration_us: float) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import yaml
 
+from services._runtime.yaml_aliases import BoundedLoader, describe_yaml_error
 from services.cli.failure import BadFileError
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -37,7 +38,7 @@ class YamlSource:
         return self.file
 
 
-class _CoreLoader(yaml.SafeLoader):
+class _CoreLoader(BoundedLoader):
     """SafeLoader with the scalars of YAML 1.2's core schema."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own attribute
@@ -86,7 +87,7 @@ def parse_yaml(text: str, file: str) -> YamlSource:
     """Parse one YAML document; ``file`` is for messages.
 
     Raises:
-        BadFileError: it is no YAML, or holds a key twice.
+        BadFileError: it is no YAML, holds a key twice, or its aliases stand for too much.
     """
     loader = _CoreLoader(text)
     try:
@@ -94,13 +95,8 @@ def parse_yaml(text: str, file: str) -> YamlSource:
         lines: dict[FieldPath, int] = {}
         _note_lines(node, (), lines, file)
         content = None if node is None else loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{file}:{mark.line + 1}" if mark else file
-        hint = " (YAML is indented with spaces, not tabs)" if "\\t" in str(error.problem) else ""
-        raise BadFileError(f"{place}: not valid YAML: {error.problem or error.context}{hint}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise BadFileError(f"{file}: not valid YAML: {str(error).splitlines()[0]}") from error
+        raise BadFileError(describe_yaml_error(error, file)) from error
     finally:
         loader.dispose()
     return YamlSource(file, content, lines)

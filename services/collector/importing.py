@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
+from services._runtime.yaml_aliases import BoundedLoader, describe_yaml_error
 from services.collector.core.mapping import RowError, TableMapping, job_record
 from services.collector.core.mistakes import mistakes
 from services.collector.journal import UnsendableRecordError, require_sendable
@@ -36,7 +37,7 @@ class Imported:
     unused_columns: list[str] = field(default_factory=list)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """Every scalar but null is the text that stands there: no ``off`` that is False. A key twice is an error."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own attribute
@@ -70,7 +71,7 @@ def read_mapping(path: Path) -> TableMapping:
     except ValidationError as error:
         raise MappingError(f"{path} is no usable mapping:\n  " + "\n  ".join(mistakes(error))) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise MappingError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
+        raise MappingError(describe_yaml_error(error, str(path))) from error
 
 
 def import_table(path: Path, mapping: TableMapping) -> Imported:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from schemas.jobs import Configuration, TaskFeatures
+from schemas.sizes import parse_size
 from services.collector.adapters.cell_network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
 from services.collector.adapters.local_workers import CellLimits
 from services.collector.core.workers import MASTER_PORT
@@ -195,9 +196,9 @@ def _plain(name: str) -> str:
 
 def _size(text: str) -> int:
     try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write bytes, or such as 512MiB or 2GiB") from None
+        size = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     if size < 1 << 20:
         raise argparse.ArgumentTypeError(f"{text}: no program runs in less than 1 MiB")
     return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup, detect
+from services._runtime.nats_server import EmbeddedNats
 from services.cli.main import app as main
 
 EXEC = [sys.executable, "-m", "services.cli", "exec"]
@@ -175,3 +177,21 @@ def test_wrong_arguments_make_nothing(options: tuple[str, ...], said: str) -> No
     assert done.exit_code in {1, 2}
     assert said in done.stderr
     assert isinstance(done.exception, SystemExit)
+
+
+@pytest.mark.root
+def test_a_kill_at_the_limit_is_explained(app: str) -> None:
+    grow = "data = []\nwhile True: data.append(bytearray(1 << 20))"
+    done = run(app, sys.executable, "-c", grow, options=("--memory", "32MiB"))
+
+    assert done.returncode == 137
+    assert "the kernel killed it at its memory limit (1 in its group)" in done.stderr
+
+
+@pytest.mark.root
+async def test_an_application_that_nobody_announced_is_told_at_once(app: str) -> None:
+    async with EmbeddedNats() as server:
+        done = await asyncio.to_thread(run, app, "true", options=("--server", server.url))
+
+    assert done.returncode == 0
+    assert f"application '{app}' is not announced: the process runs unmanaged" in done.stderr

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from services._runtime.yaml_aliases import BoundedLoader, describe_yaml_error
 from services.collector.emulated.instance_types import CATALOGUE, LOCAL, InstanceType, digest
 from services.collector.emulated.tasks import TASKS
 
@@ -175,11 +176,11 @@ def read(file: Path) -> Grid:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise BadGridError(f"{file} is larger than {_MAX_BYTES} bytes: this is no grid")
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=BoundedLoader)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise BadGridError(f"{file} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise BadGridError(f"{file} is not valid YAML: {str(error).splitlines()[0]}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise BadGridError(describe_yaml_error(error, str(file))) from error
     return parse(content, str(file))
 
 

@@ -101,7 +101,7 @@ def test_files_are_read_back(tmp_path):
     ("name", "content", "message"),
     [
         ("s.json", "{", "s.json: Expecting"),
-        ("s.yaml", "a: [", "s.yaml: "),
+        ("s.yaml", "a: [", "s.yaml:1: not valid YAML"),
         ("s.yaml", "containers: []", "containers: Tuple should have at least 1 item"),
         ("s.yaml", "containers: [{name: web, phases: [{duration_s: -1}]}]", "containers.0.phases.0.duration_s: Input"),
         ("s.yaml", "", "scenario: "),

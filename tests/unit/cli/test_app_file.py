@@ -75,7 +75,7 @@ def test_replicas_are_numbered_and_announced() -> None:
         ),
         (
             "name: shop\ncpu_limit: 2\nmemory_limit: much\n",
-            "app.yaml:3: memory_limit: should be a size in bytes, or such as 512MiB or 2GiB, not 'much'",
+            "app.yaml:3: memory_limit: should be bytes, or such as 512MiB, 512m or 2g (units of 1024), not 'much'",
         ),
         (LIMITS + "mode: off\n", "app.yaml:4: mode: 'off' must be one of observe, enforce"),
         (
@@ -171,3 +171,19 @@ def test_yaml_aliases_and_merge_keys_work() -> None:
     )
 
     assert [(item.name, item.environment) for item in app.containers] == [("a", {"A": "1"}), ("b", {"A": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("apiVersion: v1\nkind: Pod\nmetadata: {}\n", "app.yaml:2: this is a Kubernetes manifest (kind: Pod), and"),
+        ("apiVersion: apps/v1\n", "app.yaml:1: this is a Kubernetes manifest (apiVersion: apps/v1), and no app.yaml"),
+        ("services:\n  web: {image: nginx}\n", "app.yaml:1: this is a Compose file, and no app.yaml: give the"),
+    ],
+)
+def test_another_tools_file_is_named(text: str, said: str) -> None:
+    with pytest.raises(BadFileError) as caught:
+        parse_app_file(text)
+
+    assert str(caught.value).startswith(said)
+    assert "turnbuckle.app" in str(caught.value)

@@ -89,7 +89,10 @@ def test_too_many_containers_are_refused_in_words() -> None:
         ({"cpu_limit": float("inf")}, "cpu_limit: Input should be a finite number"),
         ({"cpu_limit": "two"}, "cpu_limit: Input should be a valid number, unable to parse string as a number"),
         ({"memory_limit": 0}, "memory_limit: Input should be greater than or equal to 4194304"),
-        ({"memory_limit": "2 parsecs"}, "memory_limit: could not interpret byte unit: parsecs"),
+        (
+            {"memory_limit": "2 parsecs"},
+            "memory_limit: '2 parsecs' is no size: write bytes, or such as 512MiB, 512m or 2g (units of 1024)",
+        ),
         ({"memory_limit": "1KiB"}, "memory_limit: Input should be greater than or equal to 4194304"),
         ({"sigma": 1.0}, "sigma: Input should be less than 1"),
         ({"sigma": -0.1}, "sigma: Input should be greater than or equal to 0"),
@@ -135,7 +138,20 @@ def test_an_ordinary_name_is_accepted(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("1GiB", GIB), ("1GB", 10**9), ("512 MiB", 512 * MIB), ("1.5g", 1_500_000_000), (GIB, GIB), ("1073741824", GIB)],
+    [
+        ("1GiB", GIB),
+        ("1GB", GIB),
+        ("1G", GIB),
+        ("1g", GIB),
+        ("512 MiB", 512 * MIB),
+        ("512Mi", 512 * MIB),
+        ("512m", 512 * MIB),
+        ("512mb", 512 * MIB),
+        ("1.5g", 3 * GIB // 2),
+        (" 2Gi ", 2 * GIB),
+        (GIB, GIB),
+        ("1073741824", GIB),
+    ],
 )
 def test_memory_is_read_with_its_unit(text: str | int, expected: int) -> None:
     assert spec(memory_limit=text).memory_limit == expected

@@ -1,0 +1,45 @@
+"""Whether an application is announced, for commands that start its processes themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import difflib
+from typing import Final
+
+from schemas.streams import APPS
+from services._runtime.bus_options import BusOptions
+from services.cli.connection import connected
+from services.cli.failure import UnavailableError
+from services.cli.output import print_note
+
+_CONNECT_WITHIN_S: Final = 1.0
+
+
+def note_if_unmanaged(app: str, options: BusOptions) -> None:
+    """Say at once that nobody will manage the processes of an application, or that this is not known.
+
+    A note and no refusal: applications may be announced after their processes have started.
+    """
+    try:
+        known = asyncio.run(_announced(dataclasses.replace(options, connect_deadline_s=_CONNECT_WITHIN_S)))
+    except UnavailableError as error:
+        print_note(f"whether application {app!r} is announced is not known: {error}")
+        return
+    if app not in known:
+        print_note(unmanaged_sentence(app, known))
+
+
+def unmanaged_sentence(app: str, known: set[str]) -> str:
+    """What happens to a process of an application that is not announced, and what was probably meant."""
+    near = difflib.get_close_matches(app, sorted(known), n=1)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    return (
+        f"application {app!r} is not announced{meant}: the process runs unmanaged, under its first limits only, "
+        "until `turnbuckle apply` announces it"
+    )
+
+
+async def _announced(options: BusOptions) -> set[str]:
+    async with connected(options) as bus:
+        return set(await bus.bucket(APPS).entries())

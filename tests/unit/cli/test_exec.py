@@ -1,0 +1,57 @@
+"""`turnbuckle exec` before and after its command: what it says about the application, and about a kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services._runtime.cgroupfs import CgroupLayout, ControllerMount
+from services.cli.announced import note_if_unmanaged, unmanaged_sentence
+from services.cli.connection import find_server
+from services.cli.main import app
+from services.cli.managed_process import killed_sentence, oom_kills
+from services.cli.supervisor import free_port
+
+
+@pytest.mark.parametrize("text", ["2KB", "0", "4095k"])
+def test_memory_in_which_nothing_starts_is_refused_before_the_start(text: str) -> None:
+    done = CliRunner().invoke(
+        app, ["exec", "--app", "shop", "--name", "web", "--memory", text, "--", "true"], env={"COLUMNS": "200"}
+    )
+
+    assert done.exit_code == 2
+    assert "a container has at least 4 MiB" in done.stderr
+
+
+def test_an_application_that_nobody_announced_is_told_with_what_was_meant() -> None:
+    said = unmanaged_sentence("shpo", {"shop", "batch"})
+
+    assert said.startswith("application 'shpo' is not announced (did you mean 'shop'?): the process runs unmanaged")
+    assert "turnbuckle apply" in said
+
+
+def test_no_bus_is_told_and_stops_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NATS_CONTEXT", raising=False)
+    note_if_unmanaged("shop", find_server(f"nats://127.0.0.1:{free_port()}", None))
+
+    assert capsys.readouterr().err.startswith("whether application 'shop' is announced is not known: ")
+
+
+@pytest.mark.parametrize(
+    ("version", "file", "text"),
+    [
+        (1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
+        (2, "memory.events", "low 0\nhigh 9\nmax 4\noom 1\noom_kill 3\noom_group_kill 0\n"),
+    ],
+)
+def test_a_kill_of_the_kernel_is_explained(tmp_path: Path, version: int, file: str, text: str) -> None:
+    mount = ControllerMount(str(tmp_path), "/", read_only=False)
+    layout = CgroupLayout(version, hybrid=False, mounts={"memory": mount})
+    (tmp_path / "g").mkdir()
+    assert oom_kills(layout, "g") == 0, "a kernel that does not tell"
+    (tmp_path / "g" / file).write_text(text)
+
+    assert oom_kills(layout, "g") == 3
+    assert killed_sentence("shop", 3).startswith("the kernel killed it at its memory limit (3 in its group)")

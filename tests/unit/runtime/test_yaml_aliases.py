@@ -1,0 +1,84 @@
+"""Aliases in every YAML file that we read: what they stand for is bounded, and refused before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services._runtime.load_profile import ScenarioError, load_scenario
+from services._runtime.yaml_aliases import MAX_VALUES, BoundedLoader
+from services.cli.app_file import load_app_file
+from services.cli.fabric.host_file import load_host_file
+from services.cli.failure import BadFileError
+from services.cli.job_yaml import load_job
+from services.collector.emulated.grid import BadGridError, read
+from services.collector.importing import MappingError, read_mapping
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "app.yaml": load_app_file,
+    "host.yaml": load_host_file,
+    "job.yaml": load_job,
+    "mapping.yaml": read_mapping,
+    "grid.yaml": read,
+    "scenario.yaml": lambda path: load_scenario(str(path)),
+}
+ERRORS = (BadFileError, BadGridError, MappingError, ScenarioError)
+
+
+def laughs(levels: int, width: int = 10) -> str:
+    """A few hundred bytes that stand for ``width ** levels`` values."""
+    lines = ["v0: &v0 [" + ", ".join("x" * width) + "]"]
+    lines += [f"v{level}: &v{level} [" + ", ".join([f"*v{level - 1}"] * width) + "]" for level in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_billion_laughs_are_refused_at_their_line(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(laughs(9))
+
+    with pytest.raises(ERRORS) as caught:
+        READERS[name](file)
+
+    assert str(caught.value) == (
+        f"{file}:4: not valid YAML: with the alias *v2 the file stands for more than {MAX_VALUES} values"
+    )
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_an_alias_inside_of_itself_is_refused(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text("name: shop\nloop: &loop [1, *loop]\n")
+
+    with pytest.raises(ERRORS, match=r":2: not valid YAML: the alias \*loop stands inside of the value"):
+        READERS[name](file)
+
+
+def test_ordinary_aliases_and_merges_stay() -> None:
+    text = "base: &base {A: 1}\nweb: {<<: *base, B: 2}\napi: *base\n"
+
+    assert yaml.load(text, Loader=BoundedLoader) == {"base": {"A": 1}, "web": {"A": 1, "B": 2}, "api": {"A": 1}}
+
+
+@given(levels=st.integers(1, 6), width=st.integers(1, 12))
+def test_what_is_read_is_never_larger_than_the_bound(levels: int, width: int) -> None:
+    """And what is refused is larger: the file stands for so many values, keys included."""
+    total = 1 + sum(1 + count(level, width) for level in range(levels))
+    try:
+        read_content = yaml.load(laughs(levels, width), Loader=BoundedLoader)
+    except yaml.composer.ComposerError:
+        assert total > MAX_VALUES
+    else:
+        assert total <= MAX_VALUES
+        assert len(read_content) == levels
+
+
+def count(level: int, width: int) -> int:
+    """Values that v``level`` stands for: itself and all in it."""
+    return 1 + width if level == 0 else 1 + width * count(level - 1, width)

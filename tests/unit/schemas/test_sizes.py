@@ -1,0 +1,55 @@
+"""Sizes as Docker and Kubernetes users write them; what is shown back says the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.sizes import parse_size
+from services.cli.output import format_size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2g",
+        "2G",
+        "2gb",
+        "2GB",
+        "2Gb",
+        "2gib",
+        "2GiB",
+        "2Gi",
+        "2 GiB",
+        " 2048m ",
+        "2097152k",
+        "2147483648",
+        "2147483648b",
+    ],
+)
+def test_units_are_powers_of_1024(text: str) -> None:
+    """As `docker run --memory` takes them; Ki, Mi and Gi as Kubernetes writes them."""
+    assert parse_size(text) == 2 << 30
+
+
+@pytest.mark.parametrize("text", ["", "g", "2x", "2gbit", "-1g", "1e9", "2 g b", "0x10", "nan", "1" * 30, "2,5g"])
+def test_what_is_no_size_says_what_one_is(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size: write bytes, or such as 512MiB, 512m or 2g"):
+        parse_size(text)
+
+
+@given(st.integers(0, 1 << 60))
+def test_what_is_shown_back_is_exact(size_bytes: int) -> None:
+    """Rounded for people, with the bytes beside it where rounding has lost some."""
+    shown = format_size(size_bytes)
+    _, _, exact = shown.partition("(")
+
+    assert parse_size(exact.rstrip(")") if exact else shown) == size_bytes
+
+
+@given(st.integers(0, 1 << 40), st.sampled_from(["", "k", "m", "g", "t"]), st.sampled_from(["", "b", "ib", "i"]))
+def test_case_and_ending_say_nothing(number: int, prefix: str, ending: str) -> None:
+    unit = prefix + (ending if prefix else ending.strip("i"))
+    factor = 1024 ** ["", "k", "m", "g", "t"].index(prefix)
+    assert parse_size(f"{number}{unit}") == parse_size(f"{number} {unit.upper()}") == number * factor
