@@ -58,12 +58,12 @@ def format_bytes(count: float) -> str:
         return "unlimited"
     if count < 1024:
         return f"{count:.0f} B"
-    size, unit = float(count), "B"
+    size = float(count)
     for unit in ("KiB", "MiB", "GiB", "TiB"):
         size /= 1024
-        if size < 1024:
-            break
-    return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+        if size < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+    raise AssertionError("the last unit takes everything")
 
 
 def format_size(count: int) -> str:
