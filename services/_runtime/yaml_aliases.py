@@ -27,7 +27,7 @@ class BoundedLoader(yaml.SafeLoader):
             node = super().compose_node(parent, index)
             self._sizes[id(node)] = self._values - before
             return node
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # in the stubs
         node = super().compose_node(parent, index)
         if (size := self._sizes.get(id(node))) is None:
             problem = f"the alias *{event.anchor} stands inside of the value that it stands for"
