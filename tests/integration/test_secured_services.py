@@ -1,4 +1,4 @@
-"""Each service with its own key and no more: it starts and does its main thing, and is never refused anything."""
+"""Each service with its own key and no more, over TLS: it does its main thing, and is never refused anything."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from services._runtime.nats_history import read_stored
 from services.cli.main import app
 from services.collector.journal import Journal
 from services.collector.publishing import Publisher
+from tests.support.authority import make_ca
 from tests.support.cluster_lab import MessageLog, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.fake_network import mac
@@ -53,7 +54,8 @@ _VIOLATION = re.compile(r' - "\w+/nkey:(\w+)" - \w+ Violation - .*?"([^"]+)"')
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[SecuredNats]:
-    async with SecuredNats(tmp_path / "secrets", nodes=(NODE,)) as made:
+    certificates = make_ca(tmp_path / "tls", "127.0.0.1")
+    async with SecuredNats(tmp_path / "secrets", nodes=(NODE,), tls=certificates) as made:
         operator = await made.bus(Role.OPERATOR)
         assert operator.undeclared == []
         await operator.close(2)
