@@ -21,7 +21,7 @@ SERVICES = ("nats", "agent", "allocator", "reconciler", "collector", "advisor")
 
 
 async def test_all_services_are_healthy_and_no_secret_is_told(tmp_path):
-    compose_lab.require("docker-compose", "debootstrap", "openssl")
+    compose_lab.require("docker-compose", "debootstrap")
     await asyncio.to_thread(compose_lab.make_images)
     secured = Secured(tmp_path / "compose")
     try:

@@ -187,6 +187,10 @@ async def test_without_a_bus_the_journal_keeps_what_the_next_start_publishes(
     code, tool = await run_tool(*command, environment=environment | nowhere)
     assert code == 69
     assert tool.events[-1]["event"] == "error"
+    code, tool = await run_tool(*command, environment=environment | {"NATS_URL": f"tls://127.0.0.1:{server.port}"})
+    assert code == 78, "no later attempt would be any better"
+    assert "speaks without TLS" in tool.events[-1]["message"]
+    assert "1 records are kept" in tool.events[-1]["message"]
     google.vertex.jobs.clear()
     code, tool = await run_tool(*command, environment=environment | {"NATS_URL": server.url})
     assert code == 0
