@@ -28,7 +28,7 @@ class BusOptions:
     creds_file: str | None = None
     nkey_seed_file: str | None = None
     tls_ca_file: str | None = None
-    """This, `tls_cert_file` or a URL ``tls://``: nothing is sent before the TLS handshake."""
+    """This, `tls_cert_file`, `tls_first` or a URL ``tls://``: nothing is sent before the TLS handshake."""
     tls_cert_file: str | None = None
     tls_key_file: str | None = None
     tls_first: bool | None = None

@@ -85,7 +85,9 @@ def _where(options: BusOptions) -> str:
 def _tls_asked_by(options: BusOptions) -> str:
     if any(url.startswith("tls://") for url in options.servers):
         return "tls://"
-    return "TURNBUCKLE_NATS_TLS_CA_FILE" if options.tls_ca_file else "TURNBUCKLE_NATS_TLS_CERT_FILE"
+    if options.tls_ca_file:
+        return "TURNBUCKLE_NATS_TLS_CA_FILE"
+    return "TURNBUCKLE_NATS_TLS_CERT_FILE" if options.tls_cert_file else "TURNBUCKLE_NATS_TLS_FIRST"
 
 
 def _who(options: BusOptions) -> str:

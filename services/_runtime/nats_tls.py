@@ -58,8 +58,8 @@ def check_urls(options: BusOptions) -> None:
 
 
 def requires_tls(options: BusOptions) -> bool:
-    """Whether the settings ask for TLS: by a URL, a CA file or a certificate of our own."""
-    return bool(options.tls_ca_file or options.tls_cert_file) or any(
+    """Whether the settings ask for TLS: by a URL, a CA file, a certificate of our own, or a handshake at first."""
+    return bool(options.tls_ca_file or options.tls_cert_file or options.tls_first) or any(
         url.startswith("tls://") for url in options.servers
     )
 

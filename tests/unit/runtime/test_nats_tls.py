@@ -124,6 +124,8 @@ async def connect_again_and_again(
         (BusOptions(servers=("nats://a:1", "tls://b:1")), True),
         (BusOptions(servers=("nats://a:1",), tls_ca_file="ca.pem"), True),
         (BusOptions(servers=("nats://a:1",), tls_cert_file="own.pem"), True),
+        (BusOptions(servers=("nats://a:1",), tls_first=True), True),
+        (BusOptions(servers=("nats://a:1",), tls_first=False), False),
     ],
 )
 def test_when_tls_is_required(options: BusOptions, expected: bool) -> None:
