@@ -1,6 +1,6 @@
 r"""A trained model as bytes: a header that says what it is, a digest, and the model itself.
 
-Layout: ``TBMODEL1\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
+Layout: ``TBMODEL2\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
 rest: a pickle of the `Adviser`. The digest finds damage, not malice: who may write to the store may also write the
 digest. So the pickle is read through an allow-list: classes of the advisor's core and of the schemas, trees of
 scikit-learn and LightGBM, and a few functions that rebuild arrays; anything else refuses the file before it runs.
@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 from schemas.predictions import ModelName
 from services.advisor.core.advising import Adviser
 
-MAGIC: Final = b"TBMODEL1\n"
+MAGIC: Final = b"TBMODEL2\n"
 _LIBRARIES: Final = ("numpy", "scikit-learn", "lightgbm")
 _LENGTH_BYTES: Final = 4
 _DIGEST_BYTES: Final = 32

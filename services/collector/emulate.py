@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from services.collector.tool import (
     UnavailableError,
     default_directory,
     emit,
+    number_within,
     publish_to_bus,
     run_tool,
     say,
@@ -49,6 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=default_directory("emulate"), help="directory of the journal")
     parser.add_argument("--json", choices=["lines"], default="lines", help="form of standard output")
     parser.add_argument("--no-bus", action="store_true", help="publish nothing; the journal keeps it")
+    parser.add_argument(
+        "--stop-after",
+        type=number_within(float, 1.0, 1e6),
+        default=math.inf,
+        metavar="SECONDS",
+        help="begin no run later than that; a later start with the same directory goes on",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="tell of the runs and make none")
     what.add_argument("--figures", action="store_true", help="tell of what DIR holds, as Markdown, on standard error")
@@ -76,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif asked.check is not None:
         _check(asked.check, asked.out, grid, rows)
     else:
-        _run(grid, rows, asked.out, bus=not asked.no_bus)
+        _run(grid, rows, asked, bus=not asked.no_bus)
     return 0
 
 
@@ -86,11 +95,12 @@ def _tell_plan(rows: Sequence[Row]) -> None:
     say(f"{len(rows)} runs, {sum(row.contended for row in rows)} of them contended")
 
 
-def _run(grid: Grid, rows: Sequence[Row], out: Path, *, bus: bool) -> None:
+def _run(grid: Grid, rows: Sequence[Row], asked: argparse.Namespace, *, bus: bool) -> None:
+    out: Path = asked.out
     with Journal(out) as journal:
         name = campaign_name(out, grid, rows)
         with WarmParent() as parent:
-            campaign = Campaign(grid, rows, name, journal, parent, _tell)
+            campaign = Campaign(grid, rows, name, journal, parent, _tell, asked.stop_after)
             say(f"{name}: {len(campaign.pending())} of {len(rows)} runs to make in {out}")
             campaign.go_on()
         _export(out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -89,6 +89,8 @@ def judge(question: Question, advice: Advice, *, spot: bool = False) -> Judged:
     asked = complete(question, advice.listing, advice.measured)
     table = question_table(asked, advice.adviser.encoder)
     outlook = advice.adviser.outlook(table)
+    if asked.why_unknown:
+        outlook = replace(outlook, unknown=(asked.why_unknown,) * len(table))
     machines = table.workers[:, None]
     spot_price = np.array([one.spot_usd_per_hour if one else None for one in asked.prices], dtype=np.float64)
     machine_hours = outlook.cost_ratio[:, None] * machines / SECONDS_PER_HOUR

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from schemas.jobs import Attributes, Configuration, Price, TaskFeatures
-from schemas.runs import RunEnd, RunProfile
+from schemas.runs import RunProfile
+from services.advisor.core.anchor import anchor_of, work_ratio
 from services.advisor.core.arrays import FloatArray
 from services.advisor.core.series import series_features, series_of
 
@@ -41,24 +42,6 @@ def configuration_key(configuration: Configuration) -> str:
     attributes = "".join(f" {name}={value}" for name, value in sorted(configuration.attributes.items()))
     machine = f"{configuration.provider}/{configuration.instance_type}"
     return f"{machine} x{configuration.workers} b{configuration.batch_size}{attributes}"
-
-
-def work_ratio(task: TaskFeatures, profile: RunProfile) -> float:
-    """Return how many times the local run's samples the job trains on; 1 where either does not tell."""
-    ratio = 1.0
-    for name in ("epochs", "samples_per_epoch"):
-        here, there = getattr(task, name), getattr(profile.task, name)
-        if here and there:
-            ratio *= here / there
-    return ratio
-
-
-def anchor_time_s(features: JobFeatures) -> float:
-    """Return the local run's duration scaled to the job's epochs and samples; NaN where it was not finished."""
-    profile = features.profile
-    if profile is None or profile.end is not RunEnd.FINISHED or profile.duration_s <= 0:
-        return float("nan")
-    return profile.duration_s * work_ratio(features.task, profile)
 
 
 def _attributes(prefix: str, attributes: Attributes) -> dict[str, float]:
@@ -119,7 +102,7 @@ def _local_columns(features: JobFeatures, known: dict[int, dict[str, float]]) ->
     if id(profile) not in known:
         known[id(profile)] = _profile_columns(profile)
     columns = known[id(profile)] | {"local.work_ratio": work_ratio(features.task, profile)}
-    time_s = anchor_time_s(features)
+    time_s = anchor_of(features.task, profile).time_s
     return columns | {"local.time_s": time_s} if np.isfinite(time_s) else columns
 
 

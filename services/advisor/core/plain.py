@@ -18,6 +18,7 @@ from schemas.runs import RunProfile
 from services.advisor.core.advising import Outlook, Worthwhile
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.encoder import CATEGORY_MARK, Encoder
+from services.advisor.core.extent import Extent
 from services.advisor.core.model import Fitted, Regressor
 from services.advisor.core.preparation import Preparation
 from services.advisor.core.table import Table, build
@@ -63,6 +64,7 @@ class PlainAdviser:
     failing: Mapping[str, float]
     """Share of jobs that did not run, by configuration."""
     known: Known
+    extent: Extent
 
     def outlook(self, table: Table) -> Outlook:
         """Return predictions."""
@@ -72,7 +74,10 @@ class PlainAdviser:
         time_s = np.stack([safe * np.exp(min(self.low, 0.0)), safe, safe * np.exp(max(self.high, 0.0))], axis=1)
         span = float(np.exp(max(self.high, 0.0) - min(self.low, 0.0)))
         wide = f"the {self.level:.0%} interval spans a factor of {span:.0f}" if span > _SPAN_UNKNOWN else ""
-        unknown = tuple(wide if one else "the model cannot tell" for one in usable)
+        unknown = tuple(
+            far or (wide if one else "the model cannot tell")
+            for far, one in zip(self.extent.outside(table), usable, strict=True)
+        )
         outside = _outside(table, self.known)
         feasible = np.array([1.0 - self.failing.get(key, 0.0) for key in table.configuration_key.tolist()])
         return Outlook(time_s, feasible, np.ones(len(table)), unknown, outside)
@@ -145,7 +150,9 @@ class Plain:
         tail = (1.0 - self.level) / 2.0
         low, high = np.quantile(errors, [tail, 1.0 - tail])
         regression = self.regressor.fit(rows, seed=seed)
-        return PlainAdviser(self.level, encoder, regression, float(low), float(high), _failing(table), _known(rows))
+        return PlainAdviser(
+            self.level, encoder, regression, float(low), float(high), _failing(table), _known(rows), Extent.of(table)
+        )
 
 
 def _errors_on_left_out(regressor: Regressor, rows: Table, folds: int, seed: int) -> FloatArray:

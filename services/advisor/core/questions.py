@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from schemas.jobs import Attributes, Configuration, JobRecord, JobState, Price, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Question
 from schemas.runs import RunEnd, RunProfile
+from services.advisor.core.anchor import anchor_of
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.catalogue import Listing
 from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
@@ -58,6 +59,8 @@ class Asked:
     prices: tuple[Price | None, ...]
     """Per configuration; of one machine."""
     warnings: tuple[str, ...]
+    why_unknown: str = ""
+    """Why no configuration's time can be told, and what to do; empty where it can."""
 
     @property
     def prices_as_of(self) -> date | None:
@@ -88,7 +91,10 @@ def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
         f"the prices of {source} ({day}) were not checked against the provider's list (turnbuckle prices refresh)"
         for source, day in sorted(doubtful)
     ]
-    return Asked(task, profile, tuple(one for one, _ in pairs), tuple(price for _, price in pairs), tuple(warnings))
+    return Asked(
+        task, profile, tuple(one for one, _ in pairs), tuple(price for _, price in pairs), tuple(warnings),
+        anchor_of(task, profile).why_unknown,
+    )  # fmt: skip
 
 
 def _check_attributes(where: str, attributes: Attributes) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import Objective
 from schemas.runs import RunProfile
+from services.advisor.core.anchor import AnchorKind, anchor_of
 from services.advisor.core.arrays import AnyArray, BoolArray, FloatArray, IntArray, TextArray
-from services.advisor.core.encoder import Encoder, JobFeatures, anchor_time_s, configuration_key
+from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
 from services.advisor.core.series import series_of
 
 SECONDS_PER_HOUR: Final = 3600.0
@@ -48,7 +49,13 @@ class Table:
     contended: BoolArray
     """The workers together had been promised more than the machine has."""
     anchor_time_s: FloatArray
-    """Duration of the task's local run (or reference configuration), scaled to the job's work; NaN where none."""
+    """Duration of the whole job where its local run (or reference) was made: see `anchor`; NaN where not known."""
+    anchor_variance: FloatArray
+    """Of the logarithm of `anchor_time_s` (see `anchor.Anchor`); 0 where the local run measured the whole job."""
+    anchor_cut: BoolArray
+    """`anchor_time_s` is estimated from a local run that was stopped."""
+    anchor_least_s: FloatArray
+    """How long a local run that was stopped lasted: a lower bound of the job; NaN of others."""
     is_anchor: BoolArray
     """The local run's own configuration: its outcome is known beforehand, so it is never scored."""
     task_series: Mapping[str, FloatArray] = field(default_factory=dict)
@@ -161,6 +168,7 @@ def build(
     """
     records = [one for one in records if one.state is not JobState.CANCELLED]
     jobs = [JobFeatures(one.task, one.configuration, one.price, profiles.get(one.local_run)) for one in records]
+    anchors = [anchor_of(one.task, one.profile) for one in jobs]
     known = encoder if encoder is not None else Encoder.fit(jobs)
     time_s = np.array([one.duration_s if one.state in _RAN else None for one in records], dtype=np.float64)
     cost_usd = [_cost(record) if record.state in _RAN else None for record in records]
@@ -177,7 +185,10 @@ def build(
         censored=np.array([one.state is JobState.TIMED_OUT for one in records], dtype=bool),
         feasible=np.array([one.state in _RAN for one in records], dtype=bool),
         contended=np.array([one.contended for one in records], dtype=bool),
-        anchor_time_s=np.array([anchor_time_s(one) for one in jobs], dtype=np.float64),
+        anchor_time_s=np.array([one.time_s for one in anchors], dtype=np.float64),
+        anchor_variance=np.array([one.log_variance for one in anchors], dtype=np.float64),
+        anchor_cut=np.array([one.kind is AnchorKind.CUT for one in anchors], dtype=bool),
+        anchor_least_s=np.array([one.least_s for one in anchors], dtype=np.float64),
         is_anchor=np.array([_is_anchor(one) for one in jobs], dtype=bool),
         task_series=_task_series(jobs),
         task_layers={one.task.task: one.task.layers for one in reversed(jobs) if one.task.layers},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import secrets
@@ -87,6 +88,8 @@ class Campaign:
     journal: Journal
     trainer: Trainer
     told: Told
+    stop_after_s: float = math.inf
+    """From the start of `go_on`: no run is begun later; what is left is made by a later start."""
     _features: dict[str, TaskFeatures] = field(default_factory=dict)
     _walls_s: list[float] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
@@ -102,12 +105,19 @@ class Campaign:
         return [task for task in self.grid.tasks if f"run:{local_run_name(self.name, task)}" not in self.journal]
 
     def go_on(self) -> None:
-        """Make every run that has no record yet."""
+        """Make every run that has no record yet, within the time that was given."""
         for task in self.pending_profiles():
+            if self._is_late():
+                return
             self._profile(task)
         for row in self.pending():
+            if self._is_late():
+                return
             outcome = self.make(row)
             self._keep(job_record(self.grid, self.name, row, self.features(row.task), outcome), outcome)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._began > self.stop_after_s
 
     def make(self, row: Row) -> Outcome:
         """Make one run; once more where it failed for another reason than memory or time: a connection, say."""

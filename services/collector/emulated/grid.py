@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from services._runtime.yaml_aliases import BoundedLoader, describe_yaml_error
 from services.collector.emulated.instance_types import CATALOGUE, LOCAL, InstanceType, digest
-from services.collector.emulated.tasks import TASKS
+from services.collector.emulated.tasks import TASKS, base_task
 
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9-]{0,39}$"
 SHIPPED: Final = Path(__file__).with_name("shipped.yaml")
@@ -104,8 +104,8 @@ class Grid(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Grid:
-        if unknown := [name for name in self.tasks if name not in TASKS]:
-            raise ValueError(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}")
+        if unknown := [name for name in self.tasks if base_task(name)[0] not in TASKS]:
+            raise ValueError(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}, and with -x20 20 times their epochs")
         names = [kind.name for kind in self.instance_types]
         for what, values in (
             ("tasks", self.tasks),

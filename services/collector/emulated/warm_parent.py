@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -23,7 +24,7 @@ from services.collector.adapters.cell import Cells, CellUnavailableError
 from services.collector.emulated.describing import describe
 from services.collector.emulated.measuring import AbandonedError, Bench, measure
 from services.collector.emulated.orders import Order
-from services.collector.emulated.tasks import TASKS
+from services.collector.emulated.tasks import TASKS, base_task
 from services.collector.emulated.tasks.task import TrainingTask
 from services.collector.emulated.worker import Training
 
@@ -42,7 +43,9 @@ class Library:
     def task(self, name: str) -> TrainingTask:
         """Import it where it was not."""
         if name not in self._tasks:
-            self._tasks[name] = importlib.import_module(TASKS[name]).TASK
+            base, factor = base_task(name)
+            task: TrainingTask = importlib.import_module(TASKS[base]).TASK
+            self._tasks[name] = replace(task, name=name, epochs=task.epochs * factor)
         return self._tasks[name]
 
     def data(self, name: str) -> TensorDataset:

@@ -14,6 +14,7 @@ from schemas.runs import RunProfile
 from services.advisor.core.advising import Outlook, Worthwhile
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.encoder import Encoder
+from services.advisor.core.extent import Extent
 from services.advisor.core.ours.decision import best_together
 from services.advisor.core.ours.model import FittedOurs, Ours
 from services.advisor.core.ours.reasons import KnownTasks, Middles, contributions
@@ -24,6 +25,9 @@ LEAST_ROWS: Final = 8
 SPAN_UNKNOWN: Final = 25.0
 """An interval whose ends differ by more than this factor is no answer."""
 STRANGER: Final = "all known tasks are of one kind, and this is another: intervals are not calibrated for that"
+NO_LOCAL_RUN: Final = (
+    "how long the job takes is not known without a local run (turnbuckle profile): the {:.0f}-fold interval says nothing"
+)
 REASONS: Final = 8
 
 
@@ -36,6 +40,7 @@ class OurAdviser:
     fitted: FittedOurs
     middles: Middles
     tasks: KnownTasks
+    extent: Extent
 
     def outlook(self, table: Table) -> Outlook:
         """Return predictions for one task's rows."""
@@ -43,9 +48,12 @@ class OurAdviser:
         span = time_s[:, 2] / time_s[:, 0]
         one_kind = self.fitted.around.one_kind
         strange = STRANGER if one_kind is not None and len(table) and one_kind.is_stranger(table) else ""
+        wide = f"the {self.level:.0%} interval spans a factor of {{:.0f}}"
+        if len(table) and self.fitted.around.level.doubt(table):
+            wide = NO_LOCAL_RUN
         unknown = tuple(
-            f"the {self.level:.0%} interval spans a factor of {one:.0f}" if one > SPAN_UNKNOWN else strange
-            for one in span.tolist()
+            far or (wide.format(one) if one > SPAN_UNKNOWN else strange)
+            for far, one in zip(self.extent.outside(table), span.tolist(), strict=True)
         )
         ratio = self.fitted.around.rates.ratio(table) if self.fitted.around.rates is not None else np.ones(len(table))
         return Outlook(time_s, self.fitted.feasible(table), ratio, unknown, self.middles.outside(table))
@@ -97,4 +105,4 @@ class OurAlgorithm:
         if rows < LEAST_ROWS:
             raise ValueError(f"{rows} finished jobs are known: at least {LEAST_ROWS} are needed to learn from")
         fitted = Ours(Objective.TIME).fit(table, seed=seed)
-        return OurAdviser(self.level, encoder, fitted, Middles.of(table), KnownTasks.of(fitted))
+        return OurAdviser(self.level, encoder, fitted, Middles.of(table), KnownTasks.of(fitted), Extent.of(table))

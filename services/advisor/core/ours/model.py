@@ -19,6 +19,7 @@ from services.advisor.core.ours.kernel import Design, Kernel
 from services.advisor.core.ours.likelihood import MarginalLikelihood, most_likely
 from services.advisor.core.ours.observations import (
     Level,
+    anchor_variance,
     design_of,
     has_anchor,
     thinned,
@@ -147,7 +148,9 @@ class FittedOurs:
         beliefs = self.process.beliefs(design, extra).given(anchors, np.zeros(len(anchors)), EXACT)
         rate, variance = self._units(table)
         rows = len(table)
-        beliefs = Beliefs(beliefs.mean[:rows] + rate, beliefs.covariance[:rows, :rows] + np.diag(variance))
+        # The local run's own configuration has the ratio 1 to the truth; the anchor's error is common to all rows.
+        common = np.outer(*(np.sqrt(anchor_variance(table)),) * 2)
+        beliefs = Beliefs(beliefs.mean[:rows] + rate, beliefs.covariance[:rows, :rows] + common + np.diag(variance))
         if measured is None or values is None:
             return beliefs
         return self._given(beliefs, measured, values)
@@ -188,7 +191,7 @@ class FittedOurs:
             one, spread = self.process.marginals(*self._asked(mine))
             rate, variance = self._units(mine)
             mean[rows] = one[: len(rows)] + rate
-            deviation[rows] = np.sqrt(spread[: len(rows)] ** 2 + variance)
+            deviation[rows] = np.sqrt(spread[: len(rows)] ** 2 + variance + anchor_variance(mine))
         return mean, deviation
 
     def _asked(self, table: Table) -> tuple[Design, IntArray, float]:

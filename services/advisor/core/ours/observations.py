@@ -13,13 +13,14 @@ from services.advisor.core.ours.kernel import Design, Kernel
 from services.advisor.core.ours.space import Points, distinct
 from services.advisor.core.table import Table
 
-UNKNOWN_SPREAD: Final = 1.0
-"""Standard deviation of the logarithm of local runs' durations where fewer than two are known."""
+STRANGER_SPREAD: Final = 2.66
+"""Standard deviation of the logarithm of a job's duration of which nothing is known: the uniform distribution between
+a minute and a week has log(10,080) / sqrt(12). What the known tasks last says nothing of another one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """What durations are compared with where a task has no finished local run."""
+    """What durations are compared with where no local run tells how long a task takes."""
 
     mean: float
     """Of the logarithms of the known local runs' durations."""
@@ -41,22 +42,29 @@ class Level:
         }
         values = np.array(list(known.values()) or list(own.values()))
         spread = float(values.var()) if len(values) > 1 else 0.0
-        return Level(float(values.mean()), spread + (0.0 if len(known) > 1 else UNKNOWN_SPREAD), own)
+        return Level(float(values.mean()), max(spread, STRANGER_SPREAD**2), own)
 
     def logarithms(self, table: Table) -> FloatArray:
         """Return the logarithm of what each row's duration is divided by, shape ``(rows,)``."""
         known = has_anchor(table)
-        own = np.array([self.own.get(str(task), self.mean) for task in table.task])
+        least = np.log(np.where(table.anchor_least_s > 0, table.anchor_least_s, np.finfo(np.float64).tiny))
+        stranger = np.maximum(self.mean, least)  # it has lasted so long already
+        own = np.array([self.own.get(str(task), stranger[row]) for row, task in enumerate(table.task)])
         return np.where(known, np.log(np.where(known, table.anchor_time_s, 1.0)), own)
 
     def doubt(self, table: Table) -> float:
-        """Return the variance of the level of one task's rows: 0 where it is known."""
+        """Return the variance of the level of one task's rows: 0 where a local run, or its own rows, tell it."""
         known = bool(has_anchor(table).any()) or bool(len(table) and str(table.task[0]) in self.own)
         return 0.0 if known else self.variance
 
 
+def anchor_variance(table: Table) -> FloatArray:
+    """Return the variance of the logarithm of each row's anchor, shape ``(rows,)``; 0 where there is none."""
+    return np.where(has_anchor(table), table.anchor_variance, 0.0)
+
+
 def has_anchor(table: Table) -> BoolArray:
-    """Return which rows' task has a finished local run."""
+    """Return which rows' task has a local run that tells how long the whole job takes there."""
     return np.asarray(np.isfinite(table.anchor_time_s) & (table.anchor_time_s > 0))
 
 

@@ -5,6 +5,7 @@ Names are known without torch; a module is imported where it is trained.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _PACKAGE: Final = "services.collector.emulated.tasks"
@@ -20,3 +21,14 @@ TASKS: Final = {
     "text-transformer": f"{_PACKAGE}.text_transformer",
 }
 """Module of each task; it holds a `TASK`."""
+_REPEATED: Final = re.compile(r"(?P<task>.+)-x(?P<factor>[1-9][0-9]{0,3})")
+
+
+def base_task(name: str) -> tuple[str, int]:
+    """Return a task's own name and how many times its epochs are trained: ``image-cnn-x20`` is ``image-cnn``, 20.
+
+    A job of minutes beside the same job of seconds; its name differs, so that records of both are told apart.
+    """
+    if name not in TASKS and (found := _REPEATED.fullmatch(name)) is not None:
+        return found["task"], int(found["factor"])
+    return name, 1

@@ -1,0 +1,157 @@
+"""What a local run says about how long the whole job takes at the local run's own configuration.
+
+A run that got to its end after ``W`` seconds, of them ``s`` of start-up (imports, data, rendezvous), and a job with
+``k`` times its work:
+
+    ``T = s + (W - s) k``                      ``Var T = (1 - k)^2 Var s``
+
+A run that was cut, with the rate of training that was measured until then, tells ``W = s + N / r``: ``N`` units of
+work (steps or epochs) at ``r`` per second, known to a relative standard error ``c``. By the delta method
+
+    ``T = s + (W - s) k``                      ``Var T = (1 - k)^2 Var s + ((W - s) k c)^2``
+
+and ``Var log T = Var T / T^2``. Start-up is never multiplied. Without a rate the duration so far is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from schemas.jobs import TaskFeatures
+from schemas.runs import RunEnd, RunProfile
+
+NAN: Final = float("nan")
+RATE_ERROR: Final = 0.15
+"""Relative standard error of a rate whose own is not told (local runs of version 0.1)."""
+_STARTUP_SHARE: Final = 0.5
+"""A start-up that is not told is uniform between nothing and so much of the run; its middle is taken as nothing."""
+_GUESSED: Final = "period"
+"""A repetition of the series: a step or an epoch, nobody knows."""
+
+
+class AnchorKind(StrEnum):
+    """What sort of question it is: intervals are as good as they were found to be for its like."""
+
+    FINISHED = "finished"
+    """The local run got to its end."""
+    CUT = "cut"
+    """It was stopped, and its rate is known."""
+    NONE = "none"
+    """There is no local run, or it was stopped and its rate is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """The whole job's duration at the local run's configuration."""
+
+    kind: AnchorKind = AnchorKind.NONE
+    time_s: float = NAN
+    """NaN where it is not known."""
+    log_variance: float = 0.0
+    """Of the logarithm of `time_s` around the truth; 0 where the whole job was measured."""
+    least_s: float = NAN
+    """A lower bound where that is all there is: how long the run lasted."""
+    why_unknown: str = ""
+    """Why there is no `time_s`, and what to do; empty where there is one, and where there is no local run."""
+
+
+def work_ratio(task: TaskFeatures, profile: RunProfile) -> float:
+    """Return how many times the local run's samples the job trains on; 1 where either does not tell."""
+    ratio = 1.0
+    for name in ("epochs", "samples_per_epoch"):
+        here, there = getattr(task, name), getattr(profile.task, name)
+        if here and there:
+            ratio *= here / there
+    return ratio
+
+
+def anchor_of(task: TaskFeatures, profile: RunProfile | None) -> Anchor:
+    """Return what a job's local run says about its duration."""
+    if profile is None or profile.duration_s <= 0 or profile.end is RunEnd.FAILED:
+        return Anchor()
+    if profile.end is RunEnd.FINISHED:
+        return _finished(profile, work_ratio(task, profile))
+    return _cut(task, profile)
+
+
+def _finished(profile: RunProfile, ratio: float) -> Anchor:
+    whole_s, startup_s = profile.duration_s, _told(profile, "startup_s")
+    known_s = min(startup_s, whole_s) if startup_s is not None else 0.0
+    time_s = known_s + (whole_s - known_s) * ratio
+    error_s = _startup_error_s(profile, whole_s)
+    return Anchor(AnchorKind.FINISHED, time_s, ((1.0 - ratio) * error_s / time_s) ** 2)
+
+
+def _cut(task: TaskFeatures, profile: RunProfile) -> Anchor:
+    startup_s = min(_told(profile, "startup_s") or 0.0, profile.duration_s)
+    error = _rate_error(profile)
+    if error is None:
+        return Anchor(least_s=profile.duration_s, why_unknown=_no_rate(profile))
+    training_s, ratio = _training_s(task, profile, startup_s)
+    if training_s is None:
+        return Anchor(least_s=profile.duration_s, why_unknown=_no_work(profile))
+    time_s = startup_s + training_s * ratio
+    variance = ((1.0 - ratio) * _startup_error_s(profile, profile.duration_s)) ** 2 + (training_s * ratio * error) ** 2
+    return Anchor(AnchorKind.CUT, time_s, variance / time_s**2, profile.duration_s)
+
+
+def _training_s(task: TaskFeatures, profile: RunProfile, startup_s: float) -> tuple[float | None, float]:
+    """Return how long the training takes without its start-up, and what the job multiplies it by."""
+    if (whole_s := _told(profile, "whole_run_s")) is not None:
+        return max(whole_s, profile.duration_s) - startup_s, work_ratio(task, profile)
+    if (epoch_s := _told(profile, "epoch_s")) and task.epochs:
+        samples = task.samples_per_epoch / (profile.task.samples_per_epoch or task.samples_per_epoch or 1)
+        return epoch_s * task.epochs, samples or 1.0
+    here = profile.configuration
+    if (steps_per_s := _told(profile, "steps_per_s")) and task.epochs and task.samples_per_epoch and here.batch_size:
+        batches = math.ceil(math.ceil(task.samples_per_epoch / here.workers) / here.batch_size)
+        return task.epochs * batches / steps_per_s, 1.0
+    return None, 1.0
+
+
+def _rate_error(profile: RunProfile) -> float | None:
+    """Return the rate's relative standard error; None where there is no rate that can be relied on."""
+    if _told(profile, "steps_per_s") is None and _told(profile, "epoch_s") is None:
+        return None
+    if profile.configuration.attributes.get("steps_per_s_from") == _GUESSED:
+        return None
+    error = _told(profile, "rate_error")
+    return RATE_ERROR if error is None else error
+
+
+def _startup_error_s(profile: RunProfile, lasted_s: float) -> float:
+    """Return the standard error of the start-up's duration."""
+    if _told(profile, "startup_s") is not None:
+        return _told(profile, "startup_error_s") or 0.0
+    # Second moment of a uniform distribution on [0, a] around 0: a^2 / 3.
+    return _STARTUP_SHARE * lasted_s / math.sqrt(3.0)
+
+
+def _told(profile: RunProfile, name: str) -> float | None:
+    """An estimate of the collector's (`core/throughput.py` there); None where it is not there or no use."""
+    value = profile.configuration.attributes.get(name)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value >= 0 else None
+
+
+def _stopped(profile: RunProfile) -> str:
+    return f"the local run {profile.run} was stopped after {profile.duration_s:.3g} s"
+
+
+def _no_rate(profile: RunProfile) -> str:
+    return (
+        f"{_stopped(profile)} and its rate of training is not known, so the job takes longer than that, nobody knows "
+        "how much: profile it again with its features (turnbuckle profile --features features.json), let it print "
+        "its epochs or steps, or let it end (fewer epochs)"
+    )
+
+
+def _no_work(profile: RunProfile) -> str:
+    if _told(profile, "epoch_s") is not None:
+        return f"{_stopped(profile)} and it is not known how many epochs the job has: say epochs in job.yaml"
+    return (
+        f"{_stopped(profile)} and it is not known how many steps the job has: say epochs and samples_per_epoch in "
+        "job.yaml, and --batch-size to turnbuckle profile"
+    )

@@ -1,0 +1,182 @@
+"""A local run that its time limit ended: used with its rate, a lower bound without one, never a matter of seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.jobs import Configuration, Price, TaskFeatures
+from schemas.predictions import ModelName, RankReply, RankRequest
+from schemas.runs import RunEnd, RunProfile, WorkerSeries
+from services.advisor.core.answers import Advice, rank
+from services.advisor.core.catalogue import Listing, Machine
+from services.advisor.core.encoder import configuration_key
+from services.advisor.core.ours.adviser import OurAdviser, OurAlgorithm
+from services.advisor.core.questions import Measured
+from services.advisor.core.table import build
+from tests.support.ours_tables import LOCAL, MACHINES, World
+
+WORLD = World(tasks=7)
+DAY = date(2026, 1, 1)
+STARTUP_S = 2.0
+"""The law's own: what does not grow with the work."""
+LONG = 5_000
+"""Epochs of a job of hours, where those that are known last for seconds."""
+
+
+@pytest.fixture(scope="module")
+def adviser() -> OurAdviser:
+    records = [one for one in WORLD.records() if one.task.task != "delta"]
+    return OurAlgorithm().fit(records, WORLD.profiles(), seed=0)
+
+
+def advice(adviser: OurAdviser) -> Advice:
+    listing = Listing({
+        ("emulated", name): (
+            Machine(name, vcpu, memory, usd),
+            Price(usd_per_hour=usd, as_of=DAY, source="test"),
+        )
+        for name, (vcpu, memory, usd) in MACHINES.items()
+    })  # fmt: skip
+    model = ModelName(model="ours", version="1", data_hash="h", records=9, tasks=6, trained_ns=1)
+    return Advice(adviser, model, listing, Measured())
+
+
+def delta(epochs: int) -> TaskFeatures:
+    return WORLD.task(3).model_copy(update={"epochs": epochs})
+
+
+def series() -> tuple[WorkerSeries, ...]:
+    column = np.ones(30).tobytes()
+    return (
+        WorkerSeries(
+            worker="master", cpu_cores=column, memory_bytes=column, network_in_bytes_per_s=column,
+            network_out_bytes_per_s=column,
+        ),
+    )  # fmt: skip
+
+
+def local_run(task: TaskFeatures, end: RunEnd, duration_s: float, **told: float | str) -> RunProfile:
+    return RunProfile(
+        run="my-run", task=task, configuration=LOCAL.model_copy(update={"attributes": dict(told)}),
+        duration_s=duration_s, end=end, workers=series(),
+    )  # fmt: skip
+
+
+def cut_with_its_rate(task: TaskFeatures, duration_s: float = 600.0) -> RunProfile:
+    whole_s = WORLD.seconds(task, LOCAL)
+    return local_run(
+        task, RunEnd.TIME_UP, duration_s, startup_s=STARTUP_S, whole_run_s=whole_s, steps_per_s=1.0,
+        steps_per_s_from="network", rate_error=0.05,
+    )  # fmt: skip
+
+
+def ask(adviser: OurAdviser, task: TaskFeatures, profile: RunProfile | None) -> RankReply:
+    configurations = tuple(
+        Configuration(instance_type=name, provider="emulated", workers=workers, batch_size=64)
+        for name in MACHINES
+        for workers in (1, 2, 4)
+    )
+    return rank(RankRequest(task=task, profile=profile, configurations=configurations, top=20), advice(adviser))
+
+
+def test_a_job_of_hours_whose_local_run_was_cut_is_answered_with_hours(adviser: OurAdviser) -> None:
+    job = delta(LONG)
+    reply = ask(adviser, job, cut_with_its_rate(job))
+    assert len(reply.ranked) == 12
+    for one in reply.ranked:
+        true_s = WORLD.seconds(job, one.configuration)
+        assert true_s > 300
+        assert 0.25 < one.time_s.median / true_s < 4.0
+
+
+def test_a_cut_run_agrees_with_the_finished_one_and_is_less_sure(adviser: OurAdviser) -> None:
+    job = delta(LONG)
+    whole = local_run(job, RunEnd.FINISHED, WORLD.seconds(job, LOCAL), startup_s=STARTUP_S)
+    finished = {configuration_key(one.configuration): one.time_s for one in ask(adviser, job, whole).ranked}
+    for one in ask(adviser, job, cut_with_its_rate(job)).ranked:
+        other = finished[configuration_key(one.configuration)]
+        assert one.time_s.low < other.median < one.time_s.high
+        assert one.time_s.high / one.time_s.low > other.high / other.low
+
+
+def test_without_a_rate_it_is_not_known_and_what_to_do_is_said(adviser: OurAdviser) -> None:
+    job = delta(LONG)
+    reply = ask(adviser, job, local_run(job, RunEnd.TIME_UP, 600.0))
+    assert reply.ranked == ()
+    assert reply.rejected == {"not known": 12}
+    (why,) = [one for one in reply.warnings if one.startswith("not known: ")]
+    assert "my-run was stopped after 600 s" in why
+    assert "turnbuckle profile --features" in why
+
+
+def test_a_rate_that_may_be_of_steps_or_epochs_is_none(adviser: OurAdviser) -> None:
+    job = delta(LONG)
+    guessed = local_run(
+        job, RunEnd.TIME_UP, 600.0, startup_s=1.0, steps_per_s=0.5, steps_per_s_from="period", whole_run_s=9_999.0
+    )
+    assert ask(adviser, job, guessed).ranked == ()
+
+
+def test_a_rate_of_epochs_needs_their_number(adviser: OurAdviser) -> None:
+    told = {"startup_s": STARTUP_S, "rate_error": 0.02, "epoch_s": 7.0}
+    unknown = delta(LONG).model_copy(update={"epochs": 0})
+    reply = ask(adviser, unknown, local_run(unknown, RunEnd.TIME_UP, 600.0, **told))
+    assert reply.ranked == ()
+    assert any("epochs" in one and "job.yaml" in one for one in reply.warnings)
+    assert len(ask(adviser, delta(LONG), local_run(unknown, RunEnd.TIME_UP, 600.0, **told)).ranked) == 12
+
+
+def test_a_stranger_without_any_local_run_is_not_known(adviser: OurAdviser) -> None:
+    """How long the known tasks last says nothing of how long this one does."""
+    reply = ask(adviser, delta(LONG), None)
+    assert reply.ranked == ()
+    assert any("local run" in one for one in reply.warnings if one.startswith("not known: "))
+
+
+def test_the_duration_so_far_is_a_lower_bound(adviser: OurAdviser) -> None:
+    """Also of what is not known: the guess that JSON shows is no less than what was seen already."""
+    job = delta(LONG)
+    stopped = local_run(job, RunEnd.TIME_UP, 3_600.0)
+    here = WORLD.records()[0].model_copy(
+        update={"task": job, "local_run": "my-run", "configuration": LOCAL.model_copy(update={"vcpu": 2.0})}
+    )
+    table = build([here], {"my-run": stopped}, encoder=adviser.encoder)[0].without_outcomes()
+    assert adviser.outlook(replace(table, is_anchor=np.array([False]))).time_s[0, 1] > 1_800
+
+
+def anchor_s(task: TaskFeatures, profile: RunProfile) -> float:
+    record = WORLD.records()[0].model_copy(update={"task": task, "local_run": profile.run})
+    return float(build([record], {profile.run: profile})[0].anchor_time_s[0])
+
+
+def test_start_up_never_multiplies() -> None:
+    """52 s, of them 22 of start-up: fifty times the epochs take 22 + 30 x 50 = 1,522 s, not 2,600."""
+    one = local_run(delta(1), RunEnd.FINISHED, 52.0, startup_s=22.0)
+    assert anchor_s(delta(50), one) == pytest.approx(1_522.0)
+    # cut: 22 + (322 - 22) x 50
+    cut = local_run(delta(1), RunEnd.TIME_UP, 52.0, startup_s=22.0, whole_run_s=322.0, rate_error=0.1, steps_per_s=1.0)
+    assert anchor_s(delta(50), cut) == pytest.approx(15_022.0)
+
+
+@given(
+    startup_s=st.floats(0.0, 100.0), training_s=st.floats(10.0, 1e5), part=st.floats(0.05, 0.9),
+    ratio=st.integers(1, 200),
+)  # fmt: skip
+def test_where_a_run_is_cut_moves_the_anchor_by_nothing(
+    startup_s: float, training_s: float, part: float, ratio: int
+) -> None:
+    """An exact rate gives what the finished run gives, wherever it was cut; more work never takes less time."""
+    whole_s = startup_s + training_s
+    finished = local_run(delta(1), RunEnd.FINISHED, whole_s, startup_s=startup_s)
+    cut = local_run(
+        delta(1), RunEnd.TIME_UP, startup_s + part * training_s, startup_s=startup_s, whole_run_s=whole_s,
+        rate_error=0.01, steps_per_s=1.0,
+    )  # fmt: skip
+    assert anchor_s(delta(ratio), cut) == pytest.approx(anchor_s(delta(ratio), finished))
+    assert anchor_s(delta(ratio + 1), cut) > anchor_s(delta(ratio), cut) >= whole_s * (1 - 1e-9)
