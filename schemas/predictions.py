@@ -14,6 +14,10 @@ from schemas.runs import RunProfile
 
 MAX_CONFIGURATIONS = 2_000
 
+Coverage = Annotated[float, Field(ge=0, le=1)] | None
+"""Share of outcomes that such intervals held on tasks that were left out, asked about with a local run of the same kind
+(finished, or cut by its time limit). None: not measured for this kind of question."""
+
 
 class Objective(StrEnum):
     """What is made small."""
@@ -89,6 +93,11 @@ class Question(Message):
     """Where given, the answer is told as ``evt.prediction.{job}``."""
     prices_as_of: date | None = None
     """A snapshot of the catalogue by its day; None: the newest."""
+    providers: tuple[str, ...] = ()
+    """Whose machines, where `configurations` is empty. Empty: those that were measured; emulated ones only where no
+    others were."""
+    shipped_data: bool = False
+    """Answer from a model that learned the project's own data set (emulated machines) beside what is on the bus."""
 
 
 class PredictRequest(Question):
@@ -106,6 +115,7 @@ class PredictReply(Message):
     prices_as_of: date | None
     level: Annotated[float, Field(gt=0, lt=1)]
     """Nominal coverage of the intervals."""
+    coverage: Coverage = None
     predictions: tuple[ConfigurationPrediction, ...]
     warnings: tuple[str, ...] = ()
 
@@ -156,6 +166,7 @@ class RankReply(Message):
     model: ModelName
     prices_as_of: date | None
     level: Annotated[float, Field(gt=0, lt=1)]
+    coverage: Coverage = None
     objective: Objective
     considered: Count
     ranked: tuple[ConfigurationPrediction, ...]
@@ -163,6 +174,8 @@ class RankReply(Message):
     """All of the front, fastest first; also those that are not among `ranked`."""
     neighbours: tuple[Neighbour, ...] = ()
     proposals: tuple[Proposal, ...] = ()
+    nearest: ConfigurationPrediction | None = None
+    """Where nothing keeps the budget and the deadline: what comes nearest to them."""
     rejected: dict[str, int] = Field(default_factory=dict)
     """Why configurations were left out, with counts: over budget, too late, will not fit, not known."""
     warnings: tuple[str, ...] = ()

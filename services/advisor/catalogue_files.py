@@ -43,7 +43,7 @@ class Catalogue:
         Raises:
             BadQuestionError: nothing is as old as that.
         """
-        key = (as_of, self._seen, len(records.priced))
+        key = (as_of, self._seen, id(records), len(records.priced))
         if self._cache is None or self._cache[0] != key:
             found = listing(self.snapshots, self._preferred, as_of, records.priced)
             if as_of is not None and not found.machines:

@@ -18,6 +18,8 @@ from services.advisor.ports import Lesson, Trainer, TrainingFailedError
 from services.advisor.records import Records
 from services.advisor.settings import AdvisorSettings
 
+SHIPPED_TOO: Final = "shipped too"
+"""Which models learned the project's own data set beside the records of the bus, because a question asked for it."""
 _LEAST_WAIT_S: Final = 0.02
 _MOST_CAUSES: Final = 32
 
@@ -92,7 +94,7 @@ class Learning:
         if known < least:
             return (
                 f"{known} records are known, a model needs {least}: import some (turnbuckle jobs import), "
-                "or let the advisor read the shipped dataset (TURNBUCKLE_ADVISOR__DATASETS=shipped)"
+                "or ask with the shipped data set (turnbuckle advise --shipped-data)"
             )
         return f"the first model will be trained on {known} records: ask again"
 

@@ -26,10 +26,11 @@ class Model:
 class ModelStore:
     """Keeps and finds models. What cannot be used is told once, and left until its place is taken by a better one."""
 
-    def __init__(self, objects: ObjectStore, algorithm: str, kept: int, log: Logger) -> None:
-        """`algorithm`: only its models are looked at; others may share the store."""
+    def __init__(self, objects: ObjectStore, algorithm: str, kept: int, log: Logger, *, data: str = "") -> None:
+        """Share the store: only models of `algorithm`, learned from `data` (see `learning.SHIPPED_TOO`), are seen."""
         self._objects = objects
         self._algorithm = algorithm
+        self._data = data
         self._kept = kept
         self._log = log
         self._unusable: set[int] = set()
@@ -53,7 +54,12 @@ class ModelStore:
     async def _mine(self) -> list[ObjectInfo]:
         """The algorithm's objects, newest first; one that says of no algorithm may be anything."""
         found = (await self._objects.names()).values()
-        mine = [one for one in found if one.attributes.get("algorithm", self._algorithm) == self._algorithm]
+        mine = [
+            one
+            for one in found
+            if one.attributes.get("algorithm", self._algorithm) == self._algorithm
+            and one.attributes.get("data", "") == self._data
+        ]
         self._newest_revision = max((one.revision for one in mine), default=self._newest_revision)
         return sorted(mine, key=lambda one: -one.revision)
 
@@ -98,6 +104,7 @@ class ModelStore:
             "seed": str(header.seed),
             "libraries": ", ".join(f"{name} {found}" for name, found in header.libraries.items()),
         }
+        attributes |= {"data": self._data} if self._data else {}
         try:
             revision = (await self._put(header.version, data, attributes)).revision
         except BusError as error:

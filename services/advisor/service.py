@@ -23,18 +23,17 @@ from schemas.predictions import (
 )
 from schemas.registry import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpoint
 from schemas.runs import RunProfile
-from schemas.streams import JOB_STREAM, MODELS, RUN_STREAM
+from schemas.streams import JOB_STREAM, RUN_STREAM
 from schemas.subjects import PREDICTIONS, Subject, SubjectError
-from services._runtime.app import Runtime
+from services._runtime.app import Runtime, UnusableSettingsError
 from services._runtime.bus import Delivery, RequestRefusedError, Responder, Subscription
 from services._runtime.settings import CommonSettings
 from services._runtime.tracing import span, trace_headers
 from services.advisor.catalogue_files import Catalogue
 from services.advisor.core.answers import Advice, best_first, explain, predict, rank
 from services.advisor.core.questions import BadQuestionError
-from services.advisor.datasets import read_datasets
+from services.advisor.knowledge import KnowledgeBase
 from services.advisor.learning import Learning
-from services.advisor.model_store import ModelStore
 from services.advisor.records import Records
 from services.advisor.settings import AdvisorSettings
 from services.advisor.training_process import TrainingProcess
@@ -60,10 +59,9 @@ class Advisor:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._log = runtime.log
-        self.records = Records(settings.leave_out)
         self.catalogue = Catalogue(settings.prices_directory, settings.price_sources, runtime.log)
         self._trainer = TrainingProcess(settings.training_limit_s)
-        self.learning: Learning | None = None
+        self._knowledge: KnowledgeBase | None = None
         self._subscriptions: list[Subscription] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="answer")
         self.answered = 0
@@ -71,17 +69,16 @@ class Advisor:
 
     async def start(self) -> None:
         """Read what is known, begin to learn, answer."""
-        settings, bus = self._settings, self._bus
-        store = ModelStore(bus.objects(MODELS), settings.algorithm, settings.models_kept, self._log)
-        self.learning = Learning(self._runtime, self.records, store, self._trainer)
+        bus = self._bus
+        self._knowledge = KnowledgeBase(self._runtime, self._trainer)
         self._register_metrics(self.learning)
         await asyncio.to_thread(self.catalogue.read)
-        await self._take_datasets()
+        await self._knowledge.read_datasets()
         replays = [await bus.replay(RUN_STREAM, self._take), await bus.replay(JOB_STREAM, self._take)]
         self._subscriptions = [*replays]
         for replay in replays:
             await replay.caught_up()
-        self._runtime.spawn(self.learning.run(), name="learning")
+        self._knowledge.start()
         self._runtime.spawn(self._keep_prices(), name="prices")
         endpoints: dict[Endpoint, Responder] = {
             ADVISOR_PREDICT: self.predict,
@@ -110,28 +107,26 @@ class Advisor:
 
     # -- what is known -------------------------------------------------------------------------------------------
 
-    async def _take_datasets(self) -> None:
-        found = await asyncio.to_thread(read_datasets, self._settings.datasets)
-        for profile in found.profiles:
-            self._note(self.records.add_run(profile))
-        for record in found.records:
-            self._note(self.records.add(record))
-        if self._settings.datasets:
-            self._log.info("datasets_read", records=len(self.records), runs=len(self.records.runs))
+    @property
+    def knowledge(self) -> KnowledgeBase:
+        """From the start on."""
+        assert self._knowledge is not None, "not started"
+        return self._knowledge
+
+    @property
+    def records(self) -> Records:
+        """Of the bus and of the settings' files."""
+        return self.knowledge.own.records
+
+    @property
+    def learning(self) -> Learning:
+        """From `records`."""
+        return self.knowledge.own.learning
 
     async def _take(self, delivery: Delivery) -> None:
         """A record or a local run from the bus."""
-        message = delivery.message
-        if isinstance(message, JobRecord):
-            self._note(self.records.add(message))
-        elif isinstance(message, RunProfile):
-            self._note(self.records.add_run(message))
-        if self.learning is not None:
-            self.learning.heard(trace_headers())
-
-    def _note(self, problem: str | None) -> None:
-        if problem is not None:
-            self._log.warning("record_rejected", reason=problem)
+        if isinstance(delivery.message, (JobRecord, RunProfile)):
+            self.knowledge.add(delivery.message, trace_headers())
 
     async def _keep_prices(self) -> None:
         while True:
@@ -162,7 +157,7 @@ class Advisor:
 
     async def _answer(self, name: str, request: RequestT, answer: Callable[[RequestT, Advice], ReplyT]) -> ReplyT:
         """Work on it in a thread: the loop goes on."""
-        advice = self._advice(request)
+        advice = await self._advice(request)
         attributes = {
             "turnbuckle__model": advice.model.version,
             "turnbuckle__configurations": len(request.configurations),
@@ -175,18 +170,19 @@ class Advisor:
         self.answered += 1
         return reply
 
-    def _advice(self, request: Question) -> Advice:
-        learning = self.learning
-        model = learning.model if learning is not None else None
-        if learning is None:
-            raise self._refusal(503, "the advisor starts")
-        if model is None:
-            raise self._refusal(500 if learning.has_failed else 503, learning.why_no_model())
+    async def _advice(self, request: Question) -> Advice:
         try:
-            listing = self.catalogue.listing(request.prices_as_of, self.records)
+            known = await self.knowledge.for_question(shipped_data=request.shipped_data)
+        except UnusableSettingsError as error:
+            raise self._refusal(500, str(error)) from error
+        model = known.learning.model
+        if model is None:
+            raise self._refusal(500 if known.learning.has_failed else 503, known.learning.why_no_model())
+        try:
+            listing = self.catalogue.listing(request.prices_as_of, known.records)
         except BadQuestionError as error:
             raise self._refusal(400, str(error)) from error
-        return Advice(model.adviser, model.name, listing, self.records.measured(), self._settings.spot_terms())
+        return Advice(model.adviser, model.name, listing, known.records.measured(), self._settings.spot_terms())
 
     def _refusal(self, code: int, reason: str) -> RequestRefusedError:
         self.refused += 1
@@ -214,8 +210,6 @@ class Advisor:
         """Train anew; answered at once."""
         request = _expect(delivery.message, TrainRequest)
         learning = self.learning
-        if learning is None:
-            raise RequestRefusedError(503, "the advisor starts")
         reason = learning.ask(request)
         return TrainReply(
             accepted=reason is None,

@@ -14,7 +14,7 @@ from schemas.predictions import Objective, RankReply, RankRequest
 from schemas.registry import ADVISOR_RANK
 from services.cli.connection import ContextOption, ServerOption
 from services.cli.failure import BadFileError, CommandError, ExitCode, UnavailableError
-from services.cli.output import print_json, print_note, stdout_console
+from services.cli.output import print_json, print_note, stderr_console, stdout_console
 
 if TYPE_CHECKING:
     from services._runtime.bus import Bus
@@ -25,6 +25,8 @@ Examples:
 
   turnbuckle advise --example                     (learns from the shipped data set, asks about a task left out of it)
 
+  turnbuckle advise job.yaml --profile my-run --shipped-data      (nothing measured yet: emulated machines)
+
   turnbuckle advise job.yaml --profile my-run --budget 20 --plot front.png
 
   turnbuckle advise job.yaml --objective time --deadline 6 --spot --json | jq '.ranked[0].configuration'
@@ -32,6 +34,8 @@ Examples:
   turnbuckle advise job.yaml --skypilot task.yaml && sky launch task.yaml
 """
 ANSWER_WITHIN_S: Final = 30.0
+TRAINED_WITHIN_S: Final = 300.0
+"""The first model with the shipped data set: seconds on a quiet machine, more on a busy one."""
 _AGAIN_S: Final = 0.3
 _TRAINING: Final = 503
 
@@ -46,6 +50,8 @@ class Wishes:
     spot: bool = False
     objective: Objective | None = None
     top: int = 10
+    providers: tuple[str, ...] = ()
+    shipped_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,14 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
     skypilot: Annotated[
         Path | None, typer.Option("--skypilot", metavar="OUT.YAML", help="Write the first choice as a SkyPilot task.")
     ] = None,
+    provider: Annotated[
+        list[str] | None,
+        typer.Option("--provider", metavar="NAME", help="Whose machines, such as gcp; may be given several times."),
+    ] = None,
+    shipped_data: Annotated[
+        bool,
+        typer.Option("--shipped-data", help="Learn from the shipped data set, too: emulated machines, see dataset.md."),
+    ] = False,
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -93,8 +107,10 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
     for name, value in (("--budget", budget), ("--deadline", deadline)):
         if value is not None and not 0 < value < float("inf"):
             raise typer.BadParameter(f"{name} must be a number above 0, not {value:g}")
-    wishes = Wishes(profile, budget, deadline, spot, objective, top)
+    wishes = Wishes(profile, budget, deadline, spot, objective, top, tuple(provider or ()), shipped_data)
     wanted = Wanted(as_json, plot, skypilot)
+    if plot is not None:
+        _check_picture(plot)
     if example:
         from services.cli.advise_example import run_example  # noqa: PLC0415 - quick --help
 
@@ -165,6 +181,8 @@ def request_for(file: JobYaml, wishes: Wishes, directory: Path) -> RankRequest:
         deadline_s=deadline * SECONDS_PER_HOUR if deadline else None,
         spot=wishes.spot or file.spot,
         top=wishes.top,
+        providers=wishes.providers or file.providers,
+        shipped_data=wishes.shipped_data,
     )
 
 
@@ -174,7 +192,10 @@ async def _ask(request: RankRequest, options: object) -> RankReply:
 
     assert isinstance(options, BusOptions)
     async with connected(options) as bus:
-        return await ask(bus, request, patience_s=0.0)
+        if not request.shipped_data:
+            return await ask(bus, request, patience_s=0.0)
+        with stderr_console().status("the advisor learns from the shipped data set"):
+            return await ask(bus, request, patience_s=TRAINED_WITHIN_S)
 
 
 async def ask(bus: Bus, request: RankRequest, *, patience_s: float) -> RankReply:
@@ -230,6 +251,14 @@ def _show(answer: Answer, file: JobYaml | None, wanted: Wanted) -> None:
         from services.cli.skypilot import task_yaml  # noqa: PLC0415 - quick --help
 
         _write(wanted.skypilot, task_yaml(answer, file))
+
+
+def _check_picture(path: Path) -> None:
+    """Before anybody works for it."""
+    from services.cli.advise_plot import FORMATS  # noqa: PLC0415 - matplotlib loads slowly
+
+    if (ending := path.suffix.removeprefix(".").lower()) not in FORMATS:
+        raise BadFileError(f"{path} cannot be drawn: {ending or 'no ending'} is none of {', '.join(sorted(FORMATS))}")
 
 
 def _draw(answer: Answer, path: Path) -> None:

@@ -15,15 +15,18 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from schemas.predictions import ConfigurationPrediction, Estimate
-from services.cli.advise_view import configuration_name, dollars, heading, price_of, seconds
+from services.cli.advise_view import configuration_name, dollars, heading, held, price_of, seconds
 
 if TYPE_CHECKING:
     from services.cli.advise import Answer
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
+FORMATS: Final = frozenset(FigureCanvasBase.get_supported_filetypes())
+"""Endings of file names that can be drawn."""
 _FRONT_COLOUR: Final = "#0072B2"
 _OTHER_COLOUR: Final = "#999999"
 _MEASURED_COLOUR: Final = "#D55E00"
@@ -66,7 +69,7 @@ def draw_front(answer: Answer, path: Path) -> bool:
         axes.set_yscale("log")
         _ticks(axes.xaxis, axes.get_xlim(), _ROUND_TIMES_S, seconds)
         _ticks(axes.yaxis, axes.get_ylim(), _ROUND_DOLLARS, dollars)
-        axes.set_xlabel(f"time; bars hold {reply.level:.0%}")
+        axes.set_xlabel("; ".join(filter(None, ["time", held(reply)])))
         axes.set_ylabel("cost on spot machines" if answer.spot else "cost")
         axes.set_title(heading(reply).replace("; ", "\n", 1), fontsize=9, loc="left")
         axes.legend(frameon=False)

@@ -40,6 +40,8 @@ def print_answer(console: Console, answer: Answer) -> None:
         console.print(ranking(answer))
     else:
         console.print(f"[bold red]{escape(refusal(reply))}[/]")
+        if reply.nearest is not None:
+            console.print(escape(offer(reply.nearest, answer)))
     if reply.rejected:
         left = ", ".join(f"{count} {reason}" for reason, count in reply.rejected.items())
         left = left.replace("no price", "no spot price") if answer.spot else left
@@ -64,14 +66,27 @@ def refusal(reply: RankReply) -> str:
     return "not known: nothing can be recommended" + (f" ({why})" if why else "")
 
 
+def offer(one: ConfigurationPrediction, answer: Answer) -> str:
+    """What comes nearest to the budget and the deadline."""
+    price = price_of(one, answer)
+    costs = f", {cost_span(price)}" if price is not None else ""
+    return f"nearest to it: {configuration_name(one.configuration)}, {time_span(one.time_s)}{costs}"
+
+
 def heading(reply: RankReply) -> str:
     """What was asked of whom, with which prices."""
     model, prices = reply.model, reply.prices_as_of
     day = f"prices of {prices}" if prices is not None else "no prices"
-    return (
+    told = (
         f"{reply.considered} configurations, smallest {reply.objective} first; model {model.version} "
-        f"({model.records} records of {model.tasks} tasks); {day}; intervals hold {reply.level:.0%}"
+        f"({model.records} records of {model.tasks} tasks); {day}"
     )
+    return "; ".join(filter(None, [told, held(reply)]))
+
+
+def held(reply: RankReply) -> str:
+    """How often such intervals were found to hold; empty where nobody has measured that."""
+    return "" if reply.coverage is None else f"intervals held {reply.coverage:.0%} on left-out tasks"
 
 
 def configuration_name(where: Configuration) -> str:

@@ -50,6 +50,8 @@ class JobYaml(BaseModel):
     """What `turnbuckle features --json` wrote; fields of `task` come first."""
     profile: str = ""
     """The local run: its name on the bus, or the file that `turnbuckle profile` wrote."""
+    providers: tuple[str, ...] = ()
+    """Whose machines are asked about; none: those that were measured, emulated ones only where no others were."""
     workers: tuple[Count, ...] = ()
     batch_sizes: tuple[Annotated[int, Field(ge=0)], ...] = ()
     configurations: Annotated[tuple[MachineSection, ...], Field(max_length=MAX_CONFIGURATIONS)] = ()

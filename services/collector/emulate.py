@@ -18,7 +18,8 @@ from typing import Final
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
-from services._runtime.job_files import JobFileError, write_job_file
+from services._runtime.job_files import JobFileError, read_job_file, write_job_file
+from services.collector.core.cutting import with_cuts
 from services.collector.emulated.campaign import Campaign, Progress, campaign_name, machine_cores
 from services.collector.emulated.checking import compare, never_measured, read_predictions, table
 from services.collector.emulated.figures import markdown
@@ -62,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--plan", action="store_true", help="tell of the runs and make none")
     what.add_argument("--figures", action="store_true", help="tell of what DIR holds, as Markdown, on standard error")
     what.add_argument("--unmeasured", type=int, metavar="N", help="tell of N configurations that the grid leaves out")
+    what.add_argument(
+        "--join", type=Path, nargs="+", metavar="FILE", help="write what FILES (Parquet) hold as DIR's one file, no run"
+    )
     what.add_argument("--check", type=Path, metavar="FILE", help="run what FILE predicts and set both side by side")
     return parser
 
@@ -70,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; returns its exit code."""
     asked = _parser().parse_args(arguments)
     if asked.figures:
-        say(markdown(*_kept(asked.out)))
+        say(markdown(*_exported(asked.out)))
+        return 0
+    if asked.join:
+        _join(asked.join, asked.out)
         return 0
     try:
         grid = read(asked.grid)
@@ -129,11 +136,37 @@ def _tell(record: JobRecord | RunProfile, outcome: Outcome, progress: Progress) 
     )
 
 
+def _join(files: Sequence[Path], out: Path) -> None:
+    """One file of several campaigns' records and local runs; of finished local runs also what a cut would have told."""
+    try:
+        found = [read_job_file(file) for file in files]
+        jobs = {job.job: job for one in found for job in one.records}
+        runs = with_cuts(run for one in found for run in one.profiles)
+        out.mkdir(parents=True, exist_ok=True)
+        write_job_file(out / PARQUET, list(jobs.values()), runs)
+    except JobFileError as error:
+        raise BadDataError(str(error)) from error
+    emit("result", parquet=str(out / PARQUET), runs=len(jobs), local_runs=len(runs))
+    say(f"{len(jobs)} records and {len(runs)} local runs in {out / PARQUET}")
+
+
 def _export(out: Path) -> None:
     try:
-        write_job_file(out / PARQUET, *_kept(out))
+        jobs, runs = _kept(out)
+        write_job_file(out / PARQUET, jobs, with_cuts(runs))
     except JobFileError as error:
         raise UnavailableError(str(error)) from error
+
+
+def _exported(out: Path) -> tuple[Sequence[JobRecord], Sequence[RunProfile]]:
+    """What the directory's file holds; where there is none yet, its journal."""
+    if not (out / PARQUET).is_file():
+        return _kept(out)
+    try:
+        found = read_job_file(out / PARQUET)
+    except JobFileError as error:
+        raise BadDataError(str(error)) from error
+    return found.records, found.profiles
 
 
 def _kept(out: Path) -> tuple[list[JobRecord], list[RunProfile]]:

@@ -14,9 +14,12 @@ from schemas.runs import RunEnd, RunProfile, RunSample
 from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus import Bus
 from services.collector.adapters.local_workers import LocalWorkers, Worker
+from services.collector.adapters.worker_output import OutputFile
+from services.collector.core.progress import Pace, ProgressReader
+from services.collector.core.rate import with_estimates
 from services.collector.core.secrets import mask_command
 from services.collector.core.series import Recording, Usage, series_of
-from services.collector.core.throughput import with_estimates
+from services.collector.core.workers import MASTER
 from services.collector.local_options import LocalRunPlan
 from services.collector.tool import emit
 
@@ -33,6 +36,8 @@ class LocalRun:
         self._changed = asyncio.Event()
         self._interrupts = 0
         self._recordings: list[Recording] = []
+        self._progress = ProgressReader(plan.interval_s)
+        self._output = [OutputFile(plan.logs / f"{MASTER}.{kind}") for kind in ("out", "err")]
         self.load_average = 0.0
         self.started_ns = 0
         self.duration_s = 0.0
@@ -59,6 +64,7 @@ class LocalRun:
             self._tell_started()
             self.end = await self._record(start_s)
             self.duration_s = loop.time() - start_s
+            self._read_output(self.duration_s)
             await self._stop()
             self.reason = self._reason()
         finally:
@@ -119,7 +125,18 @@ class LocalRun:
             except TimeoutError:
                 return None
 
+    def _read_output(self, elapsed_s: float) -> None:
+        for file in self._output:
+            for line in file.new_lines():
+                self._progress.take(line, elapsed_s)
+
+    @property
+    def pace(self) -> Pace | None:
+        """How fast the command got on by its own words."""
+        return self._progress.pace()
+
     def _take(self, elapsed_s: float) -> None:
+        self._read_output(elapsed_s)
         counters = self._workers.counters(elapsed_s)
         usages = [recording.add(now) for recording, now in zip(self._recordings, counters, strict=True)]
         rows = {
@@ -174,7 +191,7 @@ class LocalRun:
             load_average=self.load_average,
             reason=self.reason,
         )
-        return with_estimates(recorded)
+        return with_estimates(recorded, self.pace)
 
     def _reason(self) -> str:
         """Why it failed, in words; empty where it has not. Asks the cells, which must be there."""

@@ -6,7 +6,7 @@ Standard output has one JSON object a line:
 - ``sample``: elapsed_s, limit_s, workers with the four values of the last interval
 - ``stopping``: why
 - ``row``: a worker with its means, at the end
-- ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, whole_run, published
+- ``result``: run, the profile's file, end, samples, duration_s, exit_codes, throughput, rate, whole_run, published
 - ``error``: message, exit_code; of a worker that died also worker, worker_exit_code, stderr_tail
 
 Exit codes: 0; 64 a wrong command line; 65 the command failed, or ran for less than ten samples; 69 no root, no control
@@ -29,8 +29,10 @@ from services._runtime.bus import Bus, BusError
 from services._runtime.bus_nats import NatsBus
 from services.collector.adapters.cell import Cells, CellUnavailableError
 from services.collector.adapters.local_workers import Launch, LocalWorkers, Worker
+from services.collector.core.rate import Rate, rate_of, whole_run_of
+from services.collector.core.rate_words import rate_sentence
 from services.collector.core.series import MIN_SAMPLES
-from services.collector.core.throughput import throughput, whole_run
+from services.collector.core.throughput import throughput
 from services.collector.journal import Journal
 from services.collector.local_options import LocalRunPlan, parse
 from services.collector.local_recording import LocalRun
@@ -133,7 +135,9 @@ async def _finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus 
     published = await publish(journal, bus)
     for worker in profile.workers:
         emit("row", **_row(worker))
-    emit("result", **_result(profile), profile=str(path), published=published)
+    rate = rate_of(profile, run.pace)
+    emit("result", **_result(profile, rate), profile=str(path), published=published)
+    say(rate_sentence(profile, rate))
     if run.dead_worker is not None:
         return _tell_death(run.dead_worker, profile.reason)
     return EXIT_INTERRUPTED if run.end is RunEnd.INTERRUPTED else EXIT_OK
@@ -165,9 +169,9 @@ def _row(worker: WorkerSeries) -> dict[str, Any]:
     }
 
 
-def _result(profile: RunProfile) -> dict[str, Any]:
-    rate = throughput(profile)
-    whole = whole_run(profile, rate)
+def _result(profile: RunProfile, rate: Rate | None) -> dict[str, Any]:
+    by_bytes = throughput(profile)
+    whole = whole_run_of(profile, rate)
     return {
         "run": profile.run,
         "end": profile.end.value,
@@ -175,7 +179,8 @@ def _result(profile: RunProfile) -> dict[str, Any]:
         "duration_s": profile.duration_s,
         "exit_codes": profile.exit_codes,
         "reason": profile.reason,
-        "throughput": None if rate is None else asdict(rate),
+        "throughput": None if by_bytes is None else asdict(by_bytes),
+        "rate": None if rate is None else asdict(rate),
         "whole_run": None if whole is None else asdict(whole),
     }
 

@@ -74,6 +74,8 @@ def _parquet(connection: duckdb.DuckDBPyConnection, path: Path) -> Table:
 def _csv(connection: duckdb.DuckDBPyConnection, path: Path, separator: str) -> Table:
     """Everything as text: what a cell means is the mapping's business, not a guess from the first rows."""
     header = _header(path, separator)
+    if not any(name.strip() for name in header):
+        raise TableError(f"{path} has no header: its first line must name the columns")
     definition = "{" + ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(header))) + "}"
     options = f"{_QUOTES}, skip=1, columns={definition}, auto_detect=false, store_rejects=true, nullstr=''"
     connection.execute(f"SELECT * FROM read_csv(?, delim=?, {options})", [literal_path(path), separator])  # noqa: S608 - ours

@@ -32,6 +32,9 @@ class Outlook:
     """Per row: why the median is no answer, in a sentence; empty where it is one."""
     extrapolated: tuple[tuple[str, ...], ...]
     """Per row: what lies outside of all that was measured, such as ``workers 64 (measured: 1 to 8)``."""
+    coverage: float | None = None
+    """Share of outcomes that such intervals held where tasks were left out, asked about with a local run of the same
+    kind (`anchor.AnchorKind`); None: that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

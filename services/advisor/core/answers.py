@@ -120,6 +120,7 @@ def predict(request: PredictRequest, advice: Advice) -> PredictReply:
         model=advice.model,
         prices_as_of=judged.asked.prices_as_of,
         level=advice.adviser.level,
+        coverage=judged.outlook.coverage,
         predictions=tuple(_prediction(judged, row, reasons[row]) for row in range(count)),
         warnings=tuple(warnings + _common_warnings(judged)),
     )
@@ -133,6 +134,7 @@ def rank(request: RankRequest, advice: Advice) -> RankReply:
     rejected, chosen = _filtered(judged, request)
     order = chosen[np.argsort(values[chosen], kind="stable")]
     best = order[: request.top]
+    near = _nearest(judged, request) if not len(best) else None
     front = np.flatnonzero(judged.front)
     front = front[np.argsort(times_s[front], kind="stable")]
     shown = np.unique(np.concatenate((best[:_EXPLAINED], front[:_EXPLAINED])))
@@ -145,10 +147,12 @@ def rank(request: RankRequest, advice: Advice) -> RankReply:
         model=advice.model,
         prices_as_of=judged.asked.prices_as_of,
         level=advice.adviser.level,
+        coverage=judged.outlook.coverage,
         objective=request.objective,
         considered=int(judged.first.sum()),
         ranked=tuple(_prediction(judged, row, reasons.get(row, ())) for row in best.tolist()),
         pareto=tuple(_prediction(judged, row, reasons.get(row, ())) for row in front.tolist()),
+        nearest=_prediction(judged, near, ()) if near is not None else None,
         neighbours=advice.adviser.neighbours(judged.table, _NEIGHBOURS),
         proposals=_proposals(judged, advice, may, request.proposals),
         rejected=dict(rejected),
@@ -207,6 +211,14 @@ def _filtered(judged: Judged, request: RankRequest) -> tuple[Counter[str], IntAr
             rejected[reason] = count
         left &= ~out
     return rejected, np.flatnonzero(left)
+
+
+def _nearest(judged: Judged, request: RankRequest) -> int | None:
+    """The row that breaks its limits by the smallest factor; None where limits are not what leaves nothing."""
+    cost, time_s = judged.rank_usd[:, MEDIAN], judged.rank_time_s[:, MEDIAN]
+    over = np.fmax(cost / (request.budget_usd or math.inf), time_s / (request.deadline_s or math.inf))
+    may = judged.first & judged.known & judged.fits & np.isfinite(over) & (over > 1)
+    return int(np.argmin(np.where(may, over, np.inf))) if may.any() else None
 
 
 def _proposals(judged: Judged, advice: Advice, values: FloatArray, count: int) -> tuple[Proposal, ...]:

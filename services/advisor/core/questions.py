@@ -23,6 +23,8 @@ from services.advisor.core.catalogue import Listing
 from services.advisor.core.encoder import Encoder, JobFeatures, configuration_key
 from services.advisor.core.table import Table, build
 
+EMULATED: Final = "emulated"
+"""Provider of machines that nobody can rent."""
 DEFAULT_WORKERS: Final = (1, 2, 4, 8)
 LEAST_PROFILE_S: Final = 5.0
 """A local run that was stopped before shows the start-up and nothing else."""
@@ -84,7 +86,11 @@ def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
         )
     if not task.parameter_count and not task.layers:
         warnings.append(f"the features of {task.task} are not given (turnbuckle features): less can be told")
-    configurations = question.configurations or _all(question, listing, measured, task)
+    configurations = question.configurations
+    if not configurations:
+        providers, noted = _providers(question, listing, measured)
+        configurations = _all(question, listing, measured, (task, providers))
+        warnings += noted
     pairs = [_priced(one, listing) for one in configurations]
     doubtful = {(one.source, one.as_of) for _, one in pairs if one is not None and one.source in listing.unchecked}
     warnings += [
@@ -164,9 +170,29 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f" (known: {shown})" if names else " (none is known)"
 
 
-def _all(question: Question, listing: Listing, measured: Measured, task: TaskFeatures) -> tuple[Configuration, ...]:
-    """All machines of the providers that have been measured, times workers, times batch sizes."""
-    providers = (listing.providers() & measured.providers) or listing.providers()
+def _providers(question: Question, listing: Listing, measured: Measured) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return whose machines are asked about, and what should be said of that.
+
+    Those named; else those measured, but emulated machines only where there are no others: nobody can rent both.
+    """
+    known = frozenset(listing.providers())
+    if strange := sorted(set(question.providers) - known):
+        raise BadQuestionError(f"no machine of {', '.join(strange)} is listed{_near(strange[0], known)}")
+    if question.providers:
+        return frozenset(question.providers), ()
+    found = (known & measured.providers) or known
+    if EMULATED not in found:
+        return found, ()
+    if found == {EMULATED}:
+        return found, ("these are emulated machines: they rank no real cloud (docs/dataset.md)",)
+    return found - {EMULATED}, (f"emulated machines are left out (--provider {EMULATED} asks about them)",)
+
+
+def _all(
+    question: Question, listing: Listing, measured: Measured, about: tuple[TaskFeatures, frozenset[str]]
+) -> tuple[Configuration, ...]:
+    """All machines of some providers, times workers, times batch sizes."""
+    task, providers = about
     machines = [(provider, name) for provider, name in sorted(listing.machines) if provider in providers]
     if not machines:
         raise BadQuestionError("the price catalogue lists no machine: name configurations, or refresh the catalogue")

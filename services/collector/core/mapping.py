@@ -29,7 +29,9 @@ _PLACE: Final = re.compile(r"\{([^{}]+)\}")
 _UNITS: Final = {
     "s": 1.0,
     "ms": 1e-3,
+    "min": 60.0,
     "minutes": 60.0,
+    "h": 3_600.0,
     "hours": 3_600.0,
     "usd": 1.0,
     "cents": 0.01,

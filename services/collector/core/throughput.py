@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from schemas.runs import RunEnd, RunProfile
+from schemas.runs import RunProfile
 from services.collector.core.series import Series, period
 
 GRADIENT_BYTES: Final = 4
@@ -34,6 +34,8 @@ class Method(StrEnum):
     """From bytes sent and the number of parameters."""
     PERIOD = "period"
     """From the repetition in the network's series, taken as one step each. It may be an epoch as well."""
+    OUTPUT = "output"
+    """From the epochs or steps that the command writes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,35 +125,3 @@ def steps_of(samples_per_epoch: int, epochs: int, batch_size: int, workers: int)
     if min(samples_per_epoch, epochs, batch_size, workers) < 1:
         return None
     return epochs * math.ceil(math.ceil(samples_per_epoch / workers) / batch_size)
-
-
-def whole_run(profile: RunProfile, rate: Throughput | None) -> WholeRun | None:
-    """How long the whole training takes at the local run's configuration.
-
-    Measured where the run got to its end; else estimated from its rate, where samples per epoch, epochs and batch size
-    are known; else None.
-    """
-    task, place = profile.task, profile.configuration
-    steps = steps_of(task.samples_per_epoch, task.epochs, place.batch_size, place.workers)
-    if profile.end is RunEnd.FINISHED:
-        return WholeRun(steps or 0, profile.duration_s, measured=True)
-    if rate is None or steps is None or rate.steps_per_s <= 0:
-        return None
-    # What has been seen is a lower bound.
-    estimated_s = max(rate.startup_s + steps / rate.steps_per_s, profile.duration_s)
-    return WholeRun(steps, estimated_s, measured=False)
-
-
-def with_estimates(profile: RunProfile) -> RunProfile:
-    """The rate and the whole run's duration as attributes of the local configuration, where the series tell."""
-    rate = throughput(profile)
-    whole = whole_run(profile, rate)
-    found: dict[str, float | str] = {}
-    if rate is not None:
-        found |= {"steps_per_s": rate.steps_per_s, "startup_s": rate.startup_s, "steps_per_s_from": rate.method.value}
-    if whole is not None:
-        found["whole_run_s"] = whole.duration_s
-    attributes = profile.configuration.attributes | found
-    return profile.model_copy(
-        update={"configuration": profile.configuration.model_copy(update={"attributes": attributes})}
-    )

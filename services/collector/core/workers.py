@@ -35,6 +35,7 @@ def worker_environment(base: Mapping[str, str], rank: int, meeting: Rendezvous) 
     return {
         "OMP_NUM_THREADS": threads,  # torchrun sets it, too: else each worker takes every core
         "MKL_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",  # its progress is read as it comes
         **base,
         "RANK": str(rank),
         "WORLD_SIZE": str(meeting.workers),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.jobs import JobRecord, JobState
-from schemas.runs import RunProfile
+from schemas.runs import RunEnd, RunProfile
 
 
 def configuration_of(record: JobRecord) -> tuple[str, str, int, int]:
@@ -45,7 +45,7 @@ def markdown(records: Sequence[JobRecord], profiles: Sequence[RunProfile]) -> st
     by_task: dict[str, list[JobRecord]] = defaultdict(list)
     for record in records:
         by_task[record.task.task].append(record)
-    local = {profile.task.task: profile for profile in profiles}
+    local = {profile.task.task: profile for profile in profiles if profile.end is RunEnd.FINISHED}
     states = Counter(record.state for record in records)
     loads = sorted(record.load_average for record in records if record.load_average is not None)
     variations = sorted(repeat_variations(records))
@@ -74,4 +74,28 @@ def markdown(records: Sequence[JobRecord], profiles: Sequence[RunProfile]) -> st
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_per_task(task, by_task[task], local.get(task)) for task in sorted(by_task)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_cuts(profiles, local)])
+
+
+def _cuts(profiles: Sequence[RunProfile], local: Mapping[str, RunProfile]) -> list[str]:
+    """What local runs that were cut told of the whole, beside what it took."""
+    cut = [one for one in profiles if one.end is RunEnd.TIME_UP and one.task.task in local]
+    if not cut:
+        return []
+    return [
+        "",
+        "| task | cut after s | of s | samples | told whole s | error | standard error told |",
+        "|---|---|---|---|---|---|---|",
+        *(_cut(one, local[one.task.task].duration_s) for one in sorted(cut, key=lambda one: one.run)),
+    ]
+
+
+def _cut(profile: RunProfile, whole_s: float) -> str:
+    told = profile.configuration.attributes
+    estimated = told.get("whole_run_s")
+    if not isinstance(estimated, float):
+        said = "no rate | - | -"
+    else:
+        said = f"{estimated:.1f} | {estimated / whole_s - 1:+.0%} | {float(told['rate_error']):.0%}"
+    samples = profile.workers[0].samples
+    return f"| {profile.task.task} | {profile.duration_s:.1f} | {whole_s:.1f} | {samples} | {said} |"

@@ -105,7 +105,9 @@ class Grid(_Strict):
     @model_validator(mode="after")
     def _check(self) -> Grid:
         if unknown := [name for name in self.tasks if base_task(name)[0] not in TASKS]:
-            raise ValueError(f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}, and with -x20 20 times their epochs")
+            raise ValueError(
+                f"no such task: {', '.join(unknown)}; there are {', '.join(TASKS)}, and with -x20 20 times their epochs"
+            )
         names = [kind.name for kind in self.instance_types]
         for what, values in (
             ("tasks", self.tasks),

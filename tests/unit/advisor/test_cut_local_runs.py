@@ -180,3 +180,61 @@ def test_where_a_run_is_cut_moves_the_anchor_by_nothing(
     )  # fmt: skip
     assert anchor_s(delta(ratio), cut) == pytest.approx(anchor_s(delta(ratio), finished))
     assert anchor_s(delta(ratio + 1), cut) > anchor_s(delta(ratio), cut) >= whole_s * (1 - 1e-9)
+
+
+# -- how often intervals hold --------------------------------------------------------------------------------------
+
+
+def with_cuts(error: float, told_error: float) -> dict[str, RunProfile]:
+    """The world's local runs, and of each one that was cut, whose rate was off by a factor."""
+    runs = dict(WORLD.profiles())
+    for at, one in enumerate(WORLD.profiles().values()):
+        estimated_s = STARTUP_S + (one.duration_s - STARTUP_S) * (1.0 + error * (-1) ** at)
+        cut = local_run(
+            one.task, RunEnd.TIME_UP, one.duration_s / 10, startup_s=STARTUP_S, whole_run_s=estimated_s,
+            steps_per_s=1.0, rate_error=told_error,
+        )  # fmt: skip
+        runs[f"{one.run}-cut"] = cut.model_copy(update={"run": f"{one.run}-cut"})
+    return runs
+
+
+def test_the_coverage_that_is_told_is_the_measured_one_for_this_kind_of_local_run(adviser: OurAdviser) -> None:
+    """With rates that are nine tenths off, and claim one per cent, intervals of cut runs hold less than others."""
+    records = [one for one in WORLD.records() if one.task.task != "delta"]
+    runs = {name: one for name, one in with_cuts(0.9, 0.01).items() if "delta" not in name}
+    careless = OurAlgorithm().fit(records, runs, seed=0)
+    job = delta(2)
+    whole = local_run(job, RunEnd.FINISHED, WORLD.seconds(job, LOCAL), startup_s=STARTUP_S)
+    finished, cut = ask(careless, job, whole), ask(careless, job, cut_with_its_rate(job, 5.0))
+    assert finished.coverage is not None
+    assert cut.coverage is not None
+    assert 0.7 < finished.coverage <= 1.0
+    assert cut.coverage < finished.coverage - 0.1
+    # nobody has measured it where no local run was ever cut
+    assert ask(adviser, job, cut_with_its_rate(job, 5.0)).coverage is None
+
+
+def test_honest_rates_keep_the_coverage() -> None:
+    records = [one for one in WORLD.records() if one.task.task != "delta"]
+    runs = {name: one for name, one in with_cuts(0.1, 0.1).items() if "delta" not in name}
+    reply = ask(OurAlgorithm().fit(records, runs, seed=0), delta(2), cut_with_its_rate(delta(2), 5.0))
+    assert reply.coverage is not None
+    assert reply.coverage > 0.8
+
+
+def test_of_a_known_task_left_out_tasks_say_nothing(adviser: OurAdviser) -> None:
+    known = WORLD.task(0)
+    whole = local_run(known, RunEnd.FINISHED, WORLD.seconds(known, LOCAL), startup_s=STARTUP_S)
+    assert ask(adviser, known, whole).coverage is None
+
+
+def test_no_reason_is_empty_or_nan(adviser: OurAdviser) -> None:
+    """Of a run that was cut without a rate, and of what known tasks have in common."""
+    job = delta(LONG)
+    for profile in (cut_with_its_rate(job), local_run(job, RunEnd.TIME_UP, 600.0), None):
+        reply = ask(adviser, job, profile)
+        said = [reason for one in (*reply.ranked, *reply.pareto) for reason in one.reasons]
+        said += [word for one in reply.neighbours for word in one.alike]
+        assert said or not reply.ranked
+        assert all("nan" not in one.split() and not one.endswith(": ") for one in said)
+        assert all(one.partition(": ")[2] for one in said)

@@ -335,6 +335,42 @@ def test_machines_of_providers_that_were_measured_come_first() -> None:
     assert {(one.provider, one.batch_size) for one in found.configurations} == {("emulated", 16), ("emulated", 64)}
 
 
+def test_emulated_machines_are_no_part_of_a_list_of_real_ones() -> None:
+    """Nobody can rent both. Where only emulated ones were measured they are listed, and so said; named: as asked."""
+    machines = Listing({**listing().machines, ("emulated", "em"): listing().machines["gcp", "two"]})
+
+    def providers(measured: frozenset[str], *named: str) -> tuple[set[str], str]:
+        found = complete(asked(providers=named), machines, Measured(providers=measured))
+        return {one.provider for one in found.configurations}, " ".join(found.warnings)
+
+    both, nothing = frozenset({"gcp", "emulated"}), frozenset[str]()
+    assert providers(both)[0] == providers(nothing)[0] == {"gcp"}
+    assert "--provider emulated" in providers(both)[1]
+    assert providers(frozenset({"emulated"}))[0] == {"emulated"}
+    assert "rank no real cloud" in providers(frozenset({"emulated"}))[1]
+    assert providers(both, "gcp", "emulated")[0] == {"gcp", "emulated"}
+    assert providers(frozenset({"gcp"}))[1].count("emulated") == 0
+    with pytest.raises(BadQuestionError, match="no machine of gpc is listed; did you mean 'gcp'"):
+        providers(both, "gpc")
+
+
+@pytest.mark.parametrize(
+    ("limits", "nearest"),
+    [
+        ({"budget_usd": 0.1}, "1 x four"),  # $0.375 of 0.1, the same for two of them
+        ({"deadline_s": 100.0}, "2 x four"),  # 450 s of 100
+        ({"budget_usd": 0.3, "deadline_s": 440.0}, "2 x four"),  # 1.25 and 1.02 times; one alone: 1.25 and 2.05
+    ],
+)
+def test_where_nothing_keeps_the_limits_the_nearest_is_offered(limits: dict[str, float], nearest: str) -> None:
+    reply = rank(asked(**limits), advice())
+
+    assert reply.ranked == ()
+    assert reply.nearest is not None
+    assert names([reply.nearest]) == [nearest]
+    assert rank(asked(budget_usd=0.4), advice()).nearest is None
+
+
 def test_the_fast_table_is_the_plain_one() -> None:
     """Encoding what rows have in common once changes nothing."""
     found = records(("a", "b"))

@@ -296,6 +296,32 @@ async def test_data_sets_are_known_beside_the_bus(ground: Ground, tmp_path: Path
         assert {record.task.task for record in advisor.records.jobs.values()} == {"a", "b"}
 
 
+async def test_the_shipped_data_set_is_learned_where_a_question_asks_for_it(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new user's bus is empty: the flag brings an answer. Without it nothing is learned that is not on the bus."""
+    write_job_file(tmp_path / "shipped.parquet", records(TASKS), [profile(task) for task in TASKS])
+    monkeypatch.setattr("services.advisor.datasets.DATA", tmp_path)
+    async with ground.advisor() as advisor:
+        with pytest.raises(RequestRefusedError, match="--shipped-data"):
+            await ground.rank()
+        with pytest.raises(RequestRefusedError, match="first model") as refused:
+            await ground.rank(shipped_data=True)
+        assert refused.value.code == 503
+        learned = await advisor.knowledge.for_question(shipped_data=True)
+        await until(lambda: learned.learning.model is not None, within_s=20)
+        assert (await ground.rank(shipped_data=True)).model.records == len(records(TASKS))
+        assert len(advisor.records) == 0
+        with pytest.raises(RequestRefusedError, match="0 records are known"):
+            await ground.rank()
+
+        await ground.tell(*records(("d",)))  # the user's own records are learned beside them
+        await until(lambda: len(learned.records) == len(records((*TASKS, "d"))), within_s=20)
+        assert {record.task.task for record in advisor.records.jobs.values()} == {"d"}
+        await trained(advisor, len(records(("d",))))
+        assert (await ground.rank()).model.records == len(records(("d",)))
+
+
 @pytest.mark.parametrize("name", ["nothing.parquet", "shipped"])
 async def test_a_data_set_that_is_not_there(
     ground: Ground, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,8 @@ from scipy import stats
 
 from services.advisor.core.arrays import FloatArray, TextArray
 
+LEAST_TASKS: Final = 3
+"""Of fewer tasks nothing is said about how often intervals hold."""
 _GRID: Final = (np.arange(200) + 0.5) / 200
 _FREEDOM: Final = 4.0
 """Degrees of freedom of the pseudo-task that stands for the tasks not yet seen."""
@@ -42,3 +45,42 @@ class Calibration:
         """Return how many standard deviations hold the outcome with probability `level`."""
         reached = np.searchsorted(np.cumsum(self.weights), level - 1e-12)
         return float(self.errors[min(int(reached), len(self.errors) - 1)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeftOutErrors:
+    """Errors of logarithms, with the task of each row left out; one element per row that has one."""
+
+    task: TextArray
+    errors: FloatArray
+    """Outcome less mean."""
+    deviation: FloatArray
+
+    def held(self, level: float) -> float | None:
+        """Return the share of outcomes inside of their intervals, each task counting the same; None of few tasks.
+
+        A task's intervals are calibrated on the other tasks alone. The hyperparameters have seen its rows.
+        """
+        tasks = np.unique(self.task)
+        if len(tasks) < LEAST_TASKS:
+            return None
+        standardised = self.errors / self.deviation
+        shares = []
+        for one in tasks:
+            mine = self.task == one
+            factor = Calibration.of(self.task[~mine], standardised[~mine]).factor(level)
+            shares.append(float((np.abs(standardised[mine]) <= factor).mean()))
+        return float(np.mean(shares))
+
+    def moved(self, by: Mapping[str, Sequence[tuple[float, float]]]) -> LeftOutErrors:
+        """Return the errors as if each task's level were off.
+
+        Args:
+            by: Per task, pairs of what is to be added to its errors and the variance that its intervals know of.
+        """
+        parts = [(rows, *move) for one, moves in by.items() for rows in [self.task == one] for move in moves]
+        return LeftOutErrors(
+            np.concatenate([self.task[rows] for rows, _, _ in parts] or [self.task[:0]]),
+            np.concatenate([self.errors[rows] + shift for rows, shift, _ in parts] or [self.errors[:0]]),
+            np.concatenate([np.sqrt(self.deviation[rows] ** 2 + more) for rows, _, more in parts] or [self.errors[:0]]),
+        )

@@ -11,7 +11,7 @@ from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray, TextArray
 from services.advisor.core.model import best_measured, remaining, scores_of
 from services.advisor.core.ours.boosting import LeftOut, Trees
-from services.advisor.core.ours.calibration import Calibration
+from services.advisor.core.ours.calibration import Calibration, LeftOutErrors
 from services.advisor.core.ours.cost import Rates
 from services.advisor.core.ours.decision import expected_improvement
 from services.advisor.core.ours.feasibility import Feasibility
@@ -67,7 +67,7 @@ class Ours:
         around = Around(
             level, rates, _calibrated(ran.task, errors, deviation), _reference(ran),
             Feasibility.of(table, seed), Trees.of(LeftOut(ran, targets, targets - errors, per_second), seed),
-            OneKind.of(ran, kernel.tasks, design.tasks),
+            OneKind.of(ran, kernel.tasks, design.tasks), _measured(ran, errors, deviation),
         )  # fmt: skip
         return FittedOurs(process, around, self.target, seed)
 
@@ -84,6 +84,8 @@ class Around:
     feasibility: Feasibility
     trees: Trees
     one_kind: OneKind | None
+    left_out: LeftOutErrors
+    """Of rows whose task's local run got to its end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,6 +244,11 @@ def _left_out(process: Process, ran: Table, targets: FloatArray) -> tuple[FloatA
             beliefs = left_out(process, targets, unseen)
             errors[unseen], deviation[unseen] = beliefs.mean, beliefs.deviation()
     return errors, deviation
+
+
+def _measured(ran: Table, errors: FloatArray, deviation: FloatArray) -> LeftOutErrors:
+    kept = np.isfinite(errors) & has_anchor(ran) & ~ran.anchor_cut
+    return LeftOutErrors(ran.task[kept], errors[kept], deviation[kept])
 
 
 def _calibrated(task: TextArray, errors: FloatArray, deviation: FloatArray) -> Calibration:

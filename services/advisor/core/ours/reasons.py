@@ -20,6 +20,13 @@ _MACHINE: Final = (
     "config.vcpu", "config.memory_gb", "config.disk_gb", "config.network_gbps", "config.instance_type",
     "config.provider", "config.price_usd_per_hour",
 )  # fmt: skip
+_RATIOS: Final = {
+    "cores": "cores of all workers",
+    "talk": "gradient bytes per operation",
+    "local talk": "local run's bytes per core second",
+    "busy": "local run's use of its cores",
+}
+"""Coordinates that are no feature of their own, see `space`."""
 _NOTHING: Final = 0.02
 """A logarithmic factor closer to 0 than this is no reason."""
 
@@ -27,6 +34,8 @@ _NOTHING: Final = 0.02
 def family(feature: str) -> str:
     """Return what a feature is told as: the machine is one thing, so are a series' summaries and the layers' counts."""
     name = feature.partition("=")[0]
+    if name in _RATIOS:
+        return _RATIOS[name]
     if name in _MACHINE:
         return "machine"
     if name.startswith("series."):
@@ -72,10 +81,14 @@ class Middles:
             slack = 1e-9 * np.maximum(np.abs(self.least), np.abs(self.most))
             beyond = (table.features < self.least - slack) | (table.features > self.most + slack)
         beyond &= np.isfinite(self.least) & ~np.char.startswith(np.array(table.feature_names), "series.")
+
+        def of_job(at: int) -> bool:
+            return not table.feature_names[at].startswith(CONFIGURATION)  # what was chosen comes first
+
         named = np.array(["config.instance_type=" in name for name in table.feature_names], dtype=bool)
         return tuple(
             (
-                *(self._told(table, row, at) for at in np.flatnonzero(beyond[row]).tolist()),
+                *(self._told(table, row, at) for at in sorted(np.flatnonzero(beyond[row]).tolist(), key=of_job)),
                 *((f"machine {_machine(table, row)} (never measured)",) if self._strange(table, row, named) else ()),
             )
             for row in range(len(table))
@@ -102,7 +115,8 @@ def contributions(fitted: FittedOurs, middles: Middles, table: Table, count: int
     for row in range(len(table)):
         effects = mean[0, row] - mean[1:, row]
         strongest = np.argsort(-np.abs(effects), kind="stable").tolist()
-        order = [at for at in strongest if abs(effects[at]) > _NOTHING][:count]
+        known = [bool(np.isfinite(table.features[row, middles.families[name]]).any()) for name in names]
+        order = [at for at in strongest if known[at] and abs(effects[at]) > _NOTHING][:count]
         told.append(
             tuple(
                 Contribution(

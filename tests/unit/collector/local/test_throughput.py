@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
+from services.collector.core.rate import rate_of, whole_run_of, with_estimates
 from services.collector.core.throughput import (
     Method,
     ring_bytes_per_step,
     steps_of,
     throughput,
     training_starts,
-    whole_run,
-    with_estimates,
 )
 
 PARAMETERS = 1_000_000
@@ -117,7 +116,7 @@ def test_the_whole_runs_duration_is_estimated_when_time_was_up() -> None:
     per_step = 2 * 2 / 3 * 4 * PARAMETERS
     out = np.concatenate([np.zeros(10), np.full(50, 10 * per_step)])
     cut = profile(out, out, out, samples_per_epoch=96_000, epochs=3)
-    found = whole_run(cut, throughput(cut))
+    found = whole_run_of(cut, rate_of(cut))
     assert found is not None
     # 3 epochs of 1,000 steps at 10 a second, after 10 s
     assert (found.steps, found.measured) == (3000, False)
@@ -126,7 +125,7 @@ def test_the_whole_runs_duration_is_estimated_when_time_was_up() -> None:
 
 def test_a_run_that_got_to_its_end_is_measured() -> None:
     out = np.zeros(60)
-    found = whole_run(profile(out, end=RunEnd.FINISHED), None)
+    found = whole_run_of(profile(out, end=RunEnd.FINISHED), None)
     assert found is not None
     assert (found.duration_s, found.measured) == (60.0, True)
 
@@ -134,7 +133,7 @@ def test_a_run_that_got_to_its_end_is_measured() -> None:
 def test_an_estimate_is_never_less_than_what_was_seen() -> None:
     out = np.full(60, 8e6)
     cut = profile(out, out, samples_per_epoch=64, epochs=1)
-    found = whole_run(cut, throughput(cut))
+    found = whole_run_of(cut, rate_of(cut))
     assert found is not None
     assert found.duration_s == 60.0
 
@@ -143,7 +142,7 @@ def test_an_estimate_is_never_less_than_what_was_seen() -> None:
 def test_without_the_numbers_there_is_no_estimate(end: RunEnd) -> None:
     out = np.full(60, 8e6)
     cut = profile(out, out, end=end)
-    assert whole_run(cut, throughput(cut)) is None
+    assert whole_run_of(cut, rate_of(cut)) is None
 
 
 def test_estimates_stand_in_the_local_configuration() -> None:

@@ -1,0 +1,66 @@
+"""Local runs that are cut at a part of what was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.jobs import Configuration, TaskFeatures
+from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
+from services.collector.core.cutting import cut_short, cuts_of, with_cuts
+from services.collector.core.throughput import ring_bytes_per_step
+
+PARAMETERS = 50_000
+
+
+def finished(samples: int, startup: int = 5, interval_s: float = 0.1) -> RunProfile:
+    """Two workers, ten steps a second after the start-up."""
+    per_step = ring_bytes_per_step(PARAMETERS, 2)
+    out = np.concatenate([np.zeros(startup), np.full(samples - startup, 10.0 * per_step)])
+    columns = {name: np.arange(samples, dtype="<f8").tobytes() for name in SERIES}
+    columns["network_out_bytes_per_s"] = out.astype("<f8").tobytes()
+    steps = round((samples - startup) * interval_s * 10)
+    return RunProfile(
+        run="whole", task=TaskFeatures(task="t", parameter_count=PARAMETERS, epochs=1, samples_per_epoch=steps * 64),
+        configuration=Configuration(instance_type="local", workers=2, batch_size=32), interval_s=interval_s,
+        duration_s=samples * interval_s, end=RunEnd.FINISHED, exit_codes=(0, 0),
+        workers=tuple(WorkerSeries(worker=name, **columns) for name in ("master", "worker-1")),
+    )  # fmt: skip
+
+
+@given(samples=st.integers(60, 600), divisor=st.integers(2, 10))
+def test_a_cut_run_is_the_beginning_of_the_whole_and_knows_no_more(samples: int, divisor: int) -> None:
+    whole = finished(samples)
+    cut = cut_short(whole, divisor)
+    if cut is None:
+        assert samples // divisor < 10
+        return
+    assert (cut.run, cut.end, cut.exit_codes) == (f"whole-cut-{divisor}", RunEnd.TIME_UP, ())
+    assert cut.duration_s == pytest.approx(whole.duration_s / divisor)
+    for one, other in zip(cut.workers, whole.workers, strict=True):
+        for name in SERIES:
+            assert one.column(name).tolist() == other.column(name)[: samples // divisor].tolist()
+
+
+@given(samples=st.integers(100, 600))
+def test_a_steady_run_tells_its_whole_duration_from_a_third_of_it(samples: int) -> None:
+    whole = finished(samples)
+    cut = cut_short(whole, 3)
+    assert cut is not None
+    told = cut.configuration.attributes
+    # the number of steps is whole, the duration is not
+    assert told["whole_run_s"] == pytest.approx(whole.duration_s, rel=0.05)
+    assert told["rate_error"] == pytest.approx(0.05)  # of bytes: nothing else varies here
+
+
+def test_only_finished_runs_are_cut_and_each_name_stays_once() -> None:
+    whole = finished(300)
+    stopped = whole.model_copy(update={"end": RunEnd.TIME_UP})
+    assert cuts_of(stopped) == ()
+    with pytest.raises(ValueError, match="had not got to its end"):
+        cut_short(stopped, 3)
+    names = ["whole", "whole-cut-3", "whole-cut-10"]
+    assert [one.run for one in with_cuts([whole])] == names
+    assert [one.run for one in with_cuts(with_cuts([whole]))] == names
