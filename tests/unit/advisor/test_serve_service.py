@@ -79,8 +79,8 @@ class Ground:
     async def ask(self, endpoint: Endpoint, request: Message) -> Message:
         return await self.bus.request(endpoint.template.subject(self.bus.root), request, timeout_s=5)
 
-    async def rank(self) -> RankReply:
-        reply = await self.ask(ADVISOR_RANK, question())
+    async def rank(self, **changes: Any) -> RankReply:
+        reply = await self.ask(ADVISOR_RANK, question(**changes))
         assert isinstance(reply, RankReply)
         return reply
 
@@ -315,11 +315,11 @@ async def test_the_shipped_data_set_is_learned_where_a_question_asks_for_it(
         with pytest.raises(RequestRefusedError, match="0 records are known"):
             await ground.rank()
 
-        await ground.tell(*records(("d",)))  # the user's own records are learned beside them
-        await until(lambda: len(learned.records) == len(records((*TASKS, "d"))), within_s=20)
-        assert {record.task.task for record in advisor.records.jobs.values()} == {"d"}
-        await trained(advisor, len(records(("d",))))
-        assert (await ground.rank()).model.records == len(records(("d",)))
+        await ground.tell(*records(("d", "e")))  # the user's own records are learned beside them
+        await until(lambda: len(learned.records) == len(records((*TASKS, "d", "e"))), within_s=20)
+        assert {record.task.task for record in advisor.records.jobs.values()} == {"d", "e"}
+        await trained(advisor, len(records(("d", "e"))))
+        assert (await ground.rank()).model.records == len(records(("d", "e")))
 
 
 @pytest.mark.parametrize("name", ["nothing.parquet", "shipped"])

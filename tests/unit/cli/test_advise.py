@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from typer.testing import CliRunner
 
 from schemas.codec import to_plain
 from schemas.jobs import Configuration
@@ -27,6 +28,7 @@ from services.cli.advise_plot import draw_front
 from services.cli.advise_view import comparison, cost_span, dollars, plot, print_answer, seconds, time_span
 from services.cli.failure import BadFileError, CommandError
 from services.cli.job_yaml import load_job
+from services.cli.main import app
 from services.cli.skypilot import task_yaml
 from tests.support.training_jobs import features, profile
 
@@ -309,3 +311,59 @@ def test_skypilot_cannot_rent_emulated_machines() -> None:
 
     with pytest.raises(CommandError, match="cannot rent machines of emulated"):
         task_yaml(Answer(only), None)
+
+
+# -- what a newcomer meets -------------------------------------------------------------------------------------------
+
+
+def test_the_heading_tells_the_measured_coverage_or_none() -> None:
+    """Never the nominal one."""
+    assert "intervals held 86% on left-out tasks" in printed(Answer(reply(*ANSWER.ranked, coverage=0.861)))
+    assert "intervals" not in printed(Answer(ANSWER)).splitlines()[0]
+
+
+def test_an_answer_over_budget_offers_what_is_nearest() -> None:
+    """Beside the sentence that nothing is left."""
+    nearest = predicted("n1-standard-8", 1, 7_200.0, 31.0)
+    shown = printed(Answer(reply(nearest=nearest, rejected={"over budget": 24})))
+
+    assert "nearest to it: 1 x n1-standard-8, batch 64, 2 h" in shown.replace("120 min", "2 h")
+    assert "$31.00" in shown
+
+
+def test_a_picture_of_no_known_format_is_refused_before_anybody_works(tmp_path: Path) -> None:
+    """No server is asked: there is none at that address."""
+    path = write(tmp_path, "task: text-dnn\n")
+    arguments = ["advise", str(path), "--plot", str(tmp_path / "front.xyz"), "--server", "nats://127.0.0.1:1"]
+
+    done = CliRunner().invoke(app, arguments)
+
+    assert done.exit_code == 78
+    assert "front.xyz cannot be drawn: xyz is none of" in done.stderr
+
+
+def test_options_for_the_shipped_data_and_for_providers_reach_the_question(tmp_path: Path) -> None:
+    """A provider that is typed goes before those of the file."""
+    path = write(tmp_path, "task: a\nproviders: [gcp]\n")
+
+    typed = request_for(load_job(path), Wishes(providers=("emulated",), shipped_data=True), tmp_path)
+    plain = request_for(load_job(path), Wishes(), tmp_path)
+
+    assert (typed.providers, typed.shipped_data) == (("emulated",), True)
+    assert (plain.providers, plain.shipped_data) == (("gcp",), False)
+
+
+def test_the_readmes_job_asks_about_train_py(tmp_path: Path) -> None:
+    """With the features where the README has them written."""
+    job = load_job_with_features(tmp_path)
+    assert (job.task.task, job.task.epochs, job.task.samples_per_epoch) == ("digits", 1000, 1797)
+    assert job.task.parameter_count == features("a").parameter_count
+
+
+def load_job_with_features(tmp_path: Path) -> Any:
+    """docs/examples/digits.yaml in a tree of its own, as `turnbuckle features` is called from the top."""
+    directory = tmp_path / "docs/examples"
+    directory.mkdir(parents=True)
+    (directory / "digits.yaml").write_text(Path("docs/examples/digits.yaml").read_text())
+    (tmp_path / "features.json").write_text(json.dumps({"event": "result", "features": features("a").model_dump()}))
+    return load_job(directory / "digits.yaml")

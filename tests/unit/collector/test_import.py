@@ -163,6 +163,13 @@ def test_thresholds_and_units(imported: Import) -> None:
     assert [record.state for record in imported(text, fields=fields).records] == ["timed_out", "succeeded"]
 
 
+@pytest.mark.parametrize(("unit", "seconds"), [("h", 36_000.0), ("hours", 36_000.0), ("min", 600.0), ("s", 10.0)])
+def test_units_of_time(imported: Import, unit: str, seconds: float) -> None:
+    """Ten of each."""
+    fields = MAPPING["fields"] | {"duration_s": {"column": "minutes", "unit": unit}}
+    assert imported(HEADER + GOOD, fields=fields).records[0].duration_s == seconds
+
+
 def test_columns_without_use_are_told(imported: Import) -> None:
     found = imported(HEADER.replace("\n", ",row_id\n") + GOOD.replace("\n", ",17\n"))
     assert found.unused_columns == ["row_id"]
@@ -172,6 +179,7 @@ def test_columns_without_use_are_told(imported: Import) -> None:
     ("text", "complaint"),
     [
         ("", "is empty"),
+        ("\n", "has no header: its first line must name the columns"),
         ("a,b,a\n1,2,3\n", "twice"),
         (HEADER.replace("nodes", "machines") + GOOD, "has no column nodes; it has , app, layers"),
     ],
