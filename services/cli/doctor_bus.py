@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 from schemas.leases import Lease
 from schemas.streams import APPS, LEASES
@@ -44,7 +46,22 @@ def _check_server(bus: NatsBus, options: BusOptions) -> Finding:
     text = f"{version.major}.{version.minor}.{version.patch} with JetStream at {options.address}"
     if (version.major, version.minor) < OLDEST_SERVER:
         return Finding("nats", Level.NOTE, f"{text}: older than 2.11", "run nats-server 2.11 or later")
-    return Finding("nats", Level.OK, text)
+    if not bus.connection.is_encrypted and crosses_network(options.servers):
+        found = f"{text}, without TLS: anyone in between reads everything and can write in your name"
+        return Finding("nats", Level.NOTE, found, "turnbuckle nats config, and tls:// in NATS_URL")
+    return Finding("nats", Level.OK, f"{text}{', encrypted' if bus.connection.is_encrypted else ''}")
+
+
+def crosses_network(urls: Sequence[str]) -> bool:
+    """Whether one of these servers is not on this machine's loopback, as far as its URL says."""
+    return any(not _is_loopback(urlsplit(url if "://" in url else f"nats://{url}").hostname or "") for url in urls)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _check_allocators(bus: NatsBus) -> list[Finding]:

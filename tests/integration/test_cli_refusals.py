@@ -100,6 +100,13 @@ async def test_settings_that_cannot_work_are_78(server: SecuredNats, tmp_path: P
         assert (code, sentence in output, "secret@" in output) == (BAD_CONFIG, True, False), output
 
 
+async def test_the_doctor_says_whether_the_connection_is_encrypted(server: SecuredNats) -> None:
+    _, output = await run(server.environment(Role.OPERATOR), "doctor", "--json")
+
+    [nats] = [finding for finding in json.loads(output) if finding["name"] == "nats"]
+    assert (nats["level"], nats["found"].endswith(", encrypted")) == ("ok", True)
+
+
 async def test_the_doctor_does_not_tell_to_start_another_server(server: SecuredNats, tmp_path: Path) -> None:
     stranger = make_ca(tmp_path / "stranger", "127.0.0.1")
     environment = server.environment(Role.OPERATOR) | {"TURNBUCKLE_NATS_TLS_CA_FILE": str(stranger / "ca.pem")}

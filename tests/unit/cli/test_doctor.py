@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from schemas.leases import Lease
 from services._runtime.bus import Entry
 from services._runtime.bus_options import BusOptions
@@ -11,7 +13,7 @@ from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, Con
 from services._runtime.nats_server import NatsServerError
 from services.agent.adapters.cgroup_host import FILES_PER_CONTAINER
 from services.cli import doctor_checks as checks
-from services.cli.doctor_bus import check_bus, judge_replicas
+from services.cli.doctor_bus import check_bus, crosses_network, judge_replicas
 from services.cli.doctor_finding import Level
 from services.cli.supervisor import free_port
 
@@ -88,6 +90,19 @@ async def test_a_server_that_does_not_answer_is_no_failure() -> None:
 
     assert found.level is Level.MISSING
     assert found.mend == "turnbuckle up"
+
+
+@pytest.mark.parametrize(
+    ("urls", "crosses"),
+    [
+        (["nats://127.0.0.1:4222"], False),
+        (["localhost", "nats://[::1]:4222"], False),
+        (["nats://127.0.0.1:4222", "nats://me:pw@gpu-01:4222"], True),
+        (["10.0.0.1:4222"], True),
+    ],
+)
+def test_which_servers_are_beyond_this_machine(urls: list[str], crosses: bool) -> None:
+    assert crosses_network(urls) is crosses
 
 
 def entry(owner: str, revision: int) -> Entry:
