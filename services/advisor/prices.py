@@ -1,7 +1,7 @@
 """The price catalogue as a tool: ``python -m services.advisor.prices list`` and ``... refresh``.
 
 Prints one JSON object a line on standard output (``event`` is row, result or error), text for people on standard
-error. Exit codes: 0; 64 usage; 65 bad data.
+error. Exit codes: 0; 2 usage; 65 bad data.
 """
 
 from __future__ import annotations
@@ -13,21 +13,13 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+from services._runtime.tool_parser import ToolParser
 from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_skypilot, parse_snapshot
 from services.advisor.price_files import directories, parse_day, read_snapshots, read_text, write_snapshot
 
-USAGE: Final = 64
 BAD_DATA: Final = 65
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """End with the tools' exit code for wrong usage."""
-        _tell("error", message=message)
-        print(f"{message}\n{self.format_usage()}", file=sys.stderr)  # noqa: T201 - for people
-        raise SystemExit(USAGE)
 
 
 def _tell(event: str, **fields: Any) -> None:
@@ -35,8 +27,8 @@ def _tell(event: str, **fields: Any) -> None:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="turnbuckle prices", description="Dated prices of machines; old snapshots stay.")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    parser = ToolParser(prog="turnbuckle prices", description="Dated prices of machines; old snapshots stay.")
+    commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="snapshots, or with --source the machines of the newest one")
     refresh = commands.add_parser("refresh", help="take a new snapshot in")
     for each in (listing, refresh):

@@ -37,7 +37,7 @@ def apply_command(  # noqa: PLR0913 - a command's options are its parameters
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Announce an application's limits and create its containers, with the first limits of eq. 2.1 and 2.2.
+    """Announce an application's limits and create its containers, with their first limits.
 
     Applying again changes only what differs: containers that run as specified are kept.
     """

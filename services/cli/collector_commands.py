@@ -1,21 +1,22 @@
 """`turnbuckle profile`, `features`, `emulate`, `vertex`, `prices`, `jobs import|export`: tools of other services.
 
-Their options are theirs: whatever is typed goes on unchanged, ``--help`` shows the tool's own, ``--json`` its lines.
+Their options are theirs: whatever is typed goes on unchanged, ``--help`` shows what they take, ``--json`` their lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import typer
 
-from services.cli.pass_on import PassOn
-from services.cli.tool_run import Tool, run_tool
+from services.cli.tool_command import add_tool, examples_text
+from services.cli.tool_run import Tool
 
 PROFILE: Final = Tool(
     "services.collector.local_run",
     "profile",
+    "Run a training command locally for some minutes and record what it uses.",
     examples=(
         "profile --workers 3 --minutes 10 --task my-cnn -- python train.py --batch-size 32",
         "profile --json --no-bus -- python train.py | jq 'select(.event == \"sample\")'",
@@ -24,28 +25,40 @@ PROFILE: Final = Tool(
 FEATURES: Final = Tool(
     "services.collector.features",
     "features",
+    "Read a training task's features from its PyTorch module.",
     examples=("features my_package.model:build_model --batch-size 32 --json > features.json",),
 )
 EMULATE: Final = Tool(
     "services.collector.emulate",
     "emulate",
+    "Run a grid of training jobs on emulated machines of this host (root).",
     examples=("emulate docs/examples/grid.yaml --plan", "emulate grid.yaml --out my-measurements"),
 )
-VERTEX: Final = Tool(
-    "services.collector.vertex_jobs",
-    "vertex",
-    examples=(
-        "vertex submit docs/examples/vertex.json --dry-run",
-        "vertex submit grid.json --parallel 4",
-        "vertex ingest --billing-table my-project.billing.export --watch",
-    ),
+_VERTEX: Final = Tool("services.collector.vertex_jobs", "vertex", "")
+VERTEX_SUBMIT: Final = replace(
+    _VERTEX,
+    first=("submit",),
+    summary="Submit what is missing of a grid of jobs.",
+    examples=("vertex submit docs/examples/vertex.json --dry-run", "vertex submit grid.json --parallel 4"),
 )
-PRICES: Final = Tool(
-    "services.advisor.prices",
-    "prices",
+VERTEX_INGEST: Final = replace(
+    _VERTEX,
+    first=("ingest",),
+    summary="Make records of jobs that have ended.",
+    examples=("vertex ingest --billing-table my-project.billing.export --watch",),
+)
+_PRICES: Final = Tool("services.advisor.prices", "prices", "")
+PRICES_LIST: Final = replace(
+    _PRICES,
+    first=("list",),
+    summary="List snapshots, or with --source the machines of the newest one.",
+    examples=("prices list", "prices list --source gcp-vertex"),
+)
+PRICES_REFRESH: Final = replace(
+    _PRICES,
+    first=("refresh",),
+    summary="Take a new snapshot in.",
     examples=(
-        "prices list",
-        "prices list --source gcp-vertex",
         "prices refresh --skypilot vms.csv --region us-central1",
         "prices refresh --file my-prices.json",
     ),
@@ -53,37 +66,37 @@ PRICES: Final = Tool(
 IMPORT: Final = Tool(
     "services.collector.import_jobs",
     "jobs",
+    "Make records of a CSV or Parquet file's rows, and publish them.",
     ("import",),
     ("jobs import results.csv --mapping mapping.yaml", "jobs import all.parquet"),
 )
 EXPORT: Final = Tool(
     "services.collector.import_jobs",
     "jobs",
+    "Write records to a file: .parquet (everything) or .csv (jobs).",
     ("export",),
     ("jobs export all.parquet", "jobs export mine.csv --dataset emulated"),
 )
 
 
-def command_for(tool: Tool, text: str) -> Callable[[typer.Context], None]:
-    """The command of a tool; `text` is its help in lists of commands."""
-
-    def command(ctx: typer.Context) -> None:
-        raise typer.Exit(run_tool(tool, ctx.args))
-
-    command.__doc__ = text
-    return command
+def _group(text: str, *tools: Tool) -> typer.Typer:
+    epilog = "\nExamples:\n" + "".join(examples_text(tool).partition("Examples:\n")[2] for tool in tools)
+    made = typer.Typer(help=text, epilog=epilog, no_args_is_help=True, rich_markup_mode="rich")
+    for tool in tools:
+        add_tool(made, tool, tool.first[0])
+    return made
 
 
-TOOLS: Final = {
-    "profile": command_for(PROFILE, "Run a training command locally for some minutes and record what it uses."),
-    "features": command_for(FEATURES, "Read a training task's features from its PyTorch module."),
-    "emulate": command_for(EMULATE, "Run a grid of training jobs on emulated machines of this host (root)."),
-    "vertex": command_for(VERTEX, "Submit a grid of training jobs to Vertex AI, and take in what they took and cost."),
-    "prices": command_for(PRICES, "The price catalogue: dated snapshots, listed and refreshed."),
-}
+def _single(tool: Tool) -> Any:
+    made = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    add_tool(made, tool, tool.name)
+    return typer.main.get_command(made)
 
 
-def add_tools(app: typer.Typer) -> None:
-    """Make every tool a command."""
-    for name, command in TOOLS.items():
-        app.command(name, cls=PassOn)(command)
+profile_command = _single(PROFILE)
+features_command = _single(FEATURES)
+emulate_command = _single(EMULATE)
+vertex_app = _group(
+    "Submit a grid of training jobs to Vertex AI, and take in what they took and cost.", VERTEX_SUBMIT, VERTEX_INGEST
+)
+prices_app = _group("The price catalogue: dated snapshots, listed and refreshed.", PRICES_LIST, PRICES_REFRESH)

@@ -8,6 +8,7 @@ import typer
 
 from services.cli.connection import ContextOption, ServerOption
 
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 EXAMPLES = """
 Examples:
 

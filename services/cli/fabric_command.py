@@ -42,7 +42,7 @@ _COLOURS: Final = {
 }
 
 app = typer.Typer(
-    help="A host's part of the network: devices, addresses, FRR (thesis 3.3).",
+    help="A host's part of the network: devices, addresses, FRR.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -19,11 +19,11 @@ from schemas.subjects import JOB_RECORDS, SubjectTemplate
 from services._runtime.bus import Delivery
 from services._runtime.nats_history import read_stored
 from services.cli.advise_view import configuration_name, dollars, seconds
-from services.cli.collector_commands import EXPORT, IMPORT, command_for
+from services.cli.collector_commands import EXPORT, IMPORT
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.failure import CommandError
 from services.cli.output import print_json, print_note, stdout_console
-from services.cli.pass_on import PassOn
+from services.cli.tool_command import add_tool
 
 EXAMPLES: Final = """
 Examples:
@@ -95,8 +95,8 @@ def show_command(
         stdout_console().print(f"[dim]{escape(name):{width}}[/]  {escape(value)}")
 
 
-app.command("import", cls=PassOn)(command_for(IMPORT, "Take records in from CSV or Parquet, by a mapping file."))
-app.command("export", cls=PassOn)(command_for(EXPORT, "Write all records and local runs to a Parquet or CSV file."))
+add_tool(app, IMPORT, "import")
+add_tool(app, EXPORT, "export")
 
 
 def read_records(server: str | None, context: str | None, job: str | None = None) -> list[JobRecord]:

@@ -69,7 +69,7 @@ def rules_command(  # noqa: PLR0913 - a command's options are its parameters
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """List the tc rules on NODE's managed ports: whose packets go to which VTEP, and whether the NIC holds the rule.
+    """List the tc rules on NODE's managed ports: whose packets go to which VTEP, and whether the NIC has them.
 
     Rules of others on the same ports are listed behind. Exit code 1 with --diff if the kernel differs from what it
     should hold.
@@ -93,7 +93,7 @@ def paths_command(
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Show each node's next hops to each VTEP in the eyes of the kernel, FRR and BFD, and what keeps rules from right.
+    """Show each node's next hops to each VTEP as the kernel, FRR and BFD have them, and why rules are not in force.
 
     Without NODE it asks every node whose reconciler has told of rules in the last week. Exit code 1 where kernel, FRR
     and BFD disagree.

@@ -7,7 +7,6 @@ output they write one JSON object a line with a field ``event``, on standard err
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import threading
@@ -33,7 +32,6 @@ _ROWS: Final = frozenset({"row", "plan", "unmeasured", "check"})
 _QUIET: Final = frozenset({"event", "stderr_tail"})
 _MAX_COLUMNS: Final = 9
 _MINUTE_S: Final = 60.0
-_HELP_COLUMNS: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,8 @@ class Tool:
     """What ``python -m`` runs."""
     name: str
     """As the user knows it: ``emulate``."""
+    summary: str = ""
+    """A sentence for lists of commands."""
     first: tuple[str, ...] = ()
     """Arguments that the command itself stands for."""
     examples: tuple[str, ...] = ()
@@ -52,6 +52,10 @@ class Tool:
     def command(self, arguments: Sequence[str]) -> list[str]:
         """How it is run."""
         return isolated_command(self.module, *self.first, *arguments)
+
+    def describing(self, option: str) -> list[str]:
+        """How it is asked what it takes; its sub-commands answer together."""
+        return isolated_command(self.module, option)
 
     def renamed(self, text: str) -> str:
         """What it says about itself, under the name that the user knows."""
@@ -63,14 +67,12 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
 
     Args:
         tool: Which one.
-        arguments: As typed; ``--json`` before a ``--`` passes its lines through unchanged, ``--help`` shows its own.
+        arguments: As typed; ``--json`` before a ``--`` passes its lines through unchanged.
 
     Raises:
         CommandError: it cannot be started.
     """
     own, separator, rest = _split(arguments)
-    if {"-h", "--help"} & set(own):
-        return _show_help(tool, arguments)
     as_json = _JSON in own
     given = [one for one in own if one != _JSON] + separator + rest
     try:
@@ -93,17 +95,6 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
         return list(arguments), [], []
     at = list(arguments).index("--")
     return list(arguments[:at]), ["--"], list(arguments[at + 1 :])
-
-
-def _show_help(tool: Tool, arguments: Sequence[str]) -> int:
-    """The tool's own help under the command's name, with examples."""
-    environment = os.environ | {"COLUMNS": str(min(stdout_console().width, _HELP_COLUMNS))}
-    command = tool.command(arguments)
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603 - as above
-    print_line(tool.renamed(done.stdout or done.stderr).replace("``", "").rstrip())
-    if tool.examples:
-        print_line("\nexamples:\n" + "\n".join(f"  turnbuckle {line}" for line in tool.examples))
-    return done.returncode
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Final
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
 from services._runtime.job_files import JobFileError, read_job_file, write_job_file
+from services._runtime.tool_parser import ToolParser
 from services.collector.core.cutting import with_cuts
 from services.collector.emulated.campaign import Campaign, Progress, campaign_name, machine_cores
 from services.collector.emulated.checking import compare, never_measured, read_predictions, table
@@ -31,7 +32,6 @@ from services.collector.journal import Journal, read_journal
 from services.collector.settings import CollectorSettings
 from services.collector.tool import (
     BadDataError,
-    ToolParser,
     UnavailableError,
     default_directory,
     emit,

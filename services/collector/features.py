@@ -2,7 +2,7 @@
 
 The function returns a `torch.nn.Module`, or a pair of one and an example input (a tensor, a tuple of arguments, a
 mapping of keywords; the batch first). Standard output has one JSON object a line: ``result`` with features (a
-`TaskFeatures`) and batch_size, or ``error``. Exit codes: 0; 64 a wrong command line; 65 the module cannot be used;
+`TaskFeatures`) and batch_size, or ``error``. Exit codes: 0; 2 a wrong command line; 65 the module cannot be used;
 69 torch is not installed.
 """
 
@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from schemas.jobs import TaskFeatures
 from services._runtime.install_hint import package_missing
+from services._runtime.tool_parser import ToolParser
 from services.collector.adapters.user_module import UserCodeError, call, load, output_on_stderr, own_modules_hidden
-from services.collector.tool import EXIT_OK, BadDataError, ToolParser, UnavailableError, UsageError, emit, run_tool
+from services.collector.tool import EXIT_OK, BadDataError, UnavailableError, UsageError, emit, run_tool
 
 if TYPE_CHECKING:
     from services.collector.core.torch_features import ModuleFeatures
@@ -37,9 +38,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--task", help="name of the task; default: module and function")
     add("--batch-size", type=int, default=0, help="per worker")
     add("--optimizer", default="", help="such as Adam")
-    add("--learning-rate", type=float, default=0.0)
-    add("--epochs", type=int, default=0)
-    add("--samples-per-epoch", type=int, default=0)
+    add("--learning-rate", type=float, default=0.0, help="at the start")
+    add("--epochs", type=int, default=0, help="of the whole training")
+    add("--samples-per-epoch", type=int, default=0, help="over all workers")
     add("--attribute", type=_attribute, action="append", default=[], metavar="NAME=VALUE", help="a further feature")
     return parser.parse_args(arguments)
 

@@ -1,7 +1,7 @@
 """Records from and to files: ``python -m services.collector.import_jobs import FILE --mapping m.yaml`` and ``export``.
 
 A file in our own Parquet form needs no mapping. One JSON object a line on standard output:
-``error`` (a row that was refused, with its number), ``progress``, ``published``, ``result``. Exit codes: 0, 64 usage,
+``error`` (a row that was refused, with its number), ``progress``, ``published``, ``result``. Exit codes: 0, 2 usage,
 65 bad data (also where some rows were refused; the others are kept), 69 unavailable, 130 interrupted.
 """
 
@@ -22,6 +22,7 @@ from services._runtime.bus import Delivery
 from services._runtime.bus_nats import NatsBus
 from services._runtime.job_files import JobFileError, is_job_file, read_job_file
 from services._runtime.nats_history import read_stored
+from services._runtime.tool_parser import ToolParser
 from services.collector.exporting import export_records
 from services.collector.importing import Imported, MappingError, import_table, read_mapping
 from services.collector.journal import Journal, Record, UnsendableRecordError, read_journal, record_id
@@ -32,7 +33,6 @@ from services.collector.tool import (
     EXIT_OK,
     OUT_HELP,
     BadDataError,
-    ToolParser,
     UsageError,
     default_directory,
     emit,
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     take.add_argument("--no-bus", action="store_true", help="write the journal only")
     take.add_argument("--dry-run", action="store_true", help="check the file, and keep nothing")
     give = commands.add_parser("export", help="write records to a file: .parquet (everything) or .csv (jobs)")
-    give.add_argument("file", type=Path)
+    give.add_argument("file", type=Path, help="what is written: its ending says the form")
     give.add_argument("--journal", type=Path, help="of this journal's directory, rather than of the bus")
     give.add_argument("--dataset", help="only records of this dataset, and the local runs that they name")
     return parser

@@ -16,10 +16,11 @@ from pydantic import ValidationError
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.sizes import parse_size
+from services._runtime.tool_parser import ToolParser
 from services.collector.adapters.cell_network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
 from services.collector.adapters.local_workers import CellLimits
 from services.collector.core.workers import MASTER_PORT
-from services.collector.tool import BadDataError, ToolParser, UsageError, default_directory, number_within
+from services.collector.tool import BadDataError, UsageError, default_directory, number_within
 
 MAX_MINUTES: Final = 60.0
 MAX_WORKERS: Final = 64
@@ -122,14 +123,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, help="directory of journal and logs; default: below the user's state directory")
     add("--run", type=_run_name, help="name of the run; default: task and time")
     add("--no-bus", action="store_true", help="keep the profile in the journal only")
-    add("--features", type=Path, help="JSON of `python -m services.collector.features`, or a TaskFeatures")
+    add("--features", type=Path, help="what `turnbuckle features --json` wrote, or a TaskFeatures as JSON")
     add("--task", help="name of the task; default: the script's")
     add("--parameters", type=number_within(int, 0, 1 << 60), help="trainable parameters: makes steps of bytes sent")
     add("--batch-size", type=number_within(int, 1, 1 << 40), help="per worker")
     add("--optimizer", help="such as Adam")
-    add("--learning-rate", type=number_within(float, 0.0, 1e9))
+    add("--learning-rate", type=number_within(float, 0.0, 1e9), help="at the start")
     add("--epochs", type=number_within(int, 1, 1 << 40), help="of the whole training")
-    add("--samples-per-epoch", type=number_within(int, 1, 1 << 60))
+    add("--samples-per-epoch", type=number_within(int, 1, 1 << 60), help="over all workers")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the training command")
     return parser
 

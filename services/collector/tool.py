@@ -20,12 +20,12 @@ from services._runtime.exporting import exporting_spans
 from services._runtime.logging import setup_logging
 from services._runtime.otel_settings import Origin, read_otel_settings
 from services._runtime.settings import SettingsError
+from services._runtime.tool_parser import EXIT_USAGE
 from services.collector.journal import Journal, JournalError, Record, record_id
 from services.collector.publishing import Publisher
 from services.collector.settings import CollectorSettings
 
 EXIT_OK: Final = 0
-EXIT_USAGE: Final = 64
 EXIT_DATA: Final = 65
 EXIT_UNAVAILABLE: Final = 69
 EXIT_INTERNAL: Final = 70
@@ -65,14 +65,6 @@ class UsageError(ToolError):
     """The command line is wrong."""
 
     exit_code = EXIT_USAGE
-
-
-class ToolParser(argparse.ArgumentParser):
-    """argparse with our exit code for a wrong command line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with 64."""
-        sys.exit(_fail(f"{self.prog}: {message} (--help shows what there is)", EXIT_USAGE))
 
 
 def number_within(kind: type[int | float], least: float, most: float) -> Callable[[str], int | float]:

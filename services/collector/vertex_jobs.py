@@ -1,7 +1,7 @@
 """Vertex AI from the command line: ``python -m services.collector.vertex_jobs submit grid.json`` and ``... ingest``.
 
 One JSON object a line on standard output: ``progress``, ``row`` (a job was created or has ended, a record was made),
-``published``, ``error``, ``result``. Words on standard error. Exit codes: 0, 64 usage, 65 bad data, 69 unavailable,
+``published``, ``error``, ``result``. Words on standard error. Exit codes: 0, 2 usage, 65 bad data, 69 unavailable,
 130 interrupted.
 """
 
@@ -19,6 +19,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
+from services._runtime.tool_parser import ToolParser
 from services.collector.clouds import open_clouds
 from services.collector.core.cloud_jobs import CloudJob
 from services.collector.core.grid import GridFile, JobRequest, job_requests
@@ -33,7 +34,6 @@ from services.collector.tool import (
     EXIT_OK,
     OUT_HELP,
     BadDataError,
-    ToolParser,
     UnavailableError,
     default_directory,
     emit,

@@ -144,7 +144,7 @@ async def test_what_is_wrong_on_the_command_line_and_in_the_file(grid: Path, bad
     code, tool = await run_tool("vertex_jobs", "submit", bad_grid, "--dry-run")
     assert code == 65
     assert "workers.0: Input should be greater than or equal to 1" in tool.events[-1]["message"]
-    assert (await run_tool("vertex_jobs", "conquer"))[0] == 64
+    assert (await run_tool("vertex_jobs", "conquer"))[0] == 2
 
 
 async def test_finished_jobs_are_ingested_once_by_two_at_the_same_time(

@@ -198,7 +198,7 @@ def test_the_workers_surroundings(tmp_path: Path) -> None:
 )
 def test_commands_that_cannot_be_run(tmp_path: Path, command: list[str], words: str) -> None:
     done = run([*arguments(tmp_path), *command])
-    assert done.code == 64
+    assert done.code == 2
     assert words in done.event("error")["message"]
 
 
@@ -215,7 +215,7 @@ def test_a_name_counts_once(tmp_path: Path) -> None:
     command = [*arguments(tmp_path, "--seconds", "1", "--run", "mine"), "sh", "-c", SLEEP]
     assert run(command).code == 0
     again = run(command)
-    assert again.code == 64
+    assert again.code == 2
     assert "holds a run mine already: give this one another --run" in again.event("error")["message"]
     assert len(stored(tmp_path)) == 1
 

@@ -15,7 +15,8 @@ from schemas.telemetry import METRICS
 from scripts.generate_docs import settings_classes
 from services.cli.main import app
 
-COMMANDS: Any = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+GROUP: Any = typer.main.get_command(app)
+COMMANDS: Any = {name: GROUP.load(name) for name in GROUP.commands}
 NO_METRICS = {"turnbuckle_job"}
 """A label of cloud jobs."""
 ROOT = Path(__file__).parents[2]

@@ -171,7 +171,7 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
     alternate: Annotated[bool, typer.Option("--alternate", help="At both switches in turn.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="Restore KIND there, or without KIND everything.")] = False,
 ) -> None:
-    """Break something at the switches, for a while or until --restore. As in the thesis: --for 20 --every 40.
+    """Break something at the switches, for a while or until --restore.
 
     Ctrl-C restores what is broken at that moment.
     """

@@ -255,5 +255,5 @@ def test_the_tool_used_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["refresh"])
 
-    assert ended.value.code == 64
+    assert ended.value.code == 2
     assert "usage:" in capsys.readouterr().err

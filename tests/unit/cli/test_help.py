@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +14,17 @@ from typer.testing import CliRunner
 
 from services._runtime.interpreter import installed_services
 from services.cli import collector_commands
+from services.cli.command_table import COMMANDS
+from services.cli.lazy import LazyCommand, LazyGroup
 from services.cli.main import app
+from services.cli.tool_command import describe
 from services.cli.tool_run import Tool
 
 ROOT: Any = typer.main.get_command(app)
 TOOLS = {
-    " ".join((tool.name, *tool.first)): tool for tool in vars(collector_commands).values() if isinstance(tool, Tool)
+    " ".join((tool.name, *tool.first)): tool
+    for tool in vars(collector_commands).values()
+    if isinstance(tool, Tool) and tool.summary
 }
 JSON_LESS = {"exec", "lab fault", "nats declare"}
 """They print what the command that they run prints, or a sentence."""
@@ -24,7 +32,8 @@ JSON_LESS = {"exec", "lab fault", "nats declare"}
 
 def commands(command: Any = ROOT, path: str = "") -> Iterator[tuple[str, Any]]:
     """All of them, groups too, by what is typed."""
-    for name, inner in getattr(command, "commands", {}).items():
+    for name in getattr(command, "commands", {}):
+        inner = command.load(name) if isinstance(command, LazyGroup) else command.commands[name]
         typed = f"{path} {name}".strip()
         yield typed, inner
         yield from commands(inner, typed)
@@ -59,10 +68,64 @@ def test_help_has_a_sentence_an_example_and_a_word_on_each_option(typed: str) ->
 
 
 @pytest.mark.parametrize("typed", TOOLS)
-def test_tools_have_an_example_of_themselves(typed: str) -> None:
+def test_tools_look_like_every_other_command(typed: str) -> None:
+    """Usage, a sentence, their own options in a box with a word on each, and examples of themselves."""
+    shown = CliRunner().invoke(app, [*typed.split(), "--help"], env={"COLUMNS": "200"})
+
+    assert shown.exit_code == 0
+    assert f"Usage: turnbuckle {typed} [OPTIONS]" in shown.stdout
+    assert TOOLS[typed].summary in shown.stdout
+    assert "─ Options ─" in shown.stdout
+    params = describe(TOOLS[typed])["params"]
+    assert params
+    assert all(flag in shown.stdout for param in params for flag in param["flags"])
+    assert [param["name"] for param in params if not param["help"]] == []
     assert TOOLS[typed].examples
     assert all(example.startswith(typed) for example in TOOLS[typed].examples)
-    assert (ALL[typed].help or "").strip()
+    assert all(f"turnbuckle {example}" in shown.stdout for example in TOOLS[typed].examples)
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_the_list_says_what_the_command_says(entry: LazyCommand) -> None:
+    help_text = (entry.load().help or "").partition("\n\n")[0].replace("\n", " ")
+    assert help_text == entry.summary
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_list_of_commands_needs_none_of_them(option: str) -> None:
+    """So it is there at once: neither the bus, nor contracts, nor arrays, nor a command's own module is imported."""
+    code = (
+        "import sys; from services.cli.main import app\n"
+        f"try: app([{option!r}])\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    loaded = set(done.stderr.split())
+    assert "typer" in loaded
+    assert done.stdout
+    assert (
+        loaded & {"numpy", "pydantic", "nats", "asyncio", "schemas", "docker", "yaml", "pyroute2", "matplotlib"}
+        == set()
+    )
+    assert loaded & {entry.module for entry in COMMANDS} == set()
+
+
+@pytest.mark.parametrize("typed", ALL)
+def test_no_help_sends_its_reader_to_a_thesis(typed: str) -> None:
+    texts = [ALL[typed].help or "", ALL[typed].epilog or "", *(param.help or "" for param in ALL[typed].params)]
+    if typed in TOOLS:
+        texts += [param["help"] for param in describe(TOOLS[typed])["params"]] + [describe(TOOLS[typed])["about"]]
+
+    cited = re.compile(r"thesis|\beq\.|equation|\bTable \d|\bFigure \d", re.IGNORECASE)
+    assert [text for text in texts if cited.search(text)] == []
+
+
+def test_commands_stand_under_headings() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).stdout
+
+    assert len({entry.panel for entry in COMMANDS}) == 4
+    assert all(f"─ {entry.panel} ─" in shown for entry in COMMANDS)
 
 
 @pytest.mark.parametrize("typed", [typed for typed, command in OURS.items() if not hasattr(command, "commands")])
@@ -76,6 +139,9 @@ def test_what_prints_data_prints_it_as_json_too(typed: str) -> None:
         ("turnbuckle ex", {"exec", "explain"}),
         ("turnbuckle run a", {"agent", "allocator", "advisor"}),
         ("turnbuckle fabric ", {"plan", "up", "check", "down"}),
+        ("turnbuckle prices ", {"list", "refresh"}),
+        ("turnbuckle profile --w", {"--workers"}),
+        ("turnbuckle jobs import --d", {"--dry-run"}),
     ],
 )
 def test_a_shell_completes(words: str, offered: set[str]) -> None:

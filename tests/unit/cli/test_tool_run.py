@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.collector_commands import PRICES
+from services.cli.collector_commands import PRICES_LIST
 from services.cli.main import app
 from services.cli.output import stderr_console
 from services.cli.tool_run import Shown, Tool, read_event, run_tool
@@ -20,9 +20,6 @@ from tests.support.deadline import until
 SCRIPT = """
 import json, sys, time
 arguments = sys.argv[1:]
-if "--help" in arguments:
-    print("usage: python -m made_up_tool [-h]")
-    sys.exit(0)
 print(json.dumps({"event": "progress", "done": 1, "total": 2}), flush=True)
 print("not JSON", flush=True)
 print("words for people", file=sys.stderr)
@@ -74,15 +71,6 @@ def test_passed_on(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
 def test_exit_codes(tool: Tool) -> None:
     """Are the tool's own."""
     assert run_tool(tool, ["bad"]) == 65
-
-
-def test_help(tool: Tool, capfd: pytest.CaptureFixture[str]) -> None:
-    """The tool's, under the command's name, with examples."""
-    assert run_tool(tool, ["--help"]) == 0
-
-    out = capfd.readouterr().out
-    assert "usage: turnbuckle made-up [-h]" in out
-    assert "turnbuckle made-up this" in out
 
 
 async def test_interrupt(tool: Tool, tmp_path: Path) -> None:
@@ -139,13 +127,13 @@ def test_prices_through_the_command(capfd: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_pass_on_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing typed is eaten by the command's own parser: not --help, not --, not what looks like an option of ours."""
+    """Nothing typed is eaten by the command's own parser: not --, not a --help after it, not an option of ours."""
     seen: list[list[str]] = []
-    monkeypatch.setattr("services.cli.collector_commands.run_tool", lambda _tool, given: seen.append(given) or 7)
+    monkeypatch.setattr("services.cli.tool_command.run_tool", lambda _tool, given: seen.append(given) or 7)
 
-    done = CliRunner().invoke(app, ["profile", "--workers", "3", "--help", "--", "python", "--version", "--"])
+    done = CliRunner().invoke(app, ["profile", "--workers", "3", "--version", "--", "python", "--help", "--"])
 
-    assert seen == [["--workers", "3", "--help", "--", "python", "--version", "--"]]
+    assert seen == [["--workers", "3", "--version", "--", "python", "--help", "--"]]
     assert done.exit_code == 7
 
 
@@ -156,7 +144,7 @@ def test_a_directory_with_modules_of_our_names(tmp_path: Path, monkeypatch: pyte
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the user's')")
     monkeypatch.chdir(tmp_path)
 
-    assert run_tool(PRICES, ["list", "--directory", str(tmp_path), "--json"]) == 0
+    assert run_tool(PRICES_LIST, ["--directory", str(tmp_path), "--json"]) == 0
 
 
 def test_a_log_gets_a_line_each_minute_of_a_run_that_samples(capfd: pytest.CaptureFixture[str]) -> None:

@@ -320,7 +320,7 @@ def test_what_is_missing_on_the_command_line_is_said(tmp_path: Path) -> None:
         import_jobs.main(["export", str(tmp_path / "x.csv"), "--journal", str(journal), "--dataset", "nope"])
     with pytest.raises(SystemExit) as ended:
         import_jobs.main(["import"])
-    assert ended.value.code == 64
+    assert ended.value.code == 2
 
 
 def _one(tmp_path: Path) -> Path:

@@ -109,7 +109,7 @@ def test_figures_of_a_directory(directory, capsys):
 def test_a_wrong_command_line_and_a_wrong_grid(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         emulate.main(["--plan", "--figures"])
-    assert ended.value.code == 64
+    assert ended.value.code == 2
     assert "not allowed with" in capsys.readouterr().err
     with pytest.raises(BadDataError, match="cannot be read"):
         emulate.main([str(tmp_path / "none.yaml"), "--plan"])

@@ -87,7 +87,7 @@ def test_features_that_make_no_sense_are_named(tmp_path: Path) -> None:
 def test_options_that_make_no_sense(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(arguments)
-    assert ended.value.code == 64
+    assert ended.value.code == 2
     assert words in capsys.readouterr().err
 
 

@@ -1,0 +1,178 @@
+"""All commands by heading. A test compares each sentence with the command's own help."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.cli.lazy import LazyCommand
+
+_LIMITS: Final = "Containers and limits"
+_NETWORK: Final = "Network edge (THORN)"
+_JOBS: Final = "Training jobs: what they take and cost"
+_OPERATION: Final = "Services and operation"
+
+COMMANDS: Final = (
+    LazyCommand(
+        "up",
+        "Start NATS, allocators and agent, each its own process, and run until Ctrl-C (twice: at once).",
+        _LIMITS,
+        "services.cli.up",
+        "up_command",
+    ),
+    LazyCommand(
+        "apply",
+        "Announce an application's limits and create its containers, with their first limits.",
+        _LIMITS,
+        "services.cli.apply",
+        "apply_command",
+    ),
+    LazyCommand(
+        "delete",
+        "Remove the containers that `turnbuckle apply` made for APP, then withdraw APP's limits.",
+        _LIMITS,
+        "services.cli.delete",
+        "delete_command",
+    ),
+    LazyCommand(
+        "exec",
+        "Run CMD in a control group of its own as container NAME of application APP.",
+        _LIMITS,
+        "services.cli.exec",
+        "exec_command",
+    ),
+    LazyCommand(
+        "apps",
+        "List the applications: limits, containers, what is held and free, mode, policy, and who decides.",
+        _LIMITS,
+        "services.cli.apps",
+        "apps_command",
+    ),
+    LazyCommand(
+        "top",
+        "Show each container's usage against its limit, over time, with the pools and reserves of its application.",
+        _LIMITS,
+        "services.cli.top",
+        "top_command",
+    ),
+    LazyCommand(
+        "explain",
+        "Say why APP's limits are what they are, and why a container was granted memory, refused, or killed.",
+        _LIMITS,
+        "services.cli.explain",
+        "explain_command",
+    ),
+    LazyCommand(
+        "console",
+        "Show limits against usage, events, rules, paths and predictions in the browser, live, until Ctrl-C.",
+        _LIMITS,
+        "services.cli.console.command",
+        "console_command",
+    ),
+    LazyCommand(
+        "run",
+        "Run a service: its settings are environment variables, its log goes to stderr, SIGTERM ends it.",
+        _OPERATION,
+        "services.cli.run_command",
+        "app",
+    ),
+    LazyCommand(
+        "doctor",
+        "Examine this host and the bus: what is supported, how memory is guarded, who decides, what was left behind.",
+        _OPERATION,
+        "services.cli.doctor",
+        "doctor_command",
+    ),
+    LazyCommand(
+        "tap",
+        "Print every message of SUBJECT as one line of JSON. Ends cleanly on Ctrl-C and when the reader goes away.",
+        _OPERATION,
+        "services.cli.tap",
+        "tap_command",
+    ),
+    LazyCommand(
+        "nats",
+        "Configuration of a NATS server with one user per service, and what services keep there.",
+        _OPERATION,
+        "services.cli.nats_command",
+        "app",
+    ),
+    LazyCommand(
+        "fabric",
+        "A host's part of the network: devices, addresses, FRR.",
+        _NETWORK,
+        "services.cli.fabric_command",
+        "app",
+    ),
+    LazyCommand(
+        "paths",
+        "Show each node's next hops to each VTEP as the kernel, FRR and BFD have them, and why rules are not in force.",
+        _NETWORK,
+        "services.cli.network",
+        "paths_command",
+        "PATHS_EXAMPLES",
+    ),
+    LazyCommand(
+        "rules",
+        "List the tc rules on NODE's managed ports: whose packets go to which VTEP, and whether the NIC has them.",
+        _NETWORK,
+        "services.cli.network",
+        "rules_command",
+        "RULES_EXAMPLES",
+    ),
+    LazyCommand(
+        "lab",
+        "Hosts with two switches each on this machine, faults to order, a meter of outages. Needs root and FRR.",
+        _NETWORK,
+        "services.cli.lab.command",
+        "lab_app",
+    ),
+    LazyCommand(
+        "profile",
+        "Run a training command locally for some minutes and record what it uses.",
+        _JOBS,
+        "services.cli.collector_commands",
+        "profile_command",
+    ),
+    LazyCommand(
+        "features",
+        "Read a training task's features from its PyTorch module.",
+        _JOBS,
+        "services.cli.collector_commands",
+        "features_command",
+    ),
+    LazyCommand(
+        "advise",
+        "Predict time and cost of a training job on every configuration, and rank them.",
+        _JOBS,
+        "services.cli.advise",
+        "advise_command",
+    ),
+    LazyCommand(
+        "jobs",
+        "Records of training jobs: what ran where, what it took, what it cost.",
+        _JOBS,
+        "services.cli.jobs",
+        "app",
+    ),
+    LazyCommand(
+        "prices",
+        "The price catalogue: dated snapshots, listed and refreshed.",
+        _JOBS,
+        "services.cli.collector_commands",
+        "prices_app",
+    ),
+    LazyCommand(
+        "vertex",
+        "Submit a grid of training jobs to Vertex AI, and take in what they took and cost.",
+        _JOBS,
+        "services.cli.collector_commands",
+        "vertex_app",
+    ),
+    LazyCommand(
+        "emulate",
+        "Run a grid of training jobs on emulated machines of this host (root).",
+        _JOBS,
+        "services.cli.collector_commands",
+        "emulate_command",
+    ),
+)
