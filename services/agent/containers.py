@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from schemas.limits import RowStatus
-from services.agent.core.memory_guard import PAGE_BYTES
+from services.agent.core.memory_growth import PAGE_BYTES
 from services.agent.core.orders import ContainerLimits, OrderBook
 from services.agent.core.readings import IntArray
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome

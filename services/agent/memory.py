@@ -14,14 +14,13 @@ import numpy as np
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
 from services.agent.containers import Containers, Member, same_memory
+from services.agent.core.memory_growth import PAGE_BYTES, Need
 from services.agent.core.memory_guard import (
-    PAGE_BYTES,
     POLL_NS,
     SETTLE_NS,
     Asking,
     Guarded,
     IntArray,
-    Need,
     by_urgency,
     cut_is_dangerous,
     wants_a_look,

@@ -274,6 +274,15 @@ class ReserveBook(Protocol):
     def void(self, app: str) -> None:
         """The last container is gone: what is left is no longer held (used becomes given)."""
 
+    def read_container_max(self) -> dict[str, int]:
+        """Greatest limit of a container, bytes, of the applications that have one."""
+
+    def set_container_max(self, app: str, most_bytes: int | None) -> bool:
+        """Note that for the watchdog and the next agent; None: there is none.
+
+        False: the book cannot be had now; the next order notes it.
+        """
+
 
 class Discovery(Protocol):
     """Finds containers: one implementation per maker."""

@@ -31,7 +31,7 @@ class _Held:
     given_bytes: int = 0
     used_bytes: int = 0
     container_max_bytes: int = NO_MAXIMUM
-    """Unknown until it is ordered: an agent that has just been started grants all the same."""
+    """As ordered, also of the agent before us."""
     differs: Reserve | None = None
     looks: int = 0
     """So many looks in a row have seen `differs`."""
@@ -44,6 +44,8 @@ class Reserves:
         self._book = book
         self._held: dict[str, _Held] = {}
         self._adopt(book.read())
+        for app, most_bytes in book.read_container_max().items():
+            self._held.setdefault(app, _Held()).container_max_bytes = most_bytes
 
     @property
     def apps(self) -> list[str]:
@@ -74,6 +76,7 @@ class Reserves:
         """Carry an order out; what could not be written down is not reported either."""
         held = self._held.setdefault(order.app, _Held())
         held.container_max_bytes = order.container_max_bytes or NO_MAXIMUM
+        self._book.set_container_max(order.app, order.container_max_bytes or None)
         self._give(order.app, held, max(order.given_bytes, held.used_bytes))
 
     def _give(self, app: str, held: _Held, given_bytes: int) -> None:

@@ -65,6 +65,11 @@ class Process:
         if self._process.poll() is not None:
             raise RuntimeError(f"{self.name} ended with exit code {self._process.returncode}")
 
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self._process.kill()
+        self._process.wait()
+
     async def stop(self) -> dict[str, Any]:
         """End it and return its trace; a process that died before has none."""
         if self._process.poll() is None:

@@ -4,6 +4,8 @@ Real agent, allocator and nats-server, each a process of its own at its default 
 root). Five ways to grow by 1.5 GiB; the agent under the default scheduler and under SCHED_FIFO. With ``--sigma 0``
 nodes have no reserve: every grant is asked for, tasks wait at their limit, and the whole round trip is measured.
 Nothing is asserted.
+
+With ``--agent-killed`` the agent is killed just before each growth (`tests.bench.memory_killed`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, get_args
 
 from matplotlib.ticker import NullFormatter
 
+from tests.bench import memory_killed
 from tests.bench.cluster import open_cluster
 from tests.bench.figures import Spread, percentiles
 from tests.bench.loop import why_not
@@ -35,11 +38,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.memory", description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=int, help="growths of each kind (default 100; quick: 5)")
     parser.add_argument("--quick", action="store_true", help="about two minutes")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="ways to grow")
+    parser.add_argument("--kinds", help="ways to grow (default: all; --agent-killed: all but huge)")
     parser.add_argument("--schedulings", default=",".join(SCHEDULINGS), help="of the agent")
     parser.add_argument("--sigma", type=float, default=0.2, help="share of the application's memory kept for reserves")
+    parser.add_argument("--agent-killed", action="store_true", help="grow while only the agent's watchdog is there")
+    parser.add_argument("--minutes", type=float, default=60.0, help="--agent-killed: end after so long at the latest")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     given = parser.parse_args(arguments)
+    given.kinds = given.kinds or ",".join(memory_killed.KINDS if given.agent_killed else KINDS)
     given.runs = given.runs or (5 if given.quick else 100)
     for chosen, there in ((given.kinds, KINDS), (given.schedulings, SCHEDULINGS)):
         if unknown := set(chosen.split(",")) - set(there):
@@ -153,6 +159,12 @@ def main() -> int:
         print(f"bench-memory: {reason}", file=sys.stderr)
         return UNAVAILABLE
     machine = this_machine()
+    if plan.agent_killed:
+        killed = asyncio.run(memory_killed.measure(plan.kinds.split(","), plan.runs, plan.minutes * 60))
+        record = memory_killed.as_json(machine, killed)
+        written = [write_record(record, OUTPUT / "memory-agent-killed.json")]
+        tell(memory_killed.table(machine, killed), record, written, as_json=plan.json)
+        return 0
     runs = asyncio.run(measure(plan))
     tell(table(machine, runs), as_json(machine, runs), write(machine, runs, OUTPUT), as_json=plan.json)
     return 0

@@ -38,6 +38,8 @@ REST_BYTES = 64 * MIB
 """At rest the limit is this close to usage (delta is 50 MiB)."""
 FREE_EVERY = 5
 """Every so many growths the same is done without any limit, to compare."""
+QUICK_RECLAIM = {"TURNBUCKLE_ALLOCATOR__RECLAIM_EVERY_S": "0.5"}
+"""For the allocator: the limit follows usage down soon, so that the next growth need not wait for it."""
 _WAIT_S = 30.0
 
 
@@ -68,18 +70,21 @@ class GrowthRun:
         return self.events.get(OomKind.TRAP, 0) > 0
 
 
-class _Container:
+class ContainerRecord:
     """What batches and events say of the one container."""
 
     def __init__(self) -> None:
         self.row: dict[str, Any] = {}
         self.seen = 0
+        self.reserve_bytes = 0
+        """What its node may still grant."""
         self.events: list[OomEvent] = []
 
     def observe(self, delivery: Delivery) -> None:
         """A batch."""
         if isinstance(delivery.message, CfsBatch) and delivery.message.row_count:
             self.row = delivery.message.rows()[0]
+            self.reserve_bytes = delivery.message.reserve_given_bytes - delivery.message.reserve_used_bytes
             self.seen += 1
 
     def note(self, delivery: Delivery) -> None:
@@ -113,6 +118,15 @@ class _Container:
                 await asyncio.sleep(0.01)
 
 
+def load_argument(kind: Kind, source: Path, serial: int) -> str:
+    """The file that a load reads (made here, in the page cache), or writes on a tmpfs; empty: it needs none."""
+    if kind == "read":
+        if not source.exists():
+            source.write_bytes(bytes(SOURCE_BYTES))
+        return str(source)
+    return f"/dev/shm/turnbuckle-growth-{serial:x}" if kind == "tmpfs" else ""
+
+
 class GrowthLab:
     """Agent, allocator, and one container at a time."""
 
@@ -123,13 +137,12 @@ class GrowthLab:
         self._agent = agent
         self._scheduling = scheduling
         self._source = directory / "source"
-        self._shm = Path("/dev/shm")
 
     async def run(self, kind: Kind, count: int) -> AsyncIterator[GrowthRun]:
         """So many growths of one kind in one container, after one that is not counted."""
-        argument = self._argument(kind)
+        argument = load_argument(kind, self._source, next(self._serial))
         free = MemoryLoad(kind, f"{argument}-free" if kind == "tmpfs" else argument)
-        load, seen = MemoryLoad(kind, argument), _Container()
+        load, seen = MemoryLoad(kind, argument), ContainerRecord()
         layout = detect()
         name = managed_directory(APP, kind, f"{next(self._serial):012x}", MANAGED_ROOT)
         group = ManagedCgroup.create(layout, name)
@@ -151,14 +164,7 @@ class GrowthLab:
             group.kill()
             await asyncio.to_thread(wait_until, group.remove, what="removal of the group")
 
-    def _argument(self, kind: Kind) -> str:
-        if kind == "read":
-            if not self._source.exists():
-                self._source.write_bytes(bytes(SOURCE_BYTES))
-            return str(self._source)
-        return str(self._shm / f"turnbuckle-growth-{next(self._serial):x}") if kind == "tmpfs" else ""
-
-    async def _grow(self, free: MemoryLoad | None, load: MemoryLoad, seen: _Container) -> GrowthRun:
+    async def _grow(self, free: MemoryLoad | None, load: MemoryLoad, seen: ContainerRecord) -> GrowthRun:
         unlimited = None
         if free is not None:
             unlimited = await asyncio.to_thread(free.grow, GROW_BYTES)
@@ -186,21 +192,25 @@ class GrowthLab:
         return run
 
 
+def agent_environment(directory: str, scheduling: Scheduling) -> dict[str, str]:
+    """Settings of an agent that looks after `MANAGED_ROOT` only and keeps its state in this directory."""
+    return {
+        "TURNBUCKLE_AGENT__NODE": "bench-node",
+        "TURNBUCKLE_AGENT__MANAGED_ROOT": MANAGED_ROOT,
+        "TURNBUCKLE_AGENT__DOCKER": "off",
+        "TURNBUCKLE_AGENT__STATE_DIRECTORY": f"{directory}/state",
+        "TURNBUCKLE_AGENT__REALTIME_PRIORITY": str(0 if scheduling == "default" else FIFO_PRIORITY),
+    }
+
+
 @asynccontextmanager
 async def open_lab(cluster: Cluster, scheduling: Scheduling, sigma: float = 0.2) -> AsyncIterator[GrowthLab]:
-    """Fresh services; reclaim comes more often than usual, so that the next growth need not wait for it."""
+    """Fresh services."""
     spec = AppSpec(name=APP, cpu_limit=2, container_min_cpu=2, memory_limit=LIMIT_BYTES, sigma=sigma)
     await cluster.announce(spec)
     with tempfile.TemporaryDirectory(prefix="turnbuckle-bench-") as directory:
-        environment = {
-            "TURNBUCKLE_AGENT__NODE": "bench-node",
-            "TURNBUCKLE_AGENT__MANAGED_ROOT": MANAGED_ROOT,
-            "TURNBUCKLE_AGENT__DOCKER": "off",
-            "TURNBUCKLE_AGENT__STATE_DIRECTORY": f"{directory}/state",
-            "TURNBUCKLE_AGENT__REALTIME_PRIORITY": str(0 if scheduling == "default" else FIFO_PRIORITY),
-        }
         async with (
-            cluster.run("services.allocator", {"TURNBUCKLE_ALLOCATOR__RECLAIM_EVERY_S": "0.5"}),
-            cluster.run("services.agent", environment) as agent,
+            cluster.run("services.allocator", QUICK_RECLAIM),
+            cluster.run("services.agent", agent_environment(directory, scheduling)) as agent,
         ):
             yield GrowthLab(cluster, agent, scheduling, Path(directory))

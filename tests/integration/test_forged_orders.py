@@ -18,7 +18,7 @@ from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.app import run_in_process
 from services._runtime.bus import NotPermittedError
 from services._runtime.bus_nats import NatsBus
-from services.agent.core.memory_guard import MIB
+from services.agent.core.memory_growth import MIB
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from tests.support.deadline import until

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 
-from services.agent.adapters.state_files import Amounts, ReserveFile, take_out
+from services.agent.adapters.reserve_file import Amounts, ReserveFile, take_out
 from services.agent.ports import Reserve
 
 _NOTHING = Reserve(0, 0)
@@ -47,6 +47,19 @@ class MemoryReserveBook(_Book):
 
     def __init__(self) -> None:
         self._amounts: dict[str, Amounts] = {}
+        self._container_max: dict[str, int] = {}
+
+    def read_container_max(self) -> dict[str, int]:
+        """Of the applications that have one, bytes."""
+        return dict(self._container_max)
+
+    def set_container_max(self, app: str, most_bytes: int | None) -> bool:
+        """None: there is none."""
+        if most_bytes is None:
+            self._container_max.pop(app, None)
+        else:
+            self._container_max[app] = most_bytes
+        return True
 
     def read(self) -> dict[str, Reserve]:
         """All of them."""
@@ -67,6 +80,14 @@ class FileReserveBook(_Book):
 
     def __init__(self, path: Path) -> None:
         self._file = ReserveFile(path)
+
+    def read_container_max(self) -> dict[str, int]:
+        """Of the applications that have one, bytes."""
+        return self._file.read_container_max()
+
+    def set_container_max(self, app: str, most_bytes: int | None) -> bool:
+        """None: there is none."""
+        return self._file.set_container_max(app, most_bytes)
 
     def read(self) -> dict[str, Reserve]:
         """All of them."""

@@ -1,9 +1,9 @@
-"""Small files of one agent that outlive it: the reserve book, the values found first, the watchdog's reports.
+"""Small files of one agent that outlive it: the values found first, waits, the watchdog's reports.
 
 Read and written by two processes, the agent and its watchdog, so this module knows the standard library only. Whoever
 is killed while writing leaves the old content: what fits is written as one page in place (a signal takes effect between
-pages), the reserve book into the one of its two halves that does not hold, and only the rest is replaced by renaming,
-which takes ext4 half a millisecond. What cannot be read, or was written by something else, counts as absent.
+pages), and only the rest is replaced by renaming, which takes ext4 half a millisecond. What cannot be read, or was
+written by something else, counts as absent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import fcntl
 import json
 import os
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,14 +20,9 @@ from typing import Any, Final
 
 _FORMAT: Final = 1
 _PAGE_BYTES: Final = 4096
-_HALF_BYTES: Final = 1 << 16
-"""Room for a thousand applications."""
 _LOCK_ATTEMPTS: Final = 5
 _LOCK_PAUSE_S: Final = 0.0002
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-
-Amounts = tuple[int, int]
-"""(given, used) in bytes, added up."""
 
 
 def as_json(content: dict[str, Any]) -> bytes:
@@ -62,10 +56,11 @@ def read_file(path: Path) -> dict[str, Any] | None:
         text = path.read_bytes()
     except OSError:
         return None
-    return _parse_json(text)
+    return parse_json(text)
 
 
-def _parse_json(text: bytes) -> dict[str, Any] | None:
+def parse_json(text: bytes) -> dict[str, Any] | None:
+    """JSON that `as_json` made; None: it is something else."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -100,87 +95,6 @@ def take_flock(descriptor: int, attempts: int, pause_s: float) -> bool:
     return False
 
 
-class ReserveFile:
-    """Reserves by application in one file: two halves, of which the later one that is whole holds."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._halves = (b"", b"")
-        self._found: tuple[int, dict[str, Amounts]] = (0, {})
-        """What stands in these halves: ten times a second they are the same as before."""
-
-    def read(self) -> dict[str, Amounts]:
-        """All of them. Needs no lock: one half is never written while the other one holds."""
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return {}
-        try:
-            return self._load(descriptor)[1]
-        finally:
-            os.close(descriptor)
-
-    def change(self, app: str, rule: Callable[[Amounts], Amounts]) -> tuple[Amounts, Amounts] | None:
-        """Replace one application's amounts by rule(amounts); returns (before, after).
-
-        None: the book is held by the other process, or cannot be written. Nothing has changed then.
-        """
-        with try_lock(self._path) as descriptor:
-            if descriptor is None:
-                return None
-            serial, amounts = self._load(descriptor)
-            before = amounts.get(app, (0, 0))
-            after = rule(before)
-            if after == before:
-                return before, after
-            text = as_json({"serial": serial + 1, "reserves": amounts | {app: after}})
-            checked = b"%08x %s\n" % (zlib.crc32(text), text)
-            try:
-                if len(checked) > _HALF_BYTES:
-                    return None
-                os.pwrite(descriptor, checked, (serial + 1) % 2 * _HALF_BYTES)
-            except OSError:
-                return None
-            return before, after
-
-    def _load(self, descriptor: int) -> tuple[int, dict[str, Amounts]]:
-        """(serial, amounts) of the half that holds; (0, {}) if none does."""
-        halves = _read_half(descriptor, 0), _read_half(descriptor, 1)
-        if halves != self._halves:
-            found: tuple[int, dict[str, Amounts]] = (0, {})
-            for line in halves:
-                checksum, _, text = line.partition(b" ")
-                content = _parse_json(text) if checksum == b"%08x" % zlib.crc32(text) else None
-                serial = content.get("serial") if content is not None else None
-                if content is not None and isinstance(serial, int) and serial > found[0]:
-                    found = serial, _valid_amounts(content.get("reserves"))
-            self._halves, self._found = halves, found
-        return self._found
-
-
-def _read_half(descriptor: int, half: int) -> bytes:
-    try:
-        return os.pread(descriptor, _HALF_BYTES, half * _HALF_BYTES).partition(b"\n")[0]
-    except OSError:
-        return b""
-
-
-def _valid_amounts(found: object) -> dict[str, Amounts]:
-    if not isinstance(found, dict):
-        return {}
-    return {
-        app: (pair[0], pair[1])
-        for app, pair in found.items()
-        if isinstance(pair, list) and len(pair) == 2 and all(type(amount) is int and amount >= 0 for amount in pair)
-    }
-
-
-def take_out(amounts: Amounts, wanted_bytes: int) -> Amounts:
-    """Amounts after up to so much was spent."""
-    given, used = amounts
-    return given, used + max(min(wanted_bytes, given - used), 0)
-
-
 @dataclass(slots=True)
 class FoundValues:
     """What one container's control files held before any agent changed them, as far as any did."""
@@ -202,6 +116,27 @@ class FoundValues:
     def exists(self) -> bool:
         """Whether this very group is still there."""
         return inode_of(self.directories["memory"]) == self.inode
+
+
+Loaded = dict[str, tuple[int, FoundValues | None]]
+"""By file name: when it was changed last (0: so lately that another change would look the same), and its content."""
+_SAME_TICK_NS: Final = 1_000_000_000
+"""Two changes of a file within a tick of the kernel's clock have the same time; a tick is less than this."""
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)  # noqa: PTH208 - names are wanted, and Path objects cost more than the call
+    except OSError:
+        return []
+
+
+def _changed_ns(path: str) -> int:
+    """0: it is gone."""
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116 - as in `inode_of`
+    except OSError:
+        return 0
 
 
 def inode_of(directory: str) -> int | None:
@@ -239,10 +174,17 @@ class StateDirectory:
         """One container's values; None if there are none of this boot."""
         return self._parse(read_file(self._originals / f"{key}.json"))
 
-    def load_all(self) -> list[FoundValues]:
-        """Every container's."""
-        parsed = [self._parse(read_file(path)) for path in sorted(self._originals.glob("*.json"))]
-        return [found for found in parsed if found is not None]
+    def load_all(self, loaded: Loaded | None = None) -> list[FoundValues]:
+        """Every container's. ``loaded`` is what was read before; it is brought up to date by what has changed since."""
+        loaded = {} if loaded is None else loaded
+        before, now_ns = dict(loaded), time.time_ns()
+        loaded.clear()
+        for name in sorted(name for name in _names_in(self._originals) if name.endswith(".json")):
+            stamp_ns, known = _changed_ns(f"{self._originals}/{name}"), before.get(name)
+            if known is None or known[0] != stamp_ns:
+                known = stamp_ns, self._parse(read_file(self._originals / name))
+            loaded[name] = known if now_ns - stamp_ns > _SAME_TICK_NS else (0, known[1])
+        return [found for _, found in loaded.values() if found is not None]
 
     def save(self, found: FoundValues) -> None:
         """Write them down. Raises OSError."""
@@ -314,10 +256,10 @@ def _boot_id() -> str:
         return ""
 
 
-def append_report(path: Path, report: dict[str, Any]) -> None:
-    """Add a line to the reports. Raises OSError."""
+def append_reports(path: Path, reports: Sequence[dict[str, Any]]) -> None:
+    """Add lines to the reports. Raises OSError."""
     with try_lock(path.with_suffix(".lock"), attempts=200), path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(report) + "\n")
+        file.writelines(json.dumps(report) + "\n" for report in reports)
 
 
 def take_report_lines(path: Path, taken: Path) -> list[dict[str, Any]]:

@@ -1,9 +1,6 @@
 """When memory is near its limit, how much to grant, whom to ask, how long to wait (thesis 2.3.2; design 4.4).
 
-    free   = limit - usage
-    near   : free < max(min(32 MiB, limit / 8), rate x 60 ms)
-    target = usage + max(2 x near, rate x 100 ms), at most container_max
-    spare  = up to a quarter of the reserve on top, where growth at its fastest would take it within 100 ms
+How much is granted is in `services.agent.core.memory_growth`, which the watchdog shares.
 
 A grant of the agent takes 0.1 ms, an answer of the allocator some milliseconds, a sample comes every 100 ms; a task
 touches up to 2 GB/s. So a growing container is looked at every few milliseconds ("hot") and gets what it will have used
@@ -15,31 +12,18 @@ Pure: readings and times come in as arguments. Times are monotonic nanoseconds, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
+from services.agent.core.memory_growth import MIB, NEAR_BYTES, NEAR_S, NEAR_SHARE, Growth, Need, near_bytes, need_of
 from services.agent.ports import UNLIMITED, MemoryState
 
-PAGE_BYTES: Final = 4096
-MIB: Final = 1 << 20
-NEAR_BYTES: Final = 32 * MIB
-NEAR_SHARE: Final = 8
-NEAR_S: Final = 0.06
-AHEAD_S: Final = 0.1
-MAX_RATE: Final = float(64 << 30)
-"""No machine touches memory faster: a reading beyond it is an error of the clock."""
 HOT_NS: Final = 250_000_000
 """A container is polled for this long after it has last grown fast."""
 HOT_S: Final = 0.5
 """Growing fast: at this rate the limit is reached within so many seconds."""
 POLL_NS: Final = 4_000_000
-SPAN_NS: Final = 1_000_000
-"""Readings closer together than this tell nothing of the rate."""
-HALF_LIFE_S: Final = 0.05
-"""Of what a rate is made of."""
-SPARE_SHARE: Final = 4
-"""Part of a reserve that is granted for what is not believed yet: the agent may be woken late."""
 WAKE_NS: Final = 20_000_000
 """Tasks that wait for so long although there is room are woken, again after as long."""
 RETRY_NS: Final = 100_000_000
@@ -57,11 +41,6 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def near_bytes(limit_bytes: int, rate: float) -> int:
-    """Free memory below which a container is near its limit; limit not below 0."""
-    return max(min(NEAR_BYTES, limit_bytes // NEAR_SHARE), int(rate * NEAR_S))
-
-
 def wants_a_look(usage_bytes: IntArray, limit_bytes: IntArray, rate: np.ndarray[Any, Any]) -> BoolArray:
     """Which containers are near, or will be within `HOT_S` at this rate. Columns of shape (N,)."""
     free = limit_bytes - usage_bytes
@@ -70,75 +49,10 @@ def wants_a_look(usage_bytes: IntArray, limit_bytes: IntArray, rate: np.ndarray[
     return look
 
 
-class Need(NamedTuple):
-    """What a container wants."""
-
-    added_bytes: int
-    """On top of its limit, whole pages; 0: nothing."""
-    capped: bool
-    """Its greatest limit stands in the way of more."""
-
-
-NO_NEED: Final = Need(0, capped=False)
-
-
-def need_of(state: MemoryState, rate: float, max_bytes: int, fastest: float = 0.0, reserve_bytes: int = 0) -> Need:
-    """What is to be added to the limit now.
-
-    Args:
-        state: usage and limit of one moment.
-        rate: growth, as it is believed to go on.
-        max_bytes: greatest limit of a container of this application.
-        fastest: growth, as it would go on at worst.
-        reserve_bytes: what can be granted at once.
-    """
-    limit = state.limit_bytes
-    if limit == UNLIMITED:
-        return NO_NEED
-    near = near_bytes(limit, rate)
-    if limit - state.usage_bytes >= near and not state.paused:
-        return NO_NEED
-    target = state.usage_bytes + max(2 * near, int(rate * AHEAD_S), PAGE_BYTES)
-    at_worst = state.usage_bytes + int(fastest * AHEAD_S)
-    target = max(target, min(at_worst, target + reserve_bytes // SPARE_SHARE))
-    target = -(-target // PAGE_BYTES) * PAGE_BYTES
-    allowed = min(target, max_bytes // PAGE_BYTES * PAGE_BYTES)
-    return Need(max(allowed - limit, 0), capped=target > max(allowed, limit))
-
-
 def cut_is_dangerous(limit_bytes: int, usage_bytes: int, reclaimable_bytes: int) -> bool:
     """Whether a lower limit would leave no room above what the kernel cannot drop."""
     room_bytes = min(CUT_ROOM_BYTES, limit_bytes // NEAR_SHARE)  # a small limit could never be set otherwise
     return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + room_bytes
-
-
-@dataclass(slots=True)
-class Growth:
-    """How fast a container's usage grows, from successive readings."""
-
-    usage_bytes: int = 0
-    read_ns: int | None = None
-    rate: float = 0.0
-    """Bytes per second: the mean over the past, weighted by 0.5^(age / HALF_LIFE_S); never negative."""
-    fastest: float = 0.0
-    """The latest, or what is left of a faster one."""
-
-    def read(self, usage_bytes: int, now_ns: int) -> float:
-        """Take a reading; returns the rate. One that comes too soon after the last, or doubled, changes nothing.
-
-        What has only begun is not taken to last: a process that starts takes 10 MiB within 5 ms and then no more.
-        `rate` x AHEAD_S is at first about what has come already, and all of it once growth has lasted.
-        """
-        if self.read_ns is None:
-            self.usage_bytes, self.read_ns = usage_bytes, now_ns
-        elif now_ns - self.read_ns >= SPAN_NS:
-            elapsed_s = (now_ns - self.read_ns) / 1e9
-            latest = min(max(usage_bytes - self.usage_bytes, 0) / elapsed_s, MAX_RATE)
-            kept = 0.5 ** min(elapsed_s / HALF_LIFE_S, 60.0)
-            self.rate = self.rate * kept + latest * (1 - kept)
-            self.fastest = max(latest, self.fastest * kept)
-            self.usage_bytes, self.read_ns = usage_bytes, now_ns
-        return self.rate
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from schemas.limits import LimitUpdate, RowStatus
 from services.agent.core.bounds import Room
-from services.agent.core.memory_guard import PAGE_BYTES
+from services.agent.core.memory_growth import PAGE_BYTES
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.app import UnusableSettingsError, run_in_process
 from services._runtime.bus_memory import MemoryBus
 from services._runtime.memory_broker import MemoryBroker
-from services.agent.core.memory_guard import MIB
+from services.agent.core.memory_growth import MIB
 from services.agent.ports import WatchdogReport
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings

@@ -4,7 +4,8 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.agent.core.memory_guard import MIB, POLL_NS
+from services.agent.core.memory_growth import MIB
+from services.agent.core.memory_guard import POLL_NS
 from services.agent.node import Node, NodeOptions
 from services.agent.occurrences import Answer
 from services.agent.ports import Alarm, AlarmKind

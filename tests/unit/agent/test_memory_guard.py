@@ -4,23 +4,25 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.agent.core.memory_guard import (
-    CUT_ROOM_BYTES,
+from services.agent.core.memory_growth import (
     HALF_LIFE_S,
     MAX_RATE,
     MIB,
     NEAR_BYTES,
     PAGE_BYTES,
+    SPAN_NS,
+    Growth,
+    near_bytes,
+    need_of,
+)
+from services.agent.core.memory_guard import (
+    CUT_ROOM_BYTES,
     REFUSED_RETRY_NS,
     RETRY_NS,
-    SPAN_NS,
     Asking,
-    Growth,
     Guarded,
     by_urgency,
     cut_is_dangerous,
-    near_bytes,
-    need_of,
     wants_a_look,
 )
 from services.agent.ports import UNLIMITED, MemoryState

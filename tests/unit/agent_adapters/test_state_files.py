@@ -17,7 +17,7 @@ from services.agent.adapters.reserves import FileReserveBook, MemoryReserveBook
 from services.agent.adapters.state_files import (
     FoundValues,
     StateDirectory,
-    append_report,
+    append_reports,
     inode_of,
     is_locked,
     read_holder,
@@ -228,18 +228,18 @@ REPORT = WatchdogReport(
 def test_reports_are_taken_once(state, tmp_path):
     watchdog = WatchdogProcess(state, WatchdogOptions(tmp_path / "lock", 2.0, 0.5))
     assert watchdog.take_reports() == []
-    append_report(state.reports, REPORT._asdict())
-    append_report(state.reports, REPORT._replace(granted=False)._asdict())
+    append_reports(state.reports, [REPORT._asdict()])
+    append_reports(state.reports, [REPORT._replace(granted=False)._asdict()])
     assert watchdog.take_reports() == [REPORT, REPORT._replace(granted=False)]
     assert watchdog.take_reports() == []
 
 
 def test_what_an_agent_took_but_did_not_store_is_taken_again_by_the_next_one(state, tmp_path):
     options = WatchdogOptions(tmp_path / "lock", 2.0, 0.5)
-    append_report(state.reports, REPORT._asdict())
+    append_reports(state.reports, [REPORT._asdict()])
     assert WatchdogProcess(state, options).take_reports() == [REPORT]  # and is killed
     later = REPORT._replace(granted=False)
-    append_report(state.reports, later._asdict())
+    append_reports(state.reports, [later._asdict()])
     agent = WatchdogProcess(state, options)
     assert agent.take_reports() == [REPORT, later]
     assert agent.take_reports() == []
@@ -249,9 +249,9 @@ def test_what_an_agent_took_but_did_not_store_is_taken_again_by_the_next_one(sta
 
 
 def test_reports_that_are_torn_or_foreign_are_left_out(state, tmp_path):
-    append_report(state.reports, {"what": "ever"})
-    append_report(state.reports, REPORT._asdict())
-    append_report(state.reports, REPORT._asdict() | {"time_ns": "late"})
+    append_reports(state.reports, [{"what": "ever"}])
+    append_reports(state.reports, [REPORT._asdict()])
+    append_reports(state.reports, [REPORT._asdict() | {"time_ns": "late"}])
     with state.reports.open("a") as file:
         file.write('{"key": "web-01')
     assert WatchdogProcess(state, WatchdogOptions(tmp_path / "lock", 2.0, 0.5)).take_reports() == [REPORT]
