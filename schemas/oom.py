@@ -23,6 +23,8 @@ class OomKind(StrEnum):
     """The wait ended without a grant: the kernel does what it always does."""
     KILL = "kill"
     """The kernel killed; `reason` says why nothing could be done."""
+    LIMIT_HITS = "limit_hits"
+    """The kernel hit the limit, and neither did tasks wait nor did it kill: system calls can have failed."""
 
 
 class OomCause(StrEnum):
@@ -70,6 +72,9 @@ class OomEvent(Message):
     """How long tasks had been waiting, as far as the agent can know; 0: none was."""
     oom_kills: int = 0
     """KILL: by the kernel since the container was found."""
+    limit_hits: int = 0
+    """LIMIT_HITS: how often since the last such event (memory.failcnt; `max` in memory.events), also where reclaim made
+    room afterwards."""
     reason: str = ""
     """A sentence with the measured values."""
 

@@ -152,6 +152,7 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_agent_memory_releases_total", "counter", "waits that were ended by the kernel's kill"),
     MetricSpec("turnbuckle_agent_memory_refused_cuts_total", "counter", "lower limits that would have been dangerous"),
     MetricSpec("turnbuckle_agent_memory_polls_total", "counter", "close looks at containers that grow fast or wait"),
+    MetricSpec("turnbuckle_agent_memory_limit_hits_total", "counter", "limit hits after which calls can have failed"),
     MetricSpec("turnbuckle_agent_oom_kills_total", "counter", "kills by the kernel in managed containers"),
     MetricSpec("turnbuckle_agent_drifts_total", "counter", "limits or guards that other hands have changed"),
     MetricSpec("turnbuckle_allocator_applications", "gauge", "applications that are announced"),

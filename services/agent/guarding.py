@@ -180,6 +180,7 @@ class Guarding:
             latency_us=0 if since_ns is None else max(self._now_ns() - since_ns, 0) // 1000,
             paused_us=occurrence.paused_us,
             oom_kills=occurrence.oom_kills,
+            limit_hits=occurrence.limit_hits,
             reason=occurrence.reason,
         )
         if occurrence.cause is OomCause.WATCHDOG:  # taken again, and told again, if we die before it is stored
@@ -189,7 +190,7 @@ class Guarding:
             message_id = f"{self._node.incarnation}-oom-{self._told}"
         subject = OOM_EVENTS.subject(self._bus.root, app=occurrence.app, node=self._node.name)
         self._bus.publish_fact(subject, event, message_id=message_id)
-        if kind in {OomKind.RELEASE, OomKind.KILL}:
+        if kind in {OomKind.RELEASE, OomKind.KILL, OomKind.LIMIT_HITS}:
             self._log.warning(f"memory_{kind}", app=event.app, container=event.container, reason=event.reason)
 
     def _register_metrics(self) -> None:
@@ -205,6 +206,7 @@ class Guarding:
         observe("turnbuckle_agent_memory_refused_cuts_total", lambda: counters.refused_cuts)
         observe("turnbuckle_agent_memory_polls_total", lambda: counters.polls)
         observe("turnbuckle_agent_oom_kills_total", lambda: counters.kills)
+        observe("turnbuckle_agent_memory_limit_hits_total", lambda: counters.limit_hits)
         observe("turnbuckle_agent_drifts_total", lambda: counters.drifts)
 
     def _now_ns(self) -> int:

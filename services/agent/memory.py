@@ -26,6 +26,7 @@ from services.agent.core.memory_guard import (
     wants_a_look,
 )
 from services.agent.drift import DriftWatch
+from services.agent.limit_hits import begin_to_count, kill_reason, limit_hits_mean, limit_hits_of
 from services.agent.occurrences import Answer, Asked, Journal, Occurrence, mib
 from services.agent.ports import UNLIMITED, Alarm, AlarmKind, MemoryState, WriteOutcome
 from services.agent.reserves import Reserves
@@ -80,6 +81,7 @@ class MemoryGuard:
             known.limit_ordered = True
             self._guarded[key] = Guarded(key, known.app)
             self._waits.take_over(self._guarded[key])
+            begin_to_count(self._guarded[key], self._containers.members[key].handle)
             self._arm(self._guarded[key], self._containers.members[key], now_ns)
 
     def look_soon(self, key: str, now_ns: int) -> None:
@@ -204,8 +206,11 @@ class MemoryGuard:
             return  # vanished: the next sample notices
         guarded.read(state, now_ns)
         self._count_kills(guarded, state)
+        look = _Look(guarded, state, cause, now_ns)
+        if hits := limit_hits_of(guarded, state, member.handle, now_ns):
+            self._tell(look, OomKind.LIMIT_HITS, OomCause.LIMIT, limit_hits_mean(state, hits), limit_hits=hits)
         if not guarded.released:
-            self._relieve(_Look(guarded, state, cause, now_ns))
+            self._relieve(look)
         elif guarded.may_be_armed_again(now_ns):
             guarded.released = ""
             guarded.has_enough()
@@ -356,13 +361,7 @@ class MemoryGuard:
         if state.oom_kills <= member.oom_kills:
             return
         member.oom_kills, guarded.granted_ns = state.oom_kills, None  # what it leaves may be taken at once
-        rate = mib(guarded.growth.rate)
-        if guarded.released:
-            reason = guarded.released
-        elif guarded.key not in self._guarded:
-            reason = f"its memory is not guarded: no order for it has come; its limit is {mib(state.limit_bytes)}"
-        else:
-            reason = f"although guarded: it grew by {rate}/s when last seen, or a group above or the host is full"
+        reason = guarded.released or kill_reason(guarded, state, is_guarded=self.is_guarded(guarded.key))
         look = _Look(guarded, state, OomCause.KERNEL, 0)
         self._tell(look, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills)
 

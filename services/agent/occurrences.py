@@ -29,6 +29,7 @@ class Occurrence:
     """Since when the agent could know: latency counts from here."""
     paused_us: int = 0
     oom_kills: int = 0
+    limit_hits: int = 0
     wall_ns: int | None = None
     """When it was, where that is long ago; None: now."""
 
@@ -76,6 +77,8 @@ class GuardCounters:
     refusals: int = 0
     releases: int = 0
     kills: int = 0
+    limit_hits: int = 0
+    """Counted by the kernel, and told."""
     requests: int = 0
     polls: int = 0
     """Looks at containers that grow fast or wait, between the periodic samples."""
@@ -108,6 +111,8 @@ class Journal:
                 counters.releases += 1
             case OomKind.KILL:
                 counters.kills += 1
+            case OomKind.LIMIT_HITS:
+                counters.limit_hits += occurrence.limit_hits
             case OomKind.NEAR:
                 pass
 

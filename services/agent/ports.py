@@ -46,6 +46,8 @@ class MemoryState(NamedTuple):
     """Tasks wait at the limit (version 1: under_oom). Version 2: usage has passed memory.high, tasks are slowed."""
     oom_kills: int
     """By the kernel since the cgroup was made."""
+    limit_hits: int = 0
+    """How often the kernel hit the limit since then (memory.failcnt; `max` in memory.events)."""
 
 
 class AlarmKind(Enum):

@@ -175,7 +175,8 @@ def _last_change(container: ContainerLive) -> Text:
     kills = f"  {container.oom_kills} OOM kills" if container.oom_kills else ""
     drift = f"  {_drift(container)}" if container.drifts else ""
     cell = Text.assemble((container.last_reason, "dim"), (kills, "bold red"), (drift, "yellow"))
-    tally, troubled = container.memory, container.memory.refusals or container.memory.releases or container.memory.kills
+    tally = container.memory
+    troubled = tally.refusals or tally.releases or tally.kills or tally.limit_hits
     if words := tally.in_words():
         cell.append("\n").append(f"{words}; ", "red" if troubled else "yellow" if tally.traps else "dim")
         cell.append(container.last_memory_event, "dim")

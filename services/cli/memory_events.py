@@ -10,7 +10,7 @@ from schemas.codec import to_plain
 from schemas.oom import OomCause, OomEvent, OomKind
 from services.cli.output import format_bytes, format_duration
 
-TROUBLE: Final = frozenset({OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL})
+TROUBLE: Final = frozenset({OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL, OomKind.LIMIT_HITS})
 """What a person asks about afterwards."""
 _BY: Final = {
     OomCause.WATCHDOG: " by the watchdog",
@@ -33,6 +33,8 @@ class MemoryTally:
     releases: int = 0
     kills: int = 0
     """Events: one may tell of several kills, which the batches' `oom_kills` count."""
+    limit_hits: int = 0
+    """How often the kernel hit the limit: system calls can have failed."""
 
     def add(self, event: OomEvent) -> None:
         """Count one event."""
@@ -52,6 +54,8 @@ class MemoryTally:
                 self.releases += 1
             case OomKind.KILL:
                 self.kills += 1
+            case OomKind.LIMIT_HITS:
+                self.limit_hits += event.limit_hits
 
     def plain(self) -> dict[str, int]:
         """As plain JSON types."""
@@ -67,6 +71,7 @@ class MemoryTally:
             _counted(self.refusals, "refusal"),
             _counted(self.releases, "release"),
             _counted(self.kills, "kill"),
+            _counted(self.limit_hits, "limit hit"),
         )
         return ", ".join(part for part in parts if part)
 
@@ -96,6 +101,8 @@ def describe_event(event: OomEvent) -> str:
         case OomKind.KILL:
             # Usage was read after it, and tells nothing.
             text = f"killed by the kernel at its limit of {format_bytes(event.limit_before_bytes)}{waited}"
+        case OomKind.LIMIT_HITS:
+            text = f"calls can have failed at its limit of {format_bytes(event.limit_before_bytes)}"
     reason = f": {event.reason}" if event.reason else ""
     return f"{text}{_BY.get(event.cause, '')}{reason}"
 

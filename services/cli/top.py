@@ -48,8 +48,9 @@ def top_command(
     """Show each container's usage against its limit, over time, with the pools and reserves of its application.
 
     The upper sparkline is CPU used, the lower one the limit. Below a container's memory: what was granted before it
-    hit its limit; beside its last change: waits at the limit, refusals and kills. What is counted begins when top does:
-    `turnbuckle explain APP` knows what happened before. Without a terminal it prints plain lines each second.
+    hit its limit; beside its last change: waits at the limit, refusals, kills, and hits after which calls can have
+    failed. What is counted begins when top does: `turnbuckle explain APP` knows what happened before. Without a
+    terminal it prints plain lines each second.
     """
     state = LiveState()
     asyncio.run(_watch(state, find_server(server, context), app, once=once or as_json))

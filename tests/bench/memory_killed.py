@@ -146,7 +146,9 @@ class KilledLab:
         run = KilledRun(group.load.kind, self._random.uniform(0, LONGEST_DELAY_S), room_bytes)
         await asyncio.sleep(run.delay_s)
         growth = await asyncio.to_thread(group.load.grow, GROW_BYTES)
-        if growth is not None:
+        if growth is None:
+            run.failures = ["the load ended: it was killed, or a call failed that it cannot do without"]
+        else:
             run.rate, run.failures, run.longest_step_s = growth.rate, growth.failures, growth.longest_step_s
             await asyncio.to_thread(group.load.drop)
         run.kills, run.limit_hits = (now - then for now, then in zip(group.counters(), before, strict=True))

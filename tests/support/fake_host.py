@@ -34,6 +34,7 @@ class FakeContainer:
     limit_bytes: int = -1
     counters: Counters = field(default_factory=lambda: Counters(0, 0, 0, 0, 0))
     oom_kills: int = 0
+    limit_hits: int = 0
     gone: bool = False
     refuse: bool = False
     writes: list[tuple[str, int]] = field(default_factory=list)
@@ -71,7 +72,7 @@ class FakeContainer:
     def read_memory(self):
         if self.gone:
             return None
-        return MemoryState(self.usage_bytes, self.limit_bytes, self.paused, self.oom_kills)
+        return MemoryState(self.usage_bytes, self.limit_bytes, self.paused, self.oom_kills, self.limit_hits)
 
     def read_reclaimable(self):
         return 0 if self.gone else self.reclaimable_bytes

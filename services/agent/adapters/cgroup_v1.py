@@ -34,7 +34,17 @@ class CgroupV1Handle(CgroupHandle):
     hit: then usage is below its own limit, and raising that does not help.
     """
 
-    __slots__ = ("_cpuacct_usage", "_ladder", "_limit", "_memsw", "_period", "_quota", "_trap", "_trap_event")
+    __slots__ = (
+        "_cpuacct_usage",
+        "_hits",
+        "_ladder",
+        "_limit",
+        "_memsw",
+        "_period",
+        "_quota",
+        "_trap",
+        "_trap_event",
+    )
 
     def __init__(self, found: FoundValues, parts: HostParts) -> None:
         """Open everything.
@@ -51,6 +61,7 @@ class CgroupV1Handle(CgroupHandle):
         # Absent where the kernel does not account for swap
         has_memsw = Path(f"{memory}/memory.memsw.limit_in_bytes").exists()
         self._memsw = files.control(memory, "memory.memsw.limit_in_bytes") if has_memsw else None
+        self._hits = files.reader(f"{memory}/memory.failcnt")
         self._trap = files.switch(memory, "memory.oom_control")
         kills_at = field_positions(files.read(self._trap.descriptor, STAT_BYTES), (b"oom_kill",))
         self._kills_at = kills_at[0] if kills_at else None
@@ -99,6 +110,7 @@ class CgroupV1Handle(CgroupHandle):
             usage = pread(self._usage, NUMBER_BYTES, 0)
             limit_bytes = int(self._limit.refresh())
             trap = pread(self._trap.descriptor, STAT_BYTES, 0).split()
+            hits = pread(self._hits, NUMBER_BYTES, 0)
         except OSError as error:
             if is_gone(error):
                 return None
@@ -108,6 +120,7 @@ class CgroupV1Handle(CgroupHandle):
             UNLIMITED if limit_bytes >= _HUGE else limit_bytes,
             trap[3] == b"1",
             int(trap[self._kills_at]) if self._kills_at is not None else 0,
+            int(hits),
         )
 
     @property

@@ -40,7 +40,7 @@ class CgroupV2Handle(CgroupHandle):
     memory.events says so.
     """
 
-    __slots__ = ("_cpu_max", "_guard_high", "_high", "_max", "_memory_events", "_watched")
+    __slots__ = ("_cpu_max", "_guard_high", "_high", "_hits_at", "_max", "_memory_events", "_watched")
 
     def __init__(self, found: FoundValues, parts: HostParts) -> None:
         """Open everything.
@@ -53,6 +53,8 @@ class CgroupV2Handle(CgroupHandle):
         self._memory_events = files.reader(f"{memory}/memory.events")
         kills_at = field_positions(files.read(self._memory_events, STAT_BYTES), (b"oom_kill",))
         self._kills_at = kills_at[0] if kills_at else None
+        hits_at = field_positions(files.read(self._memory_events, STAT_BYTES), (b"max",))
+        self._hits_at = hits_at[0] if hits_at else None
         self._cpu_max = files.control(cpu, "cpu.max")
         self._max = files.control(memory, "memory.max")
         self._high = files.control(memory, "memory.high")
@@ -97,13 +99,14 @@ class CgroupV2Handle(CgroupHandle):
             usage_bytes = int(pread(self._usage, NUMBER_BYTES, 0))
             limit_bytes = _as_number(self._max.refresh())
             high = self._high.refresh()
-            kills = pread(self._memory_events, STAT_BYTES, 0).split()
+            events = pread(self._memory_events, STAT_BYTES, 0).split()
         except OSError as error:
             if is_gone(error):
                 return None
             raise
         paused = high != _MAX and usage_bytes >= int(high)
-        return MemoryState(usage_bytes, limit_bytes, paused, int(kills[self._kills_at]) if self._kills_at else 0)
+        kills, hits = (int(events[at]) if at is not None else 0 for at in (self._kills_at, self._hits_at))
+        return MemoryState(usage_bytes, limit_bytes, paused, kills, hits)
 
     @property
     def _kills_descriptor(self) -> int:

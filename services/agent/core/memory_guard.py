@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from services.agent.core.limit_hits import LimitHits
 from services.agent.core.memory_growth import MIB, NEAR_BYTES, NEAR_S, NEAR_SHARE, Growth, Need, near_bytes, need_of
 from services.agent.ports import UNLIMITED, MemoryState
 
@@ -88,6 +89,7 @@ class Guarded:
     state: MemoryState | None = None
     """Latest reading."""
     armed_ns: int = 0
+    limit_hits: LimitHits = field(default_factory=LimitHits)
 
     def need(self, state: MemoryState, max_bytes: int, reserve_bytes: int) -> Need:
         """What is to be added to the limit now; see `need_of`."""

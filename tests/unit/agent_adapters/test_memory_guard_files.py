@@ -90,7 +90,7 @@ def test_memory_of_version_1(v1):
 
 def test_memory_of_version_2(v2):
     handle = v2.handle()
-    assert handle.read_memory() == MemoryState(10 * MIB, 64 * MIB, paused=False, oom_kills=3)
+    assert handle.read_memory() == MemoryState(10 * MIB, 64 * MIB, paused=False, oom_kills=3, limit_hits=1)
     assert handle.read_reclaimable() == 8192
     v2.kernel.set("memory.high", str(10 * MIB))
     assert handle.read_memory().paused

@@ -22,14 +22,17 @@ def test_a_tally_counts_each_kind_and_keeps_the_longest_wait() -> None:
         oom_event(OomKind.REFUSAL, paused_us=3_000),
         oom_event(OomKind.RELEASE),
         oom_event(OomKind.KILL),
+        oom_event(OomKind.LIMIT_HITS, limit_hits=40),
     ):
         tally.add(event)
 
     assert tally.plain() == {
         "near": 1, "grants": 2, "granted_bytes": 64 * MIB, "slowest_grant_us": 120, "traps": 1,
-        "longest_pause_us": 3_000, "refusals": 1, "releases": 1, "kills": 1,
+        "longest_pause_us": 3_000, "refusals": 1, "releases": 1, "kills": 1, "limit_hits": 40,
     }  # fmt: skip
-    assert tally.in_words() == "2 grants (64 MiB), 1 trap (longest wait 3 ms), 1 refusal, 1 release, 1 kill"
+    assert (
+        tally.in_words() == "2 grants (64 MiB), 1 trap (longest wait 3 ms), 1 refusal, 1 release, 1 kill, 40 limit hits"
+    )
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -58,6 +61,12 @@ def test_nothing_is_said_of_nothing() -> None:
         (
             oom_event(OomKind.KILL, reason="it was refused"),
             "killed by the kernel at its limit of 100 MiB: it was refused",
+        ),
+        (
+            oom_event(
+                OomKind.LIMIT_HITS, cause=OomCause.LIMIT, limit_hits=3, reason="the kernel hit the limit 3 times"
+            ),
+            "calls can have failed at its limit of 100 MiB: the kernel hit the limit 3 times",
         ),
     ],
 )

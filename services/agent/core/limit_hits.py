@@ -1,0 +1,39 @@
+"""How often the kernel hit a memory limit without a wait or a kill (memory.failcnt; `max` in memory.events).
+
+The kernel counts every charge that found no room at first, also where reclaim then made some: so a hit says that calls
+may have failed, not that they did. Hits are told together, the first at once and the others every TELL_NS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+TELL_NS: Final = 10_000_000_000
+
+
+@dataclass(slots=True)
+class LimitHits:
+    """One container's. Times are monotonic nanoseconds."""
+
+    counter: int | None = None
+    """As last read; None: never."""
+    untold: int = 0
+    told_ns: int | None = None
+
+    def read(self, counter: int, now_ns: int, *, explained: bool) -> int:
+        """Take in the kernel's counter; returns how many hits are to be told now, 0: none.
+
+        Args:
+            counter: since the group was made; one that has fallen was set back by other hands, and begins anew.
+            now_ns: when it was read.
+            explained: tasks wait, or the kernel may kill: that is told by itself.
+        """
+        before, self.counter = self.counter, counter
+        if before is None or explained:
+            return 0
+        self.untold += max(counter - before, 0)
+        if not self.untold or (self.told_ns is not None and now_ns - self.told_ns < TELL_NS):
+            return 0
+        hits, self.untold, self.told_ns = self.untold, 0, now_ns
+        return hits
