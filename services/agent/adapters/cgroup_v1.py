@@ -13,7 +13,7 @@ from typing import Final
 from schemas.apps import PERIOD_US
 from services.agent.adapters.cgroup_handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
 from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
+from services.agent.adapters.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone, read_once
 from services.agent.adapters.ladder import Ladder, write_event
 from services.agent.adapters.state_files import FoundValues
 from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
@@ -36,7 +36,7 @@ class CgroupV1Handle(CgroupHandle):
 
     __slots__ = (
         "_cpuacct_usage",
-        "_hits",
+        "_hits_path",
         "_ladder",
         "_limit",
         "_memsw",
@@ -61,7 +61,7 @@ class CgroupV1Handle(CgroupHandle):
         # Absent where the kernel does not account for swap
         has_memsw = Path(f"{memory}/memory.memsw.limit_in_bytes").exists()
         self._memsw = files.control(memory, "memory.memsw.limit_in_bytes") if has_memsw else None
-        self._hits = files.reader(f"{memory}/memory.failcnt")
+        self._hits_path = f"{memory}/memory.failcnt"
         self._trap = files.switch(memory, "memory.oom_control")
         kills_at = field_positions(files.read(self._trap.descriptor, STAT_BYTES), (b"oom_kill",))
         self._kills_at = kills_at[0] if kills_at else None
@@ -110,7 +110,7 @@ class CgroupV1Handle(CgroupHandle):
             usage = pread(self._usage, NUMBER_BYTES, 0)
             limit_bytes = int(self._limit.refresh())
             trap = pread(self._trap.descriptor, STAT_BYTES, 0).split()
-            hits = pread(self._hits, NUMBER_BYTES, 0)
+            hits = read_once(self._hits_path, NUMBER_BYTES)
         except OSError as error:
             if is_gone(error):
                 return None

@@ -41,6 +41,15 @@ def is_gone(error: OSError) -> bool:
     return error.errno in _GONE
 
 
+def read_once(path: str, most_bytes: int) -> bytes:
+    """Read a file that is not worth a descriptor of its own. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, most_bytes, 0)
+    finally:
+        os.close(descriptor)
+
+
 class ControlFile:
     """One writable control file of one group, and the value that the kernel was last known to hold."""
 
