@@ -18,6 +18,7 @@ from schemas.subjects import (
 )
 
 _DAY_S: Final = 86_400.0
+_KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
 
 
@@ -31,6 +32,24 @@ class StreamSpec:
     """0: for ever."""
     max_bytes: int
     duplicate_window_s: float = 120.0
+    host_facts: int | None = None
+    """Facts that are kept of one host, where hosts write: its oldest make room. None: no limit of its own."""
+    fact_bytes: int | None = None
+    """Size of a fact at most: times `host_facts`, what one host can fill, however it goes about it."""
+
+    def stored_by_host(self, root: str) -> tuple[str, str] | None:
+        """Pattern of the subjects that are published, and the server's mapping to those that are stored (NATS ADR-33).
+
+        A limit per subject is one per host only if a host has one subject; else it could invent an application for each
+        fact. None: stored as published.
+        """
+        (template, *others) = self.templates
+        if self.host_facts is None or template.parameters == ("node",):
+            return None
+        assert not others
+        fixed = [part for part in template.text.split(".") if not part.startswith("{")]
+        node = template.parameters.index("node") + 1
+        return template.pattern(root).text, ".".join((root, *fixed, f"{{{{wildcard({node})}}}}"))
 
     def stream_name(self, root: str) -> str:
         """The name on the server."""
@@ -67,10 +86,14 @@ class BucketSpec:
         return f"{root}_{self.name}"
 
 
-CONTAINER_STREAM: Final = StreamSpec("CONTAINER", (CONTAINER_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=128 * _MIB)
-OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=64 * _MIB)
-ROUTE_STREAM: Final = StreamSpec("ROUTE", (ROUTE_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=64 * _MIB)
-TC_STREAM: Final = StreamSpec("TC", (TC_EVENTS,), max_age_s=7 * _DAY_S, max_bytes=128 * _MIB)
+CONTAINER_STREAM: Final = StreamSpec(
+    "CONTAINER", (CONTAINER_EVENTS,), 7 * _DAY_S, 128 * _MIB, host_facts=4_000, fact_bytes=8 * _KIB
+)
+OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), 7 * _DAY_S, 64 * _MIB, host_facts=4_000, fact_bytes=4 * _KIB)
+ROUTE_STREAM: Final = StreamSpec(
+    "ROUTE", (ROUTE_EVENTS,), 7 * _DAY_S, 64 * _MIB, host_facts=1_000, fact_bytes=32 * _KIB
+)
+TC_STREAM: Final = StreamSpec("TC", (TC_EVENTS,), 7 * _DAY_S, 128 * _MIB, host_facts=1_000, fact_bytes=64 * _KIB)
 RUN_STREAM: Final = StreamSpec("RUN", (RUN_PROFILES,), max_age_s=0.0, max_bytes=64 * _MIB)
 JOB_STREAM: Final = StreamSpec("JOB", (JOB_RECORDS,), max_age_s=0.0, max_bytes=64 * _MIB)
 """What the advisor learns from: some 50,000 records."""

@@ -31,6 +31,7 @@ from services._runtime.bus_options import BusOptions
 from services._runtime.dispatch import Dispatch
 from services._runtime.facts import Fact, FactOutbox
 from services._runtime.logging import log_once
+from services._runtime.message_ids import MessageIds
 from services._runtime.nats_connection import (
     Connection,
     ConnectionEvents,
@@ -47,6 +48,8 @@ from services._runtime.tracing import inject, message_span, trace_headers
 
 _JETSTREAM_TIMEOUT_S: Final = 5.0
 _DECLARE_RETRY_S: Final = 1.0
+_TOO_LONG: Final = 10054
+"""Error of the server: the stream takes no message of this size."""
 
 
 class NatsBus:
@@ -67,6 +70,7 @@ class NatsBus:
         """
         self.undeclared: list[str] = []
         """Streams that this user may not make as they should be."""
+        self._message_ids = MessageIds(options)
         self._outbox = FactOutbox(self._send_fact, self.dispatch)
         self._callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -173,10 +177,17 @@ class NatsBus:
     async def _send_fact(self, fact: Fact) -> None:
         if not self.connected:  # no span for each vain attempt
             raise BusUnavailableError("not connected")
-        headers = {"Nats-Msg-Id": fact.message_id}
+        headers = {"Nats-Msg-Id": self._message_ids.wire_id(fact.message_id)}
         with as_bus_errors(f"store a fact on {fact.subject}"), fact.span():
             inject(headers)
-            await self.jetstream.publish(fact.subject, fact.data, headers=headers)
+            try:
+                await self.jetstream.publish(fact.subject, fact.data, headers=headers)
+            except nats.js.errors.APIError as error:
+                if error.err_code != _TOO_LONG:
+                    raise
+                self.dispatch.counts["facts_dropped"] += 1  # it would be refused for ever, and those behind it wait
+                log_once(self.dispatch.log.error, self.dispatch.limiter, "fact_too_long", subject=fact.subject,
+                         size_bytes=len(fact.data))  # fmt: skip
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
         """Receive observations."""

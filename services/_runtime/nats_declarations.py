@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import nats.js.errors
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig, SubjectTransform
 
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from services._runtime.bus_options import BusOptions
@@ -100,14 +100,22 @@ def _stream(spec: StreamSpec, options: BusOptions) -> _Wanted:
         max_age=spec.max_age_s,
         max_bytes=spec.max_bytes,
         duplicate_window=spec.duplicate_window_s,
+        max_msgs_per_subject=spec.host_facts or -1,
+        max_msg_size=spec.fact_bytes or -1,
+        subject_transform=SubjectTransform(*mapping) if (mapping := spec.stored_by_host(options.root)) else None,
         allow_direct=True,
         num_replicas=options.replicas,
     )
-    return _Wanted(config, ("subjects", "max_age", "max_bytes", "duplicate_window"))
+    limits = ("max_age", "max_bytes", "max_msgs_per_subject", "max_msg_size", "duplicate_window")
+    return _Wanted(config, ("subjects", "subject_transform", *limits))
 
 
 def _bucket(spec: BucketSpec, options: BusOptions) -> _Wanted:
-    """As nats-py's ``create_key_value`` (NATS ADR-8), which cannot change what exists."""
+    """As nats-py's ``create_key_value`` (NATS ADR-8), which cannot change what exists.
+
+    But without rollups and times to live of single messages, which nothing of ours uses: with a rollup who may write
+    one key deletes all others, and with a time to live of its own an entry outlives the bucket's.
+    """
     name = spec.bucket_name(options.root)
     config = StreamConfig(
         name=f"KV_{name}",
@@ -118,13 +126,12 @@ def _bucket(spec: BucketSpec, options: BusOptions) -> _Wanted:
         max_age=spec.ttl_s or 0.0,
         duplicate_window=min(120.0, spec.ttl_s) if spec.ttl_s else 120.0,
         discard=DiscardPolicy.NEW,
-        allow_rollup_hdrs=True,
+        allow_rollup_hdrs=False,
         deny_delete=True,
-        allow_msg_ttl=True,
         allow_direct=True,
         num_replicas=options.replicas,
     )
-    return _Wanted(config, ("description", "max_age", "duplicate_window"))
+    return _Wanted(config, ("description", "max_age", "duplicate_window", "allow_rollup_hdrs"))
 
 
 def _object_store(spec: ObjectStoreSpec, options: BusOptions) -> _Wanted:

@@ -1,5 +1,8 @@
 """What a stream holds, read from a moment on to its present end: for `turnbuckle explain`.
 
+Some streams keep a host's facts under one subject, whatever application they are of (`StreamSpec.stored_by_host`).
+There the application is what the fact says: it was of the sender's choice anyway. The node is the one of the subject.
+
 Services follow facts with `Bus.consume`. Here no consumer is made at all: an observer may make none, because one could
 deliver what is stored to any subject (`schemas.permissions`). Many messages are asked for at once (NATS ADR-31).
 """
@@ -9,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from nats.aio.msg import Msg
 
 from schemas.streams import StreamSpec
-from schemas.subjects import Subject
-from services._runtime.bus import BusError, BusUnavailableError, Handler, NotPermittedError
+from schemas.subjects import Subject, SubjectError, untoken
+from services._runtime.bus import BusError, BusUnavailableError, Delivery, Handler, NotPermittedError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_connection import as_bus_errors
 
@@ -33,7 +37,9 @@ async def read_stored(bus: NatsBus, stream: StreamSpec, pattern: Subject, since_
     Raises:
         BusError: not connected, not permitted, or the server stops answering.
     """
-    name = stream.stream_name(bus.root)
+    name, mapped = stream.stream_name(bus.root), stream.stored_by_host(bus.root)
+    # Mapped subjects and, until they are too old, those that were stored before the stream mapped any.
+    stored = f"{mapped[1].rpartition('.')[0]}.>" if mapped else pattern.text
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
     start: dict[str, Any] = {"start_time": datetime.fromtimestamp(since_s, UTC).isoformat()}
     with as_bus_errors(f"read stream {name}"):
@@ -42,17 +48,37 @@ async def read_stored(bus: NatsBus, stream: StreamSpec, pattern: Subject, since_
         try:
             left = 1
             while left > 0:
-                request = json.dumps({"batch": _BATCH, "next_by_subj": pattern.text, **start}).encode()
+                request = json.dumps({"batch": _BATCH, "next_by_subj": stored, **start}).encode()
                 await bus.connection.publish(_API + name, request, reply=inbox)
                 left = 0
                 async for message in _one_batch(bus, name, arrived):
                     headers = message.headers or {}
                     start, left = {"seq": int(headers["Nats-Sequence"]) + 1}, int(headers["Nats-Num-Pending"])
                     delivery = bus.dispatch.decode(headers["Nats-Subject"], message.data)
-                    if delivery is not None:
+                    if delivery is not None and mapped:
+                        delivery = _as_published(bus, stream, delivery)
+                    if delivery is not None and pattern.matches(Subject(delivery.subject)):
                         handler(delivery)
         finally:
             await subscription.unsubscribe()
+
+
+def _as_published(bus: NatsBus, stream: StreamSpec, delivery: Delivery) -> Delivery | None:
+    """With the subject that it was published on; None, and counted, where it names another node than its sender's."""
+    (template,) = stream.templates
+    with suppress(SubjectError):
+        template.parse(bus.root, delivery.subject)
+        return delivery  # stored before the stream mapped subjects
+    ids = {name: str(getattr(delivery.message, name, "")) for name in template.parameters}
+    try:
+        subject = template.subject(bus.root, **ids)
+        told_by = untoken(delivery.subject.rpartition(".")[2])
+    except SubjectError:
+        told_by = ""
+    if not told_by or told_by != ids["node"]:
+        bus.dispatch.counts["undecodable_wrong_node"] += 1
+        return None
+    return Delivery(subject.text, delivery.message, delivery.size_bytes)
 
 
 async def _one_batch(bus: NatsBus, stream: str, arrived: asyncio.Queue[Msg]) -> AsyncIterator[Msg]:

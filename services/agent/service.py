@@ -39,6 +39,8 @@ EMPTY_BATCHES = 10
 CLEAR_UP_S = 5.0
 """By then discovery has found everything that runs: what an agent before us left for others is cleared up."""
 CLEAR_UP_AGAIN_S = 60.0
+REASON_CHARACTERS = 1_000
+"""Of an event, which may quote a label; a fact of the stream has 8 KiB."""
 _UNNAMED = "unnamed"
 
 
@@ -320,7 +322,7 @@ class Agent:
             quota_us=quota_us,
             limit_bytes=limit_bytes,
             oom_kills=oom_kills,
-            reason=reason,
+            reason=reason[:REASON_CHARACTERS],
         )
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node.name)
         self._bus.publish_fact(subject, event, message_id=f"{node.incarnation}-{found.key}-{change}-{event.time_ns}")

@@ -122,6 +122,8 @@ def server_text(plan: ServerPlan, server: str) -> str:
         "jetstream {",
         f"  store_dir: {json.dumps(plan.store)}",
         "  sync_interval: always",
+        "  # An answer of the server that is written where it expects a request is refused; the default since 2.12.",
+        "  strict: true",
         "}",
         *(["tls {", *_tls_lines(plan), *_HANDSHAKE_FIRST, "}"] if plan.tls else []),
         *_websocket_lines(plan),

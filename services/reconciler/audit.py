@@ -23,7 +23,8 @@ from services.reconciler.loop import Looked
 from services.reconciler.passes import Pass, Write
 from services.reconciler.watcher import Change
 
-OPERATIONS_PER_FACT: Final = 500
+OPERATIONS_PER_FACT: Final = 150
+"""Of 320 bytes at most; a fact of the stream has 64 KiB (`schemas.streams.TC_STREAM`)."""
 PASSES_PER_FACT: Final = 1_000
 BEHIND: Final = 32
 """Facts that wait: more are put together from here on."""
