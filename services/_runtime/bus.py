@@ -237,7 +237,8 @@ class Bus(Protocol):
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds a fact on this subject: for senders whose facts are unique for ever.
 
-        The server knows ids for the stream's duplicate window only. Costs one round trip.
+        The server knows ids for the stream's duplicate window only. Costs one round trip. Not for streams that keep a
+        host's facts under one subject.
         """
 
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:

@@ -233,6 +233,8 @@ class MemoryBus:
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds a fact on this subject."""
+        if stream.stored_by_host(self.root) is not None:
+            raise BusError(f"stream {stream.name} keeps a host's facts under one subject")
         return any(text == subject.text for text, _ in self._stream(stream).messages)
 
     def _stream(self, spec: StreamSpec) -> MemoryStream:

@@ -70,7 +70,7 @@ class NatsBus:
         """
         self.undeclared: list[str] = []
         """Streams that this user may not make as they should be."""
-        self._message_ids = MessageIds(options)
+        self._message_ids: MessageIds | None = None
         self._outbox = FactOutbox(self._send_fact, self.dispatch)
         self._callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,6 +106,7 @@ class NatsBus:
     async def _join(self) -> None:
         events = ConnectionEvents(self._on_disconnect, self._on_reconnect, self._on_close)
         self.connection = await open_connection(self.options, self.dispatch, events)
+        self._message_ids = MessageIds(self.options)
         self._jetstream = self.connection.jetstream(timeout=_JETSTREAM_TIMEOUT_S)
         try:
             await self._declare_all()
@@ -175,7 +176,7 @@ class NatsBus:
         self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
 
     async def _send_fact(self, fact: Fact) -> None:
-        if not self.connected:  # no span for each vain attempt
+        if not self.connected or self._message_ids is None:  # no span for each vain attempt
             raise BusUnavailableError("not connected")
         headers = {"Nats-Msg-Id": self._message_ids.wire_id(fact.message_id)}
         with as_bus_errors(f"store a fact on {fact.subject}"), fact.span():
@@ -211,6 +212,10 @@ class NatsBus:
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds a fact on this subject."""
         name = stream.stream_name(self.root)
+        if stream.stored_by_host(self.root) is not None:
+            raise BusError(
+                f"stream {name} keeps a host's facts under one subject, and cannot tell {subject} from others"
+            )
         with as_bus_errors(f"look for {subject} in stream {name}"):
             try:
                 await self.jetstream.get_last_msg(name, subject.text)  # from the leader: a replica may lag

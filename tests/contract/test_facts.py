@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from schemas.subjects import CONTAINER_EVENTS
-from services._runtime.bus import Bus, BusUnavailableError, Delivery, Subscription
+from schemas.streams import ROUTE_STREAM
+from schemas.subjects import ROUTE_EVENTS
+from services._runtime.bus import Bus, BusError, BusUnavailableError, Delivery, Subscription
 from tests.support.bus_lab import CONTAINER_STREAM, BusLab, container_event, event_subject, number_of
 from tests.support.deadline import until
 
@@ -131,12 +132,15 @@ async def test_stop_finishes_the_message_under_way(lab: BusLab) -> None:
 async def test_whether_a_fact_is_stored(lab: BusLab) -> None:
     """By its subject, also for those that did not send it; without a server an error, and no guess."""
     bus, other = await lab.bus(), await lab.bus()
-    publish(bus, lab.root, 1)
+    stored, missing = (ROUTE_EVENTS.subject(lab.root, node=node) for node in ("n1", "n2"))
+    bus.publish_fact(stored, container_event(1), message_id="1")
     await bus.flush(5)
 
-    assert await other.is_stored(CONTAINER_STREAM, event_subject(lab.root))
-    assert not await other.is_stored(CONTAINER_STREAM, CONTAINER_EVENTS.subject(lab.root, app="shop", node="n2"))
+    assert await other.is_stored(ROUTE_STREAM, stored)
+    assert not await other.is_stored(ROUTE_STREAM, missing)
+    with pytest.raises(BusError, match="under one subject"):  # which it is not asked for
+        await other.is_stored(CONTAINER_STREAM, event_subject(lab.root))
     await lab.stop_server()
     await until(lambda: not other.connected)
     with pytest.raises(BusUnavailableError):
-        await other.is_stored(CONTAINER_STREAM, event_subject(lab.root))
+        await other.is_stored(ROUTE_STREAM, stored)

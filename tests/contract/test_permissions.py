@@ -116,7 +116,7 @@ async def test_an_observer_reads_and_watches(server: SecuredNats, operator: Nats
     agent, observer = await server.bus(Role.AGENT, MINE), await server.bus(Role.OBSERVER)
     subject = OOM_EVENTS.subject("tb", app="shop", node=MINE)
     for number in range(1_203):  # more than two batches
-        agent.publish_fact(subject, oom_event(time_ns=number), message_id=f"o{number}")
+        agent.publish_fact(subject, oom_event(node=MINE, time_ns=number), message_id=f"o{number}")
     await agent.flush(20)
     read: list[int] = []
     seen: list[tuple[str, bool]] = []
