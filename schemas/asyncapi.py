@@ -305,6 +305,9 @@ def _stream(spec: StreamSpec) -> Document:
         "max_age_s": spec.max_age_s,
         "max_bytes": spec.max_bytes,
         "duplicate_window_s": spec.duplicate_window_s,
+        "max_facts_per_host": spec.host_facts,
+        "max_fact_bytes": spec.fact_bytes,
+        "stored_as": mapping[1] if (mapping := spec.stored_by_host(DEFAULT_ROOT)) else None,
     }
 
 

@@ -81,7 +81,7 @@ class Lab:
     async def store_facts(self) -> None:
         """One every 20 ms, for ever."""
         for number in itertools.count():
-            event: OomEvent = oom_event(time_ns=number)
+            event: OomEvent = oom_event(app="facts", node="n9", time_ns=number)
             self.bus.publish_fact(OOM_EVENTS.subject("tb", app="facts", node="n9"), event, message_id=f"f{number}")
             self.stored = number + 1
             await asyncio.sleep(0.02)
