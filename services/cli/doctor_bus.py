@@ -18,6 +18,8 @@ from services.cli.doctor_finding import Finding, Level
 OLDEST_SERVER: Final = (2, 11)
 HEARTBEAT_WITHIN_S: Final = 1.5
 """A replica that lives renews its entry three times meanwhile."""
+BUS: Final = "nats"
+"""The finding that says whether a server answers."""
 _REPLICA: Final = "replica."
 _APP: Final = "app."
 
@@ -27,16 +29,16 @@ async def check_bus(options: BusOptions) -> list[Finding]:
     try:
         bus = await NatsBus.connect(options)
     except (BusSettingsError, CredentialsRefusedError) as error:
-        return [Finding("nats", Level.FAILED, str(error))]
+        return [Finding(BUS, Level.FAILED, str(error))]
     except BusError as error:
         # Nothing runs before the first `turnbuckle up`, so this is no failure.
-        return [Finding("nats", Level.MISSING, str(error), "turnbuckle up")]
+        return [Finding(BUS, Level.MISSING, str(error), "turnbuckle up")]
     try:
         return [_check_server(bus, options), *await _check_allocators(bus)]
     except NotPermittedError as error:
-        return [Finding("nats", Level.FAILED, str(error), "use the key of an operator or observer")]
+        return [Finding(BUS, Level.FAILED, str(error), "use the key of an operator or observer")]
     except BusError as error:
-        return [Finding("nats", Level.MISSING, str(error), "turnbuckle up")]
+        return [Finding(BUS, Level.MISSING, str(error), "turnbuckle up")]
     finally:
         await bus.close(1.0)
 
@@ -45,11 +47,11 @@ def _check_server(bus: NatsBus, options: BusOptions) -> Finding:
     version = bus.connection.connected_server_version
     text = f"{version.major}.{version.minor}.{version.patch} with JetStream at {options.address}"
     if (version.major, version.minor) < OLDEST_SERVER:
-        return Finding("nats", Level.NOTE, f"{text}: older than 2.11", "run nats-server 2.11 or later")
+        return Finding(BUS, Level.NOTE, f"{text}: older than 2.11", "run nats-server 2.11 or later")
     if not bus.connection.is_encrypted and crosses_network(options.servers):
         found = f"{text}, without TLS: anyone in between reads everything and can write in your name"
-        return Finding("nats", Level.NOTE, found, "turnbuckle nats config, and tls:// in NATS_URL")
-    return Finding("nats", Level.OK, f"{text}{', encrypted' if bus.connection.is_encrypted else ''}")
+        return Finding(BUS, Level.NOTE, found, "turnbuckle nats config, and tls:// in NATS_URL")
+    return Finding(BUS, Level.OK, f"{text}{', encrypted' if bus.connection.is_encrypted else ''}")
 
 
 def crosses_network(urls: Sequence[str]) -> bool:

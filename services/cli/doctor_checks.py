@@ -16,10 +16,10 @@ from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.nats_server import NatsServerError, find_binary
 from services.cli.doctor_bus import check_bus
+from services.cli.doctor_edge import check_network_edge
 from services.cli.doctor_finding import Finding, Level
 from services.cli.doctor_guard import run_guard_checks
 from services.cli.doctor_kernel import check_kernel_programs
-from services.cli.doctor_network import run_network_checks
 
 OLDEST_PYTHON: Final = (3, 11)
 FILES_PER_CONTAINER: Final = 11
@@ -118,8 +118,14 @@ def run_sync_checks() -> list[Finding]:
     return [*(check() for check in checks), *others, *run_guard_checks()]
 
 
-async def run_checks(options: BusOptions, docker: Callable[[], Finding]) -> list[Finding]:
-    """Every check; Docker's is handed in because only the CLI's edge may import its SDK."""
+async def run_checks(options: BusOptions, docker: Callable[[], Finding], *, network: bool = False) -> list[Finding]:
+    """Every check; Docker's is handed in because only the CLI's edge may import its SDK.
+
+    Args:
+        options: where the bus is.
+        docker: the check of the Docker Engine.
+        network: whether the network edge is examined also where none is set up.
+    """
     bus = await check_bus(options)
     host = await asyncio.to_thread(run_sync_checks)
-    return [*host, await asyncio.to_thread(docker), *await run_network_checks(), *bus]
+    return [*host, await asyncio.to_thread(docker), *await check_network_edge(asked=network), *bus]

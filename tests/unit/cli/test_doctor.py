@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from schemas.leases import Lease
 from services._runtime.bus import Entry
@@ -13,8 +15,11 @@ from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, Con
 from services._runtime.nats_server import NatsServerError
 from services.agent.adapters.cgroup_host import FILES_PER_CONTAINER
 from services.cli import doctor_checks as checks
+from services.cli.doctor import exit_code
 from services.cli.doctor_bus import check_bus, crosses_network, judge_replicas
-from services.cli.doctor_finding import Level
+from services.cli.doctor_edge import network_edge_evidence
+from services.cli.doctor_finding import Finding, Level
+from services.cli.main import app
 from services.cli.supervisor import free_port
 
 
@@ -130,3 +135,50 @@ def test_no_replica_is_said_once() -> None:
 
     assert (found.level, found.found) == (Level.MISSING, "none lives; silent: b")
     assert [item.found for item in judge_replicas({}, {}, set())] == ["none lives"]
+
+
+NOTHING = Path("/nonexistent")
+
+
+def test_a_host_with_limits_only_has_no_network_edge(tmp_path: Path) -> None:
+    """An agent's settings and its state directory say nothing of one; neither does an empty directory."""
+    environ = {"TURNBUCKLE_AGENT__PODS": "on", "NATS_URL": "nats://bus"}
+
+    assert network_edge_evidence(environ, NOTHING, tmp_path, frr_installed=False) == []
+
+
+@pytest.mark.parametrize("variable", ["TURNBUCKLE_RECONCILER__PORTS", "TURNBUCKLE_FAST_PATH__VTEP"])
+def test_whatever_sets_one_up_is_named(tmp_path: Path, variable: str) -> None:
+    (tmp_path / "reconciler-1.lock").touch()
+
+    assert network_edge_evidence({variable: "x"}, NOTHING, NOTHING, frr_installed=False) == [variable]
+    assert network_edge_evidence({}, NOTHING, tmp_path, frr_installed=False) == [str(tmp_path)]
+    assert network_edge_evidence({}, tmp_path, NOTHING, frr_installed=False) == [str(tmp_path)]
+    assert network_edge_evidence({}, NOTHING, NOTHING, frr_installed=True) == ["FRR is installed"]
+
+
+@pytest.mark.parametrize(
+    ("levels", "code"),
+    [
+        ({"nats": Level.OK, "docker": Level.MISSING, "flower": Level.MISSING}, 0),
+        ({"nats": Level.MISSING, "docker": Level.MISSING}, 69),
+        ({"nats": Level.NOTE, "python": Level.FAILED}, 1),
+        ({"nats": Level.MISSING, "left behind": Level.FAILED}, 1),
+    ],
+)
+def test_the_exit_code_says_what_is_missing(levels: dict[str, Level], code: int) -> None:
+    assert exit_code([Finding(name, level, "") for name, level in levels.items()]) == code
+
+
+def test_no_bus_is_69_and_no_word_of_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the command ends, on a host without a fabric."""
+    monkeypatch.setattr("services.cli.doctor_edge.check_frr_installed", lambda: Finding("frr", Level.MISSING, ""))
+    monkeypatch.setattr("services.cli.doctor_edge.FABRIC_STATE", tmp_path)
+    environment = {"TURNBUCKLE_AGENT__STATE_DIRECTORY": str(tmp_path), "NATS_URL": f"nats://127.0.0.1:{free_port()}"}
+    done = CliRunner().invoke(app, ["doctor", "--json"], env=environment)
+
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert found["nats"]["level"] == "missing"
+    assert done.exit_code == (1 if any(one["level"] == "failed" for one in found.values()) else 69)
+    assert found["network edge"]["found"].startswith("not used here")
+    assert found.keys() & {"flower", "tunnel_key", "frr", "fabric key", "bfdd socket", "network rights"} == set()
