@@ -141,13 +141,15 @@ def test_a_program_that_cannot_be_run_is_told_as_a_shell_does(app: str, tmp_path
 
 
 AS_NOBODY = """
-import os, sys
-import services.cli.managed_process, typer.rich_utils
+import contextlib, os, sys
 from services.cli.main import app
+with contextlib.suppress(SystemExit):
+    app(["exec", "--app", "no name", "--name", "web", "--", "true"])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 app(["exec", *sys.argv[1:]])
 """
-"""An interpreter that everybody may read is not to be had everywhere: so load everything first, then become nobody."""
+"""A checkout below a directory that only root may enter is read by root alone: so a command that is refused loads all of
+it, and only then nobody runs one."""
 
 
 @pytest.mark.root

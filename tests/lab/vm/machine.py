@@ -130,8 +130,10 @@ def build(work_directory: Path) -> Image:
     """Fetch kernel and busybox unless they are in the cache, and make the initramfs.
 
     Raises:
-        MachineError: a package cannot be fetched, or is not as expected.
+        MachineError: a program is missing, or a package cannot be fetched or is not as expected.
     """
+    if reason := missing():
+        raise MachineError(reason)
     packages = cache_directory()
     try:
         kernel_files = unpacked(
