@@ -148,8 +148,7 @@ with contextlib.suppress(SystemExit):
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 app(["exec", *sys.argv[1:]])
 """
-"""A checkout below a directory that only root may enter is read by root alone: so a command that is refused loads all of
-it, and only then nobody runs one."""
+"""Below a directory that only root may enter nobody can read the checkout: a command that is refused loads it first."""
 
 
 @pytest.mark.root
