@@ -66,6 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--join", type=Path, nargs="+", metavar="FILE", help="write what FILES (Parquet) hold as DIR's one file, no run"
     )
+    parser.add_argument(
+        "--busy-load",
+        type=number_within(float, 0.0, 1e4),
+        default=math.inf,
+        metavar="LOAD",
+        help="with --join: runs at a load average from LOAD on are contended, by other work",
+    )
     what.add_argument("--check", type=Path, metavar="FILE", help="run what FILE predicts and set both side by side")
     return parser
 
@@ -77,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(markdown(*_exported(asked.out)))
         return 0
     if asked.join:
-        _join(asked.join, asked.out)
+        _join(asked.join, asked.out, asked.busy_load)
         return 0
     try:
         grid = read(asked.grid)
@@ -136,11 +143,11 @@ def _tell(record: JobRecord | RunProfile, outcome: Outcome, progress: Progress) 
     )
 
 
-def _join(files: Sequence[Path], out: Path) -> None:
+def _join(files: Sequence[Path], out: Path, busy_load: float) -> None:
     """One file of several campaigns' records and local runs; of finished local runs also what a cut would have told."""
     try:
         found = [read_job_file(file) for file in files]
-        jobs = {job.job: job for one in found for job in one.records}
+        jobs = {job.job: _judged(job, busy_load) for one in found for job in one.records}
         runs = with_cuts(run for one in found for run in one.profiles)
         out.mkdir(parents=True, exist_ok=True)
         write_job_file(out / PARQUET, list(jobs.values()), runs)
@@ -148,6 +155,12 @@ def _join(files: Sequence[Path], out: Path) -> None:
         raise BadDataError(str(error)) from error
     emit("result", parquet=str(out / PARQUET), runs=len(jobs), local_runs=len(runs))
     say(f"{len(jobs)} records and {len(runs)} local runs in {out / PARQUET}")
+
+
+def _judged(record: JobRecord, busy_load: float) -> JobRecord:
+    """Where other work had the processors, the workers had less than they were promised, as where they are too many."""
+    busy = record.load_average is not None and record.load_average >= busy_load
+    return record.model_copy(update={"contended": True}) if busy else record
 
 
 def _export(out: Path) -> None:

@@ -1,9 +1,9 @@
 """Left-out tasks asked about with a local run that was cut: ``python -m tests.bench.advisor_cut``.
 
 It is what people do: ten minutes of a job of hours. The shipped data set holds, beside each finished local run, what it
-would have told, had it been stopped at a third and at a tenth. Each task is left out with its longer variants, the model
-learns from the others as the service does, and is asked four times: with the whole run, with both cut ones, and with
-the cut one without its rate. The table replaces the one between the markers of docs/benchmarks.md.
+would have told, had it been stopped at a third and at a tenth. Each task is left out with its longer variants, the
+model learns from the others as the service does, and is asked four times: with the whole run, with both cut ones, and
+with the cut one without its rate. The table replaces the one between the markers of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -119,14 +119,12 @@ def line(kind: str, answers: Sequence[Answered], whole: Mapping[str, Answered]) 
     actual = np.concatenate([one.actual[one.known] for one in known])
     ends = np.concatenate([one.ends[one.known] for one in known])
     error, same = _median_error(known), _median_error([whole[one.task] for one in known])
-    inside = [
-        float(((one.ends[:, 0] <= one.actual) & (one.actual <= one.ends[:, 2]))[one.known].mean()) for one in known
-    ]
+    held = [metrics.coverage(*(values[one.known] for values in (one.actual, *one.ends[:, [0, 2]].T))) for one in known]
     told = float(np.mean([one.told_coverage for one in known]))
     regrets = [metrics.best_of(one.actual, -one.ends[:, 1], 1) for one in known]
     figures = metrics.error_figures(actual, ends[:, 1])
     return (
-        f"{head} | {error:.1%} | {error / same:.2f} | {figures['rmse_over_mean']:.2f} | {np.mean(inside):.0%} (told: "
+        f"{head} | {error:.1%} | {error / same:.2f} | {figures['rmse_over_mean']:.2f} | {np.mean(held):.0%} (told: "
         f"{told:.0%}) | {np.median(ends[:, 2] / ends[:, 0]):.1f} | {np.mean(regrets):.3f} |"
     )
 
@@ -168,7 +166,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a Parquet file of records (default: the shipped one)")
     parser.add_argument("--print-only", action="store_true", help=f"leave {PAGE} as it is")
     given = parser.parse_args()
-    path: Path = given.data or sorted(Path("services/advisor/data").glob("*.parquet"))[-1]
+    path: Path = given.data or max(Path("services/advisor/data").glob("*.parquet"))
     found = read_job_file(path)
     profiles = {one.run: one for one in found.profiles}
     finished = {name for name, one in profiles.items() if one.end is RunEnd.FINISHED}

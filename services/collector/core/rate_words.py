@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from schemas.runs import RunEnd, RunProfile
 from services.collector.core.rate import Rate, Unit, whole_run_of
-from services.collector.core.throughput import Method, throughput
+from services.collector.core.series import autocorrelation, period
+from services.collector.core.throughput import Method, sent, training_starts
 
 _FROM = {Method.OUTPUT: "by the command's own output", Method.NETWORK: "by the bytes sent per step"}
 
@@ -28,17 +29,26 @@ def rate_sentence(profile: RunProfile, rate: Rate | None) -> str:
 
 
 def _no_rate(profile: RunProfile) -> str:
-    hint = throughput(profile)
-    seen = (
-        ""
-        if hint is None or hint.period_s is None
-        else f" (something repeats every {hint.period_s:.3g} s: a step or an epoch, the series do not tell which)"
-    )
     return (
-        f'no rate of training was found{seen}: `turnbuckle advise` will say "not known". Any of these tells it: '
+        f"no rate of training was found{_repetition(profile)}: "
+        '`turnbuckle advise` will say "not known". Any of these tells it: '
         "--features features.json (turnbuckle features ... --json), with two workers or more; a command that prints "
         "its epochs or steps, such as `epoch 3/50`; a run that gets to its end (fewer epochs, with --epochs)"
     )
+
+
+def _repetition(profile: RunProfile) -> str:
+    """What the series show, and how plainly: the first peak of the autocorrelation."""
+    rows = {"network": sent(profile), "processor": profile.workers[0].column("cpu_cores")}
+    for name, series in rows.items():
+        first = training_starts(series)
+        training = series[first or 0 :]
+        if first is not None and (intervals := period(training)) is not None:
+            return (
+                f" (the {name}'s use repeats every {intervals * profile.interval_s:.3g} s, autocorrelation "
+                f"{autocorrelation(training, round(intervals)):.2f}: a step or an epoch, it does not tell which)"
+            )
+    return ""
 
 
 def _length(seconds: float) -> str:

@@ -7,14 +7,17 @@ import json
 import pytest
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
+from services._runtime.job_files import read_job_file, write_job_file
 from services.collector import emulate
 from services.collector.emulated.campaign import Campaign, campaign_name
 from services.collector.emulated.figures import markdown, repeat_variations
-from services.collector.emulated.grid import expand, parse, read
+from services.collector.emulated.grid import BadGridError, expand, parse, read
 from services.collector.emulated.instance_types import CATALOGUE
+from services.collector.emulated.tasks import base_task
 from services.collector.journal import Journal
 from services.collector.tool import BadDataError
 from tests.support.fake_trainer import FakeTrainer
+from tests.support.finished_runs import finished
 
 CONTENT = {
     "tasks": ["text-dnn"],
@@ -113,3 +116,40 @@ def test_a_wrong_command_line_and_a_wrong_grid(tmp_path, capsys):
     assert "not allowed with" in capsys.readouterr().err
     with pytest.raises(BadDataError, match="cannot be read"):
         emulate.main([str(tmp_path / "none.yaml"), "--plan"])
+
+
+def test_joined_files_hold_each_run_once_with_what_a_cut_would_have_told(tmp_path, capsys):
+    """Runs at a load of other work are contended from then on."""
+    calm, busy = record(9.0), record(11.0, 1).model_copy(update={"load_average": 9.0})
+    one, other = tmp_path / "one.parquet", tmp_path / "other.parquet"
+    write_job_file(one, [calm], [finished(300)])
+    write_job_file(other, [calm, busy], [])
+
+    assert emulate.main(["--out", str(tmp_path / "out"), "--join", str(one), str(other), "--busy-load", "8"]) == 0
+
+    found = read_job_file(tmp_path / "out/records.parquet")
+    assert [record.contended for record in found.records] == [False, True]
+    assert [run.run for run in found.profiles] == ["whole", "whole-cut-3", "whole-cut-10"]
+    emulate.main(["--out", str(tmp_path / "out"), "--figures"])
+    assert "| t | 3.0 | 30.0 | 30 |" in capsys.readouterr().err
+
+
+def test_a_task_may_be_trained_several_times_as_long():
+    assert parse(CONTENT | {"tasks": ["text-dnn", "text-dnn-x20"]}, "f").tasks == ("text-dnn", "text-dnn-x20")
+    assert base_task("text-dnn-x20") == ("text-dnn", 20)
+    assert base_task("text-dnn") == ("text-dnn", 1)
+    with pytest.raises(BadGridError, match="no such task: text-x20"):
+        parse(CONTENT | {"tasks": ["text-x20"]}, "f")
+
+
+def test_no_run_begins_too_late_and_a_later_start_goes_on(tmp_path):
+    grid = parse(CONTENT | {"share": 1.0}, "f")
+    rows = expand(grid, 2)
+    kept: list[object] = []
+    with Journal(tmp_path) as journal:
+        name = campaign_name(tmp_path, grid, rows)
+        late = Campaign(grid, rows, name, journal, FakeTrainer(), lambda *told: kept.append(told), -1.0)
+        late.go_on()
+        assert kept == []
+        Campaign(grid, rows, name, journal, FakeTrainer(), lambda *told: kept.append(told)).go_on()
+    assert len(kept) == len(rows) + 1

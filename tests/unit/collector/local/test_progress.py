@@ -147,6 +147,17 @@ def test_without_any_rate_it_says_what_would_tell() -> None:
     assert "epoch 3/50" in said
 
 
+def test_a_repetition_in_the_series_is_a_hint_and_no_rate() -> None:
+    """A single worker whose processor rests every fifth second; said with how plain it is."""
+    busy = np.tile([1.0, 1.0, 1.0, 1.0, 0.0], 20)
+    alone = profile(100)
+    worker = alone.workers[0].model_copy(update={"cpu_cores": busy.tobytes()})
+    alone = alone.model_copy(update={"workers": (worker,)})
+    said = rate_sentence(alone, rate_of(alone))
+    assert "processor's use repeats every 5 s, autocorrelation 0.9" in said
+    assert "not tell which" in said
+
+
 def test_lines_come_as_they_are_written() -> None:
     assert lines_of(b"a\rb\r\nc") == (["a", "b"], b"c")
     assert lines_of(b"") == ([], b"")

@@ -1,0 +1,56 @@
+"""The benchmark of cut local runs: its kinds, its rows, and the page that it writes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schemas.runs import RunEnd
+from services.collector.core.cutting import with_cuts
+from tests.bench.advisor_cut import BEGIN, END, NAMES, NO_RATE, PAGE, WHOLE, Answered, line, local_runs, replaced, table
+from tests.support.finished_runs import finished
+
+
+def answered(kind: str, predicted: list[float], known: list[bool], task: str = "image-cnn") -> Answered:
+    """Truth: 10 s each; intervals of a fifth to both sides."""
+    median = np.array(predicted)
+    ends = np.stack([median * 0.8, median, median * 1.2], axis=1)
+    return Answered(task, kind, np.full(len(median), 10.0), ends, np.array(known), 0.9)
+
+
+def test_the_kinds_are_those_of_the_data_set() -> None:
+    runs = {one.run: one for one in with_cuts([finished(300)])}
+    found = local_runs(runs, runs["whole"])
+    assert list(found) == [WHOLE, NAMES[3], NAMES[10], NO_RATE]
+    assert found[NO_RATE].end is RunEnd.TIME_UP
+    assert found[NO_RATE].configuration.attributes == {}
+    assert list(local_runs({}, runs["whole"])) == [WHOLE]
+
+
+def test_a_row_counts_what_is_answered_and_compares_the_same_tasks() -> None:
+    """Whole runs: errors of 10 % and 20 %, so 15 % in the middle; cut: 30 % of the one row that is answered."""
+    whole = answered(WHOLE, [11.0, 12.0], [True, True])
+    cut = answered(NAMES[3], [13.0, 99.0], [True, False])
+    row = line(NAMES[3], [whole, cut], {"image-cnn": whole})
+    # 30 % over 15 %; 13 s with a fifth to both sides, 10.4 to 15.6, does not hold 10 s
+    assert row.startswith("| a third | 1 of 1 | 1 of 2 | 30.0% | 2.00 |")
+    assert "| 0% (told: 90%) |" in row
+    assert line(NO_RATE, [answered(NO_RATE, [1.0], [False])], {}).endswith(
+        "| 0 of 1 | 0 of 1 | - | - | - | - | - | - |"
+    )
+
+
+def test_jobs_of_minutes_have_a_table_of_their_own() -> None:
+    seconds, minutes = answered(WHOLE, [11.0], [True]), answered(WHOLE, [15.0], [True], "image-cnn-x20")
+    text = table([seconds, minutes], "about")
+    assert text.count("| to its end |") == 2
+    assert "| to its end | 1 of 1 | 1 of 1 | 50.0% | 1.00 |" in text
+
+
+def test_the_table_is_written_between_its_markers_and_the_page_has_them() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    written = replaced(page, "new")
+    assert f"{BEGIN}\nnew\n{END}" in written
+    assert replaced(written, "newer") == written.replace("\nnew\n", "\nnewer\n")
+    with pytest.raises(ValueError, match="no place for the table"):
+        replaced("nothing", "new")
