@@ -1,0 +1,79 @@
+"""Every question that somebody may ask gets its answer: each asker and each answering service with its own key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from nats.aio.msg import Msg
+
+from schemas.permissions import MAPPED_INBOX, NODE_ROLES, Identity, Role, allowed, grants
+from schemas.registry import CHANNELS, ENDPOINTS
+from schemas.subjects import SubjectTemplate
+from tests.support.permission_trials import MINE, Trial, concrete
+from tests.support.secured_nats import SecuredNats
+
+_QUESTIONS = [channel.template for channel in CHANNELS if channel.reply is not None]
+_QUESTIONS += [endpoint.template for endpoint in ENDPOINTS]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredNats]:
+    made = SecuredNats(tmp_path_factory.mktemp("secrets"))
+    asyncio.run(made.start())
+    yield made
+    asyncio.run(made.stop())
+
+
+def _users(server: SecuredNats) -> list[Identity]:
+    """One of each role, of one host."""
+    return [user.identity for user in server.users if user.identity.node in {None, MINE}]
+
+
+def _answering(server: SecuredNats, subject: str) -> list[Identity]:
+    """Operators may listen to everything, and answer nothing."""
+    return [
+        user
+        for user in _users(server)
+        if user.role is not Role.OPERATOR and allowed(grants(user, "tb").subscribe, subject)
+    ]
+
+
+@pytest.mark.parametrize("template", _QUESTIONS, ids=lambda each: each.text)
+async def test_whoever_may_ask_is_answered(server: SecuredNats, template: SubjectTemplate) -> None:
+    subject = concrete(template, MINE)
+    (service,) = _answering(server, subject)
+    askers = [user for user in _users(server) if allowed(grants(user, "tb").publish, subject)]
+    assert askers, "nobody may ask"
+    replies: list[str] = []
+
+    async with Trial(server, service) as answering:
+
+        async def answer(message: Msg) -> None:
+            replies.append(message.reply)
+            await message.respond(b"answer to " + message.data)
+
+        await answering.client.subscribe(subject, cb=answer)
+        await answering.client.flush()
+        for asker in askers:
+            async with Trial(server, asker) as asking:
+                reply = await asking.client.request(subject, asker.name.encode(), timeout=10)
+                assert reply.data == b"answer to " + asker.name.encode()
+        assert answering.refused["publish"] == set()
+    foreign = [user for user in askers if user.role is Role.OBSERVER]
+    assert len([reply for reply in replies if reply.startswith(f"{MAPPED_INBOX}.")]) == len(foreign)
+
+
+@pytest.mark.parametrize("node_role", NODE_ROLES)
+async def test_what_a_service_asks_the_server_is_answered(server: SecuredNats, node_role: Role) -> None:
+    """JetStream's own interface, with each host's key: what the service reads at its start."""
+    bus = await server.bus(Role.OPERATOR)
+    await bus.close(2)
+    user = server.user(node_role, MINE).identity
+    names = [pattern for pattern in grants(user, "tb").publish if pattern.startswith("$JS.API.STREAM.INFO.")]
+    assert names
+    async with Trial(server, user) as asking:
+        for name in names:
+            reply = await asking.client.request(name, b"", timeout=10)
+            assert b'"config"' in reply.data, reply.data
