@@ -26,8 +26,8 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
     ``-E`` ignores PYTHONPATH (and every other PYTHON* variable), ``-P`` the current directory. Where that is the
     checkout that we were imported from, it stays: it need not be installed.
     """
-    here_is_ours = _import_root() == Path.cwd()
-    return [sys.executable, "-E", *(() if here_is_ours else ("-P",)), *_kept_flags(), "-m", module, *arguments]
+    path = [] if _starts_in(_import_root()) else ["-P"]
+    return [sys.executable, "-E", *path, *_kept_flags(), "-m", module, *arguments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,13 @@ def become(service: InstalledService, arguments: Sequence[str]) -> NoReturn:
         OSError: the interpreter cannot be started.
     """
     os.execv(sys.executable, isolated_command(service.module, *arguments))  # noqa: S606 - our own module
+
+
+def _starts_in(directory: Path) -> bool:
+    try:
+        return directory == Path.cwd()
+    except FileNotFoundError:  # it has been removed under us
+        return False
 
 
 def _import_root() -> Path:

@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand
 
 from services._runtime.tool_parser import DESCRIBE
-from services.cli.failure import UnavailableError
 from services.cli.pass_on import PassOn
 from services.cli.tool_run import Tool, run_tool
 
@@ -49,16 +48,12 @@ class ToolCommand(PassOn):
 
 @cache
 def describe(tool: Tool) -> dict[str, Any]:
-    """What the tool takes.
-
-    Raises:
-        UnavailableError: it does not start; holds its last line.
-    """
+    """What the tool takes; where it does not start, only why."""
     command = tool.describing(DESCRIBE)
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own tools
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise UnavailableError(f"{tool.name} does not say what it takes: {last}")
+        return {"about": f"Its options cannot be shown here: {last}", "params": [], "commands": {}}
     found: dict[str, Any] = json.loads(done.stdout)
     for name in tool.first:
         found = found["commands"][name]

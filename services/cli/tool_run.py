@@ -26,6 +26,7 @@ from services.cli.failure import CommandError
 from services.cli.output import print_line, stderr_console, stdout_console
 from services.cli.supervisor import die_with_parent
 
+_START: Final = "services._runtime.tool_start"
 _TERMINATED: Final = 128
 _JSON: Final = "--json"
 _ROWS: Final = frozenset({"row", "plan", "unmeasured", "check"})
@@ -51,11 +52,11 @@ class Tool:
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """How it is run."""
-        return isolated_command(self.module, *self.first, *arguments)
+        return isolated_command(_START, self.module, *self.first, *arguments)
 
     def describing(self, option: str) -> list[str]:
         """How it is asked what it takes; its sub-commands answer together."""
-        return isolated_command(self.module, option)
+        return isolated_command(_START, self.module, option)
 
     def renamed(self, text: str) -> str:
         """What it says about itself, under the name that the user knows."""

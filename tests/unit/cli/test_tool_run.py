@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     (tmp_path / "made_up_tool.py").write_text(SCRIPT)
     monkeypatch.setattr(
         "services.cli.tool_run.isolated_command",
-        lambda module, *given: [sys.executable, str(tmp_path / f"{module}.py"), *given],
+        lambda _start, module, *given: [sys.executable, str(tmp_path / f"{module}.py"), *given],
     )
     return Tool("made_up_tool", "made-up", examples=("made-up this",))
 
@@ -93,6 +94,35 @@ async def test_interrupt(tool: Tool, tmp_path: Path) -> None:
             process.kill()
             await process.wait()
     assert b"interrupted" in out.read_bytes()
+
+
+WITHOUT = """
+import runpy, sys
+sys.modules[{missing!r}] = None
+sys.argv = ["tool_start", "services.{module}", *{arguments!r}]
+runpy.run_module("services._runtime.tool_start", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("missing", "module", "arguments", "package"),
+    [
+        ("duckdb", "collector.import_jobs", ["import", "x.csv"], "duckdb"),
+        ("duckdb", "collector.import_jobs", ["--describe-options"], "duckdb"),
+        ("yaml", "collector.emulate", ["--plan"], "pyyaml"),
+        ("pydantic_settings", "collector.local_run", ["--", "true"], "pydantic_settings"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    missing: str, module: str, arguments: list[str], package: str
+) -> None:
+    code = WITHOUT.format(missing=missing, module=module, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 69, done.stderr
+    assert done.stderr.startswith(f"{package} is not installed: pip install ")
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["event"] == "error"
 
 
 def test_lines_that_are_no_events() -> None:

@@ -65,6 +65,15 @@ def test_what_an_image_sets_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> N
     assert "-u" in isolated_command("services.agent")
 
 
+def test_a_directory_that_was_removed_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert "-P" in isolated_command("services.agent")
+
+
 def test_services_are_found_with_a_line_each() -> None:
     found = installed_services()
 
