@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Final
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand
 
 from services._runtime.tool_parser import DESCRIBE
@@ -43,7 +44,7 @@ class ToolCommand(PassOn):
 
     def add_about(self) -> None:
         """Add to the sentence of the list what the tool has to say beyond its options."""
-        self.help = "\n\n".join(filter(None, (self.help, describe(self.tool)["about"])))
+        self.help = "\n\n".join(filter(None, (self.tool.summary, escape(describe(self.tool)["about"]))))
 
 
 @cache
@@ -101,7 +102,7 @@ def _click_command(params: list[dict[str, Any]]) -> TyperCommand:
 
 def _parameter(param: dict[str, Any]) -> inspect.Parameter:
     kind: Any = str if param["takes_value"] else bool
-    shown: dict[str, Any] = {"help": param["help"], "show_default": False}
+    shown: dict[str, Any] = {"help": escape(param["help"]), "show_default": False}
     if param["takes_value"]:
         shown["metavar"] = "|".join(param["choices"]) or param["metavar"]
     told = typer.Option(*param["flags"], **shown) if param["flags"] else typer.Argument(**shown)

@@ -154,11 +154,11 @@ def test_a_shell_completes(words: str, offered: set[str]) -> None:
 def test_a_tool_that_cannot_start_still_has_its_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host without DuckDB, say."""
     describe.cache_clear()
-    script = "import sys; sys.exit('duckdb is not installed: pip install duckdb')"
+    script = "import sys; sys.exit('duckdb is not installed: pip install \".[collector]\"')"
     monkeypatch.setattr("services.cli.tool_run.isolated_command", lambda *_: [sys.executable, "-c", script])
     shown = CliRunner().invoke(app, ["jobs", "import", "--help"], env={"COLUMNS": "200"})
     describe.cache_clear()
 
     assert shown.exit_code == 0
-    assert "Its options cannot be shown here: duckdb is not installed: pip install duckdb" in shown.stdout
+    assert 'Its options cannot be shown here: duckdb is not installed: pip install ".[collector]"' in shown.stdout
     assert "turnbuckle jobs import results.csv" in shown.stdout

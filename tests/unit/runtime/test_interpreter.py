@@ -107,6 +107,13 @@ def test_exit_codes_are_the_services() -> None:
     assert "TURNBUCKLE_LOG_LEVEL" in done.stderr
 
 
+def test_the_command_as_a_module_does_the_same() -> None:
+    done = ended([sys.executable, "-m", "services.cli", "run", "allocator", "--version"])
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("turnbuckle-allocator ")
+
+
 def test_an_unknown_service_is_a_usage_error() -> None:
     done = ended([*ENTRY, "run", "agnet"])
 
