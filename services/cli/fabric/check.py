@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._runtime.frr import Frr, FrrError
+from services.cli.fabric.access import SOCKET, SOCKETS_ACCESS, exposure_of
 from services.cli.fabric.journal import Journal
 from services.cli.fabric.layout import DAEMON_PRIORITIES, layout, load_command
 from services.cli.fabric.machine import Machine
@@ -58,6 +59,7 @@ def check(host: HostFile, places: Places | None = None) -> list[Difference]:
             if resource.parent not in absent:
                 found += _compare(resource, value, ours=journal.made(resource.key))
         found += _addresses(host, machine)
+    found += _socket_access(host, places)
     return found + asyncio.run(_ask(host, places))
 
 
@@ -145,6 +147,18 @@ def _see(uplink: Uplink, state: str, load: str) -> str:
     if state == "not configured":
         return load
     return f"see the cable of {uplink.name} and the switch: vtysh -c 'show bgp neighbors {uplink.neighbour}' there"
+
+
+def _socket_access(host: HostFile, places: Places) -> Iterator[Difference]:
+    """Of a FRR that we do not start; with one that we do, the directory is a resource."""
+    directory = Path(places.frr.runtime) / (host.pathspace or "")
+    try:
+        exposure = None if host.frr.start else exposure_of(directory)
+    except OSError:
+        return  # bfdd does not run, which is told by itself
+    if exposure is not None:
+        name = f"access to {directory / SOCKET}"
+        yield Difference(name, f"{exposure.who} ({exposure.found})", SOCKETS_ACCESS, exposure.remedy)
 
 
 async def _bfdd(host: HostFile, frr: Frr, load: str) -> AsyncIterator[Difference]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from services.cli.fabric.access import SOCKETS_ACCESS
 from services.cli.fabric.frr_text import FrrConfiguration, host_configuration
 from services.cli.fabric.model import HostFile, Port, Uplink, VirtualFunction
 from services.cli.fabric.places import FrrPaths
@@ -256,7 +257,7 @@ def daemon_resources(
 ) -> list[Resource]:
     """Directories, files and daemons of one pathspace; also for the lab's switches."""
     etc = Directory(path=f"{paths.configuration}/{pathspace}")
-    run = Directory(path=f"{paths.runtime}/{pathspace}", mode=0o755, volatile=True)
+    run = Directory(path=f"{paths.runtime}/{pathspace}", value=SOCKETS_ACCESS, volatile=True)
     texts = {"zebra": configuration.zebra, "bgpd": configuration.bgpd, "bfdd": configuration.bfdd}
     files: list[Resource] = [TextFile(path=f"{etc.path}/vtysh.conf", value="", parent=None)]
     started: list[Resource] = []

@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from services._runtime.netns import inside, netns_path
 from services.cli.fabric import daemons
+from services.cli.fabric.access import access_of
 from services.cli.fabric.links import Links
 from services.cli.fabric.nic import Nics
 from services.cli.fabric.resources import (
@@ -154,7 +155,10 @@ class Machine:
 
     @read.register
     def _read_directory(self, resource: Directory) -> str | None:
-        return PRESENT if Path(resource.path).is_dir() else None
+        path = Path(resource.path)
+        if not path.is_dir():
+            return None
+        return PRESENT if resource.value == PRESENT else access_of(path)
 
     @read.register
     def _read_file(self, resource: TextFile) -> str | None:
@@ -231,9 +235,10 @@ class Machine:
 
     @write.register
     def _write_directory(self, resource: Directory) -> None:
-        Path(resource.path).mkdir(mode=resource.mode)
-        Path(resource.path).chmod(resource.mode)
-        shutil.chown(resource.path, resource.owner, resource.owner)
+        path, (mode, owner, group) = Path(resource.path), resource.access
+        path.mkdir(mode=mode, exist_ok=True)
+        path.chmod(mode)
+        shutil.chown(path, _name_or_id(owner), _name_or_id(group))
 
     @write.register
     def _write_file(self, resource: TextFile) -> None:
@@ -335,6 +340,10 @@ class Machine:
     def _if_there(self, netns: str | None, action: Callable[[Links], None]) -> None:
         if links := self._links_if_there(netns):
             action(links)
+
+
+def _name_or_id(text: str) -> str | int:
+    return int(text) if text.isdigit() else text
 
 
 def _run(*command: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import grp
 import os
 import pwd
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._runtime.netns import netns_path
+from services.cli.fabric.access import VTY_GROUP
 from services.cli.fabric.daemons import find_process
 from services.cli.fabric.layout import DAEMON_PRIORITIES, frr_resources
 from services.cli.fabric.links import refusals
@@ -90,6 +92,11 @@ def frr(host: HostFile, paths: FrrPaths) -> Iterator[Problem]:
         yield Problem("there is no user frr, which FRR runs as", _INSTALL_FRR)
     if not host.frr.start:
         return
+    try:
+        grp.getgrnam(VTY_GROUP)
+    except KeyError:
+        remedy = f"groupadd --system {VTY_GROUP} && usermod -a -G {VTY_GROUP} frr, or {_INSTALL_FRR}"
+        yield Problem(f"there is no group {VTY_GROUP}, which vtysh's users are in", remedy)
     for name in DAEMON_PRIORITIES:
         if not os.access(f"{paths.binaries}/{name}", os.X_OK):
             yield Problem(f"FRR's {name} is not in {paths.binaries}", _INSTALL_FRR)

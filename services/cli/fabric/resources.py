@@ -249,11 +249,15 @@ class Sysctl(Resource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory(Resource):
-    """A directory of FRR's; undone with all that daemons have put into it if ``volatile``, else only when empty."""
+    """A directory of FRR's; undone with all that daemons have put into it if ``volatile``, else only when empty.
+
+    Its value is who may enter it, as `access.access_text` writes it; PRESENT: one that is there is left as it is.
+    """
 
     path: str
     mode: int = 0o750
     owner: str = "frr"
+    group: str = "frr"
     volatile: bool = False
 
     @property
@@ -261,9 +265,23 @@ class Directory(Resource):
         """As in the base."""
         return f"directory {self.path}"
 
+    @property
+    def access(self) -> tuple[int, str, str]:
+        """Mode, owner and group that it should have."""
+        if self.value == PRESENT:
+            return self.mode, self.owner, self.group
+        mode, _, names = self.value.partition(" ")
+        owner, _, group = names.partition(":")
+        return int(mode, 8), owner, group
+
+    def is_ours(self, current: str) -> bool:
+        """As in the base; whoever may enter it now, what is in it is our daemons'."""
+        return bool(current)
+
     def commands(self) -> tuple[str, ...]:
         """As in the base."""
-        return (f"install -d -m {self.mode:o} -o {self.owner} -g {self.owner} {self.path}",)
+        mode, owner, group = self.access
+        return (f"install -d -m {mode:o} -o {owner} -g {group} {self.path}",)
 
     def removal(self) -> tuple[str, ...]:
         """As in the base."""

@@ -10,6 +10,7 @@ from services.cli.fabric.journal import from_plain, to_plain
 from services.cli.fabric.layout import DAEMON_PRIORITIES, layout, load_command
 from services.cli.fabric.model import HostFile
 from services.cli.fabric.places import FrrPaths
+from services.cli.fabric.plan import Action, step_for
 from services.cli.fabric.resources import Daemon, Device
 
 PATHS = FrrPaths()
@@ -144,3 +145,25 @@ def test_two_ports_in_one_namespace_share_its_loopback():
     assert found.count("a1: state of lo") == 1
     assert found.count("network namespace a1") == 1
     assert [r.name for r in layout(host(ports=ports), 1450, PATHS) if isinstance(r, Device)][-2:] == ["rep1", "rep2"]
+
+
+def test_only_frr_and_vtysh_users_enter_the_directory_of_sockets():
+    """The control socket of bfdd is open to everybody."""
+    file = host(netns="h1", frr={"start": True})
+    found = {resource.key: resource for resource in layout(file, 1450, PATHS)}
+    assert found["directory /var/run/frr/h1"].value == "0750 frr:frrvty"
+    assert "install -d -m 750 -o frr -g frrvty /var/run/frr/h1" in commands(file)
+    assert "install -d -m 750 -o frr -g frr /etc/frr/h1" in commands(file)
+
+
+def test_a_directory_that_an_earlier_version_made_is_closed_and_still_ours():
+    """It was journalled without a group and without who may enter."""
+    path = "/var/run/frr/h1"
+    plain = {"resource": "Directory", "value": "present", "parent": None, "path": path, "mode": 0o755}
+    earlier = from_plain(plain | {"owner": "frr", "volatile": True})
+    assert earlier.is_ours("0755 frr:frr")
+    file = host(netns="h1", frr={"start": True})
+    (wanted,) = [resource for resource in layout(file, 1450, PATHS) if resource.key == earlier.key]
+    step = step_for(wanted, "0755 frr:frr", ours=True)
+    assert (step.action, step.reason) == (Action.CHANGE, "0755 frr:frr becomes 0750 frr:frrvty")
+    assert wanted.is_ours("0755 root:root"), "with whatever access, its content is our daemons'"

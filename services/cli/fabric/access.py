@@ -1,0 +1,74 @@
+"""Who may enter a directory of FRR's, and so who can speak to bfdd.
+
+bfdd's control socket is open to every local user (srwxrwxrwx), and whoever reaches it can list, add and shut BFD
+sessions (bfdd/control.c asks nobody who they are); FRR takes a route away with each. So its directory must be closed.
+"""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+VTY_GROUP: Final = "frrvty"
+"""Who may use vtysh, as Debian's and FRR's own packages have it (``--enable-vty-group``)."""
+SOCKET: Final = "bfdd.sock"
+_GROUPS: Final = frozenset({VTY_GROUP, "frr", "root"})
+"""Whoever is in them may configure FRR anyway."""
+
+
+def access_text(mode: int, owner: str, group: str) -> str:
+    """Who may enter a directory: such as ``0750 frr:frrvty``."""
+    return f"{mode & 0o7777:04o} {owner}:{group}"
+
+
+SOCKETS_ACCESS: Final = access_text(0o750, "frr", VTY_GROUP)
+"""Of a directory of sockets: FRR's daemons run as frr, and vtysh's users are members of the group."""
+
+
+def access_of(path: Path) -> str:
+    """Who may enter a directory, as `access_text` writes it; numbers where there is no name.
+
+    Raises:
+        OSError: it is not there, or cannot be looked at.
+    """
+    found = path.stat()
+    owner, group = str(found.st_uid), str(found.st_gid)
+    with suppress(KeyError):
+        owner = pwd.getpwuid(found.st_uid).pw_name
+    with suppress(KeyError):
+        group = grp.getgrgid(found.st_gid).gr_name
+    return access_text(found.st_mode, owner, group)
+
+
+class Exposure(NamedTuple):
+    """A directory of FRR's sockets that others may enter."""
+
+    found: str
+    """Mode, owner and group."""
+    who: str
+    remedy: str
+    """A command."""
+
+
+def exposure_of(directory: Path) -> Exposure | None:
+    """Who reaches bfdd's socket in a directory and should not; None: nobody.
+
+    Raises:
+        OSError: the directory or the socket is not there, or cannot be looked at.
+    """
+    access = access_of(directory)
+    mode, socket_mode = directory.stat().st_mode, (directory / SOCKET).stat().st_mode
+    group = access.rpartition(":")[2]
+    who = ""
+    if mode & stat.S_IXOTH:
+        who = "every local user"
+    elif mode & stat.S_IXGRP and group not in _GROUPS and socket_mode & (stat.S_IWOTH | stat.S_IWGRP):
+        who = f"every member of the group {group}"
+    if not who:
+        return None
+    wanted, _, names = SOCKETS_ACCESS.partition(" ")
+    return Exposure(access, who, f"chown {names} {directory} && chmod {wanted} {directory}")
