@@ -42,7 +42,7 @@ class RouteEvent(Message):
     """Start of the sender, wall clock in nanoseconds; `seq` counts from 1 in it."""
     seq: Count
     source: str
-    """Part of the service that tells: ``watcher``, ``auditor`` or ``fast_path``."""
+    """Part of the service that tells: ``watcher``, ``auditor``, ``guard`` or ``fast_path``."""
     time_ns: Count
     destination: str = ""
     """Prefix or VTEP (ROUTE, DISAGREEMENT, OVERRIDE...), or MAC (FDB)."""
@@ -58,7 +58,7 @@ class RouteEvent(Message):
     bfd: tuple[str, ...] = ()
     """DISAGREEMENT: uplinks whose BFD session is up."""
     cause: str = ""
-    """OVERRIDE, RELEASE: ``bfd``, ``carrier``, ``peer``, ``frr_converged``, ``timeout``, ``shutdown``..."""
+    """OVERRIDE, RELEASE: ``bfd``, ``carrier``, ``peer``, ``frr_converged``, ``timeout``, ``fast_path_silent``..."""
     peer: str = ""
     """OVERRIDE: the ToR's router id, or the VTEP that told of it."""
     latency_us: Count = 0

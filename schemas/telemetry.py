@@ -191,6 +191,11 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_reconciler_path_disagreements", "gauge", "of these, where kernel, FRR and BFD disagree"),
     MetricSpec("turnbuckle_reconciler_path_alarms_total", "counter", "disagreements that lasted"),
     MetricSpec("turnbuckle_reconciler_frr_answers_info", "gauge", "1 while FRR answers, else 0"),
+    MetricSpec(
+        "turnbuckle_reconciler_emptied_overrides_total",
+        "counter",
+        "overrides deleted, their fast path being silent",
+    ),
     MetricSpec("turnbuckle_fast_path_overrides_total", "counter", "routes written ahead of FRR"),
     MetricSpec("turnbuckle_fast_path_releases_total", "counter", "routes handed back to FRR"),
     MetricSpec("turnbuckle_fast_path_faults_total", "counter", "faults of uplinks that were answered"),
@@ -199,6 +204,9 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_fast_path_held_overrides", "gauge", "destinations that are overridden"),
     MetricSpec("turnbuckle_fast_path_routes", "gauge", "destinations that are looked after"),
     MetricSpec("turnbuckle_fast_path_blind_info", "gauge", "1 while an input is lost, else 0"),
+    MetricSpec(
+        "turnbuckle_fast_path_admin_down_sessions", "gauge", "uplinks whose BFD session was closed administratively"
+    ),
     MetricSpec("turnbuckle_fast_path_damped_info", "gauge", "1 while faults are left to FRR alone, else 0"),
     MetricSpec("turnbuckle_fast_path_peer_messages_total", "counter", "datagrams between hosts", ("kind",)),
     MetricSpec("turnbuckle_collector_cloud_configured_info", "gauge", "1 where a cloud is looked after, else 0"),

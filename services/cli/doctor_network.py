@@ -11,7 +11,9 @@ from typing import Final
 
 from services._runtime.frr import DIRECTORY, Frr, FrrError
 from services._runtime.kernel_support import FEATURES, CannotTryError, Feature, missing_features
+from services._runtime.netns import inside
 from services.cli.doctor_finding import Finding, Level
+from services.cli.fabric.access import SOCKET, access_of, exposure_of
 
 PATHSPACE_VARIABLE: Final = "TURNBUCKLE_RECONCILER__FRR_PATHSPACE"
 OLDEST_FRR: Final = (8, 0)
@@ -20,6 +22,11 @@ _PROGRAMS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"), Path("/usr/l
 _NET_ADMIN: Final = 12
 _NET_RAW: Final = 13
 _FAST_PATH: Final = "TURNBUCKLE_FAST_PATH__"
+_NETLINK_SOCKETS: Final = Path("/proc/thread-self/net/netlink")
+_ROUTE: Final = "0"
+"""NETLINK_ROUTE."""
+_HEARTBEAT_GROUP: Final = 14
+"""See `services.reconciler.fastpath.heartbeat`."""
 _SHORTEST_KEY: Final = 16
 _BRIDGED_FRAMES: Final = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _VERSION: Final = re.compile(r"FRRouting (?P<text>(?P<major>\d+)\.(?P<minor>\d+)\S*)")
@@ -98,16 +105,36 @@ def check_bfdd_socket(environ: Mapping[str, str]) -> Finding:
     directory = Path(environ.get(f"{_FAST_PATH}FRR_DIRECTORY") or DIRECTORY)
     directory /= environ.get(f"{_FAST_PATH}FRR_PATHSPACE") or ""
     try:
-        mode = directory.stat().st_mode & 0o777
-        socket_mode = (directory / "bfdd.sock").stat().st_mode
+        exposure = exposure_of(directory)
     except OSError as error:
         mend = f"turnbuckle fabric up, systemctl start frr, or set {_FAST_PATH}FRR_PATHSPACE or ..._DIRECTORY"
         found = f"{error.filename}: {error.strerror}: the fast path is blind until bfdd runs"
         return Finding("bfdd socket", Level.MISSING, found, mend)
-    if mode & 0o001 and socket_mode & 0o002:
-        found = f"every local user may add and delete BFD sessions at {directory / 'bfdd.sock'}"
-        return Finding("bfdd socket", Level.NOTE, found, f"chmod o-rwx {directory}")
-    return Finding("bfdd socket", Level.OK, f"{directory / 'bfdd.sock'}, directory of mode {mode:03o}")
+    if exposure is not None:
+        found = f"{exposure.who} may shut BFD sessions at {directory / SOCKET}, directory {exposure.found}"
+        return Finding("bfdd socket", Level.NOTE, found, f"turnbuckle fabric up, or {exposure.remedy}")
+    return Finding("bfdd socket", Level.OK, f"{directory / SOCKET}, directory {access_of(directory)}")
+
+
+def check_fast_path_guard(environ: Mapping[str, str], sockets: str | None = None) -> list[Finding]:
+    """Whether a reconciler would empty the table of a fast path that is frozen or killed as a whole.
+
+    Args:
+        environ: this process' variables.
+        sockets: content of ``/proc/net/netlink``; None: that of the fast path's network namespace.
+    """
+    name, configured = "fast path guard", f"{_FAST_PATH}UPLINKS" in environ
+    try:
+        if sockets is None:
+            with inside(environ.get(f"{_FAST_PATH}NETNS")):
+                sockets = _NETLINK_SOCKETS.read_text(encoding="ascii")
+    except OSError as error:
+        return [Finding(name, Level.NOTE, f"not looked at: {error.strerror}")] if configured else []
+    rows = (line.split() for line in sockets.splitlines()[1:])
+    if any(row[1] == _ROUTE and int(row[3], 16) >> (_HEARTBEAT_GROUP - 1) & 1 for row in rows if len(row) > 3):
+        return [Finding(name, Level.OK, "a reconciler listens to the fast path's heartbeat")]
+    found = "no reconciler listens to the fast path's heartbeat: overrides stay where all its processes freeze or die"
+    return [Finding(name, Level.NOTE, found, "start a reconciler in the same network namespace")] if configured else []
 
 
 def check_bridged_frames(setting: Path = _BRIDGED_FRAMES) -> Finding:
@@ -182,4 +209,5 @@ async def run_network_checks() -> list[Finding]:
     fast_path = [check_fast_path_rights(), check_fabric_key(os.environ)]
     if installed.level is Level.OK:
         fast_path.append(check_bfdd_socket(os.environ))
+    fast_path += check_fast_path_guard(os.environ)
     return [*kernel, check_net_admin(), check_bridged_frames(), installed, *running, *fast_path]

@@ -19,9 +19,10 @@ from services.reconciler.auditor import Verdict
 from services.reconciler.core.operation import Operation, Target
 from services.reconciler.core.plan import tunnel_of
 from services.reconciler.core.state import Action, Clsact, FdbEntry, Filter
+from services.reconciler.fast_path_guard import Emptied
 from services.reconciler.loop import Looked
 from services.reconciler.passes import Pass, Write
-from services.reconciler.watcher import Change
+from services.reconciler.watcher import MOST_TOGETHER, Change
 
 OPERATIONS_PER_FACT: Final = 150
 """Of 320 bytes at most; a fact of the stream has 64 KiB (`schemas.streams.TC_STREAM`)."""
@@ -208,6 +209,20 @@ class Teller:
             alarm=not verdict.agree,
             reason=agreed if verdict.agree else path.reason,
         )
+
+    def tell_emptied(self, emptied: Emptied) -> None:
+        """Tell of overrides of a silent fast path that were deleted."""
+        names = emptied.destinations
+        reason = (
+            f"no sign of life of the fast path for {emptied.silent_s:.1f} s: {len(names)} overrides deleted from table "
+            f"{emptied.own.table}, FRR alone is in charge; see its processes"
+        )
+        for first in range(0, len(names), MOST_TOGETHER):
+            part = names[first : first + MOST_TOGETHER]
+            self._route(
+                kind=RouteKind.RELEASE, source="guard", destination=part[0], also=tuple(part[1:]),
+                cause="fast_path_silent", alarm=True, reason=reason,
+            )  # fmt: skip
 
     def _route(self, **fields: object) -> None:
         self._route_seq += 1

@@ -28,6 +28,8 @@ class Sessions:
     up: frozenset[str] = frozenset()
     """Interfaces, and addresses of peers."""
     down: frozenset[str] = frozenset()
+    admin_down: tuple[str, ...] = ()
+    """Sentences on sessions that were closed administratively, which says nothing of the path (RFC 5882, 4.2)."""
 
     @property
     def uplinks(self) -> tuple[str, ...]:
@@ -88,6 +90,11 @@ def _frr_hops(nexthops: Any) -> Iterable[str]:
             yield f"{gateway}@{name}" if gateway and hop.get("afi") == "ipv4" else name
 
 
+_TOLD_TO: Final = "neighbor signaled session down"
+_NO_FAILURE: Final = frozenset({"ok", "administratively down"})
+"""What a neighbour that has closed the session says (FRR 8.4: "ok"); one that detected a failure says which."""
+
+
 def read_sessions(answer: Any) -> Sessions:
     """``show bfd peers json`` of bfdd.
 
@@ -98,11 +105,19 @@ def read_sessions(answer: Any) -> Sessions:
         raise FrrError("bfdd's peers are no list")
     up: set[str] = set()
     down: set[str] = set()
+    closed: dict[str, str] = {}
     for peer in answer:
-        if isinstance(peer, dict) and not peer.get("multihop") and peer.get("status") != "shutdown":
-            where = str(peer.get("interface") or peer.get("peer"))
-            (up if peer.get("status") == "up" else down).add(where)
-    return Sessions(frozenset(up - down), frozenset(down))
+        if not isinstance(peer, dict) or peer.get("multihop"):
+            continue
+        where, status = str(peer.get("interface") or peer.get("peer")), peer.get("status")
+        if status == "shutdown":
+            closed[where] = "here"
+        elif status != "up" and peer.get("diagnostic") == _TOLD_TO and peer.get("remote-diagnostic") in _NO_FAILURE:
+            closed[where] = "by the switch"
+        else:
+            (up if status == "up" else down).add(where)
+    told = tuple(f"BFD on {where} was closed administratively {who}" for where, who in sorted(closed.items()))
+    return Sessions(frozenset(up - down), frozenset(down), told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Queries:
             not_in_hw=tally.not_in_hw,
             foreign=tally.foreign,
             paths=tuple(_path_state(path, view) for path in paths[:MOST_PATHS]),
-            problems=self.problems(),
+            problems=self.problems() + _closed_sessions(view),
         )
 
     async def diff(self, delivery: Delivery) -> Message:
@@ -120,6 +120,11 @@ class Queries:
             for rule in rules
             if device is None or names.get(rule.ifindex) == device
         ]
+
+
+def _closed_sessions(view: FrrView) -> tuple[str, ...]:
+    told = view.sessions.admin_down if view.sessions is not None else ()
+    return tuple(f"{each}: silent faults there cost BGP's hold time, and the fast path sees none" for each in told)
 
 
 _NO_MAC: Final = "00:00:00:00:00:00"

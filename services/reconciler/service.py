@@ -23,6 +23,7 @@ from services.reconciler.adapters.rights import why_not_allowed
 from services.reconciler.audit import BEHIND, FAR_BEHIND, Teller
 from services.reconciler.auditor import PathAuditor, Verdict
 from services.reconciler.core.state import Snapshot
+from services.reconciler.fast_path_guard import Emptied, FastPathGuard
 from services.reconciler.fastpath.values import Ownership
 from services.reconciler.loop import Looked, Loop
 from services.reconciler.passes import Reconciliation
@@ -66,6 +67,7 @@ class Reconciler:
         self._macs_told_s = 0.0
         self._queries: Queries | None = None
         self._auditor: PathAuditor | None = None
+        self._guard: FastPathGuard | None = None
         self.loop: Loop | None = None
         self.teller = Teller(self._bus, self._clock, settings.node, self._incarnation)
 
@@ -86,6 +88,7 @@ class Reconciler:
             self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, self._fast_path)
             self._auditor.on_verdict = self._judged
             self._runtime.spawn(self._auditor.run(self._known), name="path auditor")
+        self._guard_fast_path()
         self._register_metrics(loop)
         with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread: a test
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, loop.trigger, "signal")
@@ -101,6 +104,17 @@ class Reconciler:
             encapsulation_device=settings.encapsulation_device,
             offload=settings.offload,
         )
+
+    def _guard_fast_path(self) -> None:
+        """Look after overrides whose author is silent, wherever this process may."""
+        try:
+            guard = self._guard = FastPathGuard(self._settings.netns, self._fast_path, self._clock)
+        except OSError as error:
+            self._log.warning("fast_path_not_guarded", error=str(error))
+            return
+        guard.on_emptied = self._emptied
+        guard.on_trouble = lambda trouble: self._log.warning("fast_path_not_guarded", error=trouble)
+        self._runtime.spawn(guard.run(), name="fast path guard")
 
     def _network(self) -> Network:
         return KernelNetwork(self._settings.netns, event_buffer_bytes=self._settings.event_buffer_bytes)
@@ -205,6 +219,16 @@ class Reconciler:
             lasted_s=round(verdict.lasted_s, 3),
         )
 
+    def _emptied(self, emptied: Emptied) -> None:
+        self.teller.tell_emptied(emptied)
+        self._log.warning(
+            "fast_path_silent",
+            overrides=len(emptied.destinations),
+            destinations=emptied.destinations[:5],
+            silent_s=round(emptied.silent_s, 3),
+            table=emptied.own.table,
+        )
+
     def _known(self) -> Snapshot | None:
         return self.loop.snapshot if self.loop is not None and not self.loop.unreadable else None
 
@@ -299,6 +323,9 @@ class Reconciler:
         observe(f"{prefix}_last_pass_seconds", lambda: loop.last.outcome.duration_s if loop.last else 0.0)
         observe(f"{prefix}_last_lag_seconds", lambda: loop.last.lag_s if loop.last else 0.0)
         observe(f"{prefix}_waiting_operations", lambda: self.teller.waiting_operations)
+        guard = self._guard
+        if guard is not None:
+            observe(f"{prefix}_emptied_overrides_total", lambda: guard.emptied_total)
         auditor = self._auditor
         if auditor is not None:
             observe(f"{prefix}_paths", lambda: len(auditor.paths))

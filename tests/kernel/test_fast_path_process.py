@@ -16,7 +16,7 @@ from services._runtime.netns import socket_in
 from services.cli.lab.companions import fast_path_is_at_work
 from services.reconciler.adapters.netlink import NetlinkSocket
 from services.reconciler.fastpath.flush import main as flush_by_hand
-from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode
+from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from services.reconciler.fastpath.routes import Write, override_request
 from services.reconciler.fastpath.values import FrrRoute, Hop
 from tests.support.deadline import until
@@ -71,6 +71,25 @@ async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> 
         assert host.rules(), "the rule stays while we run"
         assert fast_path_is_at_work(host.name), "a lab can see it"
     assert not host.rules()
+
+
+@pytest.mark.parametrize("state", ["adm-down", "remote-adm-down"])
+async def test_a_session_that_was_closed_administratively_is_an_alarm_and_no_fault(host, tmp_path, state) -> None:
+    async with running(host, tmp_path) as fast:
+        host.bfdd.change("p1", state)
+        event = await fast.told(RouteKind.FAST_PATH, "bfd_admin_down")
+        assert (event.interface, event.alarm) == ("p1", True)
+        assert host.overrides() == {}
+        await until(lambda: fast.service._state["uplinks"]["p1"][2] == state, what="the state")
+        assert fast.service._admin_down() == 1
+
+        host.bfdd.change("p1", "up")
+        assert not (await fast.told(RouteKind.FAST_PATH, "bfd_opened")).alarm
+        host.bfdd.change("p1", "down")
+        await fast.overrides({H2: ["p2"], H3: ["p2"]})
+        host.bfdd.change("p1", state)
+        await fast.overrides({})
+        assert not fast.of(RouteKind.OVERRIDE, "adm-down")
 
 
 async def test_lost_carrier_is_overridden_and_a_link_that_goes_down_leaves_nothing(host, tmp_path) -> None:
@@ -242,17 +261,19 @@ async def test_the_other_host_is_told_and_answers(pair, tmp_path) -> None:
 async def test_forged_spoofed_and_replayed_words_do_nothing(pair, tmp_path) -> None:
     first, second = pair
     async with running(second, tmp_path) as two:
-        fault = PeerMessage(Kind.FAULT, 77, 1, H1, "10.255.0.101")
-        good, forged = encode(fault, KEY.encode()), encode(fault, b"another key, as long as ours ...")
-        spoofed = encode(fault._replace(sender=H3), KEY.encode())
+        fault, tag = PeerMessage(Kind.FAULT, 77, 1, H1, "10.255.0.101"), receiver_tag(KEY.encode(), H2)
+        good, forged = encode(fault, KEY.encode(), H2), tag + seal(fault, b"another key, as long as ours ...")
+        spoofed, other_version = encode(fault._replace(sender=H3), KEY.encode(), H2), good[:12] + b"\1" + good[13:]
         with socket_in(first.name, socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.bind((H1, 0))
-            for data in (forged, spoofed, good[:-1], b"", bytes(len(good))):
+            for data in (forged, spoofed, other_version, tag + bytes(len(good) - len(tag))):
                 sender.sendto(data, (H2, PORT))
-            sender.sendto(encode(fault._replace(tor="9.9.9.9"), KEY.encode()), (H2, PORT))
-            await until(lambda: two.service._state["peers"].get("unknown_tor") == 1, what="all six", within_s=30)
+            for unread in (good[:-1], b"", bytes(len(good)), encode(fault, KEY.encode(), H3)):
+                sender.sendto(unread, (H2, PORT))
+            sender.sendto(encode(fault._replace(tor="9.9.9.9"), KEY.encode(), H2), (H2, PORT))
+            await until(lambda: two.service._state["peers"].get("unknown_tor") == 1, what="all of them", within_s=30)
             assert second.overrides() == {}
-            good = encode(fault._replace(number=2), KEY.encode())
+            good = encode(fault._replace(number=2), KEY.encode(), H2)
             sender.sendto(good, (H2, PORT))
             await two.overrides({H1: ["p2"]})
             await two.overrides({})
@@ -260,7 +281,8 @@ async def test_forged_spoofed_and_replayed_words_do_nothing(pair, tmp_path) -> N
             await until(lambda: two.service._state["peers"].get("repeated") == 1, what="the replay", within_s=30)
             assert second.overrides() == {}
         counts = two.service._state["peers"]
-        assert (counts["forged"], counts["spoofed"], counts["malformed"]) == (1, 1, 3)
+        assert [counts[name] for name in ("forged", "spoofed", "version", "malformed")] == [1, 1, 1, 1]
+        assert counts["dropped"] == 4, "the kernel has not even queued them"
 
 
 async def test_ipv6_tunnel_addresses(tmp_path) -> None:

@@ -20,7 +20,7 @@ from services.cli.lab import build, frr_daemons, reach
 from services.cli.lab.faults import Direction, Fault
 from services.cli.lab.lab import Lab
 from services.cli.lab.meter import OutageMeter
-from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode
+from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_pair import KEY, FastPaths, pause_until
 
@@ -120,11 +120,11 @@ def test_a_false_message_costs_width_for_t_max_and_no_packet_its_way(
     sent_ns = time.monotonic_ns()
     with socket_in(calm.topology.hosts[0].netns, socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind((first, 0))
-        message = PeerMessage(Kind.FAULT, 1234, 1, first, "10.255.0.101")
-        sender.sendto(encode(message, KEY.encode()), (second, PORT))
-        sender.sendto(
-            encode(message._replace(number=2, tor="10.255.0.102"), b"not the key of this fabric"), (second, PORT)
-        )
+        # A later start than host 1's own, which is told so at its next fault, and goes on as of one later still.
+        message = PeerMessage(Kind.FAULT, time.time_ns(), 1, first, "10.255.0.101")
+        sender.sendto(encode(message, KEY.encode(), second), (second, PORT))
+        forged = seal(message._replace(number=2, tor="10.255.0.102"), b"not the key of this fabric")
+        sender.sendto(receiver_tag(KEY.encode(), second) + forged, (second, PORT))
     fast.wait_told(2, RouteKind.OVERRIDE, "peer")
     released = fast.wait_told(2, RouteKind.RELEASE, "timeout")
 

@@ -111,7 +111,9 @@ def session(op: str, uplink: str, state: str | None = None) -> dict[str, object]
     """The JSON of a session of an unnumbered uplink."""
     said: dict[str, object] = {"op": op, "ipv6": True, "multihop": False, "peer-address": f"fe80::{uplink[-1]}"}
     said |= {"local-address": "fe80::ff", "local-interface": uplink, "id": 7, "remote-id": 7}
-    return said | ({"state": state, "diagnostics": "ok"} if state is not None else {"detect-multiplier": 3})
+    if state == "remote-adm-down":
+        return said | {"state": "down", "diagnostics": 3, "remote-diagnostics": 0}
+    return said | ({"state": state, "diagnostics": 0} if state is not None else {"detect-multiplier": 3})
 
 
 def frame(said: dict[str, object], *, kind: int = 4, identifier: int = 0) -> bytes:

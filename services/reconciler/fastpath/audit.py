@@ -63,9 +63,9 @@ class Audit:
         self._put(self._releases([*outcome.released, *_released(outcome.groups)], trigger))
         self._put([_status(status, trigger) for status in outcome.statuses])
 
-    def say(self, what: str, reason: str, wall_ns: int, *, alarm: bool = False) -> None:
-        """Something of the process itself."""
-        self._put([_status(Status(what, reason, alarm=alarm), Trigger(what, "", "", wall_ns, 0.0, 0.0))])
+    def status(self, status: Status, wall_ns: int) -> None:
+        """Something of the process itself, or of a session."""
+        self._put([_status(status, Trigger(status.kind, "", "", wall_ns, 0.0, 0.0))])
 
     def told(self, announcement: Announcement) -> None:
         """All have acknowledged, or will not."""

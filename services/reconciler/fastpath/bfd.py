@@ -12,7 +12,14 @@ import socket
 import struct
 from typing import Any, Final, NamedTuple
 
-from services.reconciler.fastpath.values import UP
+from services.reconciler.fastpath.values import (
+    ADMIN_DOWN,
+    DOWN,
+    LOCAL_ADMIN_DOWN,
+    REMOTE_ADMIN_DOWN,
+    UP,
+    Status,
+)
 
 _FRAME: Final = struct.Struct("!IHBB")
 _VERSION: Final = 1
@@ -23,6 +30,10 @@ _PEER_STATE_AND_CONFIG: Final = struct.pack("=Q", 3)
 _LONGEST: Final = 1 << 20
 _RECEIVE_BYTES: Final = 1 << 16
 _MOST_SESSIONS: Final = 100_000
+_NEIGHBOUR_SIGNALED_DOWN: Final = 3
+"""Diagnostic (RFC 5880, 4.1)."""
+_NO_FAILURE: Final = frozenset({0, 7})
+"""None, and administratively down."""
 
 
 class BfdError(Exception):
@@ -36,7 +47,7 @@ class Session(NamedTuple):
     """Empty: not bound to one."""
     peer: str
     state: str | None
-    """up, down, init, adm-down; None: the session was deleted."""
+    """up, down, init, or one of `ADMIN_DOWN`; None: the session was deleted."""
 
 
 class Subscribed(NamedTuple):
@@ -96,10 +107,35 @@ def _read_session(said: dict[str, Any]) -> Session | None:
     interface, peer = str(said.get("local-interface", "")), str(said.get("peer-address", ""))
     match said.get("op"):
         case "status" if isinstance(said.get("state"), str):
-            return Session(interface, peer, said["state"])
+            return Session(interface, peer, _state_of(said))
         case "delete":
             return Session(interface, peer, None)
     return None  # a session was added or its timers changed: its status follows by itself
+
+
+def _state_of(said: dict[str, Any]) -> str:
+    """Whoever is told AdminDown or Down goes down itself, for the reason 3 (RFC 5880, 6.8.6).
+
+    A neighbour that detected a failure says which. One that says none has closed the session (FRR 8.4 says "ok" then,
+    not "administratively down"), or has started again: both ways we hear it, and it blames nothing on the path.
+    """
+    state = str(said["state"])
+    told_to = said.get("diagnostics") == _NEIGHBOUR_SIGNALED_DOWN
+    return REMOTE_ADMIN_DOWN if state in DOWN and told_to and said.get("remote-diagnostics") in _NO_FAILURE else state
+
+
+def admin_down_news(uplink: str, before: str | None, state: str | None) -> Status | None:
+    """What is to be told of a session that was closed administratively, or is open again (RFC 5882, 4.2).
+
+    It says nothing of the path, so there is no override for it. But nobody watches the path any more.
+    """
+    if state in ADMIN_DOWN and state != before:
+        where = "here" if state == LOCAL_ADMIN_DOWN else "by the switch, or its bfdd started again"
+        reason = f"{uplink}: BFD was closed administratively {where}: silent faults cost BGP's hold time until it is up"
+        return Status("bfd_admin_down", f"{reason}; no override for it", alarm=True, uplink=uplink)
+    if before in ADMIN_DOWN and state == UP:
+        return Status("bfd_opened", f"{uplink}: BFD is up again", uplink=uplink)
+    return None
 
 
 class Sessions:
@@ -134,7 +170,7 @@ class Sessions:
 def combined(states: Any) -> str | None:
     """Up where one is up; else the worst that is said of the path; None: no session."""
     said = set(states)
-    for state in (UP, "down", "init"):
+    for state in (UP, "down", "init", LOCAL_ADMIN_DOWN):
         if state in said:
             return state
     return next(iter(said), None)

@@ -13,19 +13,24 @@ addresses do not pass its filter at all. Only link-local sources count, which no
 
 from __future__ import annotations
 
-import ctypes
 import socket
-import struct
 from collections.abc import Callable
 from typing import Final
 
 from services._runtime.netns import socket_in
+from services.reconciler.fastpath.packet_filter import (
+    AND,
+    ANY_BIT,
+    EQUAL,
+    LOAD_BYTE,
+    LOAD_HALF,
+    RETURN,
+    assemble,
+    attach,
+)
 from services.reconciler.fastpath.poller import Poller
 
 _ETH_P_IPV6: Final = 0x86DD
-_SO_ATTACH_FILTER: Final = 26
-_INSTRUCTION: Final = struct.Struct("=HBBI")
-_LOAD_BYTE, _LOAD_HALF, _EQUAL, _ANY_BIT, _AND, _RETURN = 0x30, 0x28, 0x15, 0x45, 0x54, 0x06
 _MOST: Final = 16
 _PACKET_BYTES: Final = 64
 """The IPv6 header (40 bytes) and TCP's."""
@@ -38,37 +43,22 @@ _REMEMBERED: Final = 8
 
 def closing_filter() -> bytes:
     """Classic BPF (Documentation/networking/filter.rst): TCP of port 179 over IPv6, link-local, with FIN or RST."""
-    return b"".join(
-        _INSTRUCTION.pack(*row)
-        for row in (
-            (_LOAD_BYTE, 0, 0, 6),  # next header
-            (_EQUAL, 0, 9, socket.IPPROTO_TCP),
-            (_LOAD_HALF, 0, 0, 8),  # source address
-            (_AND, 0, 0, 0xFFC0),
-            (_EQUAL, 0, 6, 0xFE80),
-            (_LOAD_HALF, 0, 0, 40),  # source port
-            (_EQUAL, 2, 0, 179),
-            (_LOAD_HALF, 0, 0, 42),  # destination port
-            (_EQUAL, 0, 2, 179),
-            (_LOAD_BYTE, 0, 0, 53),  # flags
-            (_ANY_BIT, 1, 0, 0x05),
-            (_RETURN, 0, 0, 0),
-            (_RETURN, 0, 0, _PACKET_BYTES),
+    return assemble(
+        (
+            (LOAD_BYTE, 0, 0, 6),  # next header
+            (EQUAL, 0, 9, socket.IPPROTO_TCP),
+            (LOAD_HALF, 0, 0, 8),  # source address
+            (AND, 0, 0, 0xFFC0),
+            (EQUAL, 0, 6, 0xFE80),
+            (LOAD_HALF, 0, 0, 40),  # source port
+            (EQUAL, 2, 0, 179),
+            (LOAD_HALF, 0, 0, 42),  # destination port
+            (EQUAL, 0, 2, 179),
+            (LOAD_BYTE, 0, 0, 53),  # flags
+            (ANY_BIT, 1, 0, 0x05),
+            (RETURN, 0, 0, 0),
+            (RETURN, 0, 0, _PACKET_BYTES),
         )
-    )
-
-
-def attach(watched: socket.socket, program: bytes) -> None:
-    """Let only packets pass that a classic BPF program takes.
-
-    Raises:
-        OSError: the kernel refuses it.
-    """
-    buffer = ctypes.create_string_buffer(program, len(program))
-    watched.setsockopt(
-        socket.SOL_SOCKET,
-        _SO_ATTACH_FILTER,
-        struct.pack("@HP", len(program) // _INSTRUCTION.size, ctypes.addressof(buffer)),
     )
 
 

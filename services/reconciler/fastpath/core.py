@@ -90,7 +90,7 @@ class FastPathCore:
         """The state of an uplink's session; None: there is none (any more), or it is not known."""
         uplink = self.uplinks[name]
         was_dead, before = uplink.dead, uplink.bfd
-        uplink.bfd = state
+        uplink.session_is(state, now_s, self._limits)
         self._refresh_dead(now_s)
         if before == UP and state in DOWN and not was_dead:
             self._fault(uplink, Cause.BFD, now_s)
@@ -119,11 +119,11 @@ class FastPathCore:
     def closed(self, name: str, now_s: float) -> Outcome:
         """The switch at an uplink has closed its BGP session: it may not hear us, and FRR will leave it soon.
 
-        One that FRR does not use says nothing of interest, as when two connections of a new session collide
-        (RFC 4271, 6.8), and does not count.
+        One that FRR does not use says nothing, as when two connections of a new session collide (RFC 4271, 6.8).
         """
         uplink = self.uplinks[name]
-        deaf = self.blind or now_s < self.damped_until_s or uplink.dead or not uplink.ifindex
+        early = now_s < max(self.damped_until_s, uplink.closing_until_s)
+        deaf = self.blind or early or uplink.dead or not uplink.ifindex
         used = any(hop.ifindex == uplink.ifindex for route in self.routes.values() for hop in route.hops)
         if used and not deaf and not self._too_many_words(f"the switch at {name}", now_s):
             self._answer(uplink, Mark(now_s, Cause.BGP), now_s)

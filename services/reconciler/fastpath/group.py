@@ -196,17 +196,18 @@ class GroupedCore(FastPathCore):
         before = standby.rows.pop(destination)
         reason = Release.FRR_WITHDREW if route is None else Release.NO_LIVE_HOP if marks else Release.FRR_CONVERGED
         self._out.writes.append(Write(destination, None, standby.number))
-        self._out.released.append(
-            Released(
-                destination,
-                (uplink.name,),
-                str(mark.cause),
-                reason,
-                now_s - mark.since_s,
-                before.hops if before is not None else (),
-                route.hops if route is not None else (),
+        if destination not in self.overrides:  # else it is overridden still, for another uplink, and told later
+            self._out.released.append(
+                Released(
+                    destination,
+                    (uplink.name,),
+                    str(mark.cause),
+                    reason,
+                    now_s - mark.since_s,
+                    before.hops if before is not None else (),
+                    route.hops if route is not None else (),
+                )
             )
-        )
         if not standby.rows:
             self._switch_off()
 

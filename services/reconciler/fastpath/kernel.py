@@ -86,9 +86,22 @@ class FastPathKernel:
                     self._netlink.write_one(rule_codec.delete_rule(rule))
         return sum(self._empty(table) for table in self.own.tables)
 
+    def in_force(self) -> list[str]:
+        """Destinations whose packets an override of ours directs now, whether or not who wrote it still lives."""
+        tables = {
+            rule.table
+            for family in FAMILIES
+            for message in self._dump(rule_codec.dump_rules(family))
+            if (rule := rule_codec.decode_rule(message.payload)).protocol == PROTOCOL and rule.table in self.own.tables
+        }
+        return sorted({row.destination for table in tables for row in self._own_rows(table)})
+
+    def _own_rows(self, table: int) -> list[OwnRow]:
+        rows = (read_route(message, self.own) for message in self._routes(table))
+        return [row for row in rows if isinstance(row, OwnRow)]
+
     def _empty(self, table: int) -> int:
-        rows = [read_route(message, self.own) for message in self._routes(table)]
-        writes = [override_request(Write(row.destination, None), table) for row in rows if isinstance(row, OwnRow)]
+        writes = [override_request(Write(row.destination, None), table) for row in self._own_rows(table)]
         self._netlink.write(writes)
         return len(writes)
 

@@ -7,28 +7,28 @@ process begins with a look at everything.
 
 from __future__ import annotations
 
-import os
 import time
-from contextlib import suppress
 from typing import Final
 
 from services.reconciler.adapters.netlink import Message, Subscription
 from services.reconciler.adapters.rtnetlink import Group, Rtm
 from services.reconciler.adapters.rule_codec import decode_rule
 from services.reconciler.fastpath.audit import Audit, Trigger
-from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed
+from services.reconciler.fastpath.beats import Beats
+from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed, admin_down_news
 from services.reconciler.fastpath.bgp_watch import BgpWatch
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.control import ControlLink, Order
 from services.reconciler.fastpath.core import BFDD
 from services.reconciler.fastpath.group import GroupedCore
+from services.reconciler.fastpath.heartbeat import Beat, HeartbeatSender
 from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.mirror import RouteMirror, Row
+from services.reconciler.fastpath.peer_watch import PeerWatch
 from services.reconciler.fastpath.peers import Announcement, PeerLink
 from services.reconciler.fastpath.poller import Poller
 from services.reconciler.fastpath.routes import LinkRow, OwnRow, read_link, read_route
-from services.reconciler.fastpath.values import UP, FrrRoute, Outcome, Release, Tell, Write
-from services.reconciler.fastpath.watchdog import BYE
+from services.reconciler.fastpath.values import UP, FrrRoute, Outcome, Release, Status, Tell, Write
 
 BEAT_S: Final = 0.1
 STATE_S: Final = 1.0
@@ -47,7 +47,7 @@ class FastPathLoop:
     def __init__(self, config: Config, control: ControlLink, beats: int) -> None:
         self._config = config
         self._control = control
-        self._beats = beats
+        self._beats = Beats(beats, HeartbeatSender(config.netns, Beat(config.ownership, config.silence_s)))
         self._core = GroupedCore(config.uplinks, config.limits, config.standby_above)
         self._sessions = Sessions(frozenset(config.uplinks))
         self._mirror = RouteMirror(config.wanted)
@@ -59,13 +59,13 @@ class FastPathLoop:
             config.netns,
             receive_bytes=config.event_buffer_bytes,
         )
-        self._peers: PeerLink | None = None
-        if config.key:
-            boot = int.from_bytes(os.urandom(8), "big")
-            self._peers = PeerLink(config.netns, config.vtep, config.port, key=config.key, boot=boot)
         self._bfd: BfdClient | None = None
         self._stopping = ""
         self._poller = Poller()
+        self._peers: PeerWatch | None = None
+        if config.key:
+            link = PeerLink(config.netns, config.vtep, config.port, key=config.key, boot=time.time_ns())
+            self._peers = PeerWatch(link, self._poller, self._on_peers)
         self._bgp = BgpWatch(config.netns, self._poller, self._on_closed) if config.bgp_watch else None
         self._beat_s = self._state_s = self._reconnect_s = 0.0
         self._resync_s = float("inf")
@@ -88,8 +88,6 @@ class FastPathLoop:
         self._poller.on_terminate(lambda: self._stop("SIGTERM"))
         self._poller.watch(self._control, self._on_control)
         self._poller.watch(self._events, self._on_netlink)
-        if self._peers is not None:
-            self._poller.watch(self._peers, self._on_peers)
         self._core.lose(BFDD, "not connected yet", time.monotonic())
         self._start_clean("started")
         self._connect_bfd()
@@ -114,8 +112,7 @@ class FastPathLoop:
         self._audit.release_held()
         self._say("stopped", self._stopping)
         self._control.send(self._audit.ready, within_s=0.2)
-        with suppress(OSError):
-            os.write(self._beats, BYE)
+        self._beats.bye()
 
     def _pause_s(self) -> float:
         now_s = time.monotonic()
@@ -130,7 +127,7 @@ class FastPathLoop:
         """What is due by time, after events."""
         now_s = time.monotonic()
         if self._peers is not None and now_s >= self._peers.due_s:
-            for ended in self._peers.send_due(now_s):
+            for ended in self._peers.turn(now_s):
                 self._audit.told(ended)
         if now_s >= self._core.due_s:
             self._carry_out(self._core.tick(now_s), self._trigger("timeout", now_s))
@@ -152,12 +149,12 @@ class FastPathLoop:
 
     def _soonest_peer_s(self) -> float:
         """Records are written when no datagram is due."""
-        return self._peers.due_s if self._peers is not None else float("inf")
+        return self._peers.link.due_s if self._peers is not None else float("inf")
 
     def _beat(self, now_s: float) -> None:
         self._beat_s = now_s
-        with suppress(BlockingIOError, BrokenPipeError):  # a new watchdog is on its way
-            os.write(self._beats, b".")
+        if trouble := self._beats.beat():
+            self.warn("heartbeat_not_sent", f"the reconciler cannot be told that we are alive: {trouble}")
         if self._bfd is None and now_s >= self._reconnect_s:
             self._connect_bfd()
         if now_s >= self._state_s:
@@ -174,9 +171,8 @@ class FastPathLoop:
             "uplinks": {u.name: [u.ifindex, u.carrier, u.bfd, u.tor] for u in core.uplinks.values()},
             "sessions": self._sessions.peers(),
             "counts": self._counts,
-            "peers": dict(self._peers.counts) if self._peers is not None else {},
             "dropped": self._audit.dropped,
-        }
+        } | (self._peers.state() if self._peers is not None else {})
 
     def _notice_standstill(self) -> None:
         """We may have been stopped: then the watchdog has emptied the table, and what we know is old."""
@@ -229,6 +225,8 @@ class FastPathLoop:
                 before = self._core.uplinks[changed[0]].bfd
                 outcome = self._core.bfd(*changed, now_s)
                 self._carry_out(outcome, self._trigger("bfd", now_s, changed[0]))
+                if (news := admin_down_news(changed[0], before, changed[1])) is not None:
+                    self._audit.status(news, time.time_ns())
                 if changed[1] == UP and before != UP:
                     self._control.ask_for_tors = True
 
@@ -329,11 +327,14 @@ class FastPathLoop:
         if self._peers is None:
             return
         noticed_s = time.monotonic()
-        for fault in self._peers.receive(noticed_s):
+        link = self._peers.link
+        for fault in self._peers.read(noticed_s):
             verdict, outcome = self._core.peer(fault.sender, fault.tor, noticed_s)
-            self._peers.counts[verdict] += 1
+            link.counts[verdict] += 1
             self._carry_out(outcome, self._trigger("peer", noticed_s, self._uplink_to(fault.tor), fault.sender))
-        self._peers.acknowledge()
+        link.answer()
+        for denied in link.newly_denied():
+            self.warn("source_denied", denied.reason)
 
     def _uplink_to(self, tor: str) -> str:
         return ",".join(uplink.name for uplink in self._core.uplinks.values() if uplink.tor == tor)
@@ -345,8 +346,7 @@ class FastPathLoop:
             elif order.kind is Order.TORS:
                 self._core.tors(order.tors)
             elif order.kind is Order.WATCHDOG:
-                os.close(self._beats)
-                self._beats = order.descriptor
+                self._beats.replace(order.descriptor)
 
     # -- outputs -----------------------------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class FastPathLoop:
             return None
         tors = {uplink.tor for uplink in self._core.uplinks.values()}
         vteps = [name for name in self._core.routes if name not in tors]
-        return self._peers.tell(tell.tor, vteps, noticed_s=noticed_s, now_s=time.monotonic())
+        return self._peers.link.tell(tell.tor, vteps, noticed_s=noticed_s, now_s=time.monotonic())
 
     def _note(self, outcome: Outcome, trigger: Trigger, announcement: Announcement | None) -> None:
         for group in outcome.groups:
@@ -392,4 +392,4 @@ class FastPathLoop:
         self._say(cause, reason, alarm=True)
 
     def _say(self, cause: str, reason: str, *, alarm: bool = False) -> None:
-        self._audit.say(cause, reason, time.time_ns(), alarm=alarm)
+        self._audit.status(Status(cause, reason, alarm=alarm), time.time_ns())

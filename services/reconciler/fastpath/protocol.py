@@ -1,9 +1,17 @@
 """What hosts tell each other: "I cannot be reached through that ToR", and that it was heard. Pure.
 
-One datagram: magic, version, kind, boot id, number, sender's VTEP, ToR's router id, HMAC-SHA256 of all that with the
-fabric's key. A receiver also wants the datagram's source address to be the sender's VTEP. The boot id is random per
-start; of each sender the latest one counts, and those before it are refused, as are numbers seen before: what was
-recorded once does not work a second time.
+One datagram: the receiver's tag; then magic, version, kind, boot id, number, sender's VTEP, ToR's router id; then the
+HMAC-SHA256 of all but the tag, with the fabric's key. A receiver also requires the datagram's source address to be the
+sender's VTEP.
+
+The tag is 64 bits of an HMAC of the receiver's address: constant per receiver, so that a classic BPF program can
+compare it, and whoever has never seen a datagram to that receiver does not get one past the kernel. It authenticates
+nothing.
+
+Boot ids are ordered: the sender's CLOCK_REALTIME in nanoseconds at its start. Of each sender the highest one counts,
+lower ones are refused, as are numbers seen before: what was recorded acts at most once, and never at a receiver that
+knows a later start. A sender whose clock went backwards between two starts is told so (`Kind.STALE`, with the boot id
+that the receiver knows, authentic as everything else), takes a higher one, and repeats: it is never locked out.
 """
 
 from __future__ import annotations
@@ -18,13 +26,15 @@ from typing import Final, NamedTuple
 PORT: Final = 4799
 _BODY: Final = struct.Struct("!4sBBHQQ16s4s")
 _MAGIC: Final = b"TBFP"
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""1 had random boot ids, whose order says nothing, and no tag: neither version acts upon the other."""
 _MAC_BYTES: Final = 32
-SIZE: Final = _BODY.size + _MAC_BYTES
+TAG_BYTES: Final = 8
+SIZE: Final = TAG_BYTES + _BODY.size + _MAC_BYTES
+_LAST_BOOT: Final = (1 << 64) - 1
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 """An IPv4 address in sixteen bytes (RFC 4291, 2.5.5.2)."""
 _WINDOW: Final = 64
-_BOOTS: Final = 64
 
 
 class Kind(IntEnum):
@@ -34,6 +44,11 @@ class Kind(IntEnum):
     """The sender cannot be reached through the ToR."""
     ACK = 2
     """The sender has heard the fault with this boot id and number, of whom it answers."""
+    STALE = 3
+    """The sender has refused the fault with this number: it knows a later start of whom it answers, the boot id."""
+
+
+_KINDS: Final = frozenset(Kind)
 
 
 class PeerMessage(NamedTuple):
@@ -54,14 +69,26 @@ class Refusal(Enum):
     """Why a datagram is not listened to."""
 
     MALFORMED = "malformed"
+    """Its length or its tag is wrong, or it is no such message."""
+    VERSION = "version"
+    """Of another version of this protocol."""
     FORGED = "forged"
     """Its HMAC is not of our key."""
     SPOOFED = "spoofed"
     """It did not come from the sender that it names."""
 
 
-def encode(message: PeerMessage, key: bytes) -> bytes:
-    """The datagram.
+def receiver_tag(key: bytes, vtep: str) -> bytes:
+    """What a datagram to this address begins with.
+
+    Raises:
+        OSError: it is no address.
+    """
+    return hmac.digest(key, b"turnbuckle fast path receiver" + _pack_address(vtep), "sha256")[:TAG_BYTES]
+
+
+def seal(message: PeerMessage, key: bytes) -> bytes:
+    """The datagram without its tag, the same for every receiver.
 
     Raises:
         OSError: sender or ToR is no address.
@@ -79,20 +106,46 @@ def encode(message: PeerMessage, key: bytes) -> bytes:
     return body + hmac.digest(key, body, "sha256")
 
 
-def decode(data: bytes, source: str, key: bytes) -> PeerMessage | Refusal:
-    """The content, once everything about it is in order."""
-    if len(data) != SIZE:
+def encode(message: PeerMessage, key: bytes, receiver: str) -> bytes:
+    """The datagram to one receiver. Raises OSError as `seal`."""
+    return receiver_tag(key, receiver) + seal(message, key)
+
+
+def decode(data: bytes, source: str, key: bytes, tag: bytes) -> PeerMessage | Refusal:
+    """The content, once everything about it is in order.
+
+    Args:
+        data: the datagram.
+        source: the address that it came from.
+        key: the fabric's.
+        tag: this receiver's.
+    """
+    if len(data) != SIZE or not data.startswith(tag):
         return Refusal.MALFORMED
-    body = data[: _BODY.size]
+    body = data[TAG_BYTES : TAG_BYTES + _BODY.size]
     magic, version, kind, _, boot, number, sender, tor = _BODY.unpack(body)
-    if magic != _MAGIC or version != _VERSION or kind not in {1, 2}:
+    if magic != _MAGIC or kind not in _KINDS:
         return Refusal.MALFORMED
-    if not hmac.compare_digest(hmac.digest(key, body, "sha256"), data[_BODY.size :]):
+    if version != _VERSION:
+        return Refusal.VERSION
+    if not hmac.compare_digest(hmac.digest(key, body, "sha256"), data[TAG_BYTES + _BODY.size :]):
         return Refusal.FORGED
     address = _unpack_address(sender)
     if address != source:
         return Refusal.SPOOFED
     return PeerMessage(Kind(kind), boot, number, address, socket.inet_ntoa(tor))
+
+
+def later_boot(own: int, known: int, salt: int) -> int:
+    """The boot id to go on with, where a receiver knows ``known`` of us.
+
+    Args:
+        own: ours.
+        known: as an authentic `Kind.STALE` says; it changes something only where it is higher than ours.
+        salt: random, below 2**32: two starts that are told the same do not take the same boot id, whose numbers a
+            receiver would take for repeats.
+    """
+    return min(known + 1 + salt, _LAST_BOOT) if known > own else own
 
 
 def _pack_address(address: str) -> bytes:
@@ -114,21 +167,22 @@ class Verdict(Enum):
     REPEATED = "repeated"
     """Of this start, seen before: its sender has not got our acknowledgement."""
     REPLAYED = "replayed"
-    """Of a start before the current one, or too old to tell."""
+    """Of this start, and too old to tell."""
+    STALE = "stale"
+    """Of a start before the one that is known: recorded, or its sender's clock went backwards."""
 
 
 class _Sender:
-    __slots__ = ("boot", "highest", "retired", "seen")
+    __slots__ = ("boot", "highest", "seen")
 
     def __init__(self, boot: int) -> None:
         self.boot = boot
         self.highest = 0
         self.seen: deque[int] = deque(maxlen=_WINDOW)
-        self.retired: deque[int] = deque(maxlen=_BOOTS)
 
 
 class ReplayGuard:
-    """Remembers, of each sender, its starts and the numbers of the latest."""
+    """Remembers, of each sender, its latest start and the numbers of that."""
 
     def __init__(self) -> None:
         self._senders: dict[str, _Sender] = {}
@@ -136,14 +190,10 @@ class ReplayGuard:
     def judge(self, message: PeerMessage) -> Verdict:
         """Whether a fault is new; from then on it is not."""
         sender = self._senders.get(message.sender)
-        if sender is None:
+        if sender is None or message.boot > sender.boot:
             sender = self._senders[message.sender] = _Sender(message.boot)
-        elif message.boot != sender.boot:
-            if message.boot in sender.retired:
-                return Verdict.REPLAYED
-            sender.retired.append(sender.boot)
-            sender.boot, sender.highest = message.boot, 0
-            sender.seen.clear()
+        elif message.boot < sender.boot:
+            return Verdict.STALE
         if message.number in sender.seen:
             return Verdict.REPEATED
         if message.number <= sender.highest - _WINDOW:
@@ -151,3 +201,11 @@ class ReplayGuard:
         sender.seen.append(message.number)
         sender.highest = max(sender.highest, message.number)
         return Verdict.NEW
+
+    def latest_boot(self, sender: str) -> int:
+        """Of a sender that was heard.
+
+        Raises:
+            KeyError: it was not.
+        """
+        return self._senders[sender].boot

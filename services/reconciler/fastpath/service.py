@@ -17,6 +17,7 @@ from services.reconciler.adapters.attributes import NetlinkError
 from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.settings import FastPathSettings
 from services.reconciler.fastpath.supervisor import Supervisor, take_lock
+from services.reconciler.fastpath.values import ADMIN_DOWN
 
 _UNKNOWN = "0.0.0.0"  # noqa: S104 - bgpd's word for a neighbour that has not spoken yet
 TORS_S: float = 30.0
@@ -150,6 +151,10 @@ class FastPath:
                 continue
             await asyncio.sleep(TORS_SOON_S)  # the session of BGP follows that of BFD
 
+    def _admin_down(self) -> int:
+        """Uplinks whose BFD session was closed administratively."""
+        return sum(row[2] in ADMIN_DOWN for row in self._state.get("uplinks", {}).values())
+
     def _register_metrics(self) -> None:
         observe = self._runtime.telemetry.observe
 
@@ -164,6 +169,7 @@ class FastPath:
         observe("turnbuckle_fast_path_held_overrides", lambda: float(self._state.get("held", 0)))
         observe("turnbuckle_fast_path_routes", lambda: float(self._state.get("routes", 0)))
         observe("turnbuckle_fast_path_blind_info", lambda: float(bool(self._state.get("blind", True))))
+        observe("turnbuckle_fast_path_admin_down_sessions", lambda: float(self._admin_down()))
         observe("turnbuckle_fast_path_damped_info", lambda: float(bool(self._state.get("damped", False))))
         self._runtime.telemetry.observe_by_label(
             "turnbuckle_fast_path_peer_messages_total", "kind", lambda: self._state.get("peers", {})

@@ -14,7 +14,13 @@ STANDBY_TABLES: Final = 8
 
 UP: Final = "up"
 DOWN: Final = frozenset({"down", "init"})
-"""States of a BFD session that is not up. ``adm-down`` is none: somebody switched it off, the path may be fine."""
+"""States of a BFD session that is not up, and should be."""
+LOCAL_ADMIN_DOWN: Final = "adm-down"
+"""Closed by an operator here."""
+REMOTE_ADMIN_DOWN: Final = "remote-adm-down"
+"""Closed at the switch, or its bfdd has started again: it says down, and no failure."""
+ADMIN_DOWN: Final = frozenset({LOCAL_ADMIN_DOWN, REMOTE_ADMIN_DOWN})
+"""Somebody switched the session off: that says nothing of the path (RFC 5882, 4.2), and is no fault."""
 
 
 class Ownership(NamedTuple):
@@ -235,6 +241,14 @@ class Uplink:
     tor: str = ""
     """The ToR's router id."""
     faults: FaultCount = field(default_factory=FaultCount)
+    closing_until_s: float = 0.0
+    """Until then the end of its BGP session follows from BFD's having been closed administratively (FRR 8.4)."""
+
+    def session_is(self, state: str | None, now_s: float, limits: Limits) -> None:
+        """Its session has a new state, or none."""
+        if state in ADMIN_DOWN and state != self.bfd:
+            self.closing_until_s = now_s + limits.t_max_s
+        self.bfd = state
 
     @property
     def dead(self) -> bool:

@@ -6,6 +6,7 @@ from services._runtime.frr import Frr
 from services._runtime.kernel_support import FEATURES, CannotTryError
 from services.cli import doctor_network as network
 from services.cli.doctor_finding import Level
+from services.cli.fabric import access
 from tests.support.fake_frr import FakeFrr
 
 
@@ -111,9 +112,45 @@ def test_where_bfdd_listens_and_for_whom(tmp_path):
     (directory / "bfdd.sock").chmod(0o777)
     directory.chmod(0o755)
     everybody = network.check_bfdd_socket(environ)
-    assert (everybody.level, everybody.mend) == (Level.NOTE, f"chmod o-rwx {directory}")
-    directory.chmod(0o750)
+    assert (everybody.level, "every local user" in everybody.found, "0755" in everybody.found) == (
+        Level.NOTE,
+        True,
+        True,
+    )
+    repaired = f"chown frr:frrvty {directory} && chmod 0750 {directory}"
+    assert everybody.mend == f"turnbuckle fabric up, or {repaired}"
+    (directory / "bfdd.sock").chmod(0o770)
+    assert network.check_bfdd_socket(environ).level is Level.NOTE, "bfdd makes its socket anew, and open, at each start"
+    directory.chmod(0o700)
     assert network.check_bfdd_socket(environ).level is Level.OK
+
+
+def test_a_group_of_users_reaches_bfdd(tmp_path, monkeypatch):
+    (tmp_path / "bfdd.sock").touch()
+    (tmp_path / "bfdd.sock").chmod(0o777)
+    tmp_path.chmod(0o750)
+    for group, exposed in (("users", True), ("frrvty", False), ("frr", False)):
+        monkeypatch.setattr(access, "access_of", lambda _, group=group: f"0750 frr:{group}")
+        found = access.exposure_of(tmp_path)
+        assert (found is not None) == exposed, group
+        assert found is None or found.who == "every member of the group users"
+
+
+def test_who_empties_the_table_of_a_frozen_fast_path():
+    head = "sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode\n"
+    route = "000000002fb8ff40 2   8484       00002000 0        0        0     2        0        79155\n"
+    # Group 14 is bit 13: 0x00002000, of NETLINK_ROUTE (0) and of nothing else.
+    listener = "000000009371bec1 0   424163     00002000 0        0        0     2        0        79156\n"
+    sender = "000000009371bec1 0   424164     000005d1 0        0        0     2        0        79157\n"
+    environ = {"TURNBUCKLE_FAST_PATH__UPLINKS": "p1,p2"}
+    (alone,) = network.check_fast_path_guard(environ, head + route + sender)
+    assert (alone.level, "overrides stay" in alone.found) == (Level.NOTE, True)
+    assert "start a reconciler" in alone.mend
+    (guarded,) = network.check_fast_path_guard(environ, head + route + sender + listener)
+    assert guarded.level is Level.OK
+    assert network.check_fast_path_guard({}, head + route) == [], "nobody asked for a fast path"
+    (elsewhere,) = network.check_fast_path_guard(environ | {"TURNBUCKLE_FAST_PATH__NETNS": "no-such-namespace"})
+    assert "not looked at: No such file" in elsewhere.found
 
 
 def test_whether_bridged_frames_pass_iptables(tmp_path):

@@ -32,7 +32,7 @@ def audit():
 
 def test_an_override_waits_for_acknowledgements() -> None:
     made = audit()
-    told = Announcement(5, b"", 10.0, {"10.255.0.2": None, "10.255.0.3": None}, 2, [], 10.0)
+    told = Announcement(5, "10.255.0.101", b"", 10.0, {"10.255.0.2": None, "10.255.0.3": None}, 2, [], 10.0)
     made.add(outcome(overridden=[Overridden("10.255.0.2", (P1, P2), (P2,))]), TRIGGER, told)
     assert not made.ready
 
@@ -59,7 +59,7 @@ def test_an_override_waits_for_acknowledgements() -> None:
 
 def test_what_follows_an_override_that_waits_is_told_after_it() -> None:
     made = audit()
-    told = Announcement(5, b"", 10.0, {"10.255.0.3": None}, 1, [], 10.0)
+    told = Announcement(5, "10.255.0.101", b"", 10.0, {"10.255.0.3": None}, 1, [], 10.0)
     made.add(outcome(overridden=[Overridden("10.255.0.2", (P1, P2), (P2,))]), TRIGGER, told)
     row = Released("10.255.0.2", ("p1",), "bfd", Release.FRR_CONVERGED, 0.005, (P2,), (P2,))
     made.add(outcome(released=[row]), TRIGGER, None)
@@ -111,7 +111,7 @@ def test_alarms_pass_on() -> None:
 def test_records_that_nobody_takes_are_dropped_and_counted() -> None:
     made = audit()
     for number in range(KEPT + 3):
-        made.say("x", str(number), 0)
+        made.status(Status("x", str(number)), 0)
 
     assert (len(made.ready), made.dropped) == (KEPT, 3)
     assert made.ready[0]["reason"] == "3"

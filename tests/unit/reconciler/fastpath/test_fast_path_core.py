@@ -48,9 +48,17 @@ def test_the_session_that_follows_lost_carrier_is_no_second_fault(core) -> None:
     assert len(core.uplinks["p1"].faults.times_s) == 1
 
 
-@pytest.mark.parametrize("state", ["adm-down", None, "up"])
+@pytest.mark.parametrize("state", ["adm-down", "remote-adm-down", None, "up"])
 def test_only_a_session_that_fails_is_a_fault(core, state) -> None:
     assert not core.bfd("p1", state, 10).writes
+
+
+@pytest.mark.parametrize("state", ["adm-down", "remote-adm-down"])
+def test_bgp_that_is_closed_with_bfd_is_no_fault_and_later_on_it_is(core, state) -> None:
+    """FRR closes BGP because BFD was closed. Nobody watches the path then but BGP, so its end counts again soon."""
+    core.bfd("p1", state, 10)
+    assert not core.closed("p1", 10.9).writes
+    assert core.closed("p1", 11.1).writes
 
 
 def test_a_session_that_was_never_up_is_no_fault() -> None:

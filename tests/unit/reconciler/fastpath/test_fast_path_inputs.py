@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 
 from services._runtime.settings import SettingsError
-from services.reconciler.fastpath.bfd import BfdError, FrameReader, Session, Sessions, Subscribed, subscribe_frame
+from services.reconciler.fastpath.bfd import (
+    BfdError,
+    FrameReader,
+    Session,
+    Sessions,
+    Subscribed,
+    admin_down_news,
+    combined,
+    subscribe_frame,
+)
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.mirror import RouteMirror, Row
 from services.reconciler.fastpath.routes import gateway_text
@@ -54,6 +63,49 @@ def test_frames_come_in_any_pieces(sizes) -> None:
         Session("p1", "fe80::c077:36ff:fece:43eb", "down"),
         Session("p2", "fe80::2", None),
     ]
+
+
+def test_a_session_that_either_side_closed_is_no_fault_and_is_told() -> None:
+    """Until it is up again nobody watches the path (RFC 5882, 4.2). The fields are those of FRR 8.4.4."""
+    told_to = STATUS | {"diagnostics": 3}
+    closed_there, as_the_rfc_has_it, closed_here, lost, up = (
+        FrameReader().feed(frame(said))[0].state
+        for said in (
+            told_to,
+            told_to | {"remote-diagnostics": 7},
+            STATUS | {"state": "adm-down", "diagnostics": 0},
+            told_to | {"remote-diagnostics": 1},
+            told_to | {"state": "up"},
+        )
+    )
+    assert (closed_there, as_the_rfc_has_it, closed_here) == ("remote-adm-down", "remote-adm-down", "adm-down")
+    assert (lost, up) == ("down", "up"), "whoever has lost us says so"
+
+    for state, words in ((closed_there, "by the switch"), (closed_here, "here")):
+        for before in ("up", "down", None):
+            news = admin_down_news("p1", before, state)
+            assert news is not None
+            assert (news.kind, news.alarm, news.uplink) == ("bfd_admin_down", True, "p1")
+            assert words in news.reason
+        assert admin_down_news("p1", state, state) is None, "said once"
+        opened = admin_down_news("p1", state, "up")
+        assert (opened.kind, opened.alarm) == ("bfd_opened", False)
+    for before, state in (("up", "down"), ("down", "up"), (None, "up"), ("adm-down", None)):
+        assert admin_down_news("p1", before, state) is None
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (("adm-down", "up"), "up"),
+        (("adm-down", "down"), "down"),
+        (("adm-down", "remote-adm-down"), "adm-down"),
+        (("remote-adm-down",), "remote-adm-down"),
+        ((), None),
+    ],
+)
+def test_the_sessions_of_an_uplink_taken_together(states, expected) -> None:
+    assert combined(states) == expected
 
 
 def test_sessions_over_several_hops_say_nothing_of_an_uplink() -> None:

@@ -89,7 +89,7 @@ class FastPathMachine(RuleBasedStateMachine):
         self.apply(self.core.some_routes({destination: route}, self.now_s))
         assert set(self.table) <= before, "a route of FRR never makes an override"
 
-    @rule(name=uplinks, state=st.sampled_from(["up", "down", "init", "adm-down", None]))
+    @rule(name=uplinks, state=st.sampled_from(["up", "down", "init", "adm-down", "remote-adm-down", None]))
     def session_changes(self, name, state):
         if not self.seeing:
             return
@@ -276,3 +276,13 @@ FastPathMachine.TestCase.settings = GroupedMachine.TestCase.settings = settings(
 )
 TestFastPath = FastPathMachine.TestCase
 TestManyDestinations = GroupedMachine.TestCase
+
+
+def test_a_destination_that_is_overridden_for_two_uplinks_is_not_told_as_released_with_the_first() -> None:
+    state = GroupedMachine()
+    state.begin(found={}, up=False)
+    state.all_is_well(hops=[11, 12, 13])
+    for name in ("p1", "p2", "p2"):
+        state.switch_closes_its_session(name=name)
+    state.all_is_well(hops=[11, 13])
+    state.the_table_is_what_the_core_believes()

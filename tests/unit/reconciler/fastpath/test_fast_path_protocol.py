@@ -19,10 +19,14 @@ from services.reconciler.fastpath.protocol import (
     Verdict,
     decode,
     encode,
+    receiver_tag,
+    seal,
 )
 
 KEY = b"sixteen bytes or more"
-FAULT = PeerMessage(Kind.FAULT, 7, 1, "10.255.0.1", "10.255.0.101")
+OURS, THEIRS = "10.255.0.1", "10.255.0.2"
+FAULT = PeerMessage(Kind.FAULT, 7, 1, OURS, "10.255.0.101")
+TAG = receiver_tag(KEY, THEIRS)
 addresses = st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map(str)
 messages = st.builds(
     PeerMessage,
@@ -36,34 +40,39 @@ messages = st.builds(
 
 @given(messages)
 def test_a_message_survives_the_wire(message) -> None:
-    data = encode(message, KEY)
-    found = decode(data, message.sender, KEY)
+    data = encode(message, KEY, THEIRS)
+    found = decode(data, message.sender, KEY, TAG)
 
-    assert len(data) == SIZE == 76
+    assert len(data) == SIZE == 84
     # ::ffff:0:0/96 is how IPv4 stands in sixteen bytes: such an IPv6 address comes back as IPv4, from another sender.
     assert found == message or message.sender.startswith("::ffff:")
 
 
 @given(messages, st.integers(0, SIZE - 1), st.integers(1, 255))
 def test_any_changed_byte_is_noticed(message, position, change) -> None:
-    data = bytearray(encode(message, KEY))
+    data = bytearray(encode(message, KEY, THEIRS))
     data[position] ^= change
 
-    assert isinstance(decode(bytes(data), message.sender, KEY), Refusal)
+    assert isinstance(decode(bytes(data), message.sender, KEY, TAG), Refusal)
 
 
-@given(st.binary(max_size=200))
-def test_noise_is_refused(data) -> None:
-    assert isinstance(decode(data, "10.255.0.1", KEY), Refusal)
+@given(st.binary(max_size=200), st.booleans())
+def test_noise_is_refused(data, tagged) -> None:
+    assert isinstance(decode(TAG + data if tagged else data, OURS, KEY, TAG), Refusal)
 
 
-def test_of_another_key_or_another_source() -> None:
-    assert decode(encode(FAULT, b"another key of the kind"), FAULT.sender, KEY) is Refusal.FORGED
-    assert decode(encode(FAULT, KEY), "10.255.0.2", KEY) is Refusal.SPOOFED
-    assert decode(encode(FAULT, KEY)[:-1], FAULT.sender, KEY) is Refusal.MALFORMED
+def test_of_another_key_or_another_source_or_version_or_to_another_host() -> None:
+    good = encode(FAULT, KEY, THEIRS)
+    assert decode(good, OURS, KEY, TAG) == FAULT
+    assert decode(TAG + seal(FAULT, b"another key of the kind"), OURS, KEY, TAG) is Refusal.FORGED
+    assert decode(good, THEIRS, KEY, TAG) is Refusal.SPOOFED
+    assert decode(good[:-1], OURS, KEY, TAG) is Refusal.MALFORMED
+    assert decode(good, OURS, KEY, receiver_tag(KEY, "10.255.0.3")) is Refusal.MALFORMED
+    # magic (4 bytes) after the tag (8 bytes): the version is byte 12.
+    assert decode(good[:12] + b"\x03" + good[13:], OURS, KEY, TAG) is Refusal.VERSION
 
 
-def test_a_number_counts_once_and_an_old_start_never_again() -> None:
+def test_a_number_counts_once_and_an_earlier_start_never_again() -> None:
     guard = ReplayGuard()
 
     assert guard.judge(FAULT) is Verdict.NEW
@@ -71,7 +80,9 @@ def test_a_number_counts_once_and_an_old_start_never_again() -> None:
     assert guard.judge(FAULT._replace(number=3)) is Verdict.NEW
     assert guard.judge(FAULT._replace(number=2)) is Verdict.NEW, "overtaken on its way"
     assert guard.judge(FAULT._replace(boot=8)) is Verdict.NEW, "a new start"
-    assert guard.judge(FAULT._replace(number=9)) is Verdict.REPLAYED, "of the start before"
+    assert guard.judge(FAULT._replace(number=9)) is Verdict.STALE, "of the start before"
+    assert guard.judge(FAULT._replace(boot=6, number=9)) is Verdict.STALE, "of a start that was never heard"
+    assert guard.judge(FAULT._replace(boot=8, number=2)) is Verdict.NEW, "the latest one goes on"
     assert guard.judge(FAULT._replace(sender="10.255.0.2")) is Verdict.NEW, "another host"
 
 
@@ -125,13 +136,18 @@ def link(wire):
 
 
 def ack(number, sender):
-    return encode(PeerMessage(Kind.ACK, 7, number, sender, "10.255.0.101"), KEY), (sender, 4799)
+    return encode(PeerMessage(Kind.ACK, 7, number, sender, "10.255.0.101"), KEY, OURS), (sender, 4799)
+
+
+def sent_by_us(wire):
+    """What was sent, by receiver: each datagram has its receiver's tag."""
+    return [(to, decode(data, OURS, KEY, receiver_tag(KEY, to))) for data, to in wire.sent]
 
 
 def test_a_fault_is_told_until_each_has_acknowledged(link, wire) -> None:
     made = link.tell("10.255.0.101", ["10.255.0.2", "10.255.0.1", "10.255.0.3"], noticed_s=9.999, now_s=10)
     assert [to for _, to in wire.sent] == ["10.255.0.2", "10.255.0.3"], "not to itself"
-    assert {decode(data, "10.255.0.1", KEY) for data, _ in wire.sent} == {FAULT}
+    assert {message for _, message in sent_by_us(wire)} == {FAULT}
 
     wire.waiting.append(ack(1, "10.255.0.2"))
     assert link.receive(10.001) == []
@@ -177,7 +193,7 @@ def test_more_faults_than_can_be_followed_are_told_once(link, wire) -> None:
 
 def test_acknowledgements_of_others_or_of_another_start_count_nothing(link, wire) -> None:
     made = link.tell("10.255.0.101", ["10.255.0.2"], noticed_s=10, now_s=10)
-    stale = encode(PeerMessage(Kind.ACK, 6, 1, "10.255.0.2", "10.255.0.101"), KEY)
+    stale = encode(PeerMessage(Kind.ACK, 6, 1, "10.255.0.2", "10.255.0.101"), KEY, OURS)
     wire.waiting += [(stale, ("10.255.0.2", 4799)), ack(2, "10.255.0.2"), ack(1, "10.255.0.9")]
     link.receive(10.001)
 
@@ -186,23 +202,47 @@ def test_acknowledgements_of_others_or_of_another_start_count_nothing(link, wire
 
 def test_a_fault_of_another_is_given_once_and_answered_when_it_was_acted_upon(link, wire) -> None:
     theirs = FAULT._replace(sender="10.255.0.2", boot=99)
-    wire.waiting += [(encode(theirs, KEY), ("10.255.0.2", 4799))] * 2
+    wire.waiting += [(encode(theirs, KEY, OURS), ("10.255.0.2", 4799))] * 2
 
     assert link.receive(10) == [Fault("10.255.0.2", "10.255.0.101")]
     assert wire.sent == []
-    link.acknowledge()
-    answers = [decode(data, "10.255.0.1", KEY) for data, _ in wire.sent]
-    assert answers == [theirs._replace(kind=Kind.ACK, sender="10.255.0.1")] * 2
+    link.answer()
+    assert sent_by_us(wire) == [("10.255.0.2", theirs._replace(kind=Kind.ACK, sender=OURS))] * 2
     assert link.counts["repeated"] == 1
 
 
-def test_a_replay_is_not_answered(link, wire) -> None:
-    for boot in (1, 2, 1):
-        wire.waiting.append((encode(FAULT._replace(sender="10.255.0.2", boot=boot), KEY), ("10.255.0.2", 4799)))
-        link.receive(10)
-    link.acknowledge()
+def test_an_earlier_start_is_told_which_one_is_known_and_too_old_a_number_nothing(link, wire) -> None:
+    theirs = FAULT._replace(sender=THEIRS, boot=9, number=100)
+    for message in (theirs, theirs._replace(boot=3), theirs._replace(number=1)):
+        wire.waiting.append((encode(message, KEY, OURS), (THEIRS, 4799)))
+    assert link.receive(10) == [Fault(THEIRS, "10.255.0.101")]
+    link.answer()
 
-    assert (len(wire.sent), link.counts["replayed"]) == (2, 1)
+    kinds = [(message.kind, message.boot, message.number) for _, message in sent_by_us(wire)]
+    assert kinds == [(Kind.ACK, 9, 100), (Kind.STALE, 9, 100)]
+    assert (link.counts["stale"], link.counts["replayed"]) == (1, 1)
+
+
+def test_who_is_told_of_a_later_start_goes_on_as_of_one_later_still(link, wire) -> None:
+    link.tell("10.255.0.101", [THEIRS, "10.255.0.3"], noticed_s=10, now_s=10)
+    wire.sent.clear()
+
+    def refusal(boot, number=1, sender=THEIRS):
+        return encode(PeerMessage(Kind.STALE, boot, number, sender, "10.255.0.101"), KEY, OURS), (sender, 4799)
+
+    # Not lower, not of a fault that nobody was told of, not from a host that was not told: recorded, or of no use.
+    wire.waiting += [refusal(5), refusal(70, number=2), refusal(70, sender="10.255.0.9")]
+    link.receive(10)
+    assert {message.boot for _, message in sent_by_us(wire)} <= {7}
+
+    wire.sent.clear()
+    wire.waiting.append(refusal(70))
+    link.receive(10)
+    link.send_due(10 + REPEAT_S)
+    boots = {message.boot for _, message in sent_by_us(wire)}
+    assert [to for to, _ in sent_by_us(wire)] == [THEIRS, THEIRS, "10.255.0.3"], "at once, then the next round"
+    assert len(boots) == 1
+    assert boots.pop() > 70
 
 
 def test_a_socket_that_cannot_send_is_no_matter(link, wire, monkeypatch) -> None:

@@ -108,13 +108,18 @@ def test_answers_of_frr():
         "0.0.0.0/0": "nonsense",
     }
     assert read_routes(routes) == {"10.255.0.2/32": ("p1",)}
+    told_to = "neighbor signaled session down"
     peers = [
         {"peer": "fe80::1", "interface": "p1", "status": "up"},
         {"peer": "192.0.2.2", "status": "down"},
         {"peer": "10.255.0.9", "status": "up", "multihop": True},
         {"peer": "fe80::2", "interface": "p2", "status": "shutdown"},
+        # As FRR 8.4.4 says it where the other side was shut down, and where that has lost us.
+        {"interface": "p3", "status": "down", "diagnostic": told_to, "remote-diagnostic": "ok"},
+        {"interface": "p4", "status": "down", "diagnostic": told_to, "remote-diagnostic": "control detection expired"},
     ]
-    assert read_sessions(peers) == Sessions(frozenset({"p1"}), frozenset({"192.0.2.2"}))
+    closed = ("BFD on p2 was closed administratively here", "BFD on p3 was closed administratively by the switch")
+    assert read_sessions(peers) == Sessions(frozenset({"p1"}), frozenset({"192.0.2.2", "p4"}), closed)
     for read in (read_routes, read_sessions):
         with pytest.raises(FrrError):
             read("% nothing")

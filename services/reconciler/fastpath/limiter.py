@@ -1,0 +1,104 @@
+"""How many datagrams of a source are looked at: token buckets, before any byte is decoded or any HMAC is made. Pure.
+
+A host sends at most 8 repeats of a fault and as many acknowledgements, and the damper lets it have 3 faults of an
+uplink within 10 s: so a host's own bucket is never empty. A source whose bucket is empty is denied for a second, in the
+kernel (`packet_filter`). A second bucket, for all sources together, bounds what a flood of many sources costs.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+SOURCE_BURST: Final = 256.0
+SOURCE_PER_S: Final = 64.0
+DENIED_S: Final = 1.0
+TOTAL_BURST: Final = 8_192.0
+"""A switch that dies is told of by every host at once, and each acknowledges: twice 500, and repeats."""
+TOTAL_PER_S: Final = 2_000.0
+PAUSE_S: Final = 0.01
+MOST_DENIED: Final = 64
+_MOST_SOURCES: Final = 1_024
+_TOLD_AGAIN_S: Final = 60.0
+
+
+class Bucket:
+    """Tokens that come back with time."""
+
+    __slots__ = ("_at_s", "_burst", "_per_s", "_tokens")
+
+    def __init__(self, burst: float, per_s: float, now_s: float) -> None:
+        self._burst, self._per_s = burst, per_s
+        self._tokens, self._at_s = burst, now_s
+
+    def take(self, now_s: float) -> bool:
+        """Take one; False: there is none."""
+        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Denied(NamedTuple):
+    """A source that was denied."""
+
+    source: str
+    reason: str
+
+
+class SourceLimiter:
+    """The buckets of all sources, and who is denied."""
+
+    def __init__(self, now_s: float) -> None:
+        self._buckets: dict[str, Bucket] = {}
+        """By source, the one that was used last at the end."""
+        self._total = Bucket(TOTAL_BURST, TOTAL_PER_S, now_s)
+        self._told_s: dict[str, float] = {}
+        self.denied: dict[str, float] = {}
+        """Until when, by source; the first one ends first."""
+        self.changes = 0
+        """How often `denied` has changed."""
+        self.paused_until_s = 0.0
+        """Nobody is read from until then."""
+        self.news: list[Denied] = []
+        """Sources that were denied, each at most once a minute; for whoever reads this to clear."""
+
+    def allow(self, source: str, now_s: float) -> bool:
+        """Whether a datagram of this source is looked at."""
+        if source in self.denied:
+            return False
+        if not self._total.take(now_s):
+            self.paused_until_s = now_s + PAUSE_S
+            return False
+        bucket = self._buckets.pop(source, None) or Bucket(SOURCE_BURST, SOURCE_PER_S, now_s)
+        self._buckets[source] = bucket
+        if len(self._buckets) > _MOST_SOURCES:
+            del self._buckets[next(iter(self._buckets))]
+        if bucket.take(now_s):
+            return True
+        self._deny(source, now_s)
+        return False
+
+    def _deny(self, source: str, now_s: float) -> None:
+        self.denied[source] = now_s + DENIED_S
+        self.changes += 1
+        if len(self.denied) > MOST_DENIED:
+            del self.denied[next(iter(self.denied))]
+        if now_s >= self._told_s.pop(source, -_TOLD_AGAIN_S) + _TOLD_AGAIN_S:
+            rate = f"more than {SOURCE_BURST:g} datagrams at once, and {SOURCE_PER_S:g} a second"
+            self.news.append(Denied(source, f"{source} sends {rate}: dropped for {DENIED_S:g} s at a time"))
+            self._told_s[source] = now_s
+        if len(self._told_s) > _MOST_SOURCES:
+            del self._told_s[next(iter(self._told_s))]
+
+    @property
+    def due_s(self) -> float:
+        """When `expire` has something to do."""
+        return next(iter(self.denied.values()), float("inf"))
+
+    def expire(self, now_s: float) -> None:
+        """Listen again to those whose time is over."""
+        for source in [source for source, until_s in self.denied.items() if now_s >= until_s]:
+            del self.denied[source]
+            self.changes += 1

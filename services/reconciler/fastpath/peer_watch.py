@@ -1,0 +1,52 @@
+"""When the other hosts' datagrams are read: as they come, but for pauses where too many come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.reconciler.fastpath.peers import Announcement, Fault, PeerLink
+from services.reconciler.fastpath.poller import Poller
+
+
+class PeerWatch:
+    """A `PeerLink` in a poller."""
+
+    def __init__(self, link: PeerLink, poller: Poller, on_readable: Callable[[], None]) -> None:
+        """Begin to watch.
+
+        Args:
+            link: the socket.
+            poller: that calls back.
+            on_readable: called when there is something to `read`.
+        """
+        self.link = link
+        self._poller, self._on_readable = poller, on_readable
+        self._paused = False
+        poller.watch(link, on_readable)
+
+    @property
+    def due_s(self) -> float:
+        """When `turn` has something to do."""
+        due_s = min(self.link.due_s, self.link.limit_due_s)
+        return min(due_s, self.link.paused_until_s) if self._paused else due_s
+
+    def read(self, now_s: float) -> list[Fault]:
+        """Faults that are new; see `PeerLink.receive`."""
+        faults = self.link.receive(now_s)
+        if now_s < self.link.paused_until_s and not self._paused:
+            self._paused = True
+            self._poller.unwatch(self.link)
+        return faults
+
+    def turn(self, now_s: float) -> list[Announcement]:
+        """Send what is due, end pauses that are over; returns announcements that have come to their end."""
+        if self._paused and now_s >= self.link.paused_until_s:
+            self._paused = False
+            self._poller.watch(self.link, self._on_readable)
+        self.link.lift_limits(now_s)
+        return self.link.send_due(now_s)
+
+    def state(self) -> dict[str, object]:
+        """Counts of datagrams, and the sources that are denied now."""
+        self.link.count_dropped()
+        return {"peers": dict(self.link.counts), "denied": self.link.denied_now}

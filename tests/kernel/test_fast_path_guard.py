@@ -1,0 +1,142 @@
+"""An override does not outlive its fast path: a reconciler empties the table of one that is frozen or killed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from schemas.network import RouteKind
+from schemas.streams import ROUTE_STREAM
+from services._runtime.app import run_in_process
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.cli.lab.companions import fast_path_is_at_work
+from services.reconciler.service import Reconciler
+from services.reconciler.settings import ReconcilerSettings
+from tests.support.deadline import until
+from tests.support.fast_path_lab import HostNamespace
+from tests.support.fast_path_process import fast_path_in_a_group
+
+pytestmark = [pytest.mark.netns, pytest.mark.root]
+H2, H3 = "10.255.0.2", "10.255.0.3"
+WITHIN_S = 10.0
+"""Ten times the second that is promised; measured: 0.75 s."""
+
+
+@pytest.fixture
+def host():
+    made = HostNamespace(1)
+    made.start()
+    for destination in (H2, H3):
+        made.frr_route(destination, "p1", "p2")
+    yield made
+    made.stop()
+
+
+@asynccontextmanager
+async def reconciler_of(host, tmp_path):
+    """A reconciler of the same namespace, in this process; what it tells."""
+    broker, events = MemoryBroker(), []
+
+    async def take(delivery):
+        events.append(delivery.message)
+
+    theirs, ours = MemoryBus(broker), MemoryBus(broker)
+    await ours.consume(ROUTE_STREAM, "test", take)
+    values = {"node": "n1", "netns": host.name, "state_directory": tmp_path / "state", "path_audit": "off"}
+    async with run_in_process(Reconciler, ReconcilerSettings.load({}, **values), theirs):
+        yield events
+    for bus in (theirs, ours):
+        await bus.close(1.0)
+
+
+async def overridden(host):
+    """Wait for a fast path that sees, and have it override."""
+    await until(lambda: fast_path_is_at_work(host.name) and host.bfdd.subscribers, within_s=30, what="a fast path")
+    host.bfdd.change("p1", "down")
+    await until(lambda: host.overrides() == {H2: ["p2"], H3: ["p2"]}, within_s=10, what="overrides")
+
+
+async def emptied(host, events, what):
+    """Wait for an empty table, and for what is told of it."""
+    began_s = time.monotonic()
+    await until(lambda: not host.overrides() and not host.rules(), within_s=WITHIN_S, what="an empty table")
+    figure = f"{what}: emptied after {time.monotonic() - began_s:.2f} s"
+    print(figure)  # noqa: T201 - for whoever measures, with pytest -s
+    assert "dev p" in host.ip("route", "get", H2), "FRR's route stands"
+    await until(lambda: silent(events), what="a fact")
+    (event,) = silent(events)
+    assert (event.kind, event.source, event.alarm) == (RouteKind.RELEASE, "guard", True)
+    assert {event.destination, *event.also} == {H2, H3}
+    assert "no sign of life" in event.reason
+
+
+def silent(events):
+    return [event for event in events if event.cause == "fast_path_silent"]
+
+
+async def answers_again(host):
+    """The fast path has noticed, and answers the next fault."""
+    await until(host.rules, within_s=10, what="its rule again")
+    host.bfdd.change("p1", "up")
+    host.bfdd.change("p2", "down")
+    await until(lambda: host.overrides() == {H2: ["p1"], H3: ["p1"]}, within_s=10, what="new overrides")
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen"])
+async def test_all_its_processes_stand_still(host, tmp_path, how) -> None:
+    async with reconciler_of(host, tmp_path) as events:
+        with fast_path_in_a_group(host, tmp_path / "state") as group:
+            await overridden(host)
+            assert len(group.pids()) == 3
+            if how == "stopped":
+                group.signal(signal.SIGSTOP)
+            else:
+                group.freeze(on=True)
+            await emptied(host, events, how)
+            if how == "stopped":
+                group.signal(signal.SIGCONT)
+            else:
+                group.freeze(on=False)
+            await answers_again(host)
+            assert len(silent(events)) == 1, "nobody empties what a living one has written"
+
+
+async def test_all_its_processes_are_killed(host, tmp_path) -> None:
+    async with reconciler_of(host, tmp_path) as events:
+        with fast_path_in_a_group(host, tmp_path / "state") as group:
+            await overridden(host)
+            group.kill_at_once()
+            await emptied(host, events, "killed")
+        before = host.bfdd.subscribers
+        with fast_path_in_a_group(host, tmp_path / "state"):
+            await until(lambda: host.bfdd.subscribers > before, within_s=30, what="the next one")
+            await answers_again(host)
+
+
+async def test_a_reconciler_that_begins_after_its_end(host, tmp_path) -> None:
+    with fast_path_in_a_group(host, tmp_path / "state") as group:
+        await overridden(host)
+        group.kill_at_once()
+    assert host.overrides() == {H2: ["p2"], H3: ["p2"]}, "without a reconciler nobody empties it"
+    async with reconciler_of(host, tmp_path) as events:
+        await emptied(host, events, "found")
+
+
+async def test_one_that_is_slow_for_a_moment_keeps_its_overrides(host, tmp_path) -> None:
+    """It stands still for a tenth of what its watchdog and the reconciler wait for."""
+    async with reconciler_of(host, tmp_path) as events:
+        with fast_path_in_a_group(host, tmp_path / "state", watchdog_silence_s="5") as group:
+            await overridden(host)
+            for _ in range(4):
+                group.freeze(on=True)
+                began_s = time.monotonic()
+                await until(lambda began_s=began_s: time.monotonic() > began_s + 0.5, what="half a second")
+                group.freeze(on=False)
+                await until(lambda began_s=began_s: time.monotonic() > began_s + 1.0, what="half a second more")
+            assert host.overrides() == {H2: ["p2"], H3: ["p2"]}
+            assert host.rules()
+            assert not silent(events)
