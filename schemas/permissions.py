@@ -47,6 +47,8 @@ from schemas.subjects import (
     RECONCILER_DIFF,
     RECONCILER_RULES,
     RECONCILER_STATE,
+    REPLICA_EXPLAIN,
+    REPLICA_STATE,
     ROUTE_EVENTS,
     Subject,
     SubjectTemplate,
@@ -89,6 +91,8 @@ READ_ONLY: Final = (
     RECONCILER_STATE,
     RECONCILER_DIFF,
     RECONCILER_RULES,
+    REPLICA_EXPLAIN,
+    REPLICA_STATE,
 )
 """Questions that change nothing: an observer may ask them. (`advisor.predict` and `.rank` leave a fact behind.)"""
 

@@ -49,7 +49,7 @@ class AppState(Message):
     """Part of what is held: the nodes' reserves."""
     epoch: int = 0
     owner: str = ""
-    """The allocator replica that decides for it; empty: nobody at present."""
+    """The allocator replica that decides for it; empty: nobody at present. Only it knows containers and pools."""
     containers: tuple[ContainerState, ...]
 
 
@@ -96,6 +96,8 @@ class ExplainReply(Message):
     app: str
     summary: str
     decisions: tuple[Explanation, ...]
+    owner: str = ""
+    """Not empty: another replica decides for it; ask that one (`cmd.replica_explain`)."""
 
 
 class QueryError(Message):

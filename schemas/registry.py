@@ -130,11 +130,11 @@ CHANNELS: Final = (
         "a container's memory near or at its limit: grants, refusals, releases, kills",
     ),
     Channel(
-        REPLICA_STATE, StateRequest, Delivery.REQUEST, ("allocator",), ("allocator",),
+        REPLICA_STATE, StateRequest, Delivery.REQUEST, ("cli",), ("allocator",),
         "what one replica knows of the applications that it owns", reply=StateReply, title="ReplicaState",
     ),
     Channel(
-        REPLICA_EXPLAIN, ExplainRequest, Delivery.REQUEST, ("allocator",), ("allocator",),
+        REPLICA_EXPLAIN, ExplainRequest, Delivery.REQUEST, ("cli",), ("allocator",),
         "why limits are what they are, from the replica that decided", reply=ExplainReply, title="ReplicaExplain",
     ),
     Channel(

@@ -1,8 +1,7 @@
-"""Answers to `allocator.state` and `allocator.explain`: any replica answers, and asks the owners for what is theirs."""
+"""Answers to `allocator.state` and `allocator.explain`: any replica says whose an application is, its owner more."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict, deque
 
 import numpy as np
@@ -19,8 +18,7 @@ from schemas.queries import (
     StateReply,
     StateRequest,
 )
-from schemas.subjects import REPLICA_EXPLAIN, REPLICA_STATE
-from services._runtime.bus import Bus, BusError, Delivery, RequestRefusedError
+from services._runtime.bus import Delivery
 from services._runtime.clock import Clock, monotonic_ns
 from services.allocator.core import ledger
 from services.allocator.core.allocation import Allocation
@@ -29,17 +27,14 @@ from services.allocator.replicas import Replicas
 
 REMEMBERED_STEPS = 600
 """Steps with changes per application: a minute at one per period."""
-ASK_S = 1.0
-"""For another replica's answer."""
 
 
 class Queries:
     """Reads the allocation and remembers recent decisions; changes nothing."""
 
-    def __init__(self, allocation: Allocation, replicas: Replicas, bus: Bus, clock: Clock) -> None:
+    def __init__(self, allocation: Allocation, replicas: Replicas, clock: Clock) -> None:
         self._allocation = allocation
         self._replicas = replicas
-        self._bus = bus
         self._clock = clock
         self._history: defaultdict[str, deque[LimitDecisions]] = defaultdict(lambda: deque(maxlen=REMEMBERED_STEPS))
 
@@ -55,7 +50,7 @@ class Queries:
     # -- of anyone -----------------------------------------------------------------------------------------------
 
     async def state(self, delivery: Delivery) -> Message:
-        """Applications, containers, limits and pools, whoever owns them."""
+        """Applications with containers, limits and pools; of those of other replicas only the owner."""
         request = delivery.message
         if not isinstance(request, StateRequest):
             return _wrong(request)
@@ -64,41 +59,28 @@ class Queries:
             return self._unknown(request.app)
         names = [request.app] if request.app is not None else sorted(specs)
         states = self._own_states(names)
-        elsewhere = {self._replicas.owner(name) for name in names if name not in states} - {"", self._replicas.id}
-        for reply in await asyncio.gather(*(self._ask(owner, request) for owner in sorted(elsewhere))):
-            states |= {state.spec.name: state for state in reply}
-        if request.app is not None and request.app not in states:
+        if request.app is not None and not states and self._owner_elsewhere(request.app) == "":
             return _ownerless(request.app)
-        return self._reply([states.get(name) or self._ownerless_state(name) for name in names if name in specs])
+        return self._reply([states.get(name) or self._state_elsewhere(name) for name in names])
 
     async def explain(self, delivery: Delivery) -> Message:
-        """Why an application's limits are what they are, whoever owns it."""
+        """Why an application's limits are what they are, or who else knows."""
         request = delivery.message
         if not isinstance(request, ExplainRequest):
             return _wrong(request)
         if request.app not in self._allocation.roster.specs:
             return self._unknown(request.app)
-        owner = self._replicas.owner(request.app)
-        if owner == self._replicas.id:
+        if self._replicas.owner(request.app) == self._replicas.id:
             return await self.own_explain(delivery)
+        owner = self._owner_elsewhere(request.app)
         if not owner:
             return _ownerless(request.app)
-        try:
-            subject = REPLICA_EXPLAIN.subject(self._bus.root, replica=owner)
-            return await self._bus.request(subject, request, timeout_s=ASK_S)
-        except RequestRefusedError:
-            raise
-        except BusError:
-            return _ownerless(request.app)
+        return ExplainReply(app=request.app, summary=f"{owner} decides for it", decisions=(), owner=owner)
 
-    async def _ask(self, owner: str, request: StateRequest) -> tuple[AppState, ...]:
-        """Another replica's applications; none where it does not answer."""
-        try:
-            subject = REPLICA_STATE.subject(self._bus.root, replica=owner)
-            reply = await self._bus.request(subject, request, timeout_s=ASK_S)
-        except BusError:
-            return ()
-        return reply.apps if isinstance(reply, StateReply) else ()
+    def _owner_elsewhere(self, app: str) -> str:
+        """Another replica that decides for an application, so far as is known; empty: none."""
+        owner = self._replicas.owner(app)
+        return "" if owner == self._replicas.id else owner
 
     # -- of this replica -----------------------------------------------------------------------------------------
 
@@ -151,10 +133,11 @@ class Queries:
         known = ", ".join(sorted(self._allocation.roster.specs)) or "none"
         return QueryError(code=404, message=f"no application {app!r} is announced (announced: {known})")
 
-    def _ownerless_state(self, app: str) -> AppState:
+    def _state_elsewhere(self, app: str) -> AppState:
         spec = self._allocation.roster.specs[app]
         limits = {"cpu_free_us": spec.cpu_limit_us, "memory_free_bytes": int(spec.memory_limit)}
-        return AppState(spec=spec, cpu_held_us=0, memory_held_bytes=0, containers=(), **limits)
+        owner = self._owner_elsewhere(app)
+        return AppState(spec=spec, cpu_held_us=0, memory_held_bytes=0, owner=owner, containers=(), **limits)
 
     def _app_state(self, app: str) -> AppState:
         allocation = self._allocation

@@ -50,7 +50,7 @@ class Allocator:
         self._replicas = Replicas(runtime, Callbacks(self._own, self._disown))
         self._intake = Intake(self._bus, self._step, self._take_request, lambda: allocation.roster.group_count)
         self._orders = Orders(runtime, allocation, self._moment, self._after_replies)
-        self._queries = Queries(allocation, self._replicas, self._bus, self._clock)
+        self._queries = Queries(allocation, self._replicas, self._clock)
         self._subscriptions: list[Subscription] = []
         self._reclaimed_s = self._fenced_s = self._paused_s = self._clock.monotonic()
         self.changes = 0

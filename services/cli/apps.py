@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from schemas.apps import AppSpec
-from schemas.queries import AppState, StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
+from schemas.queries import AppState
 from schemas.streams import APPS
-from services.cli.connection import ContextOption, ServerOption, connected, find_server, query
+from services.cli.allocators import allocator_state
+from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.failure import UnavailableError
 from services.cli.output import format_bytes, format_cores, print_json, print_note, stdout_console
 
@@ -55,7 +55,7 @@ async def _gather(options: Any) -> tuple[dict[str, AppSpec], dict[str, AppState]
         broken = sorted(key for key, entry in entries.items() if not isinstance(entry.message, AppSpec))
         trouble = f"unreadable entries in the store: {', '.join(broken)}" if broken else ""
         try:
-            reply = await query(bus, ALLOCATOR_STATE, StateRequest(), StateReply)
+            reply = await allocator_state(bus)
         except UnavailableError as error:
             return specs, {}, str(error)
         return specs, {app.spec.name: app for app in reply.apps}, trouble

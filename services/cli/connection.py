@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
@@ -145,14 +145,24 @@ async def query(bus: Bus, endpoint: Endpoint, request: Message, reply_type: type
         CommandError: the service says that the request cannot be served (an unknown application, say).
     """
     subject = endpoint.template.subject(bus.root)
+    return await answered(endpoint.service, bus.request(subject, request, timeout_s=QUERY_TIMEOUT_S), reply_type)
+
+
+async def answered(service: str, asking: Awaitable[Message], reply_type: type[ReplyT]) -> ReplyT:
+    """The answer to a question to a service.
+
+    Raises:
+        UnavailableError: nobody answers.
+        CommandError: the service says that the request cannot be served (an unknown application, say).
+    """
     try:
-        reply = await bus.request(subject, request, timeout_s=QUERY_TIMEOUT_S)
+        reply = await asking
     except NoResponderError as error:
-        raise UnavailableError(f"no {endpoint.service} answers: `turnbuckle up` starts one") from error
+        raise UnavailableError(f"no {service} answers: `turnbuckle up` starts one") from error
     except RequestTimeoutError as error:
-        raise UnavailableError(f"the {endpoint.service} did not answer within {QUERY_TIMEOUT_S:g} s") from error
+        raise UnavailableError(f"the {service} did not answer within {QUERY_TIMEOUT_S:g} s") from error
     except RequestRefusedError as error:
         raise CommandError(str(error)) from error
     if not isinstance(reply, reply_type):
-        raise CommandError(f"the {endpoint.service} answered with {reply.type_name}: are the versions the same?")
+        raise CommandError(f"the {service} answered with {reply.type_name}: are the versions the same?")
     return reply

@@ -14,13 +14,13 @@ from rich.markup import escape
 
 from schemas.codec import to_plain
 from schemas.queries import ExplainReply, ExplainRequest, Explanation
-from schemas.registry import ALLOCATOR_EXPLAIN
 from schemas.streams import CONTAINER_STREAM, OOM_STREAM
 from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS
 from services._runtime.bus import Delivery
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_history import read_stored
-from services.cli.connection import ContextOption, ServerOption, connected, find_server, query
+from services.cli.allocators import allocator_explain
+from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.failure import CommandError
 from services.cli.memory_history import MemoryHistory
 from services.cli.output import format_bytes, format_cores, print_json, print_note, stdout_console
@@ -93,7 +93,7 @@ async def _ask(request: ExplainRequest, since_s: float, options: Any) -> Answer:
     async with connected(options) as bus:
         await _read_history(bus, request.app, since_s, history)
         try:
-            return Answer(await query(bus, ALLOCATOR_EXPLAIN, request, ExplainReply), history)
+            return Answer(await allocator_explain(bus, request), history)
         except CommandError as error:
             # Afterwards, the application may be gone, or nobody decides for it: what is stored answers all the same.
             if not history.events:

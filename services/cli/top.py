@@ -11,11 +11,10 @@ import typer
 from rich.live import Live
 
 from schemas.apps import AppSpec
-from schemas.queries import StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from services._runtime.bus import Entry
-from services.cli.connection import ContextOption, ServerOption, connected, find_server, query
+from services.cli.allocators import allocator_state
+from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.failure import CommandError
 from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
@@ -72,7 +71,7 @@ async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool)
     async with connected(options) as bus:
         await follow(bus, lambda: (state,), app)
         with suppress(CommandError):  # no allocator: the pools become known with its first decision
-            reply = await query(bus, ALLOCATOR_STATE, StateRequest(app=app), StateReply)
+            reply = await allocator_state(bus, app)
             for item in reply.apps:
                 state.seed(item)
 

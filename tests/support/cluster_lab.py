@@ -20,7 +20,6 @@ from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions
 from schemas.message import Message
 from schemas.queries import AppState, StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_DECISIONS, Subject
 from services._runtime.bus import Bus, Delivery
@@ -28,6 +27,7 @@ from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
 from services._runtime.nats_server import EmbeddedNats
+from services.cli.allocators import whole_state
 from tests.support import obedient_load
 from tests.support.cgroup_lab import wait_until
 from tests.support.http_health import ask
@@ -338,15 +338,13 @@ class ClusterLab:
 
     async def state(self, app: str) -> AppState:
         """The allocator's view of an application."""
-        subject = ALLOCATOR_STATE.template.subject(self.bus.root)
-        reply = await self.bus.request(subject, StateRequest(app=app), timeout_s=5)
+        reply = await whole_state(self.bus, StateRequest(app=app))
         assert isinstance(reply, StateReply)
         return reply.apps[0]
 
     async def states(self) -> dict[str, AppState]:
         """The allocators' view of all applications."""
-        subject = ALLOCATOR_STATE.template.subject(self.bus.root)
-        reply = await self.bus.request(subject, StateRequest(), timeout_s=5)
+        reply = await whole_state(self.bus, StateRequest())
         assert isinstance(reply, StateReply)
         return {state.spec.name: state for state in reply.apps}
 

@@ -13,8 +13,6 @@ from schemas.codec import CodecError, encode
 from schemas.limits import LimitDecisions
 from schemas.message import Message
 from schemas.network import NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
-from schemas.queries import StateReply, StateRequest
-from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import (
     APPS,
     CONTAINER_STREAM,
@@ -40,7 +38,7 @@ from services._runtime.bus_nats import NatsBus
 from services._runtime.clock import SystemClock
 from services._runtime.nats_history import read_stored
 from services._runtime.nats_tap import tap
-from services.cli.connection import query
+from services.cli.allocators import allocator_state
 from services.cli.console.hub import Hub, note
 from services.cli.failure import CommandError
 from services.cli.network import ask_node
@@ -116,9 +114,7 @@ class _Source:
             await asyncio.sleep(ASK_EVERY_S)
 
     async def _allocator(self) -> None:
-        await self._answer(
-            "allocator", lambda: query(self.bus, ALLOCATOR_STATE, StateRequest(), StateReply), lossy=True
-        )
+        await self._answer("allocator", lambda: allocator_state(self.bus), lossy=True)
 
     async def _network(self, node: str, *, rules: bool) -> None:
         async def state() -> NetworkStateReply:

@@ -11,8 +11,8 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.message import Message
 from schemas.oom import MemoryReply, MemoryRequest
-from schemas.queries import ExplainReply, ExplainRequest, StateReply, StateRequest
-from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
+from schemas.queries import ExplainRequest, StateRequest
+from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from schemas.subjects import MEMORY_REQUESTS
 from services._runtime.app import run_in_process
@@ -21,6 +21,8 @@ from services._runtime.bus_memory import MemoryBus
 from services._runtime.memory_broker import MemoryBroker
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
+from services.cli.allocators import allocator_explain, allocator_state
+from services.cli.failure import CommandError
 from tests.support.deadline import until
 
 MIB = 1 << 20
@@ -65,19 +67,18 @@ async def pair() -> AsyncIterator[Pair]:
 async def test_either_answers_for_all(pair):
     answering = set()
     for _ in range(20):
-        reply = await pair.ask(ALLOCATOR_STATE, StateRequest())
-        assert isinstance(reply, StateReply)
+        reply = await allocator_state(pair.bus)
         answering.add(reply.replica)
         owners = {allocator._replicas.id: held for allocator, held in zip(pair.allocators, pair.held, strict=True)}
         assert {state.spec.name for state in reply.apps} == set(NAMES)
         assert all(owners[state.owner][state.spec.name] == state.epoch for state in reply.apps)
         assert all(state.cpu_held_us + state.cpu_free_us == state.spec.cpu_limit_us for state in reply.apps)
         for app in NAMES:
-            one = await pair.ask(ALLOCATOR_STATE, StateRequest(app=app))
+            one = await allocator_state(pair.bus, app)
             assert [state.spec.name for state in one.apps] == [app]
-            told = await pair.ask(ALLOCATOR_EXPLAIN, ExplainRequest(app=app))
-            assert isinstance(told, ExplainReply)
-            assert told.app == app
+            told = await allocator_explain(pair.bus, ExplainRequest(app=app))
+            assert (told.app, told.owner) == (app, "")
+            assert "containers hold" in told.summary
     assert len(answering) == 2
 
 
@@ -87,14 +88,14 @@ async def test_where_the_owner_does_not_answer_an_application_is_listed_without_
     pair.buses[1].disconnect()  # it is still thought to own
 
     whole, *refusals = await asyncio.gather(
-        pair.ask(ALLOCATOR_STATE, StateRequest()),
-        pair.ask(ALLOCATOR_STATE, StateRequest(app=app)),
-        pair.ask(ALLOCATOR_EXPLAIN, ExplainRequest(app=app)),
+        allocator_state(pair.bus),
+        allocator_state(pair.bus, app),
+        allocator_explain(pair.bus, ExplainRequest(app=app)),
         return_exceptions=True,
     )
 
     assert [(state.owner, state.containers) for state in whole.apps if state.spec.name == app] == [("", ())]
-    assert [refusal.code for refusal in refusals] == [503, 503]
+    assert [type(refusal) for refusal in refusals] == [CommandError, CommandError]
     assert all("changing hands" in str(refusal) for refusal in refusals)
     await until(lambda: len(first._replicas.held) == len(NAMES), what="all taken over")
     assert second.not_ready() is not None
