@@ -37,6 +37,9 @@ class CfsBatch(ColumnarMessage):
     """When the sample was taken, ns since the epoch."""
     period_us: Annotated[int, Field(ge=1_000, le=1_000_000)]
     host_cpus: Annotated[int, Field(ge=1, le=65_536)]
+    inventory_complete: bool = True
+    """Whether every source of containers of the node (Docker Engine, container runtime, ...) has answered since the
+    agent's start, or timed out. False: a container that is not named here is not known to be gone."""
     reserve_given_bytes: Count = 0
     """Reserve that this node was given for the application, added up over its life; what is left is given - used."""
     reserve_used_bytes: Count = 0

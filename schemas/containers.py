@@ -74,6 +74,8 @@ class NodeInfo(Message):
     docker: bool
     container_count: int
     version: str
+    sources_pending: tuple[ContainerSource, ...] = ()
+    """Sources of containers that have neither answered since the agent's start nor timed out."""
     memory_guard: str = ""
     """How memory is guarded: ``thresholds+trap`` (version 1), ``memory.high`` (version 2), ``sampled``."""
     holder: str = ""

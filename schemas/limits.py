@@ -81,6 +81,9 @@ class LimitReply(ColumnarMessage):
     """Why the whole update was refused (wrong incarnation, not managed), or None."""
     stale_apps: tuple[str, ...] = ()
     """Applications that belong to a newer epoch."""
+    inventory_complete: bool = True
+    """Whether every source of containers of the node (Docker Engine, container runtime, ...) has answered since the
+    agent's start, or timed out. False: a container that is not named here is not known to be gone."""
     apps: tuple[str, ...] = ()
     """Reply to a fence: its applications; the reserves and all rows are of one moment."""
     reserve_given_bytes: tuple[Count, ...] = ()

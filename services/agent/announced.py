@@ -1,7 +1,7 @@
 """What is announced of the applications that have containers here: no order goes beyond it.
 
-Read from the bucket `apps`, seldom: when an application's first container comes, every half minute, and when an order
-would pass what is known. That order is not carried out; if more has been announced meanwhile, the next one is.
+Read from the bucket `apps`, seldom: when an application's first container comes, every half minute, and before an order
+is judged that would pass what is known: an application may have been announced, or raised, since it was read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from schemas.apps import AppSpec
+from schemas.limits import LimitUpdate
 from schemas.streams import APPS
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError
@@ -20,8 +21,8 @@ from services.agent.node import Node
 from services.agent.settings import AgentSettings
 
 LOOK_EVERY_S: Final = 30.0
-LOOK_AGAIN_S: Final = 0.2
-"""Orders beyond what is known have it read again no sooner."""
+LOOK_AGAIN_S: Final = 0.05
+"""Orders beyond what is known have it read again no sooner; those of an allocator come a period apart."""
 _ANSWER_WITHIN_S: Final = 1.0
 _TOLD_EVERY_S: Final = 10.0
 
@@ -36,8 +37,10 @@ class AnnouncedLimits:
         self._node = node
         self._bounds = Bounds()
         self._looked_s: dict[str, float] = {}
+        self._reading: dict[str, asyncio.Event] = {}
+        """Reads under way; set when they end."""
         self._limiter = LogLimiter(runtime.clock.monotonic)
-        node.compare_orders_with(self._bounds)
+        node.orders.bounds = self._bounds
         runtime.telemetry.observe("turnbuckle_agent_refused_orders_total", lambda: self.refused_orders)
 
     def expect(self, app: str) -> None:
@@ -45,15 +48,20 @@ class AnnouncedLimits:
         if app not in self._looked_s:
             self._begin([app])
 
+    async def learn(self, update: LimitUpdate) -> None:
+        """To be awaited before each order: read again what it would pass."""
+        for app in sorted(self._node.orders.would_pass(update)):
+            if (under_way := self._reading.get(app)) is not None:
+                await under_way.wait()
+            else:
+                await self._look(app, after_s=self._looked_s.get(app, 0.0) + LOOK_AGAIN_S)
+
     def follow_up(self) -> None:
         """To be called after each order."""
-        beyond = self._node.take_beyond()
-        if not beyond:
-            return
-        self.refused_orders += 1
-        now_s = self._clock.monotonic()
-        due = [app for app in sorted(beyond) if now_s - self._looked_s.get(app, float("-inf")) >= LOOK_AGAIN_S]
-        self._begin(due, refused=True)
+        beyond = self._node.orders.take_beyond()
+        self.refused_orders += bool(beyond)
+        for app in sorted(beyond):
+            self._tell(app)
 
     async def run(self) -> None:
         """Look at everything from time to time; cancel to stop."""
@@ -76,18 +84,24 @@ class AnnouncedLimits:
             )
             self._runtime.log.warning("order_refused", app=app, reason=reason, orders=self.refused_orders)
 
-    def _begin(self, apps: Iterable[str], *, refused: bool = False) -> None:
-        now_s = self._clock.monotonic()
+    def _begin(self, apps: Iterable[str]) -> None:
         for app in apps:
-            self._looked_s[app] = now_s
-            self._runtime.spawn(self._look(app, refused=refused), name=f"announced limits {app}")
+            if app not in self._reading:
+                self._looked_s[app] = self._clock.monotonic()
+                self._runtime.spawn(self._look(app), name=f"announced limits {app}")
 
-    async def _look(self, app: str, *, refused: bool) -> None:
-        """What cannot be read leaves what is known. If an order was refused, and rightly so, that is told."""
-        before = self._bounds.known.get(app)
-        await self._read(app)
-        if refused and self._bounds.known.get(app) == before:
-            self._tell(app)
+    async def _look(self, app: str, after_s: float = 0.0) -> None:
+        """Not before ``after_s`` (monotonic). What cannot be read leaves what is known."""
+        self._reading[app] = ended = asyncio.Event()
+        try:
+            if after_s > self._clock.monotonic():
+                await self._clock.sleep_until(after_s)
+            self._looked_s[app] = self._clock.monotonic()
+            await self._read(app)
+        finally:
+            if self._reading.get(app) is ended:
+                del self._reading[app]
+            ended.set()
 
     async def _read(self, app: str) -> None:
         try:

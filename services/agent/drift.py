@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from schemas.limits import RowStatus
 from services.agent.containers import Containers, same_memory
 from services.agent.core.orders import ContainerLimits
 from services.agent.occurrences import Drift, Journal, mib
 from services.agent.ports import Limits
 from services.agent.reserves import Reserves
+
+MODIFIED: Final = "modified externally"
 
 
 class DriftWatch:
@@ -36,12 +40,27 @@ class DriftWatch:
         told = "; ".join(change for change in changes if change)
         if ours and told:
             found = self._containers.members[key].found
-            self.journal.report(Drift(found, known.quota_us, known.limit_bytes, f"by other hands: {told}"))
+            self.journal.report(Drift(found, known.quota_us, known.limit_bytes, f"{MODIFIED}: {told}"))
+
+    def before_quota_write(self, key: str, ordered_us: int) -> None:
+        """Compare before an order overwrites what somebody else has written since the last look; costs one read.
+
+        Args:
+            key: the container.
+            ordered_us: what is about to be written, per period.
+        """
+        known, member = self._containers.book.containers[key], self._containers.members[key]
+        held_us = member.handle.read_quota()
+        if held_us is None or held_us == known.quota_us:
+            return
+        wanted_us, known.quota_us = known.quota_us, held_us
+        change = f"quota {_us(wanted_us)} became {_us(held_us)}, replaced by the order of {_us(ordered_us)}"
+        self.journal.report(Drift(member.found, ordered_us, known.limit_bytes, f"{MODIFIED}: {change}"))
 
     def guard_was_undone(self, key: str) -> None:
         """The kernel's kill, or memory.high, was changed, and has been put right."""
         known, found = self._containers.book.containers[key], self._containers.members[key].found
-        reason = "by other hands: the guard of its memory was switched off; it was switched on again"
+        reason = f"{MODIFIED}: the guard of its memory was switched off; it was switched on again"
         self.journal.report(Drift(found, known.quota_us, known.limit_bytes, reason))
 
     def _settle_quota(self, key: str, known: ContainerLimits, held_us: int) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services.agent.containers import Containers
 from services.agent.core.boundaries import KNOWN, BoundaryQueue
 from services.agent.core.bounds import Bounds
 from services.agent.core.orders import Plan, RowPlan
+from services.agent.drift import DriftWatch
 from services.agent.memory import MemoryGuard
 from services.agent.reserves import Reserves
 
@@ -27,29 +30,63 @@ class _Pending:
     """Row by container, for cuts that are not written yet."""
 
 
+class FailedRow(NamedTuple):
+    """A row of an order that was not carried out, and why."""
+
+    container: str
+    status: RowStatus
+    reason: str
+
+
+_REASONS: Final = {
+    RowStatus.UNKNOWN_CONTAINER: "this agent has no such container",
+    RowStatus.STALE_EPOCH: "a newer owner of its application has ordered",
+    RowStatus.OLD_ORDER: "a newer order for it was seen before",
+    RowStatus.FAILED: "the kernel refuses the value",
+}
+_BEYOND: Final = "beyond what is announced of its application"
+_IN_USE: Final = "the memory is in use, or was granted within the last second"
+_GONE_KEPT: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """What replies and batches of a node share."""
+
+    next_seq: Callable[[], int]
+    """The next `report_seq`."""
+    is_complete: Callable[[], bool]
+    """Whether every source of containers has answered (`core.inventory`)."""
+
+
 class LimitOrders:
     """Orders under way on one node."""
 
     def __init__(
-        self, containers: Containers, reserves: Reserves, guard: MemoryGuard, next_report: Callable[[], int]
+        self, containers: Containers, reserves: Reserves, guard: MemoryGuard, drift: DriftWatch, report: Reporting
     ) -> None:
         self._containers = containers
         self._reserves = reserves
         self._guard = guard
-        self._next_report = next_report
+        self._drift = drift
+        self._report = report
         self._pending: list[_Pending] = []
         self.cuts = BoundaryQueue()
         self.bounds: Bounds | None = None
         """Announced limits; None: nobody looks them up, and orders are not compared with them."""
-        self.beyond: set[str] = set()
-        """Applications with orders that passed their announced limits, until someone takes note."""
+        self._beyond: set[str] = set()
+        self._failures: list[FailedRow] = []
+        self._reasons: dict[str, str] = {}
+        """Why rows of the order that is carried out now fail, by container, where their status does not say it."""
+        self._gone: deque[str] = deque(maxlen=_GONE_KEPT)
 
     def carry_out(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
         """Carry out an update; see `Node.carry_out`."""
         book = self._containers.book
         room = None if self.bounds is None else self.bounds.room(book.containers, self._reserves.report)
         plan = book.accept(update, room)
-        self.beyond |= plan.beyond
+        self._beyond |= plan.beyond
+        self._reasons = {row.container: _BEYOND for row in plan.rows if row.status is RowStatus.FAILED}
         keys = [row.container for row in plan.rows] or book.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = _Pending(update, plan, keys, statuses, on_settled)
@@ -79,15 +116,33 @@ class LimitOrders:
                 is_due = self.cuts.read(cut, nr_periods, now_ns)
             if is_due:
                 quota_us = self._containers.book.settle_cut(cut.container, cut.order)
-                status = self._containers.write_quota(cut.container, quota_us) if quota_us else RowStatus.SUPERSEDED
+                status = self._write_quota(cut.container, quota_us) if quota_us else RowStatus.SUPERSEDED
                 self._settle_row(cut.container, cut.order, status)
 
     def forget(self, container: str) -> None:
         """The container is gone, and the book has forgotten it: what waits for it is settled."""
         waiting = self.cuts.waiting.get(container)
+        self._gone.append(container)
         self.cuts.forget(container)
         if waiting is not None:
             self._settle_row(container, waiting.order, RowStatus.UNKNOWN_CONTAINER)
+
+    def would_pass(self, update: LimitUpdate) -> set[str]:
+        """Applications whose announced limits, as they are known now, an update would pass."""
+        book = self._containers.book
+        if self.bounds is None:
+            return set()
+        return book.beyond(update, self.bounds.room(book.containers, self._reserves.report))
+
+    def take_beyond(self) -> set[str]:
+        """Applications that an order since the last call would have taken beyond their bounds."""
+        taken, self._beyond = self._beyond, set()
+        return taken
+
+    def take_failures(self) -> list[FailedRow]:
+        """Rows of orders since the last call that were not carried out; not those of containers that have exited."""
+        taken, self._failures = self._failures, []
+        return taken
 
     def _start_row(self, planned: RowPlan, pending: _Pending, row: int, now_ns: int) -> RowStatus:
         key, status = planned.container, planned.status
@@ -96,13 +151,13 @@ class LimitOrders:
         if planned.limit_bytes:
             status = self._write_memory(key, planned.limit_bytes, now_ns)
         if planned.raise_quota_us:
-            return max(status, self._containers.write_quota(key, planned.raise_quota_us))
+            return max(status, self._write_quota(key, planned.raise_quota_us))
         if planned.cut_quota_us:
             order = pending.update.epoch, pending.update.seq
             if self._must_wait(key, order, now_ns):
                 pending.waiting[key] = row
             elif quota_us := self._containers.book.settle_cut(key, order):
-                return max(status, self._containers.write_quota(key, quota_us))
+                return max(status, self._write_quota(key, quota_us))
         return status
 
     def _must_wait(self, key: str, order: tuple[int, int], now_ns: int) -> bool:
@@ -117,8 +172,14 @@ class LimitOrders:
             return False
         return self.cuts.add(key, order, nr_periods, now_ns)
 
+    def _write_quota(self, key: str, quota_us: int) -> RowStatus:
+        if key in self._containers.members:
+            self._drift.before_quota_write(key, quota_us)
+        return self._containers.write_quota(key, quota_us)
+
     def _write_memory(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
         if self._guard.refuses_cut(key, limit_bytes, now_ns):
+            self._reasons[key] = _IN_USE
             return RowStatus.FAILED
         before_bytes = self._containers.book.containers[key].limit_bytes
         status = self._containers.write_memory(key, limit_bytes)
@@ -146,7 +207,15 @@ class LimitOrders:
     def _finish(self, pending: _Pending) -> None:
         if not pending.waiting:
             self._pending.remove(pending)
+            self._note_failures(pending)
             pending.on_settled(self._reply(pending))
+
+    def _note_failures(self, pending: _Pending) -> None:
+        for container, status in zip(pending.keys, pending.statuses, strict=True):
+            exited = status is RowStatus.UNKNOWN_CONTAINER and container in self._gone
+            if status in _REASONS and not exited:
+                own = self._reasons.get(container) if status is RowStatus.FAILED else None
+                self._failures.append(FailedRow(container, status, own or _REASONS[status]))
 
     def _reply(self, pending: _Pending) -> LimitReply:
         book, update, plan = self._containers.book, pending.update, pending.plan
@@ -163,7 +232,8 @@ class LimitOrders:
             {name: list(values) for name, values in columns.items()},
             node=book.node,
             incarnation=book.incarnation,
-            report_seq=self._next_report(),
+            report_seq=self._report.next_seq(),
+            inventory_complete=self._report.is_complete(),
             epoch=update.epoch,
             seq=update.seq,
             refusal=plan.refusal,

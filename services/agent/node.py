@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
+from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from services.agent.containers import BatchOrder, Containers
-from services.agent.core.bounds import Bounds
+from services.agent.core.inventory import Inventory
 from services.agent.core.orders import OrderBook
 from services.agent.core.periods import with_exact
 from services.agent.core.readings import BoolArray, IntArray, Known, Readings, to_check
 from services.agent.core.sampling import MEMORY_COLUMN, PeriodSample, per_period
 from services.agent.core.throttling import Look, remember, unfinished, with_unfinished
 from services.agent.drift import DriftWatch
-from services.agent.limit_orders import LimitOrders
+from services.agent.limit_orders import LimitOrders, Reporting
 from services.agent.memory import MemoryGuard
 from services.agent.occurrences import Journal, of_watchdog
-from services.agent.ports import FoundContainer, Host, ReserveBook, WatchdogReport
+from services.agent.ports import FoundContainer, Host, ReserveBook, SourceAnswered, WatchdogReport
 from services.agent.reserves import Reserves
 from services.agent.rows import NEVER
 
@@ -45,6 +46,8 @@ class NodeOptions:
     """No task waits longer at its memory limit."""
     reassert: bool = True
     """Limits that other hands have changed: put back what was ordered, or else take over what is found."""
+    source_deadlines_ns: Mapping[ContainerSource, int] = field(default_factory=dict)
+    """Sources of containers, and when (monotonic) their silence no longer leaves the inventory incomplete."""
 
 
 class Node:
@@ -70,8 +73,10 @@ class Node:
         self._containers = Containers(host, self.book)
         self._drift = DriftWatch(self._containers, self.reserves, self.journal, reassert=options.reassert)
         self.guard = MemoryGuard(self._containers, self.reserves, self._drift, options.pause_deadline_ns)
-        self._orders = LimitOrders(self._containers, self.reserves, self.guard, self._next_report)
-        self.cuts = self._orders.cuts
+        self.inventory = Inventory(options.source_deadlines_ns)
+        report = Reporting(self._next_report, lambda: self.inventory.complete)
+        self.orders = LimitOrders(self._containers, self.reserves, self.guard, self._drift, report)
+        self.cuts = self.orders.cuts
         self.writes = self._containers.writes
         self._report_seq = 0
         self.ticks = 0
@@ -108,6 +113,8 @@ class Node:
 
     def found(self, container: FoundContainer) -> str | None:
         """Start to sample a container; returns its key, or None if it is known already or has vanished."""
+        if self.inventory.confirm(container.container_id):
+            self._drop_restarted(container.container_id)
         member = self._containers.open(container)
         if member is None:
             return None
@@ -116,8 +123,27 @@ class Node:
             self.guard.look_soon(container.key, self._now_ns)
         return container.key
 
+    def recorded(self, container: FoundContainer) -> str | None:
+        """Like `found`, for a container that the state directory names and its source has not named yet."""
+        key = self.found(container)
+        if key is not None:
+            self.inventory.recorded(container.container_id, container.source)
+        return key
+
+    def source_answered(self, answer: SourceAnswered) -> list[FoundContainer]:
+        """A source has named all that it knows; returns what was only recorded and is gone, forgotten now."""
+        lost = self.inventory.answered(answer.source, exists=answer.exists)
+        return [found for container_id in lost if (found := self.gone(container_id)) is not None]
+
+    def _drop_restarted(self, container_id: str) -> None:
+        """It was only recorded. If it was restarted before its source named it, it has new control groups."""
+        key = self._containers.key_of(container_id)
+        if key is not None and self._containers.members[key].handle.read() is None:
+            self.gone(container_id)
+
     def gone(self, container_id: str) -> FoundContainer | None:
         """Forget a container; returns it if it was managed."""
+        self.inventory.confirm(container_id)
         key = self._containers.key_of(container_id)
         if key is None:
             return None
@@ -126,7 +152,7 @@ class Node:
         self.guard.forget(member, self._now_ns)
         self._kills_of_gone[key] = member.kills
         self._containers.forget(container_id)
-        self._orders.forget(key)
+        self.orders.forget(key)
         if not self._containers.of_app(member.found.app):
             self.reserves.void(member.found.app)
         return member.found
@@ -189,20 +215,11 @@ class Node:
         ``on_settled`` is called with the reply once every row is settled, possibly before this returns.
         """
         self._now_ns = max(self._now_ns, now_ns)
-        self._orders.carry_out(update, now_ns, on_settled)
-
-    def compare_orders_with(self, bounds: Bounds) -> None:
-        """From now on no order goes beyond these."""
-        self._orders.bounds = bounds
-
-    def take_beyond(self) -> set[str]:
-        """Applications that an order since the last call would have taken beyond their bounds."""
-        beyond, self._orders.beyond = self._orders.beyond, set()
-        return beyond
+        self.orders.carry_out(update, now_ns, on_settled)
 
     def poll_cuts(self, now_ns: int) -> None:
         """Read the containers whose boundary is due and write the cuts that may be written."""
-        self._orders.poll_cuts(now_ns)
+        self.orders.poll_cuts(now_ns)
 
     def take_alarms(self, now_ns: int) -> None:
         """Look at the containers that the host has alarms for."""
@@ -325,7 +342,7 @@ class Node:
         self, sample: PeriodSample, believed: IntArray, apps: Iterable[tuple[str, slice]], wall_ns: int
     ) -> list[CfsBatch]:
         order = self._containers.order
-        columns = _columns(sample) | {
+        columns = sample.columns() | {
             "quota_us": believed[:, _QUOTA],
             "memory_reclaimable_bytes": self._containers.rows.reclaimable_bytes,
             "memory_limit_bytes": believed[:, _LIMIT],
@@ -349,6 +366,7 @@ class Node:
             "time_ns": wall_ns,
             "period_us": PERIOD_US,
             "host_cpus": self.host.cpu_count,
+            "inventory_complete": self.inventory.complete,
             "reserve_given_bytes": reserve.given_bytes,
             "reserve_used_bytes": reserve.used_bytes,
             "reserve_order_seq": self.book.reserve_seq(app),
@@ -362,15 +380,3 @@ class Node:
 def _ordered_rows(order: BatchOrder) -> BoolArray:
     """Those whose quota is ours: only theirs is per period of `PERIOD_US`."""
     return np.array([entry.quota_ordered for entry in order.limits], dtype=np.bool_)
-
-
-def _columns(sample: PeriodSample) -> dict[str, IntArray]:
-    return {
-        "periods": sample.periods,
-        "used_us": sample.used_us,
-        "unused_us": sample.unused_us,
-        "throttled": sample.throttled,
-        "throttled_us": sample.throttled_us,
-        "memory_usage_bytes": sample.memory_usage_bytes,
-        "flags": sample.flags,
-    }

@@ -42,5 +42,7 @@ def note_reply(current: Span, reply: LimitReply) -> None:
         return
     if failed:
         current.set(turnbuckle__rows_failed=failed)
+        current.fail("rows_failed", f"{failed} of {reply.row_count} rows were not carried out")
     if reply.refusal:
         current.set(turnbuckle__refusal=reply.refusal)
+        current.fail("refused", reply.refusal)

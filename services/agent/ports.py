@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -88,6 +88,9 @@ class ContainerHandle(Protocol):
     def read_limits(self) -> Limits | None:
         """Limits as the kernel holds them, re-read. None: vanished."""
 
+    def read_quota(self) -> int | None:
+        """Only the quota, per `PERIOD_US`, re-read; `UNLIMITED` if none. None: vanished."""
+
     def read_oom_kills(self) -> int:
         """Kills by the kernel since the cgroup was made; 0 if vanished."""
 
@@ -150,6 +153,8 @@ class FoundContainer:
     """A process of it (Docker: its init); its cgroups are read from /proc."""
     managed_directory: str | None = None
     """For `turnbuckle exec`: the directory below each controller's mount."""
+    directories: Mapping[str, str] | None = field(default=None, compare=False)
+    """Of one that the state directory names: its control groups by controller, as an agent before us knew them."""
 
     @property
     def key(self) -> str:
@@ -175,7 +180,16 @@ class RejectedContainer:
     reason: str
 
 
-Discovered = FoundContainer | GoneContainer | RejectedContainer
+@dataclass(frozen=True, slots=True)
+class SourceAnswered:
+    """A source has named every container that it knows: all were reported before this. Repeating it is harmless."""
+
+    source: ContainerSource
+    exists: bool = True
+    """False: there is no such engine on this host (no socket)."""
+
+
+Discovered = FoundContainer | GoneContainer | RejectedContainer | SourceAnswered
 
 
 class HostFullError(Exception):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
 
 from schemas.cfs import CfsBatch
-from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
+from schemas.containers import ContainerChange, ContainerSource, NodeInfo
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.queries import QueryError
-from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
+from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.app import Runtime
 from services._runtime.bus import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
@@ -20,13 +21,21 @@ from services._runtime.settings import CommonSettings
 from services.agent.adapters.scheduling import become_realtime, request_short_slices
 from services.agent.adapters.select import Ground, build_host
 from services.agent.announced import AnnouncedLimits
+from services.agent.container_events import ContainerEvents, Detail
+from services.agent.failed_rows import FailedRows
 from services.agent.guarding import Guarding
 from services.agent.joining import NodeName, serve_node
 from services.agent.looking import PromptLooks
 from services.agent.node import Node, NodeOptions
-from services.agent.occurrences import Drift
 from services.agent.order_spans import note_reply, order_span
-from services.agent.ports import Discovered, FoundContainer, GoneContainer, HostFullError, RejectedContainer
+from services.agent.ports import (
+    Discovered,
+    FoundContainer,
+    GoneContainer,
+    HostFullError,
+    RejectedContainer,
+    SourceAnswered,
+)
 from services.agent.settings import AgentSettings
 from services.agent.ticking import Ticks
 
@@ -39,9 +48,6 @@ EMPTY_BATCHES = 10
 CLEAR_UP_S = 5.0
 """By then discovery has found everything that runs: what an agent before us left for others is cleared up."""
 CLEAR_UP_AGAIN_S = 60.0
-REASON_CHARACTERS = 1_000
-"""Of an event, which may quote a label; a fact of the stream has 8 KiB."""
-_UNNAMED = "unnamed"
 
 
 class Agent:
@@ -64,8 +70,10 @@ class Agent:
         self._subscriptions: list[Subscription] = []
         self._name = NodeName(self._bus, self._settings.node, self._clock, self._log)
         self._emptied: dict[str, int] = {}
-        self._rejected: set[str] = set()
+        self._events: ContainerEvents | None = None
+        self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
         self._sampling = False
+        self._sources_pending: tuple[ContainerSource, ...] = ()
         self._cut_timer: asyncio.TimerHandle | None = None
         self._ticks = Ticks(self._clock)
         self._prompt_looks: PromptLooks | None = None
@@ -79,15 +87,20 @@ class Agent:
         settings = self._settings
         self._ground = ground = build_host(settings, self._clock)
         host = ground.host
-        options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert=settings.on_drift == "reassert")
+        now_ns = self._now_ns()
+        deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in ground.source_timeouts_s.items()}
+        reassert = settings.on_drift == "reassert"
+        options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert, deadlines_ns)
         node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
         self._announced = AnnouncedLimits(self._runtime, node)
         await self._join_if_possible(node, ground)
-        self.node = node
+        self.node, self._events = node, ContainerEvents(self._runtime, node)
         self._choose_scheduling()
-        self._guarding = Guarding(self._runtime, node, ground.watchdog, self._drifted)
+        self._guarding = Guarding(self._runtime, node, ground.watchdog, self._events.drifted)
         self._guarding.start()
         self._register_metrics(node, ground)
+        for found in ground.recorded():
+            self._adopt(found, node.recorded)
         for maker, discovery in ground.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
         look = partial(self._look, node)
@@ -136,7 +149,7 @@ class Agent:
         guarding.tell()
         for found in released:
             reason = "the agent stopped; original limits restored"
-            self._publish_event(found, ContainerChange.RELEASED, oom_kills=kills[found.key], reason=reason)
+            self._publish_event(found, ContainerChange.RELEASED, Detail(oom_kills=kills[found.key], reason=reason))
         for app in {found.app for found in released}:
             self._publish_batch(node.empty_batch(app, self._clock.time_ns()))
         try:
@@ -173,6 +186,7 @@ class Agent:
                 del self._emptied[app]
         node.read_back(self._now_ns())
         self._follow_up()
+        self._follow_inventory(node)
         self._sampling = True
         told = self._prompt_looks is not None and self._prompt_looks.follow()
         return node.is_watched and not told
@@ -191,9 +205,12 @@ class Agent:
         node, update = self.node, delivery.message
         if node is None or not isinstance(update, LimitUpdate):
             return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
+        if self._announced is not None:
+            await self._announced.learn(update)
         with order_span(node.name, update) as current:
             reply = await self._settle(node, update)
             note_reply(current, reply)
+        self._failed_rows.warn(node.orders.take_failures())
         return reply
 
     async def _settle(self, node: Node, update: LimitUpdate) -> LimitReply:
@@ -227,32 +244,35 @@ class Agent:
 
     def _discovered(self, change: Discovered) -> None:
         node = self.node
-        if node is None:
+        if node is None or self._events is None:
             return
         match change:
             case FoundContainer():
-                self._adopt(node, change)
+                self._adopt(change, node.found)
             case GoneContainer():
-                self._rejected.discard(change.container_id)
+                self._events.may_return(change.container_id)
                 if (found := node.gone(change.container_id)) is not None:
                     self._exited(found)
             case RejectedContainer():
-                self._reject(change)
+                self._events.reject(change)
+            case SourceAnswered():
+                for found in node.source_answered(change):
+                    self._exited(found)
 
-    def _adopt(self, node: Node, found: FoundContainer) -> None:
+    def _adopt(self, found: FoundContainer, begin: Callable[[FoundContainer], str | None]) -> None:
         try:
-            key = node.found(found)
+            key = begin(found)
         except HostFullError as error:
             self._reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
             return
-        if key is None:
+        if key is None or self.node is None:
             return
         self._emptied.pop(found.app, None)
         if self._announced is not None:
             self._announced.expect(found.app)
         self._follow_up()
-        limits = node.book.containers[key]
-        self._publish_event(found, ContainerChange.STARTED, quota_us=limits.quota_us, limit_bytes=limits.limit_bytes)
+        limits = self.node.book.containers[key]
+        self._publish_event(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
         self._log.info("container_found", app=found.app, container=key, source=str(found.source))
 
     def _exited(self, found: FoundContainer) -> None:
@@ -260,27 +280,13 @@ class Agent:
         if node is not None and not node.book.of_apps({found.app}):
             self._emptied[found.app] = EMPTY_BATCHES
         kills = node.kills_of(found.key) if node is not None else 0
-        self._publish_event(found, ContainerChange.EXITED, oom_kills=kills)
+        self._publish_event(found, ContainerChange.EXITED, Detail(oom_kills=kills))
         self._follow_up()
         self._log.info("container_gone", app=found.app, container=found.key)
 
     def _reject(self, rejected: RejectedContainer) -> None:
-        if rejected.container_id in self._rejected:
-            return
-        self._rejected.add(rejected.container_id)
-        app = rejected.app[:60] or _UNNAMED
-        found = FoundContainer(rejected.container_id, app, rejected.name[:60] or _UNNAMED, rejected.source)
-        self._publish_event(found, ContainerChange.REJECTED, reason=rejected.reason)
-        self._log.warning("container_rejected", container=rejected.container_id[:12], reason=rejected.reason)
-
-    def _drifted(self, drift: Drift) -> None:
-        self._publish_event(
-            drift.found,
-            ContainerChange.DRIFTED,
-            quota_us=drift.quota_us,
-            limit_bytes=drift.limit_bytes,
-            reason=drift.reason,
-        )
+        if self._events is not None:
+            self._events.reject(rejected)
 
     async def _clear_up(self, node: Node, ground: Ground) -> None:
         """What an agent before us left: reserves of applications, and altered limits of containers, that are gone."""
@@ -297,45 +303,30 @@ class Agent:
             if released := ground.release_leftovers():
                 self._log.warning("leftovers_released", containers=released)
 
-    def _publish_event(  # noqa: PLR0913 - what events differ in
-        self,
-        found: FoundContainer,
-        change: ContainerChange,
-        *,
-        quota_us: int = -1,
-        limit_bytes: int = -1,
-        oom_kills: int = 0,
-        reason: str = "",
-    ) -> None:
-        node = self.node
-        if node is None:
-            return
-        event = ContainerEvent(
-            change=change,
-            app=found.app,
-            node=node.name,
-            container=found.key,
-            name=found.name,
-            source=ContainerSource(found.source),
-            time_ns=self._clock.time_ns(),
-            incarnation=node.incarnation,
-            quota_us=quota_us,
-            limit_bytes=limit_bytes,
-            oom_kills=oom_kills,
-            reason=reason[:REASON_CHARACTERS],
-        )
-        subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node.name)
-        self._bus.publish_fact(subject, event, message_id=f"{node.incarnation}-{found.key}-{change}-{event.time_ns}")
+    def _publish_event(self, found: FoundContainer, change: ContainerChange, detail: Detail) -> None:
+        if self._events is not None:
+            self._events.publish(found, change, detail)
+
+    def _follow_inventory(self, node: Node) -> None:
+        """Say which sources have not answered, and that the last of them has, or is no longer waited for."""
+        for source in node.inventory.expire(self._now_ns()):
+            self._log.warning(
+                "container_source_silent", source=str(source), remedy="its containers are managed once it answers"
+            )
+        if (pending := node.inventory.pending) != self._sources_pending:
+            self._sources_pending = pending
+            self._log.info("container_sources_pending", sources=[str(source) for source in pending])
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
     async def _serve_the_bus(self, node: Node, ground: Ground) -> None:
         """Heartbeats; the first connection, where there was none at the start."""
         while True:
+            pending = node.inventory.pending
             held = await self._join_if_possible(node, ground)
             self._say_source(ground)
             # A new owner waits for the nodes that are announced: one that is not heard of must not be forgotten.
-            pause_s = HEARTBEAT_S if held and self._subscriptions else JOIN_RETRY_S
+            pause_s = HEARTBEAT_S if held and self._subscriptions and not pending else JOIN_RETRY_S
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
 
     def _say_source(self, ground: Ground) -> None:
@@ -364,6 +355,7 @@ class Agent:
             docker=docker is not None and docker.available,
             container_count=node.container_count,
             version=self.version,
+            sources_pending=node.inventory.pending,
             memory_guard=host.memory_guard,
             holder=ground.holder,
         )
@@ -377,6 +369,7 @@ class Agent:
         observe("turnbuckle_agent_memory_writes_total", lambda: node.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)
         observe("turnbuckle_agent_no_op_writes_total", lambda: ground.host.no_op_writes)
+        observe("turnbuckle_agent_failed_rows_total", lambda: self._failed_rows.count)
 
     def _choose_scheduling(self) -> None:
         priority = self._settings.realtime_priority

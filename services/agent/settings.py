@@ -31,6 +31,15 @@ class AgentSettings(NodeSettings):
     ] = MANAGED_ROOT
     docker: Annotated[Literal["auto", "off"], Field(description="auto: manage labelled Docker containers")] = "auto"
     docker_url: Annotated[str | None, Field(description="Docker Engine, such as unix:///run/docker.sock")] = None
+    docker_timeout_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=3600,
+            description="seconds after the start for which a silent Docker Engine leaves the inventory incomplete: "
+            "containers that the agent does not name meanwhile are not taken for gone",
+        ),
+    ] = 30.0
     pods: Annotated[
         Literal["off", "on"], Field(description="on: manage labelled pods (needs the extra kubernetes)")
     ] = "off"
@@ -40,6 +49,9 @@ class AgentSettings(NodeSettings):
             description="socket of the container runtime, which knows the pods' labels; /run/crio/crio.sock of CRI-O"
         ),
     ] = Path("/run/containerd/containerd.sock")
+    pods_timeout_s: Annotated[
+        float, Field(gt=0, le=3600, description="the same for a silent container runtime (pods)")
+    ] = 30.0
     pod_namespaces: Annotated[
         tuple[str, ...], Field(description="namespaces whose pods may join applications; empty: all")
     ] = ()

@@ -203,8 +203,9 @@ class Allocator:
     def _take_node(self, node: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
         if isinstance(message, NodeInfo):
-            now_ns = monotonic_ns(self._clock)
-            self._allocation.attendance.present(node, message.incarnation, message.container_count, now_ns)
+            self._allocation.attendance.present(
+                node, message.incarnation, message.container_count, pending=bool(message.sources_pending)
+            )
         elif entry is None:
             self._allocation.attendance.gone(node)
 
@@ -237,8 +238,10 @@ class Allocator:
                 self._paused_s = now_s
             if now_s - self._paused_s < after_s:
                 continue
+            attendance = self._allocation.attendance
             for index, node in enumerate(roster.nodes):
-                if node.heard_ns < (now_s - after_s) * 1e9 and roster.forget_node(index):
+                silent = node.heard_ns < (now_s - after_s) * 1e9 and not attendance.is_pending(node.name)
+                if silent and roster.forget_node(index):
                     self._log.warning("node_forgotten", node=node.name, after_s=after_s)
 
     def _tell_refusal(self, refusal: Refusal) -> None:

@@ -102,7 +102,7 @@ class TracedAgent(Agent):
         node.host.read = stamped_read  # type: ignore[method-assign,assignment,unused-ignore]
 
     def _stamp_orders(self, node: Node) -> None:
-        orders, containers = node._orders, node._containers
+        orders, containers = node.orders, node._containers
         carry_out, write_quota, settle_row = node.carry_out, containers.write_quota, orders._settle_row
         poll_cuts = orders.poll_cuts
 

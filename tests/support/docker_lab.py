@@ -48,10 +48,11 @@ class DockerLab:
 
 
 class CuttableProxy:
-    """Forwards a unix socket to the engine's; `cut` breaks every connection and can refuse new ones."""
+    """Forwards a unix socket to the engine's, after `delay_s` each; `cut` breaks all and can refuse new ones."""
 
     def __init__(self, path: Path, target: str = "/var/run/docker.sock") -> None:
         self.url = f"unix://{path}"
+        self.delay_s = 0.0
         self._path = path
         self._target = target
         self._server: asyncio.AbstractServer | None = None
@@ -76,6 +77,7 @@ class CuttableProxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        await asyncio.sleep(self.delay_s)
         far_reader, far_writer = await asyncio.open_unix_connection(self._target)
         self._writers |= {writer, far_writer}
         try:

@@ -62,6 +62,7 @@ class FakeGround:
     host: FakeHost = field(default_factory=FakeHost)
     discovery: FakeDiscovery = field(default_factory=FakeDiscovery)
     watchdog: FakeWatchdog = field(default_factory=FakeWatchdog)
+    source_timeouts_s: dict = field(default_factory=dict)
     closed: bool = False
     holder: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
@@ -80,6 +81,9 @@ class FakeGround:
 
     def release_leftovers(self):
         return []
+
+    def recorded(self):
+        return list(self.host.recorded)
 
     def close(self):
         self.closed = True

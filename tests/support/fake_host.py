@@ -66,6 +66,9 @@ class FakeContainer:
     def read_limits(self):
         return None if self.gone else Limits(self.quota_us, self.limit_bytes)
 
+    def read_quota(self):
+        return None if self.gone else self.quota_us
+
     def read_oom_kills(self):
         return 0 if self.gone else self.oom_kills
 
@@ -192,6 +195,8 @@ class FakeHost:
     memory_guard: str = "sampled"
     alarm_fd: int | None = None
     reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)
+    recorded: list = field(default_factory=list)
+    """Containers that the state directory names."""
     before_alarms: Callable[[], object] | None = None
     """Called once, before alarms are taken."""
 

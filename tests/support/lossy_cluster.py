@@ -127,10 +127,20 @@ class LossyCluster:
         self.now_ns += PERIOD_NS // len(self.machines)
         machine.node.poll_cuts(self.now_ns)
         machine.node.guard.poll(self.now_ns)
-        batches, _ = machine.node.sample(self.now_ns, self.now_ns)
+        batches, vanished = machine.node.sample(self.now_ns, self.now_ns)
         self.collect_requests(machine)
-        for batch in batches or [machine.node.empty_batch(self.spec.name, self.now_ns)]:
+        for batch in self.told(machine, batches, vanished):
             self.network.append(("batch", encode(batch)))
+
+    def told(self, machine, batches, vanished):
+        """What an agent sends after a sample."""
+        return batches or [machine.node.empty_batch(self.spec.name, self.now_ns)]
+
+    def hear(self, batch):
+        """The service warms up for so long that every living node is heard."""
+        self.heard.add(batch.node)
+        if len(self.heard) == len(self.machines):
+            self.allocation.end_warm_up(self.spec.name)
 
     def moment(self, *, reclaim=False):
         return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
@@ -142,11 +152,7 @@ class LossyCluster:
         kind, data = item[0], item[1]
         if kind == "batch":
             batch = decode(data)
-            self.heard.add(batch.node)
-            if len(self.heard) == len(
-                self.machines
-            ):  # the service warms up for so long that every living node is heard
-                self.allocation.end_warm_up(self.spec.name)
+            self.hear(batch)
             self.act(self.allocation.step([batch], self.moment(reclaim=reclaim)))
             for fence in self.allocation.fences_due(self.moment()):
                 self.network.append(("update", encode(fence), self.allocation))

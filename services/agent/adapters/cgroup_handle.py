@@ -239,7 +239,7 @@ class CgroupHandle(ABC):
             return
         self._armed = False
         self._parts.open_keys.discard(self.key)
-        if self._found.values and inode_of(self._found.directories["memory"]) != self._found.inode:
+        if inode_of(self._found.directories["memory"]) != self._found.inode:
             self._forget()
         self._close_guard()
         self._files.close()

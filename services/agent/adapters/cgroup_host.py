@@ -7,9 +7,11 @@ import os
 import resource
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Final, cast
 
+from schemas.containers import ContainerSource
 from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
 from services._runtime.kernel_programs import hierarchies_of
 from services.agent.adapters.alarms import AlarmBoard
@@ -26,6 +28,7 @@ from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFul
 
 FILES_PER_CONTAINER: Final = 11
 """Version 1: counters, limits, the trap, and two of the guard's alarms. Version 2 has fewer."""
+_SOURCES: Final = frozenset(map(str, ContainerSource))
 
 
 class CgroupHost(ABC):
@@ -133,7 +136,32 @@ class CgroupHost(ABC):
             found = FoundValues(
                 container.key, container.app, container.container_id, self.cgroup_version, directories, inode
             )
-        return self._open(found)
+        handle = self._open(found)
+        if handle is not None:
+            self._record(found, container.source)
+        return handle
+
+    def _record(self, found: FoundValues, source: ContainerSource) -> None:
+        """Note that it is managed, so that an agent after us can name it before its source has answered."""
+        if self._state is not None and found.source != source:
+            found.source = source
+            with suppress(OSError):  # full: then the next agent waits for the source
+                self._state.save(found)
+
+    def recorded(self) -> list[FoundContainer]:
+        """Containers that an agent before us has managed and whose control groups still exist."""
+        notes = self._state.load_all() if self._state is not None else []
+        return [
+            FoundContainer(
+                found.container_id,
+                found.app,
+                found.key.removesuffix(f"-{found.container_id[:12]}"),
+                ContainerSource(found.source),
+                directories=found.directories,
+            )
+            for found in notes
+            if found.source in _SOURCES and found.version == self.cgroup_version and found.exists()
+        ]
 
     @abstractmethod
     def _open_files(self, found: FoundValues) -> ContainerHandle:
@@ -174,9 +202,11 @@ class CgroupHost(ABC):
             if handle is None:
                 self._state.forget(found.key)
                 continue
+            changed = bool(found.values)
             handle.restore()
             handle.close()
-            released.append(found.key)
+            if changed:
+                released.append(found.key)
         return released
 
     def close(self) -> None:
@@ -194,6 +224,8 @@ def container_directories(layout: CgroupLayout, container: FoundContainer) -> di
     the container's id is the one that Docker limits. A process in the root group (moved there, or another process
     that got its number) has no group of its own, and the root group is never touched.
     """
+    if container.directories is not None:
+        return dict(container.directories)
     if container.managed_directory is not None:
         return layout.directories(container.managed_directory)
     if container.pid is None:

@@ -91,7 +91,7 @@ class CgroupV1Handle(CgroupHandle):
     def read_limits(self) -> Limits | None:
         """Limits as the kernel holds them, the quota scaled to `PERIOD_US`. None: vanished."""
         try:
-            quota_us, period_us = int(self._quota.refresh()), int(self._period.refresh())
+            quota_us = self._refresh_quota()
             limit_bytes = int(self._limit.refresh())
             if self._memsw is not None:
                 self._memsw.refresh()
@@ -99,10 +99,21 @@ class CgroupV1Handle(CgroupHandle):
             if is_gone(error):
                 return None
             raise
-        return Limits(
-            UNLIMITED if quota_us < 0 else quota_us * PERIOD_US // period_us,
-            UNLIMITED if limit_bytes >= _HUGE else limit_bytes,
-        )
+        return Limits(quota_us, UNLIMITED if limit_bytes >= _HUGE else limit_bytes)
+
+    def read_quota(self) -> int | None:
+        """Only the quota. None: vanished."""
+        try:
+            return self._refresh_quota()
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+
+    def _refresh_quota(self) -> int:
+        """Per `PERIOD_US`. Raises OSError."""
+        quota_us, period_us = int(self._quota.refresh()), int(self._period.refresh())
+        return UNLIMITED if quota_us < 0 else quota_us * PERIOD_US // period_us
 
     def read_memory(self) -> MemoryState | None:
         """Usage, limit and under_oom. None: vanished."""

@@ -84,14 +84,28 @@ class CgroupV2Handle(CgroupHandle):
     def read_limits(self) -> Limits | None:
         """cpu.max scaled to `PERIOD_US`, and memory.max, as the kernel holds them. None: vanished."""
         try:
-            quota, period_us = self._cpu_max.refresh().split()
+            quota_us = self._refresh_quota()
             limit_bytes = _as_number(self._max.refresh())
             self._high.refresh()
         except OSError as error:
             if is_gone(error):
                 return None
             raise
-        return Limits(UNLIMITED if quota == _MAX else int(quota) * PERIOD_US // int(period_us), limit_bytes)
+        return Limits(quota_us, limit_bytes)
+
+    def read_quota(self) -> int | None:
+        """Only the quota. None: vanished."""
+        try:
+            return self._refresh_quota()
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+
+    def _refresh_quota(self) -> int:
+        """Per `PERIOD_US`. Raises OSError."""
+        quota, period_us = self._cpu_max.refresh().split()
+        return UNLIMITED if quota == _MAX else int(quota) * PERIOD_US // int(period_us)
 
     def read_memory(self) -> MemoryState | None:
         """Usage, limit, and whether memory.high is passed. None: vanished."""

@@ -22,7 +22,7 @@ from urllib3.exceptions import HTTPError
 
 from schemas.containers import ContainerSource
 from services.agent.adapters.labels import APP_LABEL, NAME_LABEL, refuse_names
-from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 RELIST_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 5
@@ -198,7 +198,10 @@ class _Session:
                     self._probe()
                 self._list_once(client)
                 self.available, wait_s = True, self._relist_s
-            except _FAILURES:
+                self._report(SourceAnswered(ContainerSource.DOCKER))
+            except _FAILURES as error:
+                if isinstance(error, FileNotFoundError):  # no socket
+                    self._report(SourceAnswered(ContainerSource.DOCKER, exists=False))
                 if client is not None:
                     client.close()
                 client = None

@@ -10,7 +10,7 @@ from typing import Final
 
 from schemas.containers import ContainerSource
 from services._runtime.cgroupfs import MANAGED_ROOT, CgroupLayout, ManagedCgroup, ManagedName, parse_managed
-from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 EMPTY_S: Final = 2.0
 """A group without a process for this long is removed: its maker has died, or has not cleaned up."""
@@ -46,10 +46,13 @@ class ManagedDiscovery:
 
     async def run(self, sink: Callable[[Discovered], None]) -> None:
         """Report what exists, then every change, until cancelled."""
+        for report in self.scan():
+            sink(report)
+        sink(SourceAnswered(ContainerSource.EXEC))
         while True:
+            await asyncio.sleep(self._interval_s)
             for report in self.scan():
                 sink(report)
-            await asyncio.sleep(self._interval_s)
 
     def scan(self) -> list[Discovered]:
         """Look once, remove groups that have been empty for `EMPTY_S`, and return what has changed."""

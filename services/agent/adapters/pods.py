@@ -18,7 +18,7 @@ from services._runtime.logging import get_logger
 from services.agent.adapters.cri import CriError, Listing
 from services.agent.adapters.labels import APP_LABEL, NAME_LABEL, refuse_names
 from services.agent.adapters.pod_groups import PodGroup, PodGroups, find_tops
-from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 CONTAINERS_ANNOTATION: Final = "turnbuckle.containers"
 """On a pod: names of the containers that join, separated by commas; without it all of them do."""
@@ -124,6 +124,8 @@ class PodDiscovery:
             while True:
                 for report in await self.scan():
                     sink(report)
+                if self.available:
+                    sink(SourceAnswered(ContainerSource.KUBERNETES))
                 await asyncio.sleep(self._interval_s)
         finally:
             self.available = False

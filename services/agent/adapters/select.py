@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
+from schemas.containers import ContainerSource
 from services._runtime.app import UnusableSettingsError
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.clock import Clock
@@ -22,8 +23,11 @@ from services.agent.adapters.managed import ManagedDiscovery
 from services.agent.adapters.reserves import FileReserveBook, MemoryReserveBook
 from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
 from services.agent.adapters.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
-from services.agent.ports import UNLIMITED, Discovery, Host, ReserveBook, Watchdog
+from services.agent.ports import UNLIMITED, Discovery, FoundContainer, Host, ReserveBook, Watchdog
 from services.agent.settings import AgentSettings
+
+LISTING_TIMEOUT_S: Final = 30.0
+"""Of sources that are asked without a connection: they answer at once."""
 
 
 class GroundHost(Host, Protocol):
@@ -36,6 +40,9 @@ class GroundHost(Host, Protocol):
     @property
     def no_op_writes(self) -> int:
         """Writes of a value that the kernel was known to hold."""
+
+    def recorded(self) -> list[FoundContainer]:
+        """See `Ground.recorded`; of all sources."""
 
     def release_leftovers(self) -> list[str]:
         """See `Ground.release_leftovers`."""
@@ -54,6 +61,12 @@ class Ground:
     holder: str
     """Token that an agent before us had, if it is dead: see `services._runtime.registration.Holder`."""
     closers: tuple[Callable[[], None], ...] = ()
+    source_timeouts_s: Mapping[ContainerSource, float] = field(default_factory=dict)
+    """For every source of `discoveries`: how long after the start its silence leaves the inventory incomplete."""
+
+    def recorded(self) -> list[FoundContainer]:
+        """Containers of these sources that an agent before us has managed and that are still there."""
+        return [found for found in self.host.recorded() if found.source in self.source_timeouts_s]
 
     def release_leftovers(self) -> list[str]:
         """Restore what an agent before us has changed and discovery does not find any more.
@@ -81,7 +94,9 @@ def build_host(settings: AgentSettings, clock: Clock) -> Ground:
             _read_scenario(settings), cpu_count=settings.simulated_cpus, node=settings.node, clock=clock.monotonic
         )
         holder = _holder(settings)
-        return Ground(host, {"simulated": host}, MemoryReserveBook(), NoWatchdog(), holder.token, (holder.release,))
+        reserves, watchdog = MemoryReserveBook(), NoWatchdog()
+        timeouts_s = {ContainerSource.SIMULATED: LISTING_TIMEOUT_S}
+        return Ground(host, {"simulated": host}, reserves, watchdog, holder.token, (holder.release,), timeouts_s)
     try:
         layout = detect()
     except CgroupUnavailableError as error:
@@ -99,12 +114,15 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
     state = prepare_state(settings.state_directory, settings.managed_root)
     locks = _take_locks(settings)
     discoveries: dict[str, Discovery] = {"exec": ManagedDiscovery(layout, settings.managed_root)}
+    timeouts_s = {ContainerSource.EXEC: LISTING_TIMEOUT_S}
     if settings.docker == "auto":
         from services.agent.adapters.docker_engine import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
 
         discoveries["docker"] = DockerDiscovery(settings.docker_url)
+        timeouts_s[ContainerSource.DOCKER] = settings.docker_timeout_s
     if settings.pods == "on":
         discoveries["pods"] = _pods(settings, layout)
+        timeouts_s[ContainerSource.KUBERNETES] = settings.pods_timeout_s
     programs = kernel_directory(settings.kernel_directory) if settings.kernel_programs == "auto" else None
     host = open_host(layout, state, programs)
     options = WatchdogOptions(
@@ -116,7 +134,7 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
     holder = _holder(settings)
     closers = (host.close, *(lock.release for lock in locks), holder.release)
     watchdog = WatchdogProcess(state, options)
-    return Ground(host, discoveries, FileReserveBook(state.reserves), watchdog, holder.token, closers)
+    return Ground(host, discoveries, FileReserveBook(state.reserves), watchdog, holder.token, closers, timeouts_s)
 
 
 def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:

@@ -25,6 +25,7 @@ from services.agent.ports import (
     GoneContainer,
     Limits,
     MemoryState,
+    SourceAnswered,
     WriteOutcome,
 )
 
@@ -107,6 +108,10 @@ class SimulatedHost:
         """Nothing outlives a simulation."""
         return []
 
+    def recorded(self) -> list[FoundContainer]:
+        """Nothing outlives a simulation."""
+        return []
+
     def read(self, handles: Sequence[ContainerHandle]) -> Readings:
         """Counters of all."""
         return read_each(handles)
@@ -126,6 +131,7 @@ class SimulatedHost:
         try:
             for found in self._found:
                 sink(found)
+            sink(SourceAnswered(ContainerSource.SIMULATED))
             await asyncio.Event().wait()
         finally:
             self._sinks.remove(sink)
@@ -192,6 +198,11 @@ class SimulatedHandle:
         """Limits as held. None: removed."""
         container = self._now()
         return None if container is None else Limits(container.quota_us, container.limit_bytes)
+
+    def read_quota(self) -> int | None:
+        """The quota as held. None: removed."""
+        container = self._now()
+        return None if container is None else container.quota_us
 
     def read_oom_kills(self) -> int:
         """Kills for memory; 0 if removed."""

@@ -97,7 +97,7 @@ def take_flock(descriptor: int, attempts: int, pause_s: float) -> bool:
 
 @dataclass(slots=True)
 class FoundValues:
-    """What one container's control files held before any agent changed them, as far as any did."""
+    """A container that is managed, and what its control files held before any agent changed them, as far as any did."""
 
     key: str
     app: str
@@ -112,6 +112,8 @@ class FoundValues:
     """Whether its memory was ever guarded: then the watchdog has to look."""
     values: dict[str, str] = field(default_factory=dict)
     """By control file. Only files that were changed are in here."""
+    source: str = ""
+    """A `schemas.containers.ContainerSource`; empty: written by an agent that did not note it."""
 
     def exists(self) -> bool:
         """Whether this very group is still there."""

@@ -59,7 +59,7 @@ class Room:
     reserve: Callable[[str], tuple[int, int]]
     beyond: set[str] = field(default_factory=set)
     """Applications whose announced limits the order would pass, or that are not announced."""
-    _held: dict[str, _Held] = field(default_factory=dict)
+    _held: dict[str, _Held] | None = None
 
     def admits(self, container: Limited, quota_us: int, limit_bytes: int) -> bool:
         """Whether a row may be carried out; if so, what it raises counts for the rows after it. 0: left alone."""
@@ -89,15 +89,19 @@ class Room:
         return False
 
     def _of(self, app: str) -> _Held:
-        held = self._held.get(app)
-        if held is None:
-            given_bytes, used_bytes = self.reserve(app)
-            held = self._held[app] = _Held(memory_bytes=given_bytes - used_bytes)
+        if self._held is None:
+            self._held = {}
             for each in self.containers.values():
-                if each.app == app:
-                    held.cpu_us += _counted(each.quota_us, ordered=each.quota_ordered)
-                    held.memory_bytes += _counted(each.limit_bytes, ordered=each.limit_ordered)
-        return held
+                held = self._begin(self._held, each.app)
+                held.cpu_us += _counted(each.quota_us, ordered=each.quota_ordered)
+                held.memory_bytes += _counted(each.limit_bytes, ordered=each.limit_ordered)
+        return self._begin(self._held, app)
+
+    def _begin(self, held: dict[str, _Held], app: str) -> _Held:
+        if app not in held:
+            given_bytes, used_bytes = self.reserve(app)
+            held[app] = _Held(memory_bytes=given_bytes - used_bytes)
+        return held[app]
 
 
 def _counted(value: int, *, ordered: bool) -> int:

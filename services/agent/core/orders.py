@@ -154,6 +154,17 @@ class OrderBook:
         beyond = frozenset(room.beyond) if room is not None else frozenset()
         return Plan(rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves, beyond=beyond)
 
+    def beyond(self, update: LimitUpdate, room: Room) -> set[str]:
+        """Applications whose announced limits an update would pass, as far as ``room`` knows them. Changes nothing."""
+        columns = (update.column("quota_us").tolist(), update.column("limit_bytes").tolist())
+        for key, quota_us, limit_bytes in zip(update.keys, *columns, strict=True):
+            limits = self.containers.get(key)
+            if limits is not None:
+                room.admits(limits, quota_us, limit_bytes)
+        for app, given_bytes in zip(update.apps, update.reserve_given_bytes, strict=False):
+            room.admits_reserve(app, given_bytes)
+        return room.beyond
+
     def _accept_reserve(self, wanted: ReserveOrder, order: tuple[int, int], room: Room | None) -> ReserveOrder | None:
         self.reserve_orders[wanted.app] = order
         return wanted if room is None or room.admits_reserve(wanted.app, wanted.given_bytes) else None

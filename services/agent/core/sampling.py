@@ -8,7 +8,7 @@ end 110 ms apart around one late sample, and none in 99 ms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,10 @@ class PeriodSample:
     throttled_us: IntArray
     memory_usage_bytes: IntArray
     flags: IntArray
+
+    def columns(self) -> dict[str, IntArray]:
+        """All of them by name."""
+        return {column.name: getattr(self, column.name) for column in fields(self)}
 
 
 def per_period(before: IntArray, after: IntArray, elapsed_us: IntArray, quota_us: IntArray) -> PeriodSample:

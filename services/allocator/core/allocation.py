@@ -139,7 +139,8 @@ class Allocation:
         for index, node in enumerate(self.roster.nodes):
             apps = np.unique(rows.app[rows.node == index])
             names = [self.roster.apps[app] for app in apps if table.known[app] and not table.virtual[app]]
-            missing = [name for name in names if name not in node.fenced]
+            absent = self.roster.absent_apps(index)
+            missing = [name for name in names if name not in node.fenced or name in absent]
             for epoch in sorted({self.epoch_of(name) for name in missing}):
                 mine = tuple(name for name in names if self.epoch_of(name) == epoch)
                 due.append(messages.fence(node, mine, self._lending.next_order(epoch, moment)))
@@ -150,7 +151,7 @@ class Allocation:
     def take_reply(self, reply: LimitReply, update: LimitUpdate, moment: Moment) -> None:
         """An agent says what was applied and what is true now; `fund` then hands out the room that came free."""
         ours = [app for app in update.apps if self.epoch_of(app) == update.epoch]
-        self.attendance.take_answer(self.roster, reply, () if update.row_count else ours, moment.now_ns)
+        self.attendance.take_answer(self.roster, reply, () if update.row_count else ours)
         node = self.roster.node_index(reply.node)
         if node is None or self.roster.nodes[node].incarnation != reply.incarnation or reply.refusal is not None:
             return
@@ -176,8 +177,11 @@ class Allocation:
             np.zeros(len(index), dtype=np.bool_),
         )
         ledger.settle(self.roster.rows, report, moment.now_ns)
-        self.roster.settle_reserves_of(reply, node)
         self._give_up(index[_IS_LOST[reply.column("status")[known]]], reply.seq)
+        if reply.inventory_complete:
+            self.roster.settle_reserves_of(reply, node)
+            if not update.row_count:
+                self.roster.drop_absent(node, ours, found)
 
     def take_loss(self, update: LimitUpdate) -> None:
         """No reply came: the orders may or may not act later, so they stay in flight; the wish starts afresh."""
@@ -193,6 +197,7 @@ class Allocation:
         self.step_count += 1
         ours = [batch for batch in batches if self.epoch_of(batch.app)]
         self.roster.ingest(ours, moment.now_ns, moment.wall_ns)
+        self.attendance.expect_again(self.roster.take_unsure())
         self.attendance.take_batches(self.roster, ours)
         rows, before = self.roster.rows, self._ordered()
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))

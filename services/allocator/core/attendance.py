@@ -11,14 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from services.allocator.core.roster import NodeState, Roster
-
-DISCOVERED_NS: Final = 1_000_000_000
-"""An agent that has just started may not have found its containers: until then "none" is no answer."""
 
 
 @dataclass(slots=True)
@@ -26,10 +22,10 @@ class _Present:
     """A node that has announced itself."""
 
     incarnation: int
-    since_ns: int
-    """When this incarnation was first seen."""
     holds: bool
     """Whether it may hold containers."""
+    pending: bool = False
+    """Whether its agent waits for a source of containers: it may hold some that no batch names."""
 
 
 @dataclass(slots=True)
@@ -40,13 +36,18 @@ class Attendance:
     """Applications without missing nodes have no entry."""
     _nodes: dict[str, _Present] = field(default_factory=dict)
 
-    def present(self, node: str, incarnation: int, containers: int, now_ns: int) -> None:
-        """A node has announced itself."""
+    def present(self, node: str, incarnation: int, containers: int, *, pending: bool = False) -> None:
+        """A node has announced itself; ``pending``: not all its sources of containers have answered."""
         before = self._nodes.get(node)
         if before is None or before.incarnation != incarnation:
-            self._nodes[node] = _Present(incarnation, now_ns, holds=True)
+            self._nodes[node] = _Present(incarnation, holds=True)
         else:
-            before.holds = containers > 0
+            before.holds = containers > 0 or pending
+        self._nodes[node].pending = pending
+
+    def is_pending(self, node: str) -> bool:
+        """Whether it lives and waits for a source of containers: its silence about them says nothing."""
+        return node in self._nodes and self._nodes[node].pending
 
     def gone(self, node: str) -> None:
         """It has stopped, or has been silent for so long that its announcement has expired."""
@@ -61,6 +62,11 @@ class Attendance:
         if nodes:
             self.missing[app] = nodes
 
+    def expect_again(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """What these nodes have said of these applications, in pairs, can no longer be relied upon."""
+        for app, node in pairs:
+            self.missing.setdefault(app, set()).add(node)
+
     def forget(self, app: str) -> None:
         """It is ours no longer."""
         self.missing.pop(app, None)
@@ -74,16 +80,16 @@ class Attendance:
                 del self.missing[app]
 
     def take_batches(self, roster: Roster, batches: Iterable[CfsBatch]) -> None:
-        """A batch that the roster has believed names all containers."""
-        for batch in batches if self.missing else ():
+        """A batch that the roster has believed names all containers, once all sources of the node have answered."""
+        for batch in (batch for batch in batches if batch.inventory_complete) if self.missing else ():
             node = roster.node_index(batch.node)
             if node is not None and roster.reserve_row(batch.app, node) is not None:
                 self.heard(batch.app, batch.node)
 
-    def take_answer(self, roster: Roster, reply: LimitReply, apps: Iterable[str], now_ns: int) -> None:
+    def take_answer(self, roster: Roster, reply: LimitReply, apps: Iterable[str]) -> None:
         """The answer to a fence names all containers too; where one is unknown, its batch is still to come."""
         known, node = self._nodes.get(reply.node), roster.node_index(reply.node)
-        if known is None or known.incarnation != reply.incarnation or now_ns - known.since_ns < DISCOVERED_NS:
+        if known is None or known.incarnation != reply.incarnation or not reply.inventory_complete:
             return
         if reply.refusal is not None or reply.stale_apps:
             return
@@ -95,7 +101,7 @@ class Attendance:
         """Fences to send: node, applications, and their epoch."""
         asked: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
         for app, nodes in self.missing.items():
-            for node in nodes:
+            for node in nodes & self._nodes.keys():
                 asked[node, epochs.get(app, 0)].append(app)
         return [
             (NodeState(node, self._nodes[node].incarnation), tuple(sorted(apps)), epoch)

@@ -83,6 +83,7 @@ class Reserves(SlotArrays):
     def restarted(self, node: int) -> None:
         """A new agent refuses the orders that were meant for the old one; what it holds it says itself."""
         mine = self.live & (self.node == node)
+        self.given_bytes[mine] = self.given_held_bytes[mine]  # an order under way may have arrived before it died
         for column in (self.inflight_bytes, self.order_seq, self.report_seq):
             column[mine] = 0
         self.settled[mine] = True

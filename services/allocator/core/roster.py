@@ -1,7 +1,8 @@
 """Who is there: applications, nodes and containers, taken from batches, which are level-triggered truth.
 
-A container that a node's newest batch does not name is gone. A node that falls silent keeps its share (its containers
-run on with their last limits) until it is forgotten.
+A container that a node's newest batch does not name is gone, unless the node's agent was restarted and its sources of
+containers have not all answered yet: then it is absent, and counts with what it held. A node that falls silent keeps
+its share (its containers run on with their last limits) until it is forgotten.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class _Group:
     report_seq: int
     reserve: int
     """Row in `Reserves`."""
+    awaited: bool = False
+    """Whether rows of it are absent: the agent was restarted and has not named them yet."""
     refused_since_ns: int | None = None
     """Since when fresh batches have been called overtaken without a break."""
 
@@ -76,6 +79,9 @@ class Roster:
     slot_capacity: int = 0
     released_slots: list[int] = field(default_factory=list)
     """Slots whose container is gone since `take_released_slots`."""
+    unsure: set[tuple[str, str]] = field(default_factory=set)
+    """Application and node, since they were taken: the agent was restarted before it had acknowledged our epoch, so an
+    older owner's orders may have raised what it reported."""
     _free_slots: list[int] = field(default_factory=list)
     _app_index: dict[str, int] = field(default_factory=dict)
     _node_index: dict[str, int] = field(default_factory=dict)
@@ -111,6 +117,10 @@ class Roster:
             group = self._accept(batch, now_ns, wall_ns)
             if group is not None:
                 newest[group] = batch
+        # One that came before the first of a restarted agent tells what held before.
+        newest = {
+            group: batch for group, batch in newest.items() if batch.incarnation == self.nodes[group[1]].incarnation
+        }
         self.counts.taken += len(newest)
         for (app, node), batch in list(newest.items()):
             if not self._regroup(app, node, batch):
@@ -190,35 +200,55 @@ class Roster:
     def _restarted(self, node: int, incarnation: int) -> None:
         """A new agent: it has forgotten all orders, and refuses those that were meant for the old one.
 
-        Or the old one, where a false report had told of a later one: its orders are asked for anew by a fence.
+        An order under way may have been carried out before that one died, so it counts until the new agent says what
+        holds. Or the old one, where a false report had told of a later one: its orders are asked for anew by a fence.
         """
         old = self.nodes[node]
         self.nodes[node] = NodeState(old.name, incarnation, punctuality=old.punctuality)
         self.reserves.restarted(node)
-        for (_, owner), group in self._groups.items():
+        for (app, owner), group in self._groups.items():
             if owner == node:
-                group.report_seq = 0
+                group.report_seq, group.awaited = 0, True
+                if self.apps[app] not in old.fenced:
+                    self.unsure.add((self.apps[app], old.name))
         mine = np.flatnonzero(self.rows.node == node)
         rows = self.rows
+        for kernel, inflight in (
+            (rows.quota_us, rows.quota_inflight_us),
+            (rows.limit_bytes, rows.limit_inflight_bytes),
+        ):
+            kernel[mine] = np.where(inflight[mine] > 0, np.maximum(kernel[mine], inflight[mine]), kernel[mine])
         for column in (rows.report_seq, rows.order_seq, rows.quota_inflight_us, rows.limit_inflight_bytes):
             column[mine] = 0
-        rows.settled[mine] = True
+        rows.quota_wanted_us[mine] = rows.limit_wanted_bytes[mine] = 0
+        rows.settled[mine] = rows.absent[mine] = True
         rows.fenced[mine] = False
+
+    def absent_apps(self, node: int) -> list[str]:
+        """Applications of which the node's agent has not named every container since it was restarted."""
+        absent = self.rows.absent & (self.rows.node == node)
+        return [self.apps[app] for app in np.unique(self.rows.app[absent])] if absent.any() else []
+
+    def drop_absent(self, node: int, apps: Iterable[str], named: Iterable[int | None]) -> None:
+        """The node's agent has named all containers that it has of these, in rows ``named``: the others are gone."""
+        index = [self._app_index[app] for app in apps if app in self._app_index]
+        gone = self.rows.absent & (self.rows.node == node) & np.isin(self.rows.app, index)
+        gone[[row for row in named if row is not None]] = False
+        self._drop(gone)
 
     def _regroup(self, app: int, node: int, batch: CfsBatch) -> bool:
         """Make the group's rows those of the batch; False: a container stands in it twice."""
         group = self._groups[app, node]
-        if group.containers == batch.containers:
+        if group.containers == batch.containers and not group.awaited:
             return True
         keys = batch.keys
         if len(set(keys)) != len(keys):
             return False
         present = {self._row_of[node, key] for key in keys if (node, key) in self._row_of}
-        gone = np.setdiff1d(group.index, np.fromiter(present, np.int64, len(present)))
-        if len(gone):
-            mask = np.zeros(self.rows.count, dtype=np.bool_)
-            mask[gone] = True
-            self._drop(mask)
+        lost = (self.rows.app == app) & (self.rows.node == node)
+        lost[np.fromiter(present, np.int64, len(present))] = False
+        self._drop(lost if batch.inventory_complete else lost & ~self.rows.absent)
+        group.awaited = group.awaited and not batch.inventory_complete
         self._add(app, node, [key for key in keys if (node, key) not in self._row_of], batch.host_cpus)
         group.index = np.array([self._row_of[node, key] for key in keys], dtype=np.int64)
         group.containers = batch.containers
@@ -235,6 +265,11 @@ class Roster:
         self.rows.fenced[index] = self.apps[app] in self.nodes[node].fenced
         self.keys.extend(keys)
         self._row_of.update({(node, key): int(row) for key, row in zip(keys, index, strict=True)})
+
+    def take_unsure(self) -> set[tuple[str, str]]:
+        """`unsure` since the last call."""
+        taken, self.unsure = self.unsure, set()
+        return taken
 
     def take_released_slots(self) -> list[int]:
         """Slots that were left since the last call; they may be in use again."""
@@ -280,6 +315,7 @@ class Roster:
         if not newer.all():
             index, fresh, told = index[newer], fresh[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
         rows, mine = self.rows, at(index)
+        rows.absent[mine] = False
         rows.memory_before_bytes[mine] = rows.memory_usage_bytes[mine]
         for name in _TAKEN:
             getattr(rows, name)[mine] = told[name]
@@ -305,7 +341,8 @@ class Roster:
             self.reserves.settle(index, ReserveReport(report_seq, *columns))
 
     def _settle_reserves(self, newest: dict[tuple[int, int], CfsBatch]) -> None:
-        """Only now: a lower reserve counts together with the limits that it went into."""
+        """Only now: a lower reserve counts together with the limits that it went into, all of them."""
+        newest = {group: batch for group, batch in newest.items() if not self._groups[group].awaited}
         batches = newest.values()
         self.reserves.settle(
             np.array([self._groups[group].reserve for group in newest], dtype=np.int64),

@@ -35,6 +35,8 @@ class Rows:
     """Whether the row counts against the limits and takes orders."""
     fenced: BoolArray
     """Whether the agent has acknowledged this allocator's epoch for the row's application."""
+    absent: BoolArray
+    """The agent was restarted and has not named it since: it counts with what it held, and takes no orders."""
     refusals: IntArray
     """Steps in a row in which there was no room to admit the row."""
     mismatches: IntArray
@@ -66,7 +68,7 @@ class Rows:
     """Usage in the report before."""
     oom_kills: IntArray
 
-    _BOOLEAN = ("settled", "admitted", "fenced", "fresh")
+    _BOOLEAN = ("settled", "admitted", "fenced", "absent", "fresh")
 
     def __init__(self) -> None:
         self.count = 0

@@ -101,9 +101,9 @@ def heard(roster: Roster, node: IntArray, moment: Moment) -> BoolArray:
 
 
 def reachable(roster: Roster, table: AppTable, moment: Moment) -> BoolArray:
-    """Rows whose agent was heard lately and has acknowledged the epoch (or need not: nothing is sent)."""
+    """Rows whose agent was heard lately, names them, and has acknowledged the epoch (or need not: nothing is sent)."""
     rows = roster.rows
-    return heard(roster, rows.node, moment) & (rows.fenced | table.virtual[rows.app])
+    return heard(roster, rows.node, moment) & (rows.fenced | table.virtual[rows.app]) & ~rows.absent
 
 
 def open_apps(roster: Roster, table: AppTable, tenure: Tenure, moment: Moment) -> BoolArray:

@@ -171,3 +171,24 @@ def test_reclaimable_memory_is_reported_within_five_seconds(node, host):
         (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
 
     assert batch.rows()[0]["memory_reclaimable_bytes"] == 12 * MIB
+
+
+@pytest.mark.parametrize("foreign_us", [29_750, -1, 5_000])
+@pytest.mark.parametrize("step_us", [1_000, -1_000], ids=["raises", "cuts"])
+def test_every_foreign_quota_of_a_busy_container_is_told_though_the_next_order_overwrites_it(
+    node, host, foreign_us, step_us
+):
+    key, container = guarded(node, host)
+    for number in range(15):
+        container.run(40_000, throttled=1, memory_bytes=20 * MIB)
+        run_tick(node, (2 * number + 1) * PERIOD_NS, number + 1)
+        send(node, update({key: (40_000 + number * step_us, 0)}, seq=20 + 2 * number), (2 * number + 1) * PERIOD_NS)
+        node.poll_cuts((2 * number + 2) * PERIOD_NS)
+        node.journal.take_drifts()
+        ordered_us, container.quota_us = container.quota_us, foreign_us
+        send(node, update({key: (40_500 + number * step_us, 0)}, seq=21 + 2 * number), (2 * number + 2) * PERIOD_NS)
+        node.poll_cuts((2 * number + 3) * PERIOD_NS)
+
+        (drift,) = node.journal.take_drifts()
+        assert drift.reason.startswith(f"modified externally: quota {ordered_us / 1000:g} ms became ")
+        assert drift.reason.endswith(f"replaced by the order of {container.quota_us / 1000:g} ms")

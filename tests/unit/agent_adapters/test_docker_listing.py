@@ -17,7 +17,7 @@ from services.agent.adapters.docker_engine import (
     labelled_containers,
 )
 from services.agent.adapters.labels import refuse_names
-from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer
+from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 from tests.support.deadline import until
 
 ID, OTHER = "a" * 64, "b" * 64
@@ -141,9 +141,11 @@ def test_rejected_once(proc):
 
 async def test_without_an_engine_it_waits_unavailable_and_ends_quickly(tmp_path):
     discovery = DockerDiscovery(f"unix://{tmp_path}/absent.sock")
-    task = asyncio.create_task(discovery.run(lambda _: None))
+    reports = []
+    task = asyncio.create_task(discovery.run(reports.append))
     await until(lambda: sum(thread.name.startswith("docker-") for thread in threading.enumerate()) == 2)
     assert not discovery.available
+    await until(lambda: reports[:1] == [SourceAnswered(ContainerSource.DOCKER, exists=False)])
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         async with asyncio.timeout(0.9):

@@ -11,7 +11,7 @@ import pytest
 
 from schemas.containers import ContainerSource
 from services.agent.adapters.managed import CHECK_TURNS, EMPTY_S, ManagedDiscovery
-from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer
+from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 from tests.support.deadline import until
 from tests.support.fake_cgroupfs import fake_layout
 
@@ -112,9 +112,9 @@ async def test_run_reports_changes_until_cancelled(tmp_path):
     reports = []
     task = asyncio.create_task(discovery.run(reports.append))
     groups.make(WEB)
-    await until(lambda: reports == [FOUND_WEB])
+    await until(lambda: reports == [FOUND_WEB, SourceAnswered(ContainerSource.EXEC)])
     groups.remove(WEB)
-    await until(lambda: reports == [FOUND_WEB, GoneContainer("0123456789ab")])
+    await until(lambda: reports[2:] == [GoneContainer("0123456789ab")])
     assert discovery.available
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -300,3 +300,17 @@ def test_an_agent_after_a_killed_one_takes_memory_high_on(v2):
 def test_a_simulated_container_is_not_guarded():
     host = SimulatedHost([])
     assert (host.memory_guard, host.alarm_fd, host.take_alarms(), host.release_leftovers()) == ("sampled", None, [], [])
+
+
+@pytest.mark.parametrize("bench", ["v1", "v2"])
+def test_the_next_agent_knows_what_was_managed_whether_or_not_it_was_changed(bench, request):
+    bench = request.getfixturevalue(bench)
+    bench.handle()
+    [recorded] = bench.host().recorded()
+    assert (recorded.key, recorded.app, recorded.source) == (CONTAINER.key, CONTAINER.app, CONTAINER.source)
+    again = bench.host().open(recorded)
+    assert again.read_limits().memory_bytes == 64 * MIB
+    again.close()
+
+    assert bench.host().release_leftovers() == []  # nothing was changed
+    assert bench.host().recorded() == []

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.containers import ContainerSource
 from services._runtime.load_profile import ContainerLoad, LoadPhase, Scenario, demo_scenario
 from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
-from services.agent.ports import UNLIMITED, GoneContainer, Limits, WriteOutcome
+from services.agent.ports import UNLIMITED, GoneContainer, Limits, SourceAnswered, WriteOutcome
 from tests.support.deadline import until
 
 MIB = 1 << 20
@@ -166,7 +167,8 @@ async def test_discovery_reports_all_and_then_removals():
     host = SimulatedHost([SimulatedApp("demo", demo_scenario())])
     reports = []
     task = asyncio.create_task(host.run(reports.append))
-    await until(lambda: len(reports) == 5)
+    await until(lambda: len(reports) == 6)
+    assert reports.pop() == SourceAnswered(ContainerSource.SIMULATED)
     gone = reports[0]
     handle = host.open(gone)
     host.remove(gone.container_id)

@@ -8,7 +8,6 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
 from services.allocator.core.allocation import Allocation, Outcome
-from services.allocator.core.attendance import DISCOVERED_NS
 from services.allocator.core.standing import Moment
 
 APP = "shop"
@@ -27,7 +26,7 @@ class Taker:
         self.allocation = Allocation()
         self.attendance = self.allocation.attendance
         for node in ("a", "b"):
-            self.attendance.present(node, 1, 1, 0)
+            self.attendance.present(node, 1, 1)
         self.allocation.set_spec(APP, SPEC)
         self.allocation.own(APP, EPOCH, self.now_ns)
 
@@ -54,7 +53,9 @@ class Taker:
     def fences(self, node: str) -> list[LimitUpdate]:
         return [fence for fence in self.allocation.fences_due(self.moment) if fence.node == node]
 
-    def answer_fences(self, node: str, keys: tuple[str, ...] | None = None, incarnation: int = 1) -> None:
+    def answer_fences(
+        self, node: str, keys: tuple[str, ...] | None = None, incarnation: int = 1, *, complete: bool = True
+    ) -> None:
         for fence in self.fences(node):
             rows = (f"{node}-0",) if keys is None else keys
             count = len(rows)
@@ -65,7 +66,7 @@ class Taker:
                  "status": [0] * count},
                 node=node, incarnation=incarnation, report_seq=self.seq, epoch=fence.epoch, seq=fence.seq,
                 apps=fence.apps, reserve_given_bytes=(0,) * len(fence.apps), reserve_used_bytes=(0,) * len(fence.apps),
-                reserve_order_seq=(fence.seq,) * len(fence.apps),
+                reserve_order_seq=(fence.seq,) * len(fence.apps), inventory_complete=complete,
             )  # fmt: skip
             self.allocation.take_reply(reply, fence, self.moment)
 
@@ -111,20 +112,19 @@ def test_an_answer_with_containers_that_are_not_known_yet_waits_for_their_batch(
     assert taker.attendance.missing == {APP: {"a"}}
 
 
-def test_an_agent_that_has_just_started_has_not_looked_for_its_containers_yet(taker: Taker) -> None:
-    taker.attendance.present("b", 2, 0, taker.now_ns)
+def test_an_agent_whose_sources_have_not_answered_has_not_said_what_it_holds(taker: Taker) -> None:
+    taker.attendance.present("b", 2, 0, pending=True)
     assert taker.fences("b")[0].incarnation == 2
-    taker.answer_fences("b", (), incarnation=2)
+    taker.answer_fences("b", (), incarnation=2, complete=False)
     assert taker.attendance.missing == {APP: {"a", "b"}}
 
-    taker.now_ns += DISCOVERED_NS
     taker.answer_fences("b", (), incarnation=2)
     assert taker.attendance.missing == {APP: {"a"}}
 
 
 def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
     [fence] = taker.fences("b")
-    taker.attendance.present("b", 2, 0, 0)
+    taker.attendance.present("b", 2, 0)
     reply = LimitReply.build(
         [], {"quota_us": [], "limit_bytes": [], "order_seq": [], "status": []},
         node="b", incarnation=1, report_seq=1, epoch=EPOCH, seq=fence.seq,
@@ -141,11 +141,11 @@ def test_a_node_whose_announcement_expires_is_waited_for_no_longer(taker: Taker)
 
 
 def test_nodes_without_containers_and_those_that_come_later_are_not_waited_for(taker: Taker) -> None:
-    taker.attendance.present("b", 1, 0, 0)
+    taker.attendance.present("b", 1, 0)
     taker.allocation.own(APP, EPOCH + 1, taker.now_ns)
     assert taker.attendance.missing == {APP: {"a"}}
 
-    taker.attendance.present("c", 1, 3, 0)
+    taker.attendance.present("c", 1, 3)
     assert taker.raises("a")
 
 

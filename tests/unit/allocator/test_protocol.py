@@ -16,6 +16,8 @@ USAGE = st.lists(st.tuples(st.integers(0, 2 * PERIOD_US), st.integers(0, 200 * M
 class ProtocolMachine(RuleBasedStateMachine):
     """Design 4.3: sum of quotas <= limit under loss, duplicates, reordering, late acknowledgements, restarts."""
 
+    cluster_type = LossyCluster
+
     @initialize(
         policy=st.sampled_from(["waterfill", "escra"]), cores=st.sampled_from([0.1, 0.5, 1.0, 3.0]),
         memory=st.sampled_from([64 * MIB, 512 * MIB]), containers=st.lists(st.integers(0, 1), max_size=5),
@@ -25,7 +27,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.spec = AppSpec(
             name="shop", cpu_limit=cores, memory_limit=memory, policy=policy, announced_containers=announced
         )
-        self.cluster = LossyCluster(self.spec)
+        self.cluster = self.cluster_type(self.spec)
         for machine in containers:
             self.cluster.start_container(self.cluster.machines[machine])
 
