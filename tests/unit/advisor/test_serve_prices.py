@@ -251,9 +251,9 @@ def test_the_tool_with_bad_data(
 
 
 def test_the_tool_used_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
-    """64, and how to use it."""
+    """2, and where to look."""
     with pytest.raises(SystemExit) as ended:
         main(["refresh"])
 
     assert ended.value.code == 2
-    assert "usage:" in capsys.readouterr().err
+    assert "--file --skypilot is required (--help shows" in capsys.readouterr().err
