@@ -22,7 +22,6 @@ from services.cli.lab.lab import Lab
 from services.cli.lab.meter import OutageMeter
 from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from tests.support.cgroup_lab import wait_until
-from tests.support.fast_path_lab import run
 from tests.support.fast_path_pair import KEY, FastPaths, pause_until
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
@@ -198,36 +197,6 @@ def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: Outag
     streams.reset()
     with calm.fault(Fault.blackhole(1, 2)) as injected_ns:
         assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
-
-
-@pytest.mark.parametrize(("who", "state"), [("switch", "remote-adm-down"), ("host", "adm-down")])
-def test_bfd_is_closed_administratively(calm: Lab, fast: FastPaths, who: str, state: str) -> None:
-    """RFC 5882, 4.2: it says nothing of the path. FRR 8.4 closes BGP all the same, and opens it again without BFD."""
-    host, switch = calm.topology.hosts[0], calm.topology.switches[0]
-    netns = host.netns if who == "host" else switch.netns
-    uplinks = {"p1"} if who == "switch" else {"p1", "p2"}
-    shut(netns, "shutdown")
-    try:
-        told = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_admin_down", count=len(uplinks))
-        assert ({event.interface for event in told}, {event.alarm for event in told}) == (uplinks, {True})
-        wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=20, what="both uplinks, without BFD")
-        wait_until(lambda: closed(fast, state) == uplinks, what=f"{state} of {uplinks}")
-        wait_until(lambda: not fast.hosts[0].overrides(), what="no override")
-        assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
-        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "damped")
-    finally:
-        shut(netns, "no shutdown")
-    fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", count=len(uplinks), within_s=20)
-
-
-def closed(fast: FastPaths, state: str) -> set[str]:
-    """Uplinks of host 1 whose session is in a state."""
-    return {name for name, row in fast.hosts[0].state["uplinks"].items() if row[2] == state}
-
-
-def shut(netns: str, word: str) -> None:
-    """Have bfdd close or open the sessions of our profile."""
-    run("vtysh", "-N", netns, "-c", "configure terminal", "-c", "bfd", "-c", "profile turnbuckle", "-c", word)
 
 
 def test_bfdd_is_restarted(calm: Lab, fast: FastPaths) -> None:
