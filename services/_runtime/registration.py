@@ -22,13 +22,15 @@ from schemas.containers import NodeInfo
 from schemas.network import ReconcilerInfo
 from schemas.streams import BucketSpec
 from schemas.subjects import token
-from services._runtime.bus import Bus, Entry, KeyValue, RevisionConflictError
+from services._runtime.bus import Bus, Entry, KeyValue, NotPermittedError, RevisionConflictError
 from services._runtime.clock import Clock
+from services._runtime.logging import Logger, LogLimiter, log_once
 from services._runtime.random_tokens import random_token
 
 Registered = NodeInfo | ReconcilerInfo
 _TOKEN_BYTES: Final = 22
 _WITHOUT_TTL_S: Final = 30.0
+_TOLD_EVERY_S: Final = 60.0
 _LOCK_ATTEMPTS: Final = 10
 _LOCK_PAUSE_S: Final = 0.01
 
@@ -163,6 +165,12 @@ class Registration:
         if revision:
             with suppress(RevisionConflictError):
                 await self._bus.bucket(self._spec).delete(self._name, revision=revision)
+
+
+def tell_not_permitted(log: Logger, limiter: LogLimiter, error: NotPermittedError) -> None:
+    """Say, once a minute, why no name can be registered: the server's users are those of an older version, say."""
+    remedy = "run `turnbuckle nats config` of this version, then `nats-server --signal reload`"
+    log_once(log.warning, limiter, "name_not_registered", _TOLD_EVERY_S, error=str(error), remedy=remedy)
 
 
 def _found(entry: Entry | None) -> Found | None:

@@ -8,10 +8,10 @@ from schemas.containers import NodeInfo
 from schemas.streams import NODES
 from schemas.subjects import SubjectTemplate
 from services._runtime.app import UnusableSettingsError
-from services._runtime.bus import Bus, BusError, Responder, Subscription
+from services._runtime.bus import Bus, BusError, NotPermittedError, Responder, Subscription
 from services._runtime.clock import Clock
-from services._runtime.logging import Logger
-from services._runtime.registration import NameTakenError, Registration
+from services._runtime.logging import Logger, LogLimiter
+from services._runtime.registration import NameTakenError, Registration, tell_not_permitted
 
 
 class NodeName:
@@ -20,6 +20,7 @@ class NodeName:
     def __init__(self, bus: Bus, node: str, clock: Clock, log: Logger) -> None:
         self._node = node
         self._log = log
+        self._limiter = LogLimiter()
         self._registration = Registration(bus, NODES, node, clock)
 
     @property
@@ -39,6 +40,9 @@ class NodeName:
         doubt = self.in_doubt
         try:
             held = await self._registration.hold(info)
+        except NotPermittedError as error:
+            tell_not_permitted(self._log, self._limiter, error)
+            raise
         except NameTakenError as error:
             raise UnusableSettingsError(
                 f"an agent of the node name {self._node!r} is at work already ({error}): "

@@ -13,9 +13,10 @@ from schemas.network import ReconcilerInfo
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._runtime.app import Runtime, UnusableSettingsError
-from services._runtime.bus import BusError, Subscription
+from services._runtime.bus import BusError, NotPermittedError, Subscription
 from services._runtime.frr import Frr
-from services._runtime.registration import Holder, NameTakenError, Registration
+from services._runtime.logging import LogLimiter
+from services._runtime.registration import Holder, NameTakenError, Registration, tell_not_permitted
 from services._runtime.settings import CommonSettings
 from services.reconciler.adapters.namespace_lock import NamespaceLock, lock_path
 from services.reconciler.adapters.network import KernelNetwork
@@ -60,6 +61,7 @@ class Reconciler:
         self._incarnation = self._clock.time_ns()
         self._lock: NamespaceLock | None = None
         self._holder: Holder | None = None
+        self._limiter = LogLimiter()
         self._registration = Registration(self._bus, RECONCILERS, settings.node, self._clock)
         self._subscriptions: list[Subscription] = []
         self._fast_path = Ownership(settings.fast_path_table)
@@ -277,6 +279,9 @@ class Reconciler:
         doubted = self._registration.contested
         try:
             held = await self._registration.hold(info)
+        except NotPermittedError as error:
+            tell_not_permitted(self._log, self._limiter, error)
+            raise
         except NameTakenError as error:
             raise UnusableSettingsError(
                 f"a reconciler of the node name {node!r} is at work already ({error}): "

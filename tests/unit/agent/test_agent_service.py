@@ -1,6 +1,7 @@
 """The whole agent on a bus in memory: alarms, requests, deadlines, events, with and without a bus."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
@@ -10,8 +11,10 @@ from schemas.oom import MemoryReply, OomKind
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.app import UnusableSettingsError, run_in_process
+from services._runtime.bus import NotPermittedError
 from services._runtime.bus_memory import MemoryBus
 from services._runtime.memory_broker import MemoryBroker
+from services._runtime.memory_kv import MemoryKeyValue
 from services.agent.core.memory_growth import MIB
 from services.agent.ports import WatchdogReport
 from services.agent.service import Agent
@@ -206,6 +209,22 @@ async def test_after_a_kill_the_next_agent_of_the_host_takes_orders_at_once(lab)
         await lab.guarded()
 
     assert entry.message.incarnation == agent.node.incarnation
+
+
+async def test_where_the_server_does_not_let_it_register_it_says_what_to_do(lab, monkeypatch):
+    """Users of an older configuration, say. Memory is guarded all the same."""
+
+    async def refuse(_bucket, _key):
+        raise NotPermittedError("this user may not publish to $JS.API.STREAM.MSG.GET.KV_tb_nodes")
+
+    monkeypatch.setattr(MemoryKeyValue, "get", refuse)
+    with capture_logs() as logs:
+        async with lab.agent() as agent:
+            await until(lambda: agent.node.ticks > 1, what="samples")
+    [told] = [line for line in logs if line["event"] == "name_not_registered"]
+
+    assert "KV_tb_nodes" in told["error"]
+    assert "turnbuckle nats config" in told["remedy"]
 
 
 async def test_signing_off_removes_the_registration(lab):
