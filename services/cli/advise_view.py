@@ -26,6 +26,8 @@ _FRONT, _OTHER = "●", "·"
 _REASONS_OF: Final = 3
 _SURE: Final = 0.95
 _OLD_DAYS: Final = 60
+_OF_LOCAL_RUN: Final = "local run's "
+"""What is the same for all configurations stands in a note."""
 _NOT_KNOWN: Final = "not known: "
 """How the advisor's warning begins, where it knows nothing."""
 _LIMITS: Final = frozenset({"over budget", "too late", "no price"})
@@ -137,7 +139,8 @@ def _measured(one: ConfigurationPrediction, measured: Measurements) -> str:
 def _remark(one: ConfigurationPrediction) -> str:
     parts = [] if one.known else ["not known: " + one.why_unknown]
     parts += ["on the front"] if one.pareto else []
-    parts += [f"outside: {one.extrapolated[0]}"] if one.extrapolated else []
+    chosen = [outside for outside in one.extrapolated if not outside.startswith(_OF_LOCAL_RUN)]
+    parts += [f"outside: {chosen[0]}"] if chosen else []
     return "; ".join(parts)
 
 

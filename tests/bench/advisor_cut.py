@@ -124,7 +124,7 @@ def line(kind: str, answers: Sequence[Answered], whole: Mapping[str, Answered]) 
     regrets = [metrics.best_of(one.actual, -one.ends[:, 1], 1) for one in known]
     figures = metrics.error_figures(actual, ends[:, 1])
     return (
-        f"{head} | {error:.1%} | {error / same:.2f} | {figures['rmse_over_mean']:.2f} | {np.mean(held):.0%} (told: "
+        f"{head} | {error:.1%} | {error / same:.3f} | {figures['rmse_over_mean']:.2f} | {np.mean(held):.0%} (told: "
         f"{told:.0%}) | {np.median(ends[:, 2] / ends[:, 0]):.1f} | {np.mean(regrets):.3f} |"
     )
 

@@ -24,6 +24,7 @@ from services._runtime.job_files import read_job_file
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.encoder import configuration_key
 from services.advisor.core.table import SECONDS_PER_HOUR, Table, build
+from services.collector.emulated.tasks import base_task
 
 DEFAULT_DATA: Final = Path("../shared/data")
 SHIPPED: Final = Path("services/advisor/data")
@@ -261,6 +262,7 @@ def emulated(_data: Path) -> DataSet:
         "runs that were contended are not used; prices are synthetic",
         tuple(records),
         {profile.run: profile for one in files for profile in one.profiles},
+        {record.task.task: base_task(record.task.task)[0] for record in records},
     )
 
 

@@ -248,3 +248,27 @@ def test_a_real_training_job(tmp_path: Path) -> None:
         assert worker.column("memory_bytes").max() > 50e6
         assert worker.column("cpu_cores").max() > 0
     assert profile.configuration.attributes["steps_per_s"] > 0
+
+
+COUNTING = "for n in $(seq 1 400); do sleep 0.1; echo epoch $n/400; done"
+
+
+def test_a_run_that_is_cut_tells_its_rate_by_its_own_words(tmp_path: Path) -> None:
+    """An epoch each 0.1 s, 400 in all: after 3 s some 40 s are told for the whole, and what that comes from."""
+    done = run([*arguments(tmp_path, "--seconds", "3", "--run", "counting"), "sh", "-c", COUNTING])
+    result = done.event("result")
+    assert (result["rate"]["unit"], result["rate"]["method"]) == ("epoch", "output")
+    # sleep 0.1 takes at least that; a busy machine makes it slower, and the estimate with it
+    assert 40 <= result["whole_run"]["duration_s"] < 400
+    assert not result["whole_run"]["measured"]
+    (profile,) = stored(tmp_path)
+    assert profile.task.epochs == 400
+    assert profile.configuration.attributes["whole_run_s"] == result["whole_run"]["duration_s"]
+    assert "by the command's own output" in done.stderr
+
+
+def test_a_run_without_a_rate_says_what_would_tell_it(tmp_path: Path) -> None:
+    done = run([*arguments(tmp_path, "--seconds", "1", "--run", "silent"), "sh", "-c", SLEEP])
+    assert done.event("result")["rate"] is None
+    assert "no rate of training was found" in done.stderr
+    assert "--features features.json" in done.stderr

@@ -33,7 +33,7 @@ def test_a_row_counts_what_is_answered_and_compares_the_same_tasks() -> None:
     cut = answered(NAMES[3], [13.0, 99.0], [True, False])
     row = line(NAMES[3], [whole, cut], {"image-cnn": whole})
     # 30 % over 15 %; 13 s with a fifth to both sides, 10.4 to 15.6, does not hold 10 s
-    assert row.startswith("| a third | 1 of 1 | 1 of 2 | 30.0% | 2.00 |")
+    assert row.startswith("| a third | 1 of 1 | 1 of 2 | 30.0% | 2.000 |")
     assert "| 0% (told: 90%) |" in row
     assert line(NO_RATE, [answered(NO_RATE, [1.0], [False])], {}).endswith(
         "| 0 of 1 | 0 of 1 | - | - | - | - | - | - |"
@@ -44,7 +44,7 @@ def test_jobs_of_minutes_have_a_table_of_their_own() -> None:
     seconds, minutes = answered(WHOLE, [11.0], [True]), answered(WHOLE, [15.0], [True], "image-cnn-x20")
     text = table([seconds, minutes], "about")
     assert text.count("| to its end |") == 2
-    assert "| to its end | 1 of 1 | 1 of 1 | 50.0% | 1.00 |" in text
+    assert "| to its end | 1 of 1 | 1 of 1 | 50.0% | 1.000 |" in text
 
 
 def test_the_table_is_written_between_its_markers_and_the_page_has_them() -> None:

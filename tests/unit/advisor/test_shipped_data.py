@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from schemas.jobs import JobState
+from schemas.runs import RunEnd
 from services._runtime.job_files import JobFile, read_job_file
+from services.advisor.core.anchor import anchor_of
 from services.cli.advise_example import shipped_file
+from services.collector.core.cutting import cuts_of
 
 ROOT = Path(__file__).parents[3]
 DATASHEET = ROOT / "docs/dataset.md"
@@ -54,3 +58,33 @@ def test_the_datasheet_tells_its_figures(shipped: JobFile) -> None:
     assert f"{len(shipped.records)} runs of" in text
     assert f"{told}; {contended} contended" in text
     assert shipped_file().name in text
+
+
+def test_local_runs_that_were_cut_stand_beside_the_whole_ones(shipped: JobFile) -> None:
+    """With today's estimators' figures: a change of theirs must be followed by `--join`."""
+    runs = {profile.run: profile for profile in shipped.profiles}
+    whole = [one for one in shipped.profiles if one.end is RunEnd.FINISHED]
+    found = [cut for one in whole for cut in cuts_of(one)]
+    assert len(found) >= len(whole)
+    assert len(runs) == len(whole) + len(found)
+    for cut in found:
+        assert runs[cut.run].end is RunEnd.TIME_UP
+        assert runs[cut.run].configuration.attributes == pytest.approx(cut.configuration.attributes)
+
+
+def test_there_are_jobs_of_about_a_minute(shipped: JobFile) -> None:
+    longest: dict[str, float] = {}
+    for record in shipped.records:
+        longest[record.task.task] = max(longest.get(record.task.task, 0.0), record.duration_s or 0.0)
+    assert sum(seconds > 40 for seconds in longest.values()) >= 3
+
+
+def test_whole_jobs_of_minutes_are_told_from_a_tenth_of_their_local_run(shipped: JobFile) -> None:
+    """Within two of the standard errors that it tells."""
+    whole = {one.task.task: one for one in shipped.profiles if one.end is RunEnd.FINISHED}
+    tenths = [one for one in shipped.profiles if one.run.endswith("-cut-10") and one.task.task.endswith("-x20")]
+    assert len(tenths) == 3
+    for cut in tenths:
+        anchor = anchor_of(cut.task, cut)
+        error = math.log(whole[cut.task.task].duration_s / anchor.time_s)
+        assert abs(error) < 2 * math.sqrt(anchor.log_variance)

@@ -322,6 +322,16 @@ def test_the_heading_tells_the_measured_coverage_or_none() -> None:
     assert "intervals" not in printed(Answer(ANSWER)).splitlines()[0]
 
 
+def test_what_is_outside_of_the_local_run_is_no_remark_of_each_configuration() -> None:
+    """It is the same for all, and stands in a note."""
+    outside = ("local run's memory_gb 24 (measured: 1 to 1)",)
+    here = printed(Answer(reply(predicted("n1-standard-8", 1, 60.0, 1.0, extrapolated=outside))))
+    there = printed(Answer(reply(predicted("n1-standard-8", 64, 60.0, 1.0, extrapolated=("workers 64", *outside)))))
+
+    assert "outside" not in here
+    assert "outside: workers 64" in there
+
+
 def test_an_answer_over_budget_offers_what_is_nearest() -> None:
     """Beside the sentence that nothing is left."""
     nearest = predicted("n1-standard-8", 1, 7_200.0, 31.0)

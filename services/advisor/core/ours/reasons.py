@@ -27,6 +27,7 @@ _RATIOS: Final = {
     "busy": "local run's use of its cores",
 }
 """Coordinates that are no feature of their own, see `space`."""
+OF_LOCAL_RUN: Final = "local run's "
 _NOTHING: Final = 0.02
 """A logarithmic factor closer to 0 than this is no reason."""
 
@@ -98,7 +99,8 @@ class Middles:
         return bool(named.any()) and not bool((table.features[row, named] > 0.5).any())
 
     def _told(self, table: Table, row: int, at: int) -> str:
-        name = table.feature_names[at].partition(".")[2].removeprefix("attr.")
+        family, _, name = table.feature_names[at].partition(".")
+        name = f"{OF_LOCAL_RUN if family == 'local' else ''}{name.removeprefix('attr.')}"
         return f"{name} {table.features[row, at]:g} (measured: {self.least[at]:g} to {self.most[at]:g})"
 
 
