@@ -24,6 +24,7 @@ from schemas.predictions import (
     RankReply,
 )
 from services.cli.advise import Answer, Measurements, Wishes, request_for
+from services.cli.advise_example import relatives
 from services.cli.advise_plot import draw_front
 from services.cli.advise_view import comparison, cost_span, dollars, plot, print_answer, seconds, time_span
 from services.cli.failure import BadFileError, CommandError
@@ -311,6 +312,12 @@ def test_skypilot_cannot_rent_emulated_machines() -> None:
 
     with pytest.raises(CommandError, match="cannot rent machines of emulated"):
         task_yaml(Answer(only), None)
+
+
+def test_the_example_leaves_out_what_is_the_same_job_with_more_epochs() -> None:
+    known = ("image-cnn", "image-cnn-x20", "image-digits", "text-dnn-x20")
+    assert relatives("image-cnn", known) == relatives("image-cnn-x20", known) == ("image-cnn", "image-cnn-x20")
+    assert relatives("image-digits", known) == ("image-digits",)
 
 
 # -- what a newcomer meets -------------------------------------------------------------------------------------------
