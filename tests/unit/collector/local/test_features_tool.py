@@ -136,3 +136,15 @@ def test_the_process_speaks_json_on_standard_output_only(model: str) -> None:
     assert [line["event"] for line in told] == ["result"]
     assert TaskFeatures.model_validate(told[0]["features"]).parameter_count == 15
     assert "building" in done.stderr
+
+
+def test_a_module_of_pythonpath_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool itself takes nothing from there; the module that it is asked about is found there, as in training."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine_elsewhere.py").write_text("value = 7\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(tmp_path)
+
+    assert load("mine_elsewhere:value") == 7
+    del sys.modules["mine_elsewhere"]
