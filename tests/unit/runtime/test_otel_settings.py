@@ -81,7 +81,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(SettingsError, match="part of the extra otel"):
         read(**ENDPOINT)
     missing.add("opentelemetry.sdk")
-    with pytest.raises(SettingsError, match="OTEL_EXPORTER_OTLP_ENDPOINT asks .* pip install opentelemetry-sdk, or"):
+    with pytest.raises(SettingsError, match=r"OTEL_EXPORTER_OTLP_ENDPOINT asks .* pip install opentelemetry-sdk, or"):
         read(**ENDPOINT)
     assert read(**ENDPOINT, OTEL_SDK_DISABLED="true") is None
 
