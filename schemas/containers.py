@@ -80,3 +80,16 @@ class NodeInfo(Message):
     """How memory is guarded: ``thresholds+trap`` (version 1), ``memory.high`` (version 2), ``sampled``."""
     holder: str = ""
     """Random, and kept beside a lock that the agent holds: the next one with the same knows that this one is dead."""
+    allocatable_memory_bytes: int | None = None
+    """The most that memory limits and reserves of managed containers may add up to: the node's memory less what is
+    reserved for the system (Kubernetes' *node allocatable*); none: the agent sets no bound."""
+    committed_memory_bytes: int | None = None
+    """What they add up to now, over all applications."""
+    committed_cpu_us: int | None = None
+    """Sum of the CPU quotas of managed containers, us per period; those without a quota count nothing."""
+    available_memory_bytes: int | None = None
+    """MemAvailable of /proc/meminfo."""
+    memory_pressure_percent: float | None = None
+    """`some` avg10 of /proc/pressure/memory; none: the kernel has no pressure stall information."""
+    cpu_pressure_percent: float | None = None
+    """`some` avg10 of /proc/pressure/cpu, or none."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from schemas.apps import Mode
 from schemas.message import ColumnarMessage, Count, Float64Column, Int64Column, UInt8Column
@@ -26,6 +26,8 @@ class RowStatus(IntEnum):
     """A newer owner of the application has spoken."""
     FAILED = 6
     """The kernel refused, for example a memory limit below usage (EBUSY); the reply says what holds now."""
+    NODE_BUDGET = 7
+    """The node has no room for the raise of memory, or for a part of it: the reply says what holds now, and why."""
 
 
 class LimitUpdate(ColumnarMessage):
@@ -90,6 +92,10 @@ class LimitReply(ColumnarMessage):
     """Per application in `apps`."""
     reserve_used_bytes: tuple[Count, ...] = ()
     reserve_order_seq: tuple[Count, ...] = ()
+    node_headroom_bytes: Annotated[int, Field(ge=-1)] = -1
+    """As in `schemas.cfs.CfsBatch`, after the order."""
+    node_refusal: str = ""
+    """Why rows are `NODE_BUDGET`, or a reserve was given less, with the measured value and the threshold."""
     quota_us: Int64Column
     limit_bytes: Int64Column
     order_seq: Int64Column

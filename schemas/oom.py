@@ -46,6 +46,8 @@ class OomCause(StrEnum):
     """The agent stops."""
     KERNEL = "kernel"
     """The kernel's own counter of kills has risen."""
+    NODE = "node"
+    """A raise that was ordered would have passed the node's memory budget, or its MemAvailable was too low."""
 
 
 class OomEvent(Message):

@@ -143,6 +143,11 @@ _METRICS: Final = (
     MetricSpec("turnbuckle_agent_refused_writes_total", "counter", "writes that the kernel refused"),
     MetricSpec("turnbuckle_agent_refused_orders_total", "counter", "orders beyond what is announced, in part at least"),
     MetricSpec("turnbuckle_agent_failed_rows_total", "counter", "rows of limit orders that were not carried out"),
+    MetricSpec(
+        "turnbuckle_agent_node_refusals_total", "counter", "raises of memory that the node had no room for, in part"
+    ),
+    MetricSpec("turnbuckle_agent_node_allocatable_bytes", "gauge", "what memory limits and reserves may add up to"),
+    MetricSpec("turnbuckle_agent_node_committed_bytes", "gauge", "what memory limits and reserves add up to"),
     MetricSpec("turnbuckle_agent_guarded_containers", "gauge", "containers whose memory is guarded"),
     MetricSpec("turnbuckle_agent_reserve_bytes", "gauge", "memory that may be granted without asking"),
     MetricSpec("turnbuckle_agent_memory_grants_total", "counter", "limits raised out of the reserve"),

@@ -152,8 +152,11 @@ class Containers:
         return self._status(key, outcome)
 
     def wake(self, key: str, limit_bytes: int) -> None:
-        """Let tasks that wait at the memory limit try again: the kernel wakes them when the limit is raised."""
-        if self.write_memory(key, limit_bytes + PAGE_BYTES) is RowStatus.APPLIED:
+        """Let tasks that wait below the memory limit try again: the kernel wakes them when the limit is raised.
+
+        It is lowered by a page for it first: raised by one, what they take of that page could never be taken back.
+        """
+        if self.write_memory(key, limit_bytes - PAGE_BYTES) is RowStatus.APPLIED:
             self.write_memory(key, limit_bytes)
 
     def _status(self, key: str, outcome: WriteOutcome) -> RowStatus:

@@ -134,6 +134,9 @@ class Guarding:
     # -- messages ----------------------------------------------------------------------------------------------
 
     async def _request(self, asked: Asked) -> None:
+        if (why := self._node.budget.grant_refusal()) is not None:  # whatever is given could not be granted
+            self._answered(asked, Answer(refusal=why.sentence(self._node.name)))
+            return
         request = MemoryRequest(
             app=asked.app,
             node=self._node.name,
@@ -152,9 +155,12 @@ class Guarding:
             answer = Answer(silence=f"no answer from an allocator: {error}")
         else:
             if isinstance(reply, MemoryReply):
-                answer = Answer(refusal=reply.refusal)
+                answer = Answer(refusal=self._node.budget.explain_refusal(reply.refusal, asked.wanted_bytes))
             else:
                 answer = Answer(silence=f"no usable answer from an allocator: {reply.type_name}")
+        self._answered(asked, answer)
+
+    def _answered(self, asked: Asked, answer: Answer) -> None:
         self._node.guard.answered(asked, answer, self._now_ns())
         self.follow_up()
 
@@ -195,6 +201,9 @@ class Guarding:
 
     def _register_metrics(self) -> None:
         observe, node, counters = self._runtime.telemetry.observe, self._node, self._node.journal.counters
+        observe("turnbuckle_agent_node_refusals_total", lambda: node.budget.refused)
+        observe("turnbuckle_agent_node_allocatable_bytes", lambda: node.budget.allocatable_bytes or 0)
+        observe("turnbuckle_agent_node_committed_bytes", node.budget.committed_bytes)
         observe("turnbuckle_agent_guarded_containers", lambda: node.guard.count)
         observe("turnbuckle_agent_reserve_bytes", lambda: node.reserves.left_bytes)
         observe("turnbuckle_agent_memory_grants_total", lambda: counters.grants)

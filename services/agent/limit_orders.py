@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
@@ -14,7 +14,7 @@ from services.agent.core.bounds import Bounds
 from services.agent.core.orders import Plan, RowPlan
 from services.agent.drift import DriftWatch
 from services.agent.memory import MemoryGuard
-from services.agent.reserves import Reserves
+from services.agent.node_budget import NodeBudget, OrderRoom
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +26,8 @@ class _Pending:
     keys: list[str]
     statuses: list[RowStatus]
     on_settled: Callable[[LimitReply], None]
+    room: OrderRoom
+    """What the node has left for raises of memory."""
     waiting: dict[str, int] = field(default_factory=dict)
     """Row by container, for cuts that are not written yet."""
 
@@ -43,7 +45,9 @@ _REASONS: Final = {
     RowStatus.STALE_EPOCH: "a newer owner of its application has ordered",
     RowStatus.OLD_ORDER: "a newer order for it was seen before",
     RowStatus.FAILED: "the kernel refuses the value",
+    RowStatus.NODE_BUDGET: "the node has no room for it",
 }
+_WITH_A_REASON: Final = frozenset({RowStatus.FAILED, RowStatus.NODE_BUDGET})
 _BEYOND: Final = "beyond what is announced of its application"
 _IN_USE: Final = "the memory is in use, or was granted within the last second"
 _GONE_KEPT: Final = 256
@@ -63,10 +67,11 @@ class LimitOrders:
     """Orders under way on one node."""
 
     def __init__(
-        self, containers: Containers, reserves: Reserves, guard: MemoryGuard, drift: DriftWatch, report: Reporting
+        self, containers: Containers, budget: NodeBudget, guard: MemoryGuard, drift: DriftWatch, report: Reporting
     ) -> None:
         self._containers = containers
-        self._reserves = reserves
+        self._budget = budget
+        self._reserves = budget.reserves
         self._guard = guard
         self._drift = drift
         self._report = report
@@ -89,11 +94,11 @@ class LimitOrders:
         self._reasons = {row.container: _BEYOND for row in plan.rows if row.status is RowStatus.FAILED}
         keys = [row.container for row in plan.rows] or book.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
-        pending = _Pending(update, plan, keys, statuses, on_settled)
+        pending = _Pending(update, plan, keys, statuses, on_settled, self._budget.begin())
         self._pending.append(pending)
-        for row, planned in enumerate(plan.rows):
-            pending.statuses[row] = self._start_row(planned, pending, row, now_ns)
-        self._order_reserves(plan, now_ns)
+        for row in sorted(range(len(plan.rows)), key=lambda row: self._raises_memory(plan.rows[row])):
+            pending.statuses[row] = self._start_row(plan.rows[row], pending, row, now_ns)
+        self._order_reserves(plan, pending.room, now_ns)
         for container, order in plan.superseded:
             self.cuts.discard(container, order)
         # Replies only now: one that names this order as seen must tell what it has raised.
@@ -149,7 +154,7 @@ class LimitOrders:
         if planned.accepted:
             self._guard.guard(key, now_ns)
         if planned.limit_bytes:
-            status = self._write_memory(key, planned.limit_bytes, now_ns)
+            status = self._write_memory(key, planned.limit_bytes, pending.room, now_ns)
         if planned.raise_quota_us:
             return max(status, self._write_quota(key, planned.raise_quota_us))
         if planned.cut_quota_us:
@@ -177,7 +182,24 @@ class LimitOrders:
             self._drift.before_quota_write(key, quota_us)
         return self._containers.write_quota(key, quota_us)
 
-    def _write_memory(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
+    def _raises_memory(self, planned: RowPlan) -> bool:
+        """Lower limits are written first: a full node can still shift memory from one container to another."""
+        known = self._containers.book.containers.get(planned.container)
+        return known is not None and planned.limit_bytes > max(known.limit_bytes, 0)
+
+    def _write_memory(self, key: str, ordered_bytes: int, room: OrderRoom, now_ns: int) -> RowStatus:
+        admitted = self._budget.admit(key, ordered_bytes, room)
+        before_bytes = self._containers.book.containers[key].limit_bytes
+        status = RowStatus.UNCHANGED
+        if admitted.limit_bytes:
+            status = self._write_admitted(key, admitted.limit_bytes, now_ns)
+        if admitted.refusal is None:
+            return status
+        self._reasons[key] = admitted.refusal.sentence(self._containers.book.node)
+        self._budget.tell(key, ordered_bytes, before_bytes, admitted.refusal, now_ns)
+        return max(status, RowStatus.NODE_BUDGET)
+
+    def _write_admitted(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
         if self._guard.refuses_cut(key, limit_bytes, now_ns):
             self._reasons[key] = _IN_USE
             return RowStatus.FAILED
@@ -187,11 +209,14 @@ class LimitOrders:
             self._guard.limit_was_raised(key, now_ns)
         return status
 
-    def _order_reserves(self, plan: Plan, now_ns: int) -> None:
-        """Those that wait get what has come before the reply tells what is left."""
-        for order in plan.reserves:
+    def _order_reserves(self, plan: Plan, room: OrderRoom, now_ns: int) -> None:
+        """Those that wait get what has come before the reply tells what is left. Lower reserves come first."""
+        held = {order.app: self._reserves.report(order.app).given_bytes for order in plan.reserves}
+        for order in sorted(plan.reserves, key=lambda order: order.given_bytes > held[order.app]):
             if self._containers.of_app(order.app):
-                self._reserves.order(order)
+                more_bytes = max(order.given_bytes - held[order.app], 0)
+                refused_bytes = more_bytes - room.take(more_bytes) if more_bytes else 0
+                self._reserves.order(replace(order, given_bytes=order.given_bytes - refused_bytes))
                 self._guard.reserve_came(order.app, now_ns)
             else:  # its last container has gone meanwhile: seen, but void
                 self._reserves.void(order.app)
@@ -214,7 +239,7 @@ class LimitOrders:
         for container, status in zip(pending.keys, pending.statuses, strict=True):
             exited = status is RowStatus.UNKNOWN_CONTAINER and container in self._gone
             if status in _REASONS and not exited:
-                own = self._reasons.get(container) if status is RowStatus.FAILED else None
+                own = self._reasons.get(container) if status in _WITH_A_REASON else None
                 self._failures.append(FailedRow(container, status, own or _REASONS[status]))
 
     def _reply(self, pending: _Pending) -> LimitReply:
@@ -242,4 +267,6 @@ class LimitOrders:
             reserve_given_bytes=tuple(reserve.given_bytes for reserve in reserves),
             reserve_used_bytes=tuple(reserve.used_bytes for reserve in reserves),
             reserve_order_seq=tuple(book.reserve_seq(app) for app in plan.fenced_apps),
+            node_headroom_bytes=self._budget.headroom_bytes,
+            node_refusal=refused.sentence(book.node) if (refused := pending.room.refusal) is not None else "",
         )

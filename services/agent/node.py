@@ -14,6 +14,7 @@ from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from services.agent.containers import BatchOrder, Containers
 from services.agent.core.inventory import Inventory
+from services.agent.core.node_budget import MemoryBudget
 from services.agent.core.orders import OrderBook
 from services.agent.core.periods import with_exact
 from services.agent.core.readings import BoolArray, IntArray, Known, Readings, to_check
@@ -22,6 +23,7 @@ from services.agent.core.throttling import Look, remember, unfinished, with_unfi
 from services.agent.drift import DriftWatch
 from services.agent.limit_orders import LimitOrders, Reporting
 from services.agent.memory import MemoryGuard
+from services.agent.node_budget import NodeBudget
 from services.agent.occurrences import Journal, of_watchdog
 from services.agent.ports import FoundContainer, Host, ReserveBook, SourceAnswered, WatchdogReport
 from services.agent.reserves import Reserves
@@ -48,6 +50,8 @@ class NodeOptions:
     """Limits that other hands have changed: put back what was ordered, or else take over what is found."""
     source_deadlines_ns: Mapping[ContainerSource, int] = field(default_factory=dict)
     """Sources of containers, and when (monotonic) their silence no longer leaves the inventory incomplete."""
+    memory_budget: MemoryBudget | None = None
+    """What memory limits and reserves of all containers may add up to; None: nothing is refused for it."""
 
 
 class Node:
@@ -74,8 +78,9 @@ class Node:
         self._drift = DriftWatch(self._containers, self.reserves, self.journal, reassert=options.reassert)
         self.guard = MemoryGuard(self._containers, self.reserves, self._drift, options.pause_deadline_ns)
         self.inventory = Inventory(options.source_deadlines_ns)
+        self.budget = NodeBudget(options.memory_budget, self._containers, self.reserves, self.journal)
         report = Reporting(self._next_report, lambda: self.inventory.complete)
-        self.orders = LimitOrders(self._containers, self.reserves, self.guard, self._drift, report)
+        self.orders = LimitOrders(self._containers, self.budget, self.guard, self._drift, report)
         self.cuts = self.orders.cuts
         self.writes = self._containers.writes
         self._report_seq = 0
@@ -153,6 +158,7 @@ class Node:
         self._kills_of_gone[key] = member.kills
         self._containers.forget(container_id)
         self.orders.forget(key)
+        self.budget.forget(key)
         if not self._containers.of_app(member.found.app):
             self.reserves.void(member.found.app)
         return member.found
@@ -207,7 +213,7 @@ class Node:
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
         """Says that the node holds no container of the application (any more)."""
         columns: dict[str, list[int]] = {name: [] for name in CfsBatch.column_types}
-        return CfsBatch.build([], columns, **self._head(app, wall_ns))
+        return CfsBatch.build([], columns, **self._head(app, wall_ns, self.budget.headroom_bytes))
 
     def carry_out(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
         """Carry out an update: raises, memory and reserves now, cuts of CPU at each container's boundary.
@@ -349,14 +355,17 @@ class Node:
             "order_seq": believed[:, _ORDER_SEQ],
             "oom_kills": believed[:, _KILLS] - order.first_kills,
         }
+        headroom_bytes = self.budget.headroom_bytes
         return [
             CfsBatch.build(
-                order.keys[part], {name: column[part] for name, column in columns.items()}, **self._head(app, wall_ns)
+                order.keys[part],
+                {name: column[part] for name, column in columns.items()},
+                **self._head(app, wall_ns, headroom_bytes),
             )
             for app, part in apps
         ]
 
-    def _head(self, app: str, wall_ns: int) -> dict[str, Any]:
+    def _head(self, app: str, wall_ns: int, headroom_bytes: int) -> dict[str, Any]:
         reserve = self.reserves.report(app)
         return {
             "app": app,
@@ -370,6 +379,7 @@ class Node:
             "reserve_given_bytes": reserve.given_bytes,
             "reserve_used_bytes": reserve.used_bytes,
             "reserve_order_seq": self.book.reserve_seq(app),
+            "node_headroom_bytes": headroom_bytes,
         }
 
     def _next_report(self) -> int:

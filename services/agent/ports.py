@@ -50,6 +50,13 @@ class MemoryState(NamedTuple):
     """How often the kernel hit the limit since then (memory.failcnt; `max` in memory.events)."""
 
 
+class Pressure(NamedTuple):
+    """Share of the last 10 s in which some task waited (`some` avg10), percent; None: the kernel does not tell."""
+
+    cpu_percent: float | None = None
+    memory_percent: float | None = None
+
+
 class AlarmKind(Enum):
     """Why a container's memory wants a look."""
 
@@ -205,7 +212,13 @@ class Host(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the machine."""
+        """Memory of the machine, or of the group that is the root here where that is limited."""
+
+    def read_available(self) -> int | None:
+        """MemAvailable of /proc/meminfo now, bytes; None: not known (simulated)."""
+
+    def read_pressure(self) -> Pressure:
+        """Pressure stall information of the whole machine, now."""
 
     @property
     def cgroup_version(self) -> int:

@@ -6,6 +6,7 @@ what the watchdog has spent in our absence counts as used only once the limits t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -43,6 +44,8 @@ class Reserves:
     def __init__(self, book: ReserveBook) -> None:
         self._book = book
         self._held: dict[str, _Held] = {}
+        self.may_spend: Callable[[], bool] = lambda: True
+        """False while nothing is granted, whatever is left."""
         self._adopt(book.read())
         for app, most_bytes in book.read_container_max().items():
             self._held.setdefault(app, _Held()).container_max_bytes = most_bytes
@@ -91,7 +94,7 @@ class Reserves:
         """Take up to so much out; returns how much."""
         held = self._held.get(app)
         wanted_bytes = min(wanted_bytes, self.left_of(app))
-        if held is None or wanted_bytes <= 0:
+        if held is None or wanted_bytes <= 0 or not self.may_spend():
             return 0
         got = self._book.spend(app, wanted_bytes)
         held.used_bytes += got

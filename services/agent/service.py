@@ -36,6 +36,7 @@ from services.agent.ports import (
     RejectedContainer,
     SourceAnswered,
 )
+from services.agent.registration import node_info
 from services.agent.settings import AgentSettings
 from services.agent.ticking import Ticks
 
@@ -89,8 +90,9 @@ class Agent:
         host = ground.host
         now_ns = self._now_ns()
         deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in ground.source_timeouts_s.items()}
+        budget = settings.memory_budget(host.memory_bytes)
         reassert = settings.on_drift == "reassert"
-        options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert, deadlines_ns)
+        options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert, deadlines_ns, budget)
         node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
         self._announced = AnnouncedLimits(self._runtime, node)
         await self._join_if_possible(node, ground)
@@ -343,22 +345,7 @@ class Agent:
             return False
 
     def _info(self, node: Node, ground: Ground) -> NodeInfo:
-        host, docker = node.host, ground.discoveries.get("docker")
-        return NodeInfo(
-            node=node.name,
-            incarnation=node.incarnation,
-            time_ns=self._clock.time_ns(),
-            host_cpus=host.cpu_count,
-            memory_bytes=host.memory_bytes,
-            cgroup_version=host.cgroup_version,
-            telemetry_source=host.telemetry_source,
-            docker=docker is not None and docker.available,
-            container_count=node.container_count,
-            version=self.version,
-            sources_pending=node.inventory.pending,
-            memory_guard=host.memory_guard,
-            holder=ground.holder,
-        )
+        return node_info(node, ground, self._clock.time_ns(), self.version)
 
     def _register_metrics(self, node: Node, ground: Ground) -> None:
         observe = self._runtime.telemetry.observe

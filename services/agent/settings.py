@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
+from schemas.sizes import MemorySize
 from services._runtime.cgroupfs import MANAGED_ROOT
 from services._runtime.settings import NodeSettings
+from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes
 
 
 class AgentSettings(NodeSettings):
@@ -92,7 +94,36 @@ class AgentSettings(NodeSettings):
             "container (which needs the host's process ids and control groups)"
         ),
     ] = "inherit"
+    node_memory_bytes: Annotated[
+        MemorySize | None,
+        Field(
+            ge=1 << 20,
+            description="memory of this node, such as 16GiB; default: MemTotal, or the limit of the root control group",
+        ),
+    ] = None
+    system_reserved_memory_bytes: Annotated[
+        MemorySize | None,
+        Field(
+            ge=0,
+            description="of it, kept for the system and processes that nobody manages (Kubernetes: system reserved): "
+            "limits and reserves of all applications add up to at most the rest; default: max(256 MiB, 5 %) or half",
+        ),
+    ] = None
+    min_available_memory_bytes: Annotated[
+        MemorySize,
+        Field(ge=0, description="while MemAvailable is below, no memory limit is raised and nothing is granted"),
+    ] = ByteSize(100 << 20)
     on_drift: Annotated[
         Literal["reassert", "adopt"],
         Field(description="limits changed by other hands: reassert writes the known value back, adopt takes them over"),
     ] = "reassert"
+
+    def memory_budget(self, host_memory_bytes: int) -> MemoryBudget:
+        """What memory limits and reserves on a machine with so much memory may add up to."""
+        capacity_bytes = int(self.node_memory_bytes or host_memory_bytes)
+        reserved_bytes = self.system_reserved_memory_bytes
+        return MemoryBudget(
+            capacity_bytes,
+            default_reserved_bytes(capacity_bytes) if reserved_bytes is None else int(reserved_bytes),
+            int(self.min_available_memory_bytes),
+        )

@@ -65,6 +65,8 @@ class Orders:
         self._allocation.take_reply(reply, update, self._moment())
         if reply.refusal:
             self._runtime.log.warning("order_refused", node=update.node, reason=reply.refusal)
+        if reply.node_refusal:
+            self._runtime.log.warning("raise_refused", node=update.node, seq=update.seq, reason=reply.node_refusal)
         self._call_back_soon()
 
     async def _request(self, subject: Subject, update: LimitUpdate) -> Message:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from schemas.apps import AppSpec
 from schemas.streams import APPS
+from services._runtime.bus import Bus
+from services._runtime.bus_options import BusOptions
 from services.cli.app_file import AppFile, load_app_file
+from services.cli.capacity import capacity_warnings, read_apps, read_nodes
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.deployer import Action, Plan, Step, plan_deployment
 from services.cli.failure import UnavailableError
-from services.cli.output import format_bytes, format_cores, format_size, print_json, print_note
+from services.cli.output import format_bytes, format_cores, format_size, print_json, print_note, print_warning
 from services.cli.progress import plain_step, print_step
 
+DRY_RUN_CONNECT_S: Final = 0.5
 EXAMPLES = """
 Examples:
 
@@ -39,13 +45,19 @@ def apply_command(  # noqa: PLR0913 - a command's options are its parameters
 ) -> None:
     """Announce an application's limits and create its containers, with their first limits.
 
-    Applying again changes only what differs: containers that run as specified are kept.
+    Applying again changes only what differs: containers that run as specified are kept. Limits beyond what the
+    registered nodes have, alone or together with other applications, are told with figures.
     """
     app_file = load_app_file(file)
     outcome = _new_outcome(app_file, dry_run=dry_run)
-    if not dry_run:
-        outcome["revision"] = asyncio.run(_announce(app_file, find_server(server, context)))
+    options = find_server(server, context)
+    if dry_run:
+        outcome["warnings"] = asyncio.run(_look_at_capacity(app_file, options))
+    else:
+        outcome["revision"], outcome["warnings"] = asyncio.run(_announce(app_file, options))
     print_note(_describe_limits(app_file, dry_run=dry_run))
+    for warning in outcome["warnings"]:
+        print_warning(warning)
     if app_file.containers and not limits_only:
         _deploy(app_file, outcome, prune=prune)
     if as_json:
@@ -53,12 +65,28 @@ def apply_command(  # noqa: PLR0913 - a command's options are its parameters
 
 
 def _new_outcome(app_file: AppFile, *, dry_run: bool) -> dict[str, Any]:
-    return {"app": app_file.name, "dry_run": dry_run, "revision": None, "containers": [], "others": []}
+    return {"app": app_file.name, "dry_run": dry_run, "revision": None, "warnings": [], "containers": [], "others": []}
 
 
-async def _announce(app_file: AppFile, options: Any) -> int:
+async def _announce(app_file: AppFile, options: BusOptions) -> tuple[int, list[str]]:
     async with connected(options) as bus:
-        return await bus.bucket(APPS).put(app_file.name, app_file.spec)
+        warnings = await _warnings(bus, app_file.spec)
+        return await bus.bucket(APPS).put(app_file.name, app_file.spec), warnings
+
+
+async def _look_at_capacity(app_file: AppFile, options: BusOptions) -> list[str]:
+    """The same for a dry run: nothing is made on the server, and without one nothing is said of the nodes."""
+    only_reads = dataclasses.replace(options, streams=(), buckets=(), object_stores=())
+    try:
+        async with connected(only_reads, within_s=DRY_RUN_CONNECT_S) as bus:
+            return await _warnings(bus, app_file.spec)
+    except UnavailableError as error:
+        print_note(f"not compared with what the nodes have: {error}")
+        return []
+
+
+async def _warnings(bus: Bus, spec: AppSpec) -> list[str]:
+    return capacity_warnings(spec, await read_apps(bus), await read_nodes(bus))
 
 
 def _describe_limits(app_file: AppFile, *, dry_run: bool) -> str:

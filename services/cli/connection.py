@@ -87,8 +87,10 @@ def quiet_logs() -> None:
 
 
 @asynccontextmanager
-async def connected(options: BusOptions) -> AsyncIterator[NatsBus]:
+async def connected(options: BusOptions, *, within_s: float | None = None) -> AsyncIterator[NatsBus]:
     """A bus for one command. What it raises in between becomes a sentence too.
+
+    ``within_s``: how long a server is waited for, by default `CONNECT_WITHIN_S`.
 
     Raises:
         UnavailableError: no server answers, or it stopped answering.
@@ -96,7 +98,7 @@ async def connected(options: BusOptions) -> AsyncIterator[NatsBus]:
         NoPermissionError: the server does not know the key, or does not let its user do this.
     """
     quiet_logs()
-    impatient = dataclasses.replace(options, name="turnbuckle-cli", connect_deadline_s=CONNECT_WITHIN_S)
+    impatient = dataclasses.replace(options, name="turnbuckle-cli", connect_deadline_s=within_s or CONNECT_WITHIN_S)
     try:
         bus = await NatsBus.connect(impatient)
     except BusError as error:

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from schemas.codec import to_plain
+from schemas.containers import NodeInfo
 from schemas.queries import ExplainReply, ExplainRequest, Explanation
 from schemas.streams import CONTAINER_STREAM, OOM_STREAM
 from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS
@@ -20,6 +21,7 @@ from services._runtime.bus import Delivery
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_history import read_stored
 from services.cli.allocators import allocator_explain
+from services.cli.capacity import node_warnings, plain_node, read_nodes
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.failure import CommandError
 from services.cli.memory_history import MemoryHistory
@@ -46,6 +48,8 @@ class Answer:
     """None: no allocator has answered; `trouble` says why."""
     history: MemoryHistory
     trouble: str = ""
+    nodes: tuple[NodeInfo, ...] = ()
+    """That are registered."""
 
 
 def explain_command(  # noqa: PLR0913 - a command's options are its parameters
@@ -72,7 +76,8 @@ def explain_command(  # noqa: PLR0913 - a command's options are its parameters
         print_note(answer.trouble)
     if as_json:
         known = {"app": app, "summary": "", "decisions": []} if answer.reply is None else to_plain(answer.reply)
-        print_json(known | {"since": since, "memory": answer.history.plain()})
+        nodes = [plain_node(node) for node in answer.nodes]
+        print_json(known | {"since": since, "memory": answer.history.plain(), "nodes": nodes})
         return
     _print(answer, since)
 
@@ -92,13 +97,14 @@ async def _ask(request: ExplainRequest, since_s: float, options: Any) -> Answer:
     history = MemoryHistory(request.container, request.last)
     async with connected(options) as bus:
         await _read_history(bus, request.app, since_s, history)
+        nodes = tuple(await read_nodes(bus))
         try:
-            return Answer(await allocator_explain(bus, request), history)
+            return Answer(await allocator_explain(bus, request), history, nodes=nodes)
         except CommandError as error:
             # Afterwards, the application may be gone, or nobody decides for it: what is stored answers all the same.
             if not history.events:
                 raise
-            return Answer(None, history, str(error))
+            return Answer(None, history, str(error), nodes)
 
 
 async def _read_history(bus: NatsBus, app: str, since_s: float, history: MemoryHistory) -> None:
@@ -117,6 +123,8 @@ def _print(answer: Answer, since: str) -> None:
             console.print(_line(decision))
         if not answer.reply.decisions:
             console.print("No limit was changed yet.", style="dim")
+    for warning in (warning for node in answer.nodes for warning in node_warnings(node)):
+        console.print(escape(warning), style="yellow")
     console.print(escape(answer.history.summary(since)), style="bold")
     for event in answer.history.events:
         console.print(escape(event.line()), style="red" if event.trouble else "none")

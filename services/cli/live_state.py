@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch, SampleFlag
-from schemas.containers import ContainerChange, ContainerEvent
+from schemas.containers import ContainerChange, ContainerEvent, NodeInfo
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions
 from schemas.oom import OomEvent
 from schemas.queries import AppState
 from schemas.reasons import Resource, sentence
+from services.cli.capacity import node_warnings, plain_node
 from services.cli.memory_events import MemoryTally, container_name, describe_event, plain_event
 
 HISTORY_PERIODS: Final = 60
@@ -136,7 +137,20 @@ class LiveState:
         self.apps: dict[str, AppLive] = {}
         self.newest_events: deque[OomEvent] = deque(maxlen=NEWEST_EVENTS)
         self.time_ns = 0
+        self.nodes: dict[str, NodeInfo] = {}
+        """As registered; gone 30 s after an agent's last heartbeat."""
         self._leases: dict[str, Lease] = {}
+
+    def register(self, name: str, node: NodeInfo | None) -> None:
+        """Take in what a node's agent says of it, as the `nodes` bucket holds it; None: it has gone."""
+        self.nodes.pop(name, None)
+        if node is not None:
+            self.nodes[name] = node
+
+    @property
+    def node_warnings(self) -> list[str]:
+        """Nodes that are full, overcommitted or under pressure."""
+        return [warning for _, node in sorted(self.nodes.items()) for warning in node_warnings(node)]
 
     def announce(self, spec: AppSpec) -> None:
         """Take in an application's limits, as the `apps` bucket holds them."""
@@ -237,6 +251,7 @@ class LiveState:
             "time_ns": self.time_ns,
             "apps": [_plain_app(app) for _, app in sorted(self.apps.items())],
             "memory_events": [plain_event(event) for event in self.newest_events],
+            "nodes": [plain_node(node) for _, node in sorted(self.nodes.items())],
         }
 
     def _advance(self, time_ns: int) -> None:

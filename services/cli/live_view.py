@@ -34,7 +34,8 @@ def render(state: LiveState, *, only: str | None = None, columns: int = 160) -> 
     apps = [app for name, app in sorted(state.apps.items()) if only in {None, name}]
     if not apps:
         return Text("No application yet. `turnbuckle apply app.yaml` announces one; `turnbuckle doctor` helps.", "dim")
-    return Group(*(_render_app(app, columns) for app in apps), *map(_event_text, _newest(state, only)))
+    warnings = [Text(warning, "yellow", no_wrap=True, overflow="ellipsis") for warning in state.node_warnings]
+    return Group(*(_render_app(app, columns) for app in apps), *warnings, *map(_event_text, _newest(state, only)))
 
 
 def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
@@ -46,6 +47,7 @@ def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
         lines.append(f"{name}: {_summary(app)}")
         lines.append(f"  {_guard_summary(app)}")
         lines += [_plain_line(item, app.period_us) for item in app.containers]
+    lines += [f"  {warning}" for warning in state.node_warnings]
     return lines + [f"  {_event_line(event)}" for event in _newest(state, only)]
 
 

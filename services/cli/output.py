@@ -40,6 +40,11 @@ def print_note(message: str) -> None:
     stderr_console().print(escape(message))
 
 
+def print_warning(message: str) -> None:
+    """Tell the user on stderr what may not turn out as meant."""
+    stderr_console().print(f"[bold yellow]warning:[/] {escape(message)}")
+
+
 def print_error(message: str) -> None:
     """Tell the user on stderr what went wrong."""
     stderr_console().print(f"[bold red]error:[/] {escape(message)}")

@@ -11,7 +11,8 @@ import typer
 from rich.live import Live
 
 from schemas.apps import AppSpec
-from schemas.streams import APPS, LEASES
+from schemas.containers import NodeInfo
+from schemas.streams import APPS, LEASES, NODES
 from services._runtime.bus import Entry
 from services.cli.allocators import allocator_state
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
@@ -48,8 +49,9 @@ def top_command(
 
     The upper sparkline is CPU used, the lower one the limit. Below a container's memory: what was granted before it
     hit its limit; beside its last change: waits at the limit, refusals, kills, and hits after which calls can have
-    failed. What is counted begins when top does: `turnbuckle explain APP` knows what happened before. Without a
-    terminal it prints plain lines each second.
+    failed. Below: nodes that are full, that promise more cores than they have, or are under pressure. What is counted
+    begins when top does: `turnbuckle explain APP` knows what happened before. Without a terminal it prints plain lines
+    each second.
     """
     state = LiveState()
     asyncio.run(_watch(state, find_server(server, context), app, once=once or as_json))
@@ -81,7 +83,12 @@ async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool)
             elif isinstance(entry.message, AppSpec):
                 state.announce(entry.message)
 
-        async with bus.bucket(APPS).watch(changed), bus.bucket(LEASES).watch(hand_owners_to(state)):
+        def registered(key: str, entry: Entry | None) -> None:
+            node = entry.message if entry is not None else None
+            state.register(key, node if isinstance(node, NodeInfo) else None)
+
+        leases, nodes = bus.bucket(LEASES).watch(hand_owners_to(state)), bus.bucket(NODES).watch(registered)
+        async with bus.bucket(APPS).watch(changed), leases, nodes:
             if once:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), ONCE_WATCHES_S)

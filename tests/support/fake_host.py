@@ -16,6 +16,7 @@ from services.agent.ports import (
     HostFullError,
     Limits,
     MemoryState,
+    Pressure,
     WriteOutcome,
 )
 
@@ -197,6 +198,9 @@ class FakeHost:
     reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)
     recorded: list = field(default_factory=list)
     """Containers that the state directory names."""
+    available_bytes: int | None = None
+    """MemAvailable."""
+    pressure: Pressure = field(default_factory=Pressure)
     before_alarms: Callable[[], object] | None = None
     """Called once, before alarms are taken."""
 
@@ -205,6 +209,12 @@ class FakeHost:
 
     def look(self, handles):
         return None
+
+    def read_available(self):
+        return self.available_bytes
+
+    def read_pressure(self):
+        return self.pressure
 
     def open(self, container):
         if self.full:

@@ -93,6 +93,14 @@ def _nodes() -> st.SearchStrategy[NodeInfo]:
         container_count=INT64,
         version=TEXT,
         memory_guard=TEXT,
+        **{
+            name: st.none() | INT64
+            for name in (
+                *("allocatable_memory_bytes", "committed_memory_bytes", "committed_cpu_us", "available_memory_bytes"),
+            )
+        },
+        memory_pressure_percent=st.none() | st.floats(0, 100),
+        cpu_pressure_percent=st.none() | st.floats(0, 100),
     )
 
 

@@ -65,5 +65,6 @@ def memory_sample(
         limit_bytes=np.array([limit_bytes], np.int64),
         withheld_bytes=np.zeros(1, np.int64),
         delta_bytes=np.array([50 << 20], np.int64),
+        node_short=np.zeros(count, np.bool_),
     )
     return MemorySample(view, nothing if kills is None else np.array(kills, np.int64))

@@ -17,14 +17,15 @@ from services._runtime.kernel_programs import hierarchies_of
 from services.agent.adapters.alarms import AlarmBoard
 from services.agent.adapters.bell import Bell
 from services.agent.adapters.cgroup_handle import CgroupHandle, HostParts
-from services.agent.adapters.control_file import PAGE_BYTES, WriteTally, is_gone
+from services.agent.adapters.control_file import WriteTally, is_gone
+from services.agent.adapters.host_memory import memory_capacity, read_available, read_pressure
 from services.agent.adapters.kernel_programs import KernelProgramsError
 from services.agent.adapters.kernel_telemetry import KernelTelemetry
 from services.agent.adapters.ladder import RungRegistrar
 from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.core.readings import Readings, read_each
 from services.agent.core.throttling import Look
-from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFullError
+from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFullError, Pressure
 
 FILES_PER_CONTAINER: Final = 11
 """Version 1: counters, limits, the trap, and two of the guard's alarms. Version 2 has fewer."""
@@ -57,7 +58,7 @@ class CgroupHost(ABC):
         self.tally = WriteTally()
         """What all handles of this host have written."""
         self.cpu_count = os.cpu_count() or 1
-        self.memory_bytes = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+        self.memory_bytes = memory_capacity(layout)
         self._alarms = AlarmBoard()
         self.registrar = RungRegistrar()
         """Of usage thresholds (version 1)."""
@@ -84,6 +85,14 @@ class CgroupHost(ABC):
     def bell(self) -> Bell | None:
         """Rings when a container is throttled; None: nobody tells."""
         return None if self._kernel is None else self._kernel.bell
+
+    def read_available(self) -> int | None:
+        """MemAvailable, bytes."""
+        return read_available()
+
+    def read_pressure(self) -> Pressure:
+        """Of the whole machine."""
+        return read_pressure()
 
     def take_alarms(self) -> list[Alarm]:
         """Alarms that wait, at most one of a kind per container."""

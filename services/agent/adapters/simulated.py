@@ -25,6 +25,7 @@ from services.agent.ports import (
     GoneContainer,
     Limits,
     MemoryState,
+    Pressure,
     SourceAnswered,
     WriteOutcome,
 )
@@ -99,6 +100,13 @@ class SimulatedHost:
     def no_op_writes(self) -> int:
         """Writes of a value that was held already."""
         return self.tally.no_op_writes
+
+    def read_available(self) -> None:
+        """Not simulated."""
+
+    def read_pressure(self) -> Pressure:
+        """Not simulated."""
+        return Pressure()
 
     def take_alarms(self) -> list[Alarm]:
         """None: memory is only sampled."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from schemas.apps import PERIOD_US
 from services.allocator.core.memory import MARGIN_BYTES, PAGE_BYTES
+from services.allocator.core.rows import NO_BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class Room:
     memory_limit_bytes: int
     memory_free_bytes: int
     delta_bytes: int
+    node_free_bytes: int = NO_BOUND
+    """What the container may have on its node: what the node has left, and what the container counts for already."""
+    node_share_bytes: int = NO_BOUND
+    """The same, if it leaves others their part of what the node has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,15 @@ def admit(room: Room, newcomer: Newcomer) -> Admission | Refusal:
             f"{_mib(max(room.memory_free_bytes, 0))} of {_mib(room.memory_limit_bytes)} are free",
             permanent=needed_bytes > room.memory_limit_bytes,
         )
+    if needed_bytes > room.node_free_bytes:
+        return Refusal(
+            f"{newcomer.name} needs at least {_mib(needed_bytes)} of memory, its node has room for "
+            f"{_mib(max(room.node_free_bytes, 0))}",
+            permanent=False,
+        )
     wished_us = max(newcomer.share_us, newcomer.used_us, newcomer.min_us)
     wished_bytes = _pages_up(max(newcomer.share_bytes, newcomer.usage_bytes + room.delta_bytes, needed_bytes))
-    bound_bytes = min(newcomer.max_bytes, room.memory_free_bytes) // PAGE_BYTES * PAGE_BYTES
+    bound_bytes = min(newcomer.max_bytes, room.memory_free_bytes, room.node_share_bytes) // PAGE_BYTES * PAGE_BYTES
     return Admission(
         quota_us=min(wished_us, room.cpu_free_us, max(newcomer.cap_us, newcomer.min_us)),
         limit_bytes=min(wished_bytes, max(bound_bytes, needed_bytes)),

@@ -23,6 +23,7 @@ from services.allocator.core.granting import Granting
 from services.allocator.core.lending import Lending, nothing_left
 from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
+from services.allocator.core.node_room import node_is_full, node_rooms
 from services.allocator.core.roster import Roster, sane_rows
 from services.allocator.core.rows import BoolArray, IntArray, grouped, runs
 from services.allocator.core.standing import Moment, Tenure
@@ -31,6 +32,7 @@ from services.allocator.core.targets import Policies
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the order is void. (A look-up, because `np.isin` takes ten times as long.)"""
 _IS_LOST[[RowStatus.FAILED, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.OLD_ORDER]] = True
+_IS_LOST[RowStatus.NODE_BUDGET] = True
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 POOLS_EVERY_STEPS = 10
 """Pools are published at least once a second, changes or not."""
@@ -160,6 +162,7 @@ class Allocation:
             self._tenure.lost |= stale
             self._table = None
             return
+        self.roster.nodes[node].take_headroom(reply.node_headroom_bytes, reply.report_seq)
         self.roster.fence_acknowledged(node, ours)
         found = self.roster.known_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)
@@ -214,7 +217,7 @@ class Allocation:
         self._kept = room_to_keep(self.roster, self.table, stock, applying & ~rows.admitted)
         # A newcomer keeps its initial limits for a step: there is only one sample of it.
         decidable = rows.admitted & ~waiting & self.table.known[rows.app] & reachable
-        granting = Granting(rows, self.table, stock, self._kept)
+        granting = Granting(self.roster, self.table, stock, self._kept)
         budgets = granting.budgets(decidable)
         quota_us = self._policies.cpu(self.table, decidable, budgets[0], self._reasons[0])
         limit_bytes = self._policies.memory(
@@ -241,16 +244,25 @@ class Allocation:
         roster.reserves.need(group, request.wanted_bytes, moment.now_ns)
         refills = self._order_reserves(self.pools(), moment)
         granted = int(roster.reserves.given_held_bytes[group]) - given_before
-        missing = request.wanted_bytes - granted - self._lending.coming_back(table, index, group)
+        room = int(node_rooms(roster)[node])
+        where = node if room < request.wanted_bytes - granted else None  # what comes back elsewhere is of no use
+        missing = request.wanted_bytes - granted - self._lending.coming_back(table, index, group, where)
         if missing > 0:
-            self._take_back(index, missing, roster.known_rows(node, [request.container]), moment)
+            spared = [*roster.known_rows(node, [request.container]), *([] if where is None else self._not_on(where))]
+            self._take_back(index, missing, spared, moment)
         outcome = self._send(before, moment, quiet=True)
-        coming = self._lending.coming_back(table, index, group)
+        coming = self._lending.coming_back(table, index, group, where)
         refusal = ""
         if not granted and not coming and roster.reserves.settled[group]:  # an order under way may bring it
             refusal = nothing_left(app, int(table.memory_limit_bytes[index]), index, self.pools())
+            if where is not None:
+                refusal = node_is_full(request.node, room, request.wanted_bytes)
         reply = reply.model_copy(update={"granted_bytes": granted, "reclaiming_bytes": coming, "refusal": refusal})
         return reply, replace(outcome, updates=refills + outcome.updates)
+
+    def _not_on(self, node: int) -> list[int]:
+        rows: list[int] = np.flatnonzero(self.roster.rows.node != node).tolist()
+        return rows
 
     def _take_back(self, app: int, missing_bytes: int, spared: list[int | None], moment: Moment) -> None:
         """Order cuts of the application's containers but ``spared``, as far as they have slack."""
@@ -310,7 +322,7 @@ class Allocation:
         quota_us = np.where(rows.quota_wanted_us > 0, rows.quota_wanted_us, rows.quota_ordered_us)
         limit_bytes = np.where(rows.limit_wanted_bytes > 0, rows.limit_wanted_bytes, rows.limit_ordered_bytes)
         refills = self._order_reserves(self.pools(), moment) if needy else ()
-        granting = Granting(rows, self.table, standing.take_stock(self.roster, self.table), self._kept)
+        granting = Granting(self.roster, self.table, standing.take_stock(self.roster, self.table), self._kept)
         granting.grant((quota_us, limit_bytes), self._open_apps(moment))
         outcome = self._send(before, moment, quiet=True)
         return replace(outcome, updates=refills + outcome.updates)

@@ -10,16 +10,18 @@ from services.allocator.core import ledger, standing
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.memory import PAGE_BYTES, RECLAIM_BYTES
 from services.allocator.core.newcomers import Waiting
-from services.allocator.core.rows import BoolArray, IntArray, Rows
+from services.allocator.core.node_room import node_rooms, within_nodes
+from services.allocator.core.roster import Roster
+from services.allocator.core.rows import BoolArray, IntArray
 from services.allocator.core.standing import Stock
 from services.allocator.core.view import per_app
 
 
 @dataclass(frozen=True, slots=True)
 class Granting:
-    """A moment's state: ``rows`` is changed in place by `grant`."""
+    """A moment's state: the rows of ``roster`` are changed in place by `grant`."""
 
-    rows: Rows
+    roster: Roster
     table: AppTable
     stock: Stock
     kept: Waiting
@@ -27,7 +29,7 @@ class Granting:
 
     def budgets(self, decidable: BoolArray) -> tuple[IntArray, IntArray]:
         """What the decidable rows of each application may hold together, shape (A,): CPU, memory (and its reserves)."""
-        app, table, others = self.rows.app, self.table, ~decidable
+        app, table, others = self.roster.rows.app, self.table, ~decidable
         quota, limit = (per_app(app, holding * others, len(table.known)) for holding in self.stock.per_row)
         return (
             table.cpu_limit_us - quota - self.kept.quota_us,
@@ -36,17 +38,19 @@ class Granting:
 
     def grant(self, targets: tuple[IntArray, IntArray], open_apps: BoolArray) -> None:
         """Order what is wished, as far as the applications that are open have room for it; shape (N,) and (A,)."""
-        pools = self.stock.pools
+        rows, pools = self.roster.rows, self.stock.pools
         to_reserve = np.maximum(self._withheld() - pools.reserved_bytes, 0)
         cpu, memory = standing.free(pools, self.table)
         rooms = (cpu - self.kept.quota_us, memory - self.kept.limit_bytes - to_reserve)
         for account, target, room, holding in zip(ledger.ACCOUNTS, targets, rooms, self.stock.per_row, strict=True):
-            ordered = account.of(self.rows, "ordered")
+            ordered = account.of(rows, "ordered")
             if np.array_equal(target, ordered):
-                account.of(self.rows, "wanted")[:] = 0
+                account.of(rows, "wanted")[:] = 0
                 continue
-            funded = ledger.commit(self.rows, account, target, np.where(open_apps, room, 0), holding)
-            ordered[:] = _whole_pages(ordered, funded) if account is ledger.MEMORY else funded
+            funded = ledger.commit(rows, account, target, np.where(open_apps, room, 0), holding)
+            if account is ledger.MEMORY:
+                funded = within_nodes(rows, ordered, _whole_pages(ordered, funded), node_rooms(self.roster))
+            ordered[:] = funded
 
     def _withheld(self) -> IntArray:
         """Memory kept for reserves, as far as the application has it: no container's limit grows into it."""

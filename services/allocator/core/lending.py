@@ -8,6 +8,7 @@ from schemas.limits import LimitUpdate
 from services.allocator.core import ledger, reserves, standing
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.messages import Order, Pools, reserve_update
+from services.allocator.core.node_room import node_rooms
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import BoolArray, IntArray, grouped
 from services.allocator.core.standing import Moment, Tenure
@@ -60,6 +61,7 @@ class Lending:
             withheld_bytes=table.withheld_bytes,
             weight=np.bincount(rows.reserve, shares, count).astype(np.int64),
             reachable=open_apps[book.app] & ~unfenced & standing.heard(self._roster, book.node, moment),
+            node_room_bytes=node_rooms(self._roster),
             now_ns=moment.now_ns,
         )
         return self.send(table, *reserves.plan(book, view), moment)
@@ -86,16 +88,16 @@ class Lending:
                 book.record(mine, np.array(given, dtype=np.int64), order.seq, moment.now_ns)
         return tuple(updates)
 
-    def coming_back(self, table: AppTable, app: int, group: int) -> int:
+    def coming_back(self, table: AppTable, app: int, group: int, node: int | None = None) -> int:
         """Bytes on their way into the pool: cuts and lower reserves that are ordered and not yet reported.
 
-        ``group`` is the row of `Reserves` that waits for them; its own does not count.
+        ``group`` is the row of `Reserves` that waits for them; its own does not count. With ``node`` only of that one.
         """
         rows, book = self._roster.rows, self._roster.reserves
         holding = ledger.held(rows, ledger.MEMORY, table.virtual[rows.app])
-        mine = (rows.app == app) & rows.admitted & ~rows.settled
+        mine = (rows.app == app) & rows.admitted & ~rows.settled & ((node is None) | (rows.node == node))
         cuts = np.maximum(holding - rows.limit_ordered_bytes, 0)[mine]
-        lowered = book.live & ~book.settled & (book.app == app)
+        lowered = book.live & ~book.settled & (book.app == app) & ((node is None) | (book.node == node))
         lowered[group] = False
         returned = np.maximum(book.given_bytes - book.inflight_bytes, 0)[lowered]
         return int(cuts.sum()) + int(returned.sum())

@@ -14,7 +14,8 @@ Recall.  What a container used at most between the last two periodic reclaims an
 Scarce.  Where the wishes exceed what the application has free, all containers first get what keeps them alive for
          the loop (usage + max(3 g, MARGIN_BYTES)), in proportion to what is missing, then their recall, then the rest:
          a comfortable delta for one is not taken before the next three periods of another. And the reclaim below is
-         done at once for that application, not only when it is due (thesis 2.4.4.2).
+         done at once for that application, not only when it is due (thesis 2.4.4.2); and for all containers of a node
+         that has little left for raises, of whatever application (thesis 2.3.2).
 Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the recall or the container's
          minimum, and never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
 Refill.  Where the reserves lack more than a quarter of the withheld share (at a periodic reclaim: anything), the
@@ -96,6 +97,8 @@ class MemoryView:
     """Per application, A: of it, what reserves are to have where limits leave it."""
     delta_bytes: Ints
     """Per application, A."""
+    node_short: Bools
+    """Rows whose node has little left for raises: what others there do not use is reclaimed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: 
     grown, starved = _grow(view, needs)
     target = view.ordered_bytes + grown
     giving = view.fresh & quiet & (grown == 0)
-    reclaiming = starved[view.app] | reclaim
+    reclaiming = starved[view.app] | view.node_short | reclaim
     if reclaiming.any():
         target = np.where(reclaiming & giving, _reclaimed(view, needs), target)
     over = view.limit_bytes < per_app(view.app, view.ordered_bytes, len(view.limit_bytes))

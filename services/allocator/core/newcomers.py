@@ -17,6 +17,7 @@ from services.allocator.core.admission import Newcomer, Refusal, Room, admit
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.memory import MARGIN_BYTES
 from services.allocator.core.messages import Reasons
+from services.allocator.core.node_room import NEWCOMER_SHARE, counted_bytes, node_rooms
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
 from services.allocator.core.standing import Stock
@@ -85,13 +86,16 @@ def admit_newcomers(
         reasons: CPU and memory, written in place.
     """
     refused, own, free = [], stock.per_row, standing.free(stock.pools, table)
+    rooms, counted = node_rooms(roster), counted_bytes(roster.rows)
     for row in ready.tolist():
         app = int(roster.rows.app[row])
         joined = int(np.count_nonzero(roster.rows.admitted & (roster.rows.app == app)))
         if table.virtual[app]:
             _admit_virtually(roster, row, app, joined + 1)
             continue
-        room = _room(roster, table, row, joined, (free, own))
+        node = int(roster.rows.node[row])
+        of_node = int(rooms[node]), int(counted[row])
+        room = _room(roster, table, (row, joined), (free, own), of_node)
         together = joined + int(np.count_nonzero(~roster.rows.admitted & (roster.rows.app == app)))
         newcomer = _newcomer(roster, table, row, max(together, int(table.announced[app])))
         answer = admit(room, newcomer)
@@ -106,6 +110,7 @@ def admit_newcomers(
             inflight[row] = max(int(inflight[row]), value)  # it goes out in this step
         free[0][app] -= max(answer.quota_us - int(own[0][row]), 0)
         free[1][app] -= max(answer.limit_bytes - int(own[1][row]), 0)
+        rooms[node] -= min(max(answer.limit_bytes - int(counted[row]), 0), int(rooms[node]))
         for why, wished, there in (
             (reasons[0], newcomer.share_us, room.cpu_free_us),
             (reasons[1], newcomer.share_bytes, room.memory_free_bytes),
@@ -114,9 +119,23 @@ def admit_newcomers(
     return refused
 
 
-def _room(roster: Roster, table: AppTable, row: int, joined: int, sums: tuple[tuple[IntArray, IntArray], ...]) -> Room:
-    """What the application has for this row; ``sums``: free per application, held per row (CPU, memory each)."""
-    free, own = sums
+def _room(
+    roster: Roster,
+    table: AppTable,
+    place: tuple[int, int],
+    sums: tuple[tuple[IntArray, IntArray], ...],
+    of_node: tuple[int, int],
+) -> Room:
+    """What there is for a row.
+
+    Args:
+        roster: all rows.
+        table: parameters per application.
+        place: the row, and how many of its application have joined.
+        sums: free per application, held per row (CPU, memory each).
+        of_node: what its node has left, and what the row counts for there.
+    """
+    (row, joined), (free, own) = place, sums
     rows, app = roster.rows, int(roster.rows.app[row])
     others = max(int(table.announced[app]) - joined - 1, 0)
     rivals = ~rows.admitted & (rows.app == app)
@@ -132,6 +151,8 @@ def _room(roster: Roster, table: AppTable, row: int, joined: int, sums: tuple[tu
         int(table.memory_limit_bytes[app]),
         int(free[1][app] + own[1][row]) - kept[1],
         int(table.delta_bytes[app]),
+        sum(of_node),
+        of_node[0] // NEWCOMER_SHARE + of_node[1],
     )
 
 

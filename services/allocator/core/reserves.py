@@ -28,6 +28,8 @@ URGENT_RETRY_NS: Final = 200_000_000
 """The same, where somebody waits for it."""
 NEED_NS: Final = 1_000_000_000
 """For this long after a request its node comes before all others."""
+NODE_SHARE: Final = 4
+"""A reserve that nobody asked for is at most this part of what its node has left, itself included."""
 MOST_BYTES: Final = 1 << 60
 FEWEST_ROWS: Final = 8
 
@@ -154,6 +156,8 @@ class ReserveView:
     """G: containers that share in it; 0: whatever is left is taken back."""
     reachable: BoolArray
     """G: its agent can be told now."""
+    node_room_bytes: IntArray
+    """By node index: by how much limits and reserves there may rise."""
     now_ns: int
 
 
@@ -166,6 +170,8 @@ def targets(reserves: Reserves, view: ReserveView) -> IntArray:
     spread = np.minimum(view.withheld_bytes // PAGE_BYTES, left)
     weights = np.maximum(per_app(reserves.app, view.weight, len(pool)), 1)
     share = spread[reserves.app] // weights[reserves.app] * view.weight
+    of_node = (view.node_room_bytes[reserves.node] + reserves.held_bytes) // NODE_SHARE // PAGE_BYTES
+    share = np.minimum(share, of_node)
     target: IntArray = (first + share) * PAGE_BYTES
     return target
 
@@ -183,6 +189,10 @@ def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
     fall = may & (target < left) & settled & (far | (target == 0))
     free, kept = np.maximum(view.free_bytes, 0) // PAGE_BYTES, -(-view.kept_bytes // PAGE_BYTES)
     ask = np.where(rise, (target - left) // PAGE_BYTES, 0)
+    rooms = view.node_room_bytes // PAGE_BYTES
+    urgent = ration(reserves.node, np.where(needy, ask, 0), rooms)
+    rooms = rooms - per_app(reserves.node, urgent, len(rooms))
+    ask = urgent + ration(reserves.node, np.where(needy, 0, ask), rooms)
     first = ration(reserves.app, np.where(needy, ask, 0), free)
     others = np.maximum(free - per_app(reserves.app, first, len(free)) - kept, 0)
     granted = (first + ration(reserves.app, np.where(needy, 0, ask), others)) * PAGE_BYTES

@@ -19,7 +19,7 @@ from schemas.limits import LimitReply
 from services.allocator.core.ledger import Report, settle
 from services.allocator.core.punctuality import PATIENCE_NS, Punctuality
 from services.allocator.core.reserves import ReserveReport, Reserves
-from services.allocator.core.rows import BoolArray, IntArray, Rows
+from services.allocator.core.rows import NO_BOUND, BoolArray, IntArray, Rows
 from services.allocator.core.slots import at
 
 
@@ -32,7 +32,16 @@ class NodeState:
     fenced: set[str] = field(default_factory=set)
     """Applications for which it has acknowledged this epoch: before, an older owner's orders may still arrive."""
     heard_ns: int = 0
+    headroom_bytes: int = NO_BOUND
+    """By how much memory limits and reserves there may still rise, as last reported."""
+    headroom_seq: int = 0
+    """Of the report that said so."""
     punctuality: Punctuality = field(default_factory=Punctuality)
+
+    def take_headroom(self, headroom_bytes: int, report_seq: int) -> None:
+        """Take in what a report says of the node; -1: it sets no bound."""
+        if report_seq > self.headroom_seq:
+            self.headroom_seq, self.headroom_bytes = report_seq, NO_BOUND if headroom_bytes < 0 else headroom_bytes
 
 
 @dataclass(slots=True)
@@ -188,6 +197,7 @@ class Roster:
             state = self.nodes[node]
         group.report_seq, group.refused_since_ns = batch.report_seq, None
         state.heard_ns = now_ns
+        state.take_headroom(batch.node_headroom_bytes, batch.report_seq)
         return app, node
 
     @staticmethod

@@ -11,6 +11,8 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 UNLIMITED = -1
+NO_BOUND = 1 << 62
+"""More than there is anywhere; safe beside one value in a sum."""
 
 
 class Rows:

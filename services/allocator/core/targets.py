@@ -9,6 +9,7 @@ from services.allocator.core import memory, policy_escra, policy_waterfill
 from services.allocator.core.app_table import AppTable
 from services.allocator.core.memory import MemoryView
 from services.allocator.core.messages import Reasons
+from services.allocator.core.node_room import SHORT_DELTAS, node_rooms
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
 from services.allocator.core.slots import at
@@ -78,7 +79,7 @@ class Policies:
         return targets
 
     def _memory_view(self, table: AppTable, index: IntArray, budget_bytes: IntArray) -> MemoryView:
-        rows, mine = self._roster.rows, at(index)
+        rows, mine, rooms = self._roster.rows, at(index), node_rooms(self._roster)
         app = rows.app[mine]
         return MemoryView(
             app=app,
@@ -88,10 +89,11 @@ class Policies:
             reclaimable_bytes=rows.memory_reclaimable_bytes[mine],
             ordered_bytes=rows.limit_ordered_bytes[mine],
             min_bytes=table.min_memory_bytes[app],
-            max_bytes=table.max_memory_bytes[app],
+            max_bytes=np.minimum(table.max_memory_bytes[app], rows.limit_ordered_bytes[mine] + rooms[rows.node[mine]]),
             limit_bytes=budget_bytes,
             withheld_bytes=table.withheld_bytes,
             delta_bytes=table.delta_bytes,
+            node_short=rooms[rows.node[mine]] < SHORT_DELTAS * table.delta_bytes[app],
         )
 
     def forget(self, slots: IntArray) -> None:

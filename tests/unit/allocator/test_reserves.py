@@ -30,7 +30,7 @@ def book(*left_mib):
     return reserves
 
 
-def view(reserves, pool_mib, *, withheld_mib=100, kept_mib=0, weight=None, now_ns=0):
+def view(reserves, pool_mib, *, withheld_mib=100, kept_mib=0, weight=None, now_ns=0, room_mib=1 << 40):
     held = int(reserves.held_bytes.sum())
     count = len(reserves.app)
     nodes = int(reserves.live.sum())
@@ -39,6 +39,7 @@ def view(reserves, pool_mib, *, withheld_mib=100, kept_mib=0, weight=None, now_n
         withheld_bytes=ints(withheld_mib * MIB), kept_bytes=ints(kept_mib * MIB),
         weight=ints(*([1] * nodes if weight is None else weight), *[0] * (count - nodes)),
         reachable=np.ones(count, dtype=np.bool_), now_ns=now_ns,
+        node_room_bytes=np.full(max(nodes, 1), room_mib * MIB, dtype=np.int64),
     )  # fmt: skip
 
 

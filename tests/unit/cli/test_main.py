@@ -105,6 +105,7 @@ def test_a_dry_run_needs_no_server(tmp_path: Path) -> None:
         "app": "shop",
         "dry_run": True,
         "revision": None,
+        "warnings": [],
         "containers": [],
         "others": [],
     }

@@ -41,6 +41,7 @@ def view(
         limit_bytes=np.array([total * MIB]),
         withheld_bytes=np.array([withheld * MIB]),
         delta_bytes=np.array([50 * MIB]),
+        node_short=np.zeros(count, np.bool_),
     )
 
 
@@ -146,6 +147,13 @@ def test_numbers_explain_the_decision() -> None:
     assert (targets.threshold / MIB).tolist() == [25, 50]
 
 
+def test_slack_on_a_node_that_is_short_of_memory_is_reclaimed_at_once() -> None:
+    """Whichever application lacks it: the reclaim is not waited for, and nobody is cut below usage + delta."""
+    quiet = view(usage=[100, 100], limit=[400, 400], total=2000)
+    assert decide(quiet)[0] == [400, 400]
+    assert decide(replace(quiet, node_short=np.array([True, False])))[0] == [150, 400]
+
+
 @st.composite
 def views(draw: st.DrawFn) -> MemoryView:
     sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
@@ -167,6 +175,7 @@ def views(draw: st.DrawFn) -> MemoryView:
         limit_bytes=(held * draw(st.sampled_from([0.7, 1.0, 1.1, 3.0]))).astype(np.int64) + 4 * MIB,
         withheld_bytes=(held * draw(st.sampled_from([0, 0.2]))).astype(np.int64),
         delta_bytes=np.full(len(sizes), 50 * MIB),
+        node_short=random.uniform(size=len(app)) < 0.3,
     )
 
 

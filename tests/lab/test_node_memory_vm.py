@@ -1,0 +1,50 @@
+"""A machine of 1 GiB, two applications that may use 1 GiB each, growers in both: whose refusal comes first?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.vm.guest import Guest, RunningMachine
+from tests.lab.vm.guest_pytest import python
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(420)]
+
+MEMORY_MIB = 1024
+MIB = 1 << 20
+
+
+def grow(guest: Guest, directory: Path, how: str) -> dict[str, Any]:
+    machine = RunningMachine(guest.image, directory / how, memory_mib=MEMORY_MIB)
+    try:
+        ended = machine.start([python(), "-m", "tests.lab.vm.guest_node_budget", how]).wait(300)
+    finally:
+        machine.kill()
+    assert ended.exit_code == 0, ended.output[-4000:]
+    result: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
+    return result
+
+
+def test_our_refusal_comes_before_the_kernel_s_global_kill(
+    guest: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = grow(guest, tmp_path, "budget")
+    with capsys.disabled():
+        print(f"\n  {seen}")  # noqa: T201 - figures
+    assert seen["global"] == []
+    assert "the memory budget of node guest is used up" in seen["refusals"][0]
+    assert 0.5 * seen["allocatable"] < seen["highest"] <= seen["allocatable"] < (MEMORY_MIB - 256) * MIB
+
+
+def test_without_a_budget_the_kernel_kills_for_want_of_memory(
+    guest: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the test above is worth: the same growth, and the kernel's log has a kill for the whole machine."""
+    seen = grow(guest, tmp_path, "unbounded")
+    with capsys.disabled():
+        print(f"\n  {seen}")  # noqa: T201 - figures
+    assert seen["global"]
+    assert seen["highest"] > seen["allocatable"]

@@ -1,0 +1,211 @@
+"""Two applications that promise more than a small machine has, with growers in both: run by tests/lab, in a machine.
+
+Agent and two owners are the real code over real control groups, in one process and without a bus: what is looked at is
+the kernel, and the machine is small. The argument says whether the node has its budget. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from schemas.apps import AppSpec
+from schemas.containers import ContainerSource
+from schemas.limits import LimitReply, LimitUpdate
+from schemas.oom import MemoryRequest, OomKind
+from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
+from services.agent.adapters.cgroups import open_host
+from services.agent.adapters.host_memory import read_pressure
+from services.agent.adapters.reserves import MemoryReserveBook
+from services.agent.node import Node, NodeOptions
+from services.agent.occurrences import Answer, Asked, Occurrence
+from services.agent.ports import FoundContainer
+from services.agent.settings import AgentSettings
+from services.allocator.core.allocation import Allocation
+from services.allocator.core.standing import Moment
+
+MIB, GIB = 1 << 20, 1 << 30
+PERIOD_S = 0.1
+WITHIN_S = 150.0
+AFTER_S = 10.0
+"""Watched for so long after the first refusal."""
+ROOT = "tb-node-budget"
+GROW = """
+import sys, time
+sys.stdin.readline()
+held = []
+while True:
+    held.append(bytearray(2 << 20))
+    time.sleep(0.05)
+"""
+BURN = "import sys; sys.stdin.readline()\nwhile True: pass"
+
+
+class Grower:
+    """A container with one process, which the kernel may kill; its interpreter is charged elsewhere."""
+
+    def __init__(self, app: str, code: str = GROW, quota_us: int | None = None) -> None:
+        self.directory = managed_directory(app, "grow", "0123456789ab", ROOT)
+        self.group = ManagedCgroup.create(detect(), self.directory, quota_us, None)
+        self.process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, text=True)
+        Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("0", encoding="ascii")
+        assert self.group.add_process(self.process.pid)
+        self.found = FoundContainer(
+            "0123456789ab", app, f"grow-{app}", ContainerSource.EXEC, managed_directory=self.directory
+        )
+        memory = Path(detect().directories(self.directory)["memory"])
+        self.limit_file = memory / "memory.max"
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def limit_bytes(self) -> int:
+        text = self.limit_file.read_text(encoding="ascii").strip()
+        return 0 if text == "max" else int(text)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.group.kill()
+
+
+class Machine:
+    """The agent's node, and an owner of each application."""
+
+    def __init__(self, apps: list[AppSpec], *, budget: bool) -> None:
+        host = open_host(detect())
+        self.budget = AgentSettings.load({}).memory_budget(host.memory_bytes)
+        options = NodeOptions(memory_budget=self.budget if budget else None)
+        self.book = MemoryReserveBook()
+        self.node = Node("guest", 1, host, self.book, options)
+        self.owners: dict[str, Allocation] = {}
+        for spec in apps:
+            owner = self.owners[spec.name] = Allocation()
+            owner.own(spec.name, 1, 0)
+            owner.set_spec(spec.name, spec)
+        self.told: list[Occurrence] = []
+        self.ticks = 0
+
+    def moment(self) -> Moment:
+        return Moment(time.monotonic_ns(), time.time_ns(), reclaim_memory=self.ticks % 50 == 49)
+
+    def period(self) -> None:
+        self.ticks += 1
+        batches, _ = self.node.sample(time.monotonic_ns(), time.time_ns())
+        self.node.read_back(time.monotonic_ns())
+        for batch in batches:
+            owner = self.owners[batch.app]
+            outcome = owner.step([batch], self.moment())
+            self.send(owner, [*outcome.updates, *owner.fences_due(self.moment())])
+        self.follow_up()
+
+    def between(self) -> None:
+        now_ns = time.monotonic_ns()
+        self.node.poll_cuts(now_ns)
+        self.node.take_alarms(now_ns)
+        self.node.guard.poll(now_ns)
+        self.follow_up()
+
+    def send(self, owner: Allocation, updates: list[LimitUpdate] | tuple[LimitUpdate, ...]) -> None:
+        for update in updates:
+
+            def settled(reply: LimitReply, update: LimitUpdate = update) -> None:
+                owner.take_reply(reply, update, self.moment())
+
+            self.node.carry_out(update, time.monotonic_ns(), settled)
+
+    def follow_up(self) -> None:
+        self.told += self.node.journal.take_occurrences()
+        for asked in self.node.journal.take_requests():
+            self.node.guard.answered(asked, Answer(refusal=self.ask(asked)), time.monotonic_ns())
+
+    def ask(self, asked: Asked) -> str:
+        if (why := self.node.budget.grant_refusal()) is not None:
+            return why.sentence("guest")
+        request = MemoryRequest(
+            app=asked.app, node="guest", incarnation=1, container=asked.key, wanted_bytes=asked.wanted_bytes,
+            usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes, paused=asked.paused, time_ns=time.time_ns(),
+        )  # fmt: skip
+        owner = self.owners[asked.app]
+        reply, outcome = owner.request_memory(request, self.moment())
+        self.send(owner, outcome.updates)
+        return self.node.budget.explain_refusal(reply.refusal, asked.wanted_bytes)
+
+    def promised_bytes(self, growers: list[Grower]) -> int:
+        """As the kernel and the book have it."""
+        reserves = sum(reserve.left_bytes for reserve in self.book.read().values())
+        return reserves + sum(grower.limit_bytes() for grower in growers)
+
+
+def kernel_log() -> list[str]:
+    """What the kernel said of its killer."""
+    said = subprocess.run(["dmesg"], capture_output=True, text=True, check=True).stdout
+    return [line for line in said.splitlines() if "oom-kill:" in line]
+
+
+def global_kills() -> list[str]:
+    return [line for line in kernel_log() if "global_oom" in line]
+
+
+def grow(*, budget: bool) -> dict[str, Any]:
+    Path("/proc/self/oom_score_adj").write_text("-1000", encoding="ascii")
+    apps = [AppSpec(name=name, cpu_limit=2, memory_limit=1 * GIB) for name in ("shop", "cache")]
+    machine, growers = Machine(apps, budget=budget), [Grower(spec.name) for spec in apps]
+    for grower in growers:
+        machine.node.found(grower.found)
+    begin_s, highest, refused_s = time.monotonic(), 0, None
+    next_s, started = begin_s, False
+    while (now_s := time.monotonic()) < begin_s + WITHIN_S and not global_kills():
+        if now_s >= next_s:
+            next_s = now_s + PERIOD_S
+            machine.period()
+            highest = max(highest, machine.promised_bytes(growers))
+            limited = all(grower.limit_bytes() for grower in growers)
+            if limited and not started:
+                started = True
+                for grower in growers:
+                    grower.go()
+            refusals = [line for line in machine.told if line.kind is OomKind.REFUSAL]
+            if refusals and refused_s is None:
+                refused_s = now_s
+            if refused_s is not None and now_s > refused_s + AFTER_S:
+                break
+        machine.between()
+        time.sleep(0.004)
+    alive = [grower.process.poll() is None for grower in growers]
+    for grower in growers:
+        grower.end()
+    return {
+        "memory_total": machine.budget.capacity_bytes,
+        "allocatable": machine.budget.allocatable_bytes,
+        "highest": highest,
+        "refusals": [line.reason for line in machine.told if line.kind is OomKind.REFUSAL],
+        "kinds": [str(line.kind) for line in machine.told if line.kind is not OomKind.GRANT],
+        "kernel": kernel_log(),
+        "global": global_kills(),
+        "alive": alive,
+        "seconds": round(time.monotonic() - begin_s, 1),
+    }
+
+
+def pressure_of_one_throttled_process() -> float | None:
+    """`some` avg10 of processors while the only busy process of the machine has used up its quota of 10 %."""
+    burner = Grower("burn", BURN, quota_us=10_000)
+    burner.go()
+    deadline_s, highest = time.monotonic() + 40.0, None
+    while time.monotonic() < deadline_s:
+        time.sleep(1)
+        highest = max((read for read in (highest, read_pressure().cpu_percent) if read is not None), default=None)
+    burner.end()
+    return highest
+
+
+if __name__ == "__main__":
+    result = pressure_of_one_throttled_process() if sys.argv[1] == "pressure" else grow(budget=sys.argv[1] == "budget")
+    print(json.dumps(result))  # noqa: T201 - what the test reads

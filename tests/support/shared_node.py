@@ -1,0 +1,188 @@
+"""Two applications with an owner each on one node, all real code, joined by a network that loses, doubles, reorders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from schemas.apps import AppSpec
+from schemas.codec import decode, encode
+from schemas.oom import MemoryRequest
+from services.agent.core.node_budget import MemoryBudget, least_limit_bytes
+from services.agent.node import Node, NodeOptions
+from services.agent.occurrences import Answer
+from services.allocator.core.allocation import Allocation
+from services.allocator.core.standing import Moment
+from tests.support.fake_host import FakeContainer, FakeHost
+from tests.support.lossy_cluster import PERIOD_NS
+
+
+@dataclass
+class SharedNode:
+    """What is in flight stands in `network` until a test delivers or drops it; `told` is what the agent told."""
+
+    specs: tuple[AppSpec, ...]
+    budget: MemoryBudget | None
+    host: FakeHost = field(default_factory=FakeHost)
+    now_ns: int = 10 * PERIOD_NS
+    network: list[tuple] = field(default_factory=list)
+    owners: dict[str, Allocation] = field(default_factory=dict)
+    found: list = field(default_factory=list)
+    told: list = field(default_factory=list)
+    epoch: int = 0
+    incarnation: int = 0
+    names: int = 0
+    highest_bytes: int = 0
+
+    def __post_init__(self):
+        self.start_agent()
+        for spec in self.specs:
+            self.start_owner(spec)
+
+    # -- faults --
+
+    def start_owner(self, spec):
+        """A new owner of one application with a higher epoch; orders of the old one may still be under way."""
+        self.epoch += 1
+        owner = self.owners[spec.name] = Allocation(warm_up_ns=1 << 60)
+        owner.own(spec.name, self.epoch, self.now_ns)
+        owner.set_spec(spec.name, spec)
+
+    def start_agent(self):
+        """A new incarnation over the same containers and the same book of reserves."""
+        self.incarnation += 1
+        options = NodeOptions(memory_budget=self.budget)
+        self.node = Node("n1", self.incarnation, self.host, self.host.reserve_book, options)
+        for found in self.found:
+            self.node.found(found)
+
+    def start_container(self, app, **values) -> FakeContainer:
+        self.names += 1
+        found = self.host.add(f"c{self.names}", app, **values)
+        self.found.append(found)
+        self.node.found(found)
+        return self.host.containers[found.container_id]
+
+    def stop_container(self, position):
+        self.host.containers[self.found.pop(position).container_id].gone = True
+
+    # -- time --
+
+    def run(self, usage_bytes=()):
+        """One period: containers use what they want and may; the batches go out."""
+        for found, wanted_bytes in zip(self.found, usage_bytes, strict=False):
+            container = self.host.containers[found.container_id]
+            if not container.paused:
+                allowed = wanted_bytes if container.limit_bytes < 0 else min(wanted_bytes, container.limit_bytes)
+                container.run(1000, memory_bytes=allowed)
+        self.now_ns += PERIOD_NS
+        with_batches = self.act_of_agent(lambda: self.node.sample(self.now_ns, self.now_ns)[0])
+        here = {batch.app for batch in with_batches}
+        empty = [self.node.empty_batch(app, self.now_ns) for app in self.owners if app not in here]
+        self.network += [("batch", encode(batch)) for batch in [*with_batches, *empty]]
+
+    def touch(self, position, added_bytes):
+        """A container uses more; the agent hears the alarm, grants, asks."""
+        self.host.containers[self.found[position].container_id].touch(added_bytes)
+        self.act_of_agent(lambda: self.node.guard.take_alarms(self.host.take_alarms(), self.now_ns))
+
+    def poll(self):
+        self.act_of_agent(lambda: self.node.guard.poll(self.now_ns))
+
+    def moment(self, *, reclaim=False):
+        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
+
+    # -- messages --
+
+    def deliver(self, position, *, keep=False, reclaim=False):
+        item = self.network[position] if keep else self.network.pop(position)
+        kind, data = item[0], item[1]
+        if kind == "batch":
+            self._deliver_batch(decode(data), reclaim=reclaim)
+        elif kind == "update":
+            update, owner = decode(data), item[2]
+            replies = []
+            self.act_of_agent(lambda: self.node.carry_out(update, self.now_ns, replies.append))
+            self.network += [("reply", encode(reply), owner, update) for reply in replies]
+        elif kind == "ask":
+            request, node, asked = item[1:]
+            owner = self.owners[asked.app]
+            reply, outcome = owner.request_memory(decode(request), self.moment())
+            self.send(owner, outcome.updates)
+            self.network.append(("answer", encode(reply), node, asked))
+        elif kind == "answer":
+            _, reply, node, asked = item
+            if self.node is node:
+                answer = Answer(refusal=node.budget.explain_refusal(decode(reply).refusal, asked.wanted_bytes))
+                self.act_of_agent(lambda: node.guard.answered(asked, answer, self.now_ns))
+        else:
+            reply, owner, update = decode(data), item[2], item[3]
+            if owner in self.owners.values():
+                owner.take_reply(reply, update, self.moment())
+                self.send(owner, owner.fund(self.moment()).updates)
+
+    def _deliver_batch(self, batch, *, reclaim):
+        owner = self.owners.get(batch.app)
+        if owner is None:
+            return
+        owner.end_warm_up(batch.app)
+        self.send(owner, owner.step([batch], self.moment(reclaim=reclaim)).updates)
+        self.send(owner, owner.fences_due(self.moment()))
+
+    def send(self, owner, updates):
+        self.network += [("update", encode(update), owner) for update in updates]
+
+    def drop(self, position):
+        item = self.network.pop(position)
+        if item[0] == "update":
+            item[2].take_loss(decode(item[1]))
+        elif item[0] == "reply":
+            item[2].take_loss(item[3])
+        elif item[0] in {"ask", "answer"} and item[2] is self.node:
+            self.act_of_agent(lambda: item[2].guard.answered(item[3], Answer(silence="lost"), self.now_ns))
+
+    def deliver_all(self, *, reclaim=False):
+        """In order, and what follows from it."""
+        for _ in range(500):
+            if not self.network:
+                return
+            self.deliver(0, reclaim=reclaim)
+        raise AssertionError("messages do not come to an end")
+
+    # -- what is true --
+
+    def act_of_agent(self, action: Callable[[], object]):
+        """Whatever the agent does, it leads no sum beyond the budget, nor further beyond it than it was found."""
+        before_bytes = self.counted_bytes()
+        result = action()
+        self.told += self.node.journal.take_occurrences()
+        for asked in self.node.journal.take_requests():
+            request = MemoryRequest(
+                app=asked.app, node="n1", incarnation=self.node.incarnation, container=asked.key,
+                wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
+                paused=asked.paused, time_ns=self.now_ns,
+            )  # fmt: skip
+            if (why := self.node.budget.grant_refusal()) is not None:
+                self.node.guard.answered(asked, Answer(refusal=why.sentence("n1")), self.now_ns)
+            else:
+                self.network.append(("ask", encode(request), self.node, asked))
+        self.highest_bytes = max(self.highest_bytes, self.limits_bytes())
+        if self.budget is not None:
+            assert self.limits_bytes() <= max(self.budget.allocatable_bytes, before_bytes)
+        return result
+
+    def containers(self, app=None) -> list[FakeContainer]:
+        return [self.host.containers[found.container_id] for found in self.found if app in {None, found.app}]
+
+    def reserves_bytes(self, app=None):
+        return sum(reserve.left_bytes for name, reserve in self.host.reserve_book.read().items() if app in {None, name})
+
+    def limits_bytes(self, app=None):
+        """Limits, and what the node may still grant by itself."""
+        limits = sum(container.limit_bytes for container in self.containers(app) if container.limit_bytes > 0)
+        return limits + self.reserves_bytes(app)
+
+    def counted_bytes(self):
+        """The same, with what those without a limit use and will need for their first one."""
+        without = [container for container in self.containers() if container.limit_bytes < 0]
+        return self.limits_bytes() + sum(least_limit_bytes(container.usage_bytes) for container in without)
