@@ -22,24 +22,34 @@ def order_span(node: str, update: LimitUpdate) -> AbstractContextManager[Span]:
     """Around the carrying out of an order."""
     if not update.reserve_given_bytes and not update.column("limit_bytes").any():
         return _NO_SPAN
-    return span(
-        "agent.apply_limits",
-        turnbuckle__node=node,
-        turnbuckle__epoch=update.epoch,
-        turnbuckle__order_seq=update.seq,
-        turnbuckle__rows=update.row_count,
-    )
+    return _span(node, update.epoch, update.seq, update.row_count)
 
 
 def note_reply(current: Span, reply: LimitReply) -> None:
-    """What became of it."""
+    """What became of it; a span of its own where it failed and had none."""
     if not is_on():
         return
     failed = sum(status in _NOT_APPLIED for status in reply.column("status").tolist())
-    if current is _NO_SPAN:
-        if not (failed or reply.refusal):
-            leave_out()
-        return
+    if current is not _NO_SPAN:
+        _note_failure(current, reply, failed)
+    elif failed or reply.refusal:
+        with _span(reply.node, reply.epoch, reply.seq, reply.row_count) as late:
+            _note_failure(late, reply, failed)
+    else:
+        leave_out()
+
+
+def _span(node: str, epoch: int, seq: int, rows: int) -> AbstractContextManager[Span]:
+    return span(
+        "agent.apply_limits",
+        turnbuckle__node=node,
+        turnbuckle__epoch=epoch,
+        turnbuckle__order_seq=seq,
+        turnbuckle__rows=rows,
+    )
+
+
+def _note_failure(current: Span, reply: LimitReply, failed: int) -> None:
     if failed:
         current.set(turnbuckle__rows_failed=failed)
         current.fail("rows_failed", f"{failed} of {reply.row_count} rows were not carried out")

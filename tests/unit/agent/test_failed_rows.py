@@ -99,6 +99,19 @@ async def test_an_order_for_a_container_that_has_just_exited_is_no_warning(lab):
     assert warnings(logs) == []
 
 
+async def test_an_order_of_cpu_alone_has_a_span_where_it_fails(lab):  # noqa: F811
+    """Where it goes well it has none: that would be a third of what tracing costs a host."""
+    container = lab.ground.add("web", quota_us=20_000)
+    async with lab.agent() as lab.running:
+        await has_looked(lab)
+        with recorded_spans() as recorded:
+            await lab.order(update, {container.key: (30_000, 0)})
+            await lab.order(update, {container.key: (300_000, 0)})
+
+    [failed] = [each for each in recorded.ended if each.name == "agent.apply_limits"]
+    assert (failed.attributes["turnbuckle.rows_failed"], failed.status.is_ok) == (1, False)
+
+
 class Log:
     """What was warned of."""
 
