@@ -16,7 +16,15 @@ from schemas.containers import ContainerSource
 from services._runtime.cgroupfs import detect
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.docker_engine import DockerDiscovery
-from services.agent.ports import Alarm, AlarmKind, FoundContainer, GoneContainer, RejectedContainer, WriteOutcome
+from services.agent.ports import (
+    Alarm,
+    AlarmKind,
+    FoundContainer,
+    GoneContainer,
+    RejectedContainer,
+    SourceAnswered,
+    WriteOutcome,
+)
 from tests.support.deadline import until
 from tests.support.docker_lab import CuttableProxy, DockerLab
 
@@ -48,7 +56,7 @@ class Watcher:
         """Others may run labelled containers on this engine at the same time."""
         if isinstance(report, FoundContainer | RejectedContainer) and report.app.startswith(APP):
             self._ids.add(report.container_id)
-        if report.container_id in self._ids:
+        if not isinstance(report, SourceAnswered) and report.container_id in self._ids:
             self.reports.append(report)
 
     def found(self, container_id: str) -> list[FoundContainer]:

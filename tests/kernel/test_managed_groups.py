@@ -17,7 +17,7 @@ from services._runtime.cgroupfs import (
     paths_of_pid,
 )
 from services.agent.adapters.managed import EMPTY_S, ManagedDiscovery
-from services.agent.ports import GoneContainer
+from services.agent.ports import GoneContainer, SourceAnswered
 from tests.support.cgroup_lab import SLEEP, wait_until
 from tests.support.deadline import until
 
@@ -95,7 +95,12 @@ def test_a_refused_limit_leaves_nothing(lab):
 async def test_discovery_finds_a_group_and_removes_it_once_its_process_has_ended(lab):
     group = lab.group()
     reports: list[object] = []
-    task = asyncio.create_task(ManagedDiscovery(lab.layout, lab.root, interval_s=0.05).run(reports.append))
+
+    def keep(report: object) -> None:
+        if not isinstance(report, SourceAnswered):
+            reports.append(report)
+
+    task = asyncio.create_task(ManagedDiscovery(lab.layout, lab.root, interval_s=0.05).run(keep))
     process = lab.start(group, SLEEP)
     await until(lambda: reports == [lab.found(group)], within_s=30)
     process.kill()

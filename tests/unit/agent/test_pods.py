@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -14,8 +15,9 @@ from schemas.containers import ContainerSource
 from services.agent.adapters.cri import CriClient, CriError
 from services.agent.adapters.pod_groups import LIST_TURNS, PodGroups, find_tops, parse_group
 from services.agent.adapters.pods import FIRST_RETRY_S, RELIST_S, PodDiscovery
-from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 from tests.support.cri_lab import CREATED, EXITED, FakeRuntime, serving
+from tests.support.deadline import until
 from tests.support.fake_cgroupfs import fake_layout
 
 UID = "0f1e2d3c-0000-4000-8000-123456789abc"
@@ -204,6 +206,24 @@ async def test_a_runtime_that_is_away_costs_newcomers_only(shop: Node) -> None:
     shop.now_s += FIRST_RETRY_S
     assert await shop.found() == {"late"}
     assert shop.discovery.available
+
+
+async def test_a_silent_runtime_has_answered_once_its_containers_were_reported(shop: Node) -> None:
+    reports: list[Discovered] = []
+    shop.runtime.fault = grpc.StatusCode.UNAVAILABLE
+    discovery = PodDiscovery(shop.layout, shop.client, interval_s=0.01)
+    task = asyncio.create_task(discovery.run(reports.append))
+    await until(lambda: shop.runtime.questions, within_s=30, what="a question to the runtime")
+    assert reports == []
+
+    shop.runtime.fault = None
+    answered = SourceAnswered(ContainerSource.KUBERNETES)
+    await until(lambda: answered in reports, within_s=30, what="an answer")
+    before = reports[: reports.index(answered)]
+    assert {report.name for report in before if isinstance(report, FoundContainer)} == {"web", "sidecar"}
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def test_pods_of_others_are_left_alone(node: Node) -> None:
