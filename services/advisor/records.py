@@ -107,7 +107,8 @@ class Records:
             runs = dict(self.runs)
             tasks = {profile.task.task: profile.task for profile in runs.values()} | self._tasks
             local: dict[str, str] = {}
-            for profile in runs.values():
+            # One that got to its end tells more than one that was cut.
+            for profile in sorted(runs.values(), key=lambda one: one.end is not RunEnd.FINISHED):
                 if profile.end is not RunEnd.FAILED and lasted_enough(profile):
                     local.setdefault(profile.task.task, profile.run)
             local |= {task: run for task, run in self._named_runs.items() if run in runs}

@@ -84,6 +84,11 @@ def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
         warnings.append(
             f"no local run of {task.task} is known: predictions are much better with one (turnbuckle profile)"
         )
+    elif profile.end is RunEnd.FINISHED and task.epochs and not profile.task.epochs:
+        warnings.append(
+            f"the local run {profile.run} does not say how many epochs it trained: it is taken for the whole job of "
+            f"{task.epochs} (turnbuckle profile --epochs)"
+        )
     if not task.parameter_count and not task.layers:
         warnings.append(f"the features of {task.task} are not given (turnbuckle features): less can be told")
     configurations = question.configurations

@@ -335,6 +335,20 @@ def test_machines_of_providers_that_were_measured_come_first() -> None:
     assert {(one.provider, one.batch_size) for one in found.configurations} == {("emulated", 16), ("emulated", 64)}
 
 
+def test_a_finished_local_run_of_unknown_epochs_is_taken_for_the_whole_job_and_that_is_said() -> None:
+    """The task's own epochs are told with a local run that tells them, and with a job that does not."""
+    silent = profile("a").model_copy(update={"task": features("a").model_copy(update={"epochs": 0})})
+    job = features("a").model_copy(update={"epochs": 50})
+
+    def warned(run: Any, task: TaskFeatures) -> bool:
+        found = complete(asked(task=task, profile=run), listing(), Measured()).warnings
+        return any("does not say how many epochs" in one for one in found)
+
+    assert warned(silent, job)
+    assert not warned(profile("a"), job)
+    assert not warned(silent, job.model_copy(update={"epochs": 0}))
+
+
 def test_emulated_machines_are_no_part_of_a_list_of_real_ones() -> None:
     """Nobody can rent both. Where only emulated ones were measured they are listed, and so said; named: as asked."""
     machines = Listing({**listing().machines, ("emulated", "em"): listing().machines["gcp", "two"]})
