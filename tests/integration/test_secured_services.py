@@ -137,6 +137,36 @@ async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
         assert "SU" + "A" not in service.log_path.read_text()  # how a user's seed begins
 
 
+async def test_either_replica_leads_to_the_owner(server: SecuredNats, tmp_path: Path) -> None:
+    """Two allocators share the applications; an observer is told of all of them, whichever replica answers him."""
+    names = [f"shop{number}" for number in range(6)]
+    replicas = []
+    for number in range(2):
+        (tmp_path / f"{number}").mkdir()
+        replicas.append(launch(server, tmp_path / f"{number}", Role.ALLOCATOR))
+    try:
+        for replica in replicas:
+            await replica.ready(60)
+        for name in names:
+            (tmp_path / "app.yaml").write_text(SPEC.replace("shop", name))
+            await turnbuckle(server, Role.OPERATOR, "apply", str(tmp_path / "app.yaml"), "--limits-only")
+
+        async def owners() -> set[str]:
+            rows = json.loads(await turnbuckle(server, Role.OBSERVER, "apps", "--json"))["apps"]
+            assert [row["app"] for row in rows] == names
+            owned = {row["owner"] for row in rows}
+            return owned if len(owned) == 2 and owned.isdisjoint({"", None}) else set()
+
+        await poll(owners, within_s=60, what="an owner for each, both of them")
+        for name in names:
+            explained = json.loads(await turnbuckle(server, Role.OBSERVER, "explain", name, "--json"))
+            assert "0 containers hold" in json.dumps(explained), explained
+    finally:
+        for replica in replicas:
+            replica.kill()
+    assert refusals(server) == []
+
+
 async def test_rules_are_told(server: SecuredNats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reconciler: asks whether it is alone, answers questions, tells its writes, all for its own node."""
     operator = await server.bus(Role.OPERATOR)
