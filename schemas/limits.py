@@ -54,6 +54,11 @@ class LimitUpdate(ColumnarMessage):
     """Per application in `apps`: reserve given so far (at least what is used). Empty: leave the reserves alone."""
     container_max_bytes: tuple[Count, ...] = ()
     """Per application in `apps`: no grant of the agent goes beyond it. Sent with the reserves."""
+    fair_share_bytes: tuple[Count, ...] = ()
+    """Per application in `apps`: a container's fair share of the memory limit. Sent with the reserves, or empty."""
+    fair_growth_bytes: tuple[Count, ...] = ()
+    """Per application in `apps`: by so much more than it uses every container may grow, up to its share, whatever
+    containers above theirs want. Sent with the shares."""
     quota_us: Int64Column
     limit_bytes: Int64Column
 
@@ -61,6 +66,10 @@ class LimitUpdate(ColumnarMessage):
     def _check_reserves(self) -> Self:
         if len(self.reserve_given_bytes) != len(self.container_max_bytes):
             raise ValueError("reserve_given_bytes and container_max_bytes differ in length")
+        if len(self.fair_share_bytes) != len(self.fair_growth_bytes):
+            raise ValueError("fair_share_bytes and fair_growth_bytes differ in length")
+        if self.fair_share_bytes and len(self.fair_share_bytes) != len(self.reserve_given_bytes):
+            raise ValueError("fair shares are sent with the reserves, one per application")
         if self.reserve_given_bytes and (self.containers or len(self.reserve_given_bytes) != len(self.apps)):
             raise ValueError("reserves are one per application, and only in an update without rows")
         return self

@@ -21,11 +21,11 @@ from services.agent.core.memory_guard import (
     Asking,
     Guarded,
     IntArray,
-    by_urgency,
     cut_is_dangerous,
     wants_a_look,
 )
 from services.agent.drift import DriftWatch
+from services.agent.fair_shares import FairShares
 from services.agent.limit_hits import begin_to_count, kill_reason, limit_hits_mean, limit_hits_of
 from services.agent.occurrences import Answer, Asked, Journal, Occurrence, mib
 from services.agent.ports import UNLIMITED, Alarm, AlarmKind, MemoryState, WriteOutcome
@@ -61,6 +61,7 @@ class MemoryGuard:
         self._restless: dict[str, Guarded] = {}  # those that may be hot, or in an episode
         self._asking: dict[str, Asking] = {}
         self._waits = WaitNotes(containers)
+        self._shares = FairShares(containers, reserves)
         self.journal: Journal = drift.journal
 
     # -- who is guarded ----------------------------------------------------------------------------------------
@@ -159,6 +160,7 @@ class MemoryGuard:
         self._wake(now_ns)
         if not self._guarded:
             return
+        self._shares.take_sample(keys, usage_bytes)
         book = self._containers.book.containers
         limit_bytes = np.array([book[key].limit_bytes for key in keys], dtype=np.int64)
         near = np.flatnonzero(wants_a_look(usage_bytes, limit_bytes, rate)).tolist()
@@ -241,7 +243,7 @@ class MemoryGuard:
     def _grant(self, look: _Look, wanted_bytes: int) -> int:
         """Raise the limit by what the reserve covers; returns by how much."""
         guarded, state, now_ns = look.guarded, look.state, look.now_ns
-        spent = self._reserves.spend(guarded.app, wanted_bytes)
+        spent = self._shares.spend(guarded, state.limit_bytes, wanted_bytes)
         granted = spent // PAGE_BYTES * PAGE_BYTES
         self._reserves.refund(guarded.app, spent - granted)
         if granted == 0:
@@ -288,7 +290,7 @@ class MemoryGuard:
 
     def _short_of(self, app: str) -> list[Guarded]:
         """Containers of an application that lack memory, the most urgent first."""
-        return by_urgency([one for one in self._guarded.values() if one.app == app and one.short_since_ns is not None])
+        return self._shares.short_of(app, self._guarded.values())
 
     def _end_a_wait(self, look: _Look, need: Need) -> None:
         """Tasks wait and nothing could be granted: whether they may wait any longer."""
@@ -334,7 +336,7 @@ class MemoryGuard:
             paused_us = asker.paused_us(now_ns)
             self._tell(look, OomKind.REFUSAL, OomCause.ANSWER, reason, known_ns=asking.asked_ns, paused_us=paused_us)
         if answer.refusal:
-            for guarded in filter(lambda _: asking.may_release(now_ns), short):
+            for guarded in filter(lambda _: asking.may_release(now_ns), self._shares.by_size(short)):
                 self._kill_as_is_standard(guarded, reason, now_ns)
             if any(guarded.paused_since_ns is not None for guarded in short):
                 asking.ask_again_soon(now_ns)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from services.agent.core.fair_share import UNKNOWN, FairShare
 from services.agent.core.orders import ReserveOrder
 from services.agent.ports import Reserve, ReserveBook
 
@@ -33,6 +34,8 @@ class _Held:
     used_bytes: int = 0
     container_max_bytes: int = NO_MAXIMUM
     """As ordered, also of the agent before us."""
+    fair: FairShare = UNKNOWN
+    """Unknown until it is ordered."""
     differs: Reserve | None = None
     looks: int = 0
     """So many looks in a row have seen `differs`."""
@@ -75,10 +78,16 @@ class Reserves:
         held = self._held.get(app)
         return held.container_max_bytes if held else NO_MAXIMUM
 
+    def fair_of(self, app: str) -> FairShare:
+        """Of an application's containers."""
+        held = self._held.get(app)
+        return held.fair if held else UNKNOWN
+
     def order(self, order: ReserveOrder) -> None:
         """Carry an order out; what could not be written down is not reported either."""
         held = self._held.setdefault(order.app, _Held())
         held.container_max_bytes = order.container_max_bytes or NO_MAXIMUM
+        held.fair = order.fair
         self._book.set_container_max(order.app, order.container_max_bytes or None)
         self._give(order.app, held, max(order.given_bytes, held.used_bytes))
 

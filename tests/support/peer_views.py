@@ -62,6 +62,7 @@ def memory_sample(
         ordered_bytes=np.array(ordered_bytes, np.int64),
         min_bytes=np.full(count, 4 << 20, np.int64),
         max_bytes=np.full(count, 1 << 40, np.int64),
+        share_bytes=np.array([limit_bytes // count], np.int64),
         limit_bytes=np.array([limit_bytes], np.int64),
         withheld_bytes=np.zeros(1, np.int64),
         delta_bytes=np.array([50 << 20], np.int64),

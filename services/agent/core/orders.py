@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from schemas.limits import LimitUpdate, RowStatus
 from services.agent.core.bounds import Room
+from services.agent.core.fair_share import UNKNOWN, FairShare
 from services.agent.core.memory_growth import PAGE_BYTES
 
 
@@ -62,6 +63,7 @@ class ReserveOrder:
     app: str
     given_bytes: int
     container_max_bytes: int
+    fair: FairShare = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,9 @@ class OrderBook:
         fenced = () if rows else tuple(app for app in dict.fromkeys(update.apps) if app in claimed)
         reserves = tuple(
             accepted
-            for wanted in zip(update.apps, update.reserve_given_bytes, update.container_max_bytes, strict=False)
-            if wanted[0] in claimed and (update.epoch, update.seq) > self.reserve_orders.get(wanted[0], (0, 0))
-            if (accepted := self._accept_reserve(ReserveOrder(*wanted), (update.epoch, update.seq), room)) is not None
+            for wanted in _reserve_orders(update)
+            if wanted.app in claimed and (update.epoch, update.seq) > self.reserve_orders.get(wanted.app, (0, 0))
+            if (accepted := self._accept_reserve(wanted, (update.epoch, update.seq), room)) is not None
         )
         beyond = frozenset(room.beyond) if room is not None else frozenset()
         return Plan(rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves, beyond=beyond)
@@ -208,3 +210,10 @@ class OrderBook:
             return None
         quota_us, limits.waiting_cut_us, limits.waiting_order = limits.waiting_cut_us, None, None
         return quota_us
+
+
+def _reserve_orders(update: LimitUpdate) -> list[ReserveOrder]:
+    """Those that an update carries; an allocator that knows nothing of fair shares sends none."""
+    shares = [FairShare(*pair) for pair in zip(update.fair_share_bytes, update.fair_growth_bytes, strict=True)]
+    columns = update.reserve_given_bytes, update.container_max_bytes, shares or [UNKNOWN] * len(update.apps)
+    return [ReserveOrder(*wanted) for wanted in zip(update.apps, *columns, strict=False)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.apps import PERIOD_US
-from services.allocator.core.memory import MARGIN_BYTES, PAGE_BYTES
+from services.allocator.core.fairness import PAGE_BYTES
+from services.allocator.core.memory import MARGIN_BYTES
 from services.allocator.core.rows import NO_BOUND
 
 

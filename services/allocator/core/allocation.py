@@ -20,14 +20,14 @@ from services.allocator.core import ledger, messages, standing
 from services.allocator.core.app_table import AppTable, build_table
 from services.allocator.core.attendance import Attendance
 from services.allocator.core.granting import Granting
-from services.allocator.core.lending import Lending, nothing_left
+from services.allocator.core.lending import Asker, Lending, nothing_left
 from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
 from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
 from services.allocator.core.node_room import node_is_full, node_rooms
 from services.allocator.core.roster import Roster, sane_rows
 from services.allocator.core.rows import BoolArray, IntArray, grouped, runs
 from services.allocator.core.standing import Moment, Tenure
-from services.allocator.core.targets import Policies
+from services.allocator.core.targets import Policies, WantedBack
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the order is void. (A look-up, because `np.isin` takes ten times as long.)"""
@@ -129,8 +129,8 @@ class Allocation:
         book = self.roster.reserves
         self.set_spec(app, None)
         index = np.flatnonzero(book.live & (book.app == self.roster.app_index(app)))
-        nothing = np.zeros(len(index), dtype=np.int64)
-        updates = self._lending.send(self.table, index, nothing, moment) if self.epoch_of(app) else ()
+        nothing, fair = np.zeros(len(index), dtype=np.int64), self._lending.fair_shares(self.table, self.pools())
+        updates = self._lending.send(self.table, fair, (index, nothing), moment) if self.epoch_of(app) else ()
         self.disown(app)
         return updates
 
@@ -241,20 +241,21 @@ class Allocation:
             return reply.model_copy(update={"refusal": f"{app} is only observed"}), Outcome()
         self._follow_rows()
         before, given_before = self._ordered(), int(roster.reserves.given_held_bytes[group])
-        roster.reserves.need(group, request.wanted_bytes, moment.now_ns)
+        asker = self._lending.asker(table, self.pools(), roster.known_rows(node, [request.container]), index)
+        roster.reserves.need(group, request.wanted_bytes, asker.within_bytes, moment.now_ns)
         refills = self._order_reserves(self.pools(), moment)
         granted = int(roster.reserves.given_held_bytes[group]) - given_before
         room = int(node_rooms(roster)[node])
         where = node if room < request.wanted_bytes - granted else None  # what comes back elsewhere is of no use
         missing = request.wanted_bytes - granted - self._lending.coming_back(table, index, group, where)
         if missing > 0:
-            spared = [*roster.known_rows(node, [request.container]), *([] if where is None else self._not_on(where))]
-            self._take_back(index, missing, spared, moment)
+            asker.spared += [] if where is None else self._not_on(where)
+            self._take_back(index, missing, asker, moment)
         outcome = self._send(before, moment, quiet=True)
         coming = self._lending.coming_back(table, index, group, where)
         refusal = ""
         if not granted and not coming and roster.reserves.settled[group]:  # an order under way may bring it
-            refusal = nothing_left(app, int(table.memory_limit_bytes[index]), index, self.pools())
+            refusal = nothing_left(app, int(table.memory_limit_bytes[index]), index, self.pools()) + asker.remark
             if where is not None:
                 refusal = node_is_full(request.node, room, request.wanted_bytes)
         reply = reply.model_copy(update={"granted_bytes": granted, "reclaiming_bytes": coming, "refusal": refusal})
@@ -264,15 +265,16 @@ class Allocation:
         rows: list[int] = np.flatnonzero(self.roster.rows.node != node).tolist()
         return rows
 
-    def _take_back(self, app: int, missing_bytes: int, spared: list[int | None], moment: Moment) -> None:
-        """Order cuts of the application's containers but ``spared``, as far as they have slack."""
+    def _take_back(self, app: int, missing_bytes: int, asker: Asker, moment: Moment) -> None:
+        """Order cuts of the application's containers but those that are spared, as far as they have slack."""
         rows, table = self.roster.rows, self.table
         missing = np.zeros(len(self.roster.apps), dtype=np.int64)
         missing[app] = missing_bytes
         needy = np.zeros(rows.count, dtype=np.bool_)
-        needy[[row for row in spared if row is not None]] = True
+        needy[asker.spared] = True
         decidable = rows.admitted & table.known[rows.app] & standing.reachable(self.roster, table, moment)
-        targets = self._policies.take_memory_back(table, decidable, missing, needy, self._reasons[1])
+        wanted = WantedBack(missing, needy, asker.floor_bytes)
+        targets = self._policies.take_memory_back(table, decidable, wanted, self._reasons[1])
         cut = targets < rows.limit_ordered_bytes
         rows.limit_ordered_bytes[cut] = targets[cut]
         rows.limit_wanted_bytes[cut] = 0

@@ -8,7 +8,8 @@ import numpy as np
 
 from services.allocator.core import ledger, standing
 from services.allocator.core.app_table import AppTable
-from services.allocator.core.memory import PAGE_BYTES, RECLAIM_BYTES
+from services.allocator.core.fairness import PAGE_BYTES
+from services.allocator.core.memory import RECLAIM_BYTES
 from services.allocator.core.newcomers import Waiting
 from services.allocator.core.node_room import node_rooms, within_nodes
 from services.allocator.core.roster import Roster

@@ -12,10 +12,11 @@ Recall.  What a container used at most between the last two periodic reclaims an
          need again within one period: a process that starts takes 20 MiB in 50 ms. Its limit is kept MARGIN_BYTES
          above that peak, or brought back there, as long as nobody else needs the memory.
 Scarce.  Where the wishes exceed what the application has free, all containers first get what keeps them alive for
-         the loop (usage + max(3 g, MARGIN_BYTES)), in proportion to what is missing, then their recall, then the rest:
-         a comfortable delta for one is not taken before the next three periods of another. And the reclaim below is
-         done at once for that application, not only when it is due (thesis 2.4.4.2); and for all containers of a node
-         that has little left for raises, of whatever application (thesis 2.3.2).
+         the loop (usage + max(3 g, MARGIN_BYTES)), then their recall, then the rest: a comfortable delta for one is
+         not taken before the next three periods of another. Of each, what stays within fair shares (`fairness`) comes
+         first, and what goes beyond them second, both in proportion to what is missing. And the reclaim below is done
+         at once for that application, not only when it is due (thesis 2.4.4.2); and for all containers of a node that
+         has little left for raises, of whatever application (thesis 2.3.2).
 Reclaim. limit > usage + delta becomes usage + delta (thesis 2.4.3), in pages, never below the recall or the container's
          minimum, and never for a container whose usage set a new high within GREW_STEPS, which is about to need it.
 Refill.  Where the reserves lack more than a quarter of the withheld share (at a periodic reclaim: anything), the
@@ -23,7 +24,8 @@ Refill.  Where the reserves lack more than a quarter of the withheld share (at a
 Urgent.  A task waits for memory and the application has none free (thesis 2.4.4.2): what others have above usage +
          delta is taken; where that is not enough, the largest slacks above their recall, then above usage + max(3 g,
          MARGIN_BYTES) + MARGIN_BYTES (agents refuse less than one margin, and usage has moved on), and of the usage up
-         to CACHE_STEP_BYTES of page cache that the kernel can drop.
+         to CACHE_STEP_BYTES of page cache that the kernel can drop. For a container above its fair share nobody is cut
+         below what `fairness` guarantees (as `min_bytes`).
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
@@ -38,11 +40,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
+from services.allocator.core.fairness import PAGE_BYTES, within_share
 from services.allocator.core.sharing import ration, weighted_max_min
 from services.allocator.core.slots import SlotArrays, at
 from services.allocator.core.view import AppIndex, Bools, Floats, Ints, per_app
 
-PAGE_BYTES: Final = 4096
 LOOP_PERIODS: Final = 3
 """From a sample to its order in force at most two (measured/policy.md section 1), and one until the next sample."""
 ACCELERATION: Final = 2
@@ -91,6 +93,8 @@ class MemoryView:
     """Last ordered limit."""
     min_bytes: Ints
     max_bytes: Ints
+    share_bytes: Ints
+    """Per application, A: a container's fair share."""
     limit_bytes: Ints
     """Per application, A: what these rows and the application's reserves may hold together."""
     withheld_bytes: Ints
@@ -206,9 +210,11 @@ def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     if not starved.any():
         return np.where(wish < RECLAIM_BYTES, 0, wish), starved
     funded = np.zeros_like(wish)
+    fair = within_share(view.app, held, wish, view.share_bytes)
     for level in (needs.survival, needs.recall, held + wish):
-        step = np.minimum(wish, np.maximum(level - held, 0)) - funded
-        funded += _ration_pages(view.app, np.maximum(step, 0), room - per_app(view.app, funded, apps))
+        for most in (fair, wish):
+            step = np.minimum(most, np.maximum(level - held, 0)) - funded
+            funded += _ration_pages(view.app, np.maximum(step, 0), room - per_app(view.app, funded, apps))
     return np.where(funded < RECLAIM_BYTES, 0, funded), starved
 
 

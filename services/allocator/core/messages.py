@@ -9,6 +9,7 @@ import numpy as np
 
 from schemas.limits import LimitDecisions, LimitUpdate
 from services.allocator.core.app_table import AppTable
+from services.allocator.core.fairness import FairShares
 from services.allocator.core.memory import MemoryTargets
 from services.allocator.core.roster import NodeState, Roster
 from services.allocator.core.rows import IntArray, Rows
@@ -90,20 +91,27 @@ def fence(state: NodeState, apps: tuple[str, ...], order: Order) -> LimitUpdate:
     return LimitUpdate.build([], {"quota_us": [], "limit_bytes": []}, **_update_head(state, order, apps))
 
 
-def reserve_update(
-    roster: Roster, table: AppTable, of_node: tuple[int, IntArray], given_bytes: list[int], order: Order
-) -> LimitUpdate:
-    """The order for reserves: a fence that says what was given so far, per row.
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What a node may grant by itself, per row of `Reserves`."""
 
-    ``of_node`` is a node and its rows of `Reserves`.
-    """
-    node, index = of_node
-    apps = roster.reserves.app[index]
+    index: IntArray
+    given_bytes: list[int]
+    container_max_bytes: IntArray
+    """Per application, as are the shares."""
+    fair: FairShares
+
+
+def reserve_update(roster: Roster, node: int, lent: Lent, order: Order) -> LimitUpdate:
+    """The order for reserves: a fence that says what was given so far, per row, and whom it may be granted to."""
+    apps = roster.reserves.app[lent.index]
     return LimitUpdate.build(
         [],
         {"quota_us": [], "limit_bytes": []},
-        reserve_given_bytes=tuple(given_bytes),
-        container_max_bytes=tuple(table.max_memory_bytes[apps].tolist()),
+        reserve_given_bytes=tuple(lent.given_bytes),
+        container_max_bytes=tuple(lent.container_max_bytes[apps].tolist()),
+        fair_share_bytes=tuple(lent.fair.share_bytes[apps].tolist()),
+        fair_growth_bytes=tuple(lent.fair.growth_bytes[apps].tolist()),
         **_update_head(roster.nodes[node], order, tuple(roster.apps[app] for app in apps.tolist())),
     )
 

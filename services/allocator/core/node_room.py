@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.allocator.core.memory import MARGIN_BYTES, PAGE_BYTES, RECLAIM_BYTES
+from services.allocator.core.fairness import PAGE_BYTES
+from services.allocator.core.memory import MARGIN_BYTES, RECLAIM_BYTES
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import NO_BOUND, IntArray, Rows
 from services.allocator.core.sharing import ration

@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from services.allocator.core.memory import PAGE_BYTES
+from services.allocator.core.fairness import PAGE_BYTES
 from services.allocator.core.rows import BoolArray, IntArray
 from services.allocator.core.sharing import ration
 from services.allocator.core.slots import SlotArrays
@@ -49,6 +49,10 @@ class Reserves(SlotArrays):
     report_seq: IntArray
     needed_bytes: IntArray
     """What the agent asked for."""
+    needed_within_bytes: IntArray
+    """Of it, what stays within the fair share of the container that needs it most."""
+    share_bytes: IntArray
+    """Fair share of a container, as last ordered."""
     needed_until_ns: IntArray
     settled: BoolArray
     live: BoolArray
@@ -57,7 +61,7 @@ class Reserves(SlotArrays):
     _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = dict.fromkeys(
         (
             *("app", "node", "given_bytes", "used_bytes", "inflight_bytes", "order_seq", "ordered_ns", "report_seq"),
-            *("needed_bytes", "needed_until_ns"),
+            *("needed_bytes", "needed_within_bytes", "needed_until_ns", "share_bytes"),
         ),
         (np.int64, 0),
     ) | dict.fromkeys(("settled", "live"), (np.bool_, 0))
@@ -86,7 +90,7 @@ class Reserves(SlotArrays):
         """A new agent refuses the orders that were meant for the old one; what it holds it says itself."""
         mine = self.live & (self.node == node)
         self.given_bytes[mine] = self.given_held_bytes[mine]  # an order under way may have arrived before it died
-        for column in (self.inflight_bytes, self.order_seq, self.report_seq):
+        for column in (self.inflight_bytes, self.order_seq, self.report_seq, self.share_bytes):
             column[mine] = 0
         self.settled[mine] = True
 
@@ -108,9 +112,10 @@ class Reserves(SlotArrays):
         self.ordered_ns[index] = now_ns
         self.settled[index] = False
 
-    def need(self, index: int, wanted_bytes: int, now_ns: int) -> None:
-        """The agent asks for more."""
+    def need(self, index: int, wanted_bytes: int, within_bytes: int, now_ns: int) -> None:
+        """The agent asks for more, for a container that lacks so much to its fair share."""
         self.needed_bytes[index] = min(wanted_bytes, MOST_BYTES)
+        self.needed_within_bytes[index] = min(wanted_bytes, within_bytes, MOST_BYTES)
         self.needed_until_ns[index] = now_ns + NEED_NS
 
     def needy(self, now_ns: int) -> BoolArray:
@@ -152,6 +157,10 @@ class ReserveView:
     """A: of it, kept for containers that have not joined; only who asks may take it: a newcomer can wait."""
     withheld_bytes: IntArray
     """A: sigma x limit."""
+    guaranteed_bytes: IntArray
+    """G: what its containers may still claim, whatever others want beyond their fair shares."""
+    share_bytes: IntArray
+    """G: fair share of a container."""
     weight: IntArray
     """G: containers that share in it; 0: whatever is left is taken back."""
     reachable: BoolArray
@@ -162,14 +171,26 @@ class ReserveView:
 
 
 def targets(reserves: Reserves, view: ReserveView) -> IntArray:
-    """What each row should have left, whole pages: first what was asked for, then the withheld share by weight."""
-    pool, kept = np.maximum(view.pool_bytes, 0) // PAGE_BYTES, -(-view.kept_bytes // PAGE_BYTES)
-    asked = np.where(reserves.needy(view.now_ns) & (view.weight > 0), -(-reserves.needed_bytes // PAGE_BYTES), 0)
-    first = ration(reserves.app, asked, pool)
-    left = np.maximum(pool - kept - per_app(reserves.app, first, len(pool)), 0)
-    spread = np.minimum(view.withheld_bytes // PAGE_BYTES, left)
-    weights = np.maximum(per_app(reserves.app, view.weight, len(pool)), 1)
-    share = spread[reserves.app] // weights[reserves.app] * view.weight
+    """What each row should have left, whole pages.
+
+    First what was asked for within fair shares; then what was asked for beyond them, of what nobody may claim; then the
+    withheld share by weight, or, where that is not all there, by what containers may claim.
+    """
+    app, pool, kept = reserves.app, np.maximum(view.pool_bytes, 0) // PAGE_BYTES, -(-view.kept_bytes // PAGE_BYTES)
+    asks = reserves.needy(view.now_ns) & (view.weight > 0)
+    asked = np.where(asks, -(-reserves.needed_bytes // PAGE_BYTES), 0)
+    within = np.minimum(asked, -(-reserves.needed_within_bytes // PAGE_BYTES))
+    claims = np.where(view.weight > 0, -(-view.guaranteed_bytes // PAGE_BYTES), 0)
+    first = ration(app, within, pool)
+    others = pool - per_app(app, first, len(pool)) - per_app(app, claims, len(pool))
+    first = first + ration(app, asked - within, np.maximum(others, 0))
+    left = np.maximum(pool - kept - per_app(app, first, len(pool)), 0)
+    withheld = view.withheld_bytes // PAGE_BYTES
+    spread = np.minimum(withheld, left)
+    claimed = np.where((left < withheld)[app], ration(app, claims, spread), 0)
+    rest = spread - per_app(app, claimed, len(pool))
+    weights = np.maximum(per_app(app, view.weight, len(pool)), 1)
+    share = claimed + rest[app] // weights[app] * view.weight
     of_node = (view.node_room_bytes[reserves.node] + reserves.held_bytes) // NODE_SHARE // PAGE_BYTES
     share = np.minimum(share, of_node)
     target: IntArray = (first + share) * PAGE_BYTES
@@ -198,5 +219,6 @@ def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
     granted = (first + ration(reserves.app, np.where(needy, 0, ask), others)) * PAGE_BYTES
     given = np.where(rise, held + granted, np.where(fall, reserves.used_bytes + target, held))
     lost = may & ~reserves.settled & settled
-    index = np.flatnonzero((rise & (granted > 0)) | fall | lost)
+    unknown = may & (view.weight > 0) & (reserves.share_bytes != view.share_bytes)
+    index = np.flatnonzero((rise & (granted > 0)) | fall | lost | unknown)
     return index, given[index]

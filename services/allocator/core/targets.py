@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from schemas.apps import PERIOD_US
 from services.allocator.core import memory, policy_escra, policy_waterfill
 from services.allocator.core.app_table import AppTable
+from services.allocator.core.fairness import FairShares
 from services.allocator.core.memory import MemoryView
 from services.allocator.core.messages import Reasons
 from services.allocator.core.node_room import SHORT_DELTAS, node_rooms
 from services.allocator.core.roster import Roster
 from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
 from services.allocator.core.slots import at
-from services.allocator.core.view import CpuParameters, CpuTargets, CpuView
+from services.allocator.core.view import CpuParameters, CpuTargets, CpuView, per_app
+
+
+@dataclass(frozen=True, slots=True)
+class WantedBack:
+    """What somebody lacks who waits for memory."""
+
+    missing_bytes: IntArray
+    """Per application; 0: nothing."""
+    spared: BoolArray
+    """Rows that need memory themselves."""
+    floor_bytes: IntArray
+    """Per row: no limit is cut below it."""
 
 
 class Policies:
@@ -64,16 +79,15 @@ class Policies:
         reasons.take(index, wish)
         return targets
 
-    def take_memory_back(
-        self, table: AppTable, decidable: BoolArray, missing_bytes: IntArray, spared: BoolArray, reasons: Reasons
-    ) -> IntArray:
+    def take_memory_back(self, table: AppTable, decidable: BoolArray, wanted: WantedBack, reasons: Reasons) -> IntArray:
         """Memory limit targets per row that free what is missing per application, as far as there is slack."""
         rows = self._roster.rows
         targets = rows.limit_ordered_bytes.copy()
         index = np.flatnonzero(decidable)
         if len(index):
-            view = self._memory_view(table, index, missing_bytes)
-            wish = memory.take_back(self._memory, view, rows.slot[index], missing_bytes, spared[index])
+            view = self._memory_view(table, index, wanted.missing_bytes)
+            view = replace(view, min_bytes=np.maximum(view.min_bytes, wanted.floor_bytes[index]))
+            wish = memory.take_back(self._memory, view, rows.slot[index], wanted.missing_bytes, wanted.spared[index])
             targets[index] = wish.target_bytes
             reasons.take(index, wish)
         return targets
@@ -90,11 +104,19 @@ class Policies:
             ordered_bytes=rows.limit_ordered_bytes[mine],
             min_bytes=table.min_memory_bytes[app],
             max_bytes=np.minimum(table.max_memory_bytes[app], rows.limit_ordered_bytes[mine] + rooms[rows.node[mine]]),
+            share_bytes=self._share_bytes(table),
             limit_bytes=budget_bytes,
             withheld_bytes=table.withheld_bytes,
             delta_bytes=table.delta_bytes,
             node_short=rooms[rows.node[mine]] < SHORT_DELTAS * table.delta_bytes[app],
         )
+
+    def _share_bytes(self, table: AppTable) -> IntArray:
+        rows = self._roster.rows
+        joined = per_app(rows.app, rows.admitted, len(table.known))
+        return FairShares.of(
+            table.memory_limit_bytes, table.withheld_bytes, np.maximum(joined, table.announced)
+        ).share_bytes
 
     def forget(self, slots: IntArray) -> None:
         """Start estimates anew, for example because the application changed its policy."""

@@ -5,16 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.apps import AppSpec
-from schemas.cfs import CfsBatch
-from schemas.limits import LimitReply
-from schemas.oom import MemoryRequest
-from services.allocator.core.allocation import Allocation
 from services.allocator.core.reserves import PAGE_BYTES, ReserveReport, Reserves, ReserveView, plan
-from services.allocator.core.standing import Moment
+from tests.support.lending_shop import SECOND_NS, Shop
 
 MIB = 1 << 20
-SECOND_NS = 1_000_000_000
 
 
 def ints(*values):
@@ -37,6 +31,7 @@ def view(reserves, pool_mib, *, withheld_mib=100, kept_mib=0, weight=None, now_n
     return ReserveView(
         pool_bytes=ints(pool_mib * MIB), free_bytes=ints(pool_mib * MIB - held),
         withheld_bytes=ints(withheld_mib * MIB), kept_bytes=ints(kept_mib * MIB),
+        guaranteed_bytes=np.zeros(count, np.int64), share_bytes=np.zeros(count, np.int64),
         weight=ints(*([1] * nodes if weight is None else weight), *[0] * (count - nodes)),
         reachable=np.ones(count, dtype=np.bool_), now_ns=now_ns,
         node_room_bytes=np.full(max(nodes, 1), room_mib * MIB, dtype=np.int64),
@@ -68,7 +63,7 @@ def test_a_reserve_near_its_target_is_left_alone():
 
 def test_who_asks_comes_first_and_takes_from_the_others():
     reserves = book(0, 80)
-    reserves.need(0, 60 * MIB, now_ns=0)
+    reserves.need(0, 60 * MIB, 60 * MIB, now_ns=0)
 
     assert planned(reserves, view(reserves, 80)) == {1: 10}, "nothing is free yet: the other one gives first"
     reserves.settle(ints(1), ReserveReport(ints(2), ints(10 * MIB), ints(0), ints(0)))
@@ -109,7 +104,7 @@ def test_a_lost_order_is_sent_again():
 def test_raises_never_exceed_what_is_free(left_mib, asked_mib, pool_mib, weights):
     reserves = book(*left_mib)
     if asked_mib:
-        reserves.need(0, asked_mib * MIB, 0)
+        reserves.need(0, asked_mib * MIB, asked_mib * MIB, 0)
     count = len(left_mib)
     given_view = view(
         reserves, pool_mib, weight=weights.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
@@ -123,84 +118,6 @@ def test_raises_never_exceed_what_is_free(left_mib, asked_mib, pool_mib, weights
 
 
 # -- the whole allocation --------------------------------------------------------------------------------------------
-
-
-class Shop:
-    """Two nodes whose agents acknowledge everything at once."""
-
-    def __init__(self, rows, **spec):
-        self.spec = AppSpec(name="shop", cpu_limit=4, **spec)
-        self.rows = rows  # node -> container -> [limit, usage, reclaimable], MiB
-        self.given = dict.fromkeys(rows, 0)
-        self.seq = 0
-        self.now_ns = 1
-        self.allocation = Allocation()
-        self.allocation.own("shop", 5, 0)
-        self.allocation.set_spec("shop", self.spec)
-
-    def moment(self, *, reclaim=False):
-        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim)
-
-    def periods(self, count, *, reclaim=False):
-        for _ in range(count):
-            self.now_ns += SECOND_NS // 10
-            for node in self.rows:
-                outcome = self.allocation.step([self.batch(node)], self.moment(reclaim=reclaim))
-                self.carry_out(outcome.updates + self.allocation.fences_due(self.moment()))
-        return self
-
-    def use(self, container, usage_mib, reclaimable_mib=0):
-        for rows in self.rows.values():
-            if container in rows:
-                rows[container][1:] = [usage_mib, reclaimable_mib]
-
-    def batch(self, node):
-        rows = self.rows[node]
-        self.seq += 1
-        columns = {name: [0] * len(rows) for name in CfsBatch.column_types} | {
-            "periods": [1] * len(rows), "quota_us": [10_000] * len(rows), "order_seq": [1 << 40] * len(rows),
-            "memory_limit_bytes": [row[0] * MIB for row in rows.values()],
-            "memory_usage_bytes": [row[1] * MIB for row in rows.values()],
-            "memory_reclaimable_bytes": [row[2] * MIB for row in rows.values()],
-        }  # fmt: skip
-        return CfsBatch.build(
-            list(rows), columns, app="shop", node=node, incarnation=1, report_seq=self.seq, time_ns=self.now_ns,
-            period_us=100_000, host_cpus=4, reserve_given_bytes=self.given[node], reserve_order_seq=1 << 40,
-        )  # fmt: skip
-
-    def carry_out(self, updates):
-        for update in updates:
-            self.seq += 1
-            for row in update.rows():
-                if row["limit_bytes"]:
-                    self.rows[update.node][row["container"]][0] = row["limit_bytes"] // MIB
-            if update.reserve_given_bytes:
-                self.given[update.node] = update.reserve_given_bytes[0]
-            keys = update.keys or list(self.rows[update.node])
-            columns = {
-                "quota_us": [10_000] * len(keys), "order_seq": [update.seq] * len(keys), "status": [0] * len(keys),
-                "limit_bytes": [self.rows[update.node][key][0] * MIB for key in keys],
-            }  # fmt: skip
-            told = {} if update.row_count else {
-                "apps": ("shop",), "reserve_given_bytes": (self.given[update.node],),
-                "reserve_used_bytes": (0,), "reserve_order_seq": (update.seq,),
-            }  # fmt: skip
-            reply = LimitReply.build(
-                keys, columns, node=update.node, incarnation=1, report_seq=self.seq, epoch=5, seq=update.seq, **told
-            )
-            self.allocation.take_reply(reply, update, self.moment())
-            self.carry_out(self.allocation.fund(self.moment()).updates)
-
-    def ask(self, node, container, wanted_mib):
-        request = MemoryRequest(
-            app="shop", node=node, incarnation=1, container=container, wanted_bytes=wanted_mib * MIB, usage_bytes=0,
-            limit_bytes=0, paused=True, time_ns=0,
-        )  # fmt: skip
-        reply, outcome = self.allocation.request_memory(request, self.moment())
-        return reply, outcome.updates
-
-    def given_mib(self):
-        return {node: given // MIB for node, given in self.given.items()}
 
 
 @pytest.fixture
@@ -236,9 +153,9 @@ def test_what_others_have_in_reserve_and_as_slack_follows_when_they_have_given_i
     reply, updates = shop.ask("n1", "a-1", 900)
 
     assert reply.granted_bytes == 500 * MIB
-    assert reply.reclaiming_bytes == (100 + 42) * MIB, "the other reserve, and what b has above usage + 8 MiB"
+    assert reply.reclaiming_bytes == (50 + 42) * MIB, "of the other reserve, and what b has above usage + 8 MiB"
     shop.carry_out(updates)
-    assert shop.given_mib() == {"n1": 100 + 500 + 142, "n2": 0}
+    assert shop.given_mib() == {"n1": 100 + 500 + 50, "n2": 50 + 42}, "a may have 800, b 100 more than it uses"
     assert (shop.rows["n1"]["a-1"][0], shop.rows["n2"]["b-1"][0]) == (150, 108)
 
 

@@ -38,6 +38,7 @@ def view(
         ordered_bytes=np.array(limit, np.int64) * MIB,
         min_bytes=np.full(count, 4 * MIB),
         max_bytes=np.full(count, 4096 * MIB),
+        share_bytes=np.array([total // count * MIB]),
         limit_bytes=np.array([total * MIB]),
         withheld_bytes=np.array([withheld * MIB]),
         delta_bytes=np.array([50 * MIB]),
@@ -96,16 +97,14 @@ def test_growth_stops_at_the_containers_maximum() -> None:
 
 
 def test_a_short_pool_first_keeps_everybody_alive() -> None:
-    """Both are due; 30 MiB free. A takes 5 a period, B does not grow.
+    """Both are due; 30 MiB free. A takes 5 a period, B does not grow; the fair share is 267.
 
-    Survival: A 200 + 3 * 5 - 205 = 10, B 299 + 4 - 300 = 3: 13 of the 30. Of the rest, wishes A 200 + 50 - 205 - 10
-    = 35 and B 299 + 50 - 300 - 3 = 46, 17 are shared as 35 : 46.
+    Survival: A 200 + 3 * 5 - 205 = 10, B 299 + 4 - 300 = 3: 13 of the 30. A's wish for 35 more stays within its share
+    and comes before B's for 46: it gets the 17 that are left.
     """
     targets, reasons = decide(view([200, 299], [205, 300], 535, before=[195, 299]))
     assert reasons == [Reason.MEMORY_GROWTH] * 2
-    assert abs(targets[0] - (205 + 10 + 17 * 35 / 81)) < 0.02
-    assert abs(targets[1] - (300 + 3 + 17 * 46 / 81)) < 0.02
-    assert sum(targets) <= 535
+    assert targets == [205 + 10 + 17, 300 + 3]
 
 
 def test_a_short_pool_reclaims_at_once() -> None:
@@ -172,6 +171,7 @@ def views(draw: st.DrawFn) -> MemoryView:
         ordered_bytes=np.maximum(limit, 4 * MIB),
         min_bytes=np.full(len(app), 4 * MIB),
         max_bytes=np.full(len(app), 2**31),
+        share_bytes=held // np.array(sizes) // PAGE_BYTES * PAGE_BYTES,
         limit_bytes=(held * draw(st.sampled_from([0.7, 1.0, 1.1, 3.0]))).astype(np.int64) + 4 * MIB,
         withheld_bytes=(held * draw(st.sampled_from([0, 0.2]))).astype(np.int64),
         delta_bytes=np.full(len(sizes), 50 * MIB),
@@ -194,7 +194,7 @@ def test_memory_invariants(given_view: MemoryView, reclaim: bool) -> None:
     assert (targets >= given_view.usage_bytes + MARGIN_BYTES)[lowered].all()
     assert (targets >= given_view.min_bytes)[lowered].all()
     assert (targets[targets != given_view.ordered_bytes] % PAGE_BYTES == 0).all()
-    per_app = {"limit_bytes", "withheld_bytes", "delta_bytes"}
+    per_app = {"share_bytes", "limit_bytes", "withheld_bytes", "delta_bytes"}
     for app in range(apps):
         mine = np.flatnonzero(given_view.app == app)[::-1]
         alone = MemoryView(

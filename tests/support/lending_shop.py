@@ -1,0 +1,114 @@
+"""An application on some nodes whose agents acknowledge everything at once, for tests of the allocation's memory."""
+
+from __future__ import annotations
+
+from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.limits import LimitReply
+from schemas.oom import MemoryRequest
+from services.allocator.core.allocation import Allocation
+from services.allocator.core.standing import Moment
+
+MIB = 1 << 20
+SECOND_NS = 1_000_000_000
+
+
+class Shop:
+    """Rows: node -> container -> [limit, usage, reclaimable], MiB."""
+
+    def __init__(self, rows, **spec):
+        self.spec = AppSpec(name="shop", cpu_limit=4, **spec)
+        self.rows = rows  # node -> container -> [limit, usage, reclaimable], MiB
+        self.given = dict.fromkeys(rows, 0)
+        self.used = dict.fromkeys(rows, 0)
+        self.orders = 0
+        """Orders for memory that were carried out."""
+        self.fair = {}
+        """Node -> (share, growth) as last ordered, MiB."""
+        self.seq = 0
+        self.now_ns = 1
+        self.allocation = Allocation()
+        self.allocation.own("shop", 5, 0)
+        self.allocation.set_spec("shop", self.spec)
+
+    def moment(self, *, reclaim=False):
+        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim)
+
+    def periods(self, count, *, reclaim=False):
+        for _ in range(count):
+            self.now_ns += SECOND_NS // 10
+            for node in self.rows:
+                outcome = self.allocation.step([self.batch(node)], self.moment(reclaim=reclaim))
+                self.carry_out(outcome.updates + self.allocation.fences_due(self.moment()))
+        return self
+
+    def use(self, container, usage_mib, reclaimable_mib=0):
+        for rows in self.rows.values():
+            if container in rows:
+                rows[container][1:] = [usage_mib, reclaimable_mib]
+
+    def batch(self, node):
+        rows = self.rows[node]
+        self.seq += 1
+        columns = {name: [0] * len(rows) for name in CfsBatch.column_types} | {
+            "periods": [1] * len(rows), "quota_us": [10_000] * len(rows), "order_seq": [1 << 40] * len(rows),
+            "memory_limit_bytes": [row[0] * MIB for row in rows.values()],
+            "memory_usage_bytes": [row[1] * MIB for row in rows.values()],
+            "memory_reclaimable_bytes": [row[2] * MIB for row in rows.values()],
+        }  # fmt: skip
+        return CfsBatch.build(
+            list(rows), columns, app="shop", node=node, incarnation=1, report_seq=self.seq, time_ns=self.now_ns,
+            period_us=100_000, host_cpus=4, reserve_given_bytes=self.given[node], reserve_order_seq=1 << 40,
+            reserve_used_bytes=self.used[node],
+        )  # fmt: skip
+
+    def carry_out(self, updates):
+        for update in updates:
+            self.seq += 1
+            for row in update.rows():
+                if row["limit_bytes"]:
+                    self.rows[update.node][row["container"]][0] = row["limit_bytes"] // MIB
+            self.orders += bool(any(row["limit_bytes"] for row in update.rows()) or update.reserve_given_bytes)
+            if update.reserve_given_bytes:
+                self.given[update.node] = max(update.reserve_given_bytes[0], self.used[update.node])
+                self.fair[update.node] = update.fair_share_bytes[0] // MIB, update.fair_growth_bytes[0] // MIB
+            keys = update.keys or list(self.rows[update.node])
+            columns = {
+                "quota_us": [10_000] * len(keys), "order_seq": [update.seq] * len(keys), "status": [0] * len(keys),
+                "limit_bytes": [self.rows[update.node][key][0] * MIB for key in keys],
+            }  # fmt: skip
+            told = {} if update.row_count else {
+                "apps": ("shop",), "reserve_given_bytes": (self.given[update.node],),
+                "reserve_used_bytes": (self.used[update.node],), "reserve_order_seq": (update.seq,),
+            }  # fmt: skip
+            reply = LimitReply.build(
+                keys, columns, node=update.node, incarnation=1, report_seq=self.seq, epoch=5, seq=update.seq, **told
+            )
+            self.allocation.take_reply(reply, update, self.moment())
+            self.carry_out(self.allocation.fund(self.moment()).updates)
+
+    def ask(self, node, container, wanted_mib):
+        request = MemoryRequest(
+            app="shop", node=node, incarnation=1, container=container, wanted_bytes=wanted_mib * MIB, usage_bytes=0,
+            limit_bytes=0, paused=True, time_ns=0,
+        )  # fmt: skip
+        reply, outcome = self.allocation.request_memory(request, self.moment())
+        return reply, outcome.updates
+
+    def given_mib(self):
+        return {node: given // MIB for node, given in self.given.items()}
+
+    def grant(self, node, container, wanted_mib):
+        """As an agent does: out of the node's reserve, into the limit."""
+        granted_mib = max(min(wanted_mib, self.left_mib(node)), 0)
+        self.used[node] += granted_mib * MIB
+        self.rows[node][container][0] += granted_mib
+
+    def left_mib(self, node):
+        """What its agent may still grant."""
+        return (self.given[node] - self.used[node]) // MIB
+
+    def claim_mib(self, node, container):
+        """What a container may still claim beyond its limit."""
+        (share, growth), (limit, usage, reclaimable) = self.fair[node], self.rows[node][container]
+        return max(min(share, usage - reclaimable + growth) - limit, 0)

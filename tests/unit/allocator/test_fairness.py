@@ -1,0 +1,181 @@
+"""Fair shares of scarce memory: who is below its share comes first, and nobody above it gets what others may claim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.allocator.core.fairness import PAGE_BYTES, FairShares, kept, within_share
+from services.allocator.core.memory import MARGIN_BYTES, RECLAIM_BYTES, MemoryState, MemoryView, decide_memory
+from tests.support.lending_shop import MIB, Shop
+
+sizes = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=12)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+@given(sizes, st.integers(4 * MIB, 1 << 44), st.floats(0, 0.99))
+def test_all_guarantees_together_fit_the_application_and_what_is_kept_fits_the_withheld_share(usage, limit, sigma):
+    app, count = np.zeros(len(usage), np.int64), ints(len(usage))
+    withheld = int(limit * sigma)
+    fair = FairShares.of(ints(limit), ints(withheld), count)
+    guaranteed = fair.guaranteed(app, np.array(usage))
+    assert guaranteed.sum() <= limit
+    assert (guaranteed <= fair.share_bytes[0]).all()
+    assert kept(guaranteed, np.array(usage)).sum() <= withheld + PAGE_BYTES * len(usage)
+
+
+@given(sizes, st.data())
+def test_the_part_of_a_wish_within_the_share_ends_there(limits, data):
+    count = len(limits)
+    wish = np.array(data.draw(st.lists(st.integers(0, 1 << 40), min_size=count, max_size=count)))
+    share, held = ints(data.draw(st.integers(0, 1 << 40))), np.array(limits)
+    within = within_share(np.zeros(count, np.int64), held, wish, share)
+    assert ((within >= 0) & (within <= wish)).all()
+    assert (held + within <= np.maximum(share[0], held)).all()
+    assert ((within == wish) | (held + within >= share[0])).all()
+
+
+@st.composite
+def scarce_views(draw: st.DrawFn) -> MemoryView:
+    """One application whose containers wish for more than is free."""
+    count = draw(st.integers(2, 6))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    usage = random.integers(1, 300, count) * MIB
+    ordered = usage + random.choice([0, 1, 4, 30], count) * MIB
+    limit = int(ordered.sum()) + draw(st.integers(0, 60)) * MIB
+    return MemoryView(
+        app=np.zeros(count, np.int32),
+        fresh=np.ones(count, np.bool_),
+        usage_bytes=usage,
+        before_bytes=np.maximum(usage - random.integers(0, 40, count) * MIB, 1),
+        reclaimable_bytes=np.zeros(count, np.int64),
+        ordered_bytes=ordered,
+        min_bytes=np.full(count, 4 * MIB),
+        max_bytes=np.full(count, 1 << 40),
+        share_bytes=ints(limit // count // PAGE_BYTES * PAGE_BYTES),
+        limit_bytes=ints(limit),
+        withheld_bytes=ints(0),
+        delta_bytes=ints(50 * MIB),
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(scarce_views())
+def test_nobody_below_its_share_is_refused_survival_while_one_above_gets_more(view):
+    rows, share = np.arange(len(view.app)), int(view.share_bytes[0])
+    targets = decide_memory(MemoryState(len(rows)), view, rows, reclaim=False).target_bytes
+    growth = np.maximum(view.usage_bytes - view.before_bytes, 0)
+    survival = view.usage_bytes + np.maximum(3 * growth, MARGIN_BYTES)
+    refused = (targets + RECLAIM_BYTES < np.minimum(survival, share)) & (view.ordered_bytes < share)
+    beyond = (targets > view.ordered_bytes) & (targets > max(share, 0))
+    assert not (refused.any() and beyond.any())
+    assert targets.sum() <= max(view.limit_bytes[0], view.ordered_bytes.sum())
+
+
+@settings(deadline=None, max_examples=100)
+@given(scarce_views())
+def test_the_order_of_containers_makes_no_difference(view):
+    rows = np.arange(len(view.app))
+    columns = ("usage_bytes", "before_bytes", "ordered_bytes")
+    backwards = replace(view, **{name: getattr(view, name)[::-1].copy() for name in columns})
+    forth, back = (decide_memory(MemoryState(len(rows)), each, rows, reclaim=False) for each in (view, backwards))
+    assert (forth.target_bytes == back.target_bytes[::-1]).all()
+
+
+def test_below_its_share_a_container_comes_before_one_above():
+    """20 MiB are free; both need 40 to survive the loop. The one at 40 of 150 gets them, the one at 240 nothing."""
+    held = np.array([40, 240]) * MIB
+    view = MemoryView(
+        app=np.zeros(2, np.int32), fresh=np.ones(2, np.bool_), usage_bytes=held, before_bytes=held - 40 * MIB // 3,
+        reclaimable_bytes=np.zeros(2, np.int64), ordered_bytes=held, min_bytes=np.full(2, 4 * MIB),
+        max_bytes=np.full(2, 1 << 40), share_bytes=ints(150 * MIB), limit_bytes=ints(300 * MIB),
+        withheld_bytes=ints(0), delta_bytes=ints(50 * MIB),
+    )  # fmt: skip
+    targets = decide_memory(MemoryState(2), view, np.arange(2), reclaim=False).target_bytes
+    assert (targets // MIB).tolist() == [60, 240]
+
+
+# -- the whole allocation --------------------------------------------------------------------------------------------
+
+
+def pair(sigma: float = 0.2) -> Shop:
+    """256 MiB; a large container, and a small one that idles on another node."""
+    made = Shop({"n1": {"large-1": [100, 90, 0]}, "n2": {"small-1": [100, 8, 0]}}, memory_limit=256 * MIB, sigma=sigma)
+    return made.periods(15).periods(1, reclaim=True).periods(5)
+
+
+def grow_as_far_as_it_goes(shop: Shop, node: str, container: str) -> tuple[int, str]:
+    """What a container reaches that uses all it gets and asks for more, MiB, and why it is refused then."""
+    reply = None
+    for _ in range(40):
+        row = shop.rows[node][container]
+        row[1] = row[0]
+        shop.periods(1)
+        reply, updates = shop.ask(node, container, 50)
+        shop.carry_out(updates)
+        others = sum(shop.claim_mib(node, key) for key in shop.rows[node] if key != container)
+        shop.grant(node, container, shop.left_mib(node) - others)
+        shop.periods(1)
+        if reply.refusal:
+            break
+    return shop.rows[node][container][0], reply.refusal
+
+
+def test_a_container_above_its_share_leaves_the_others_what_they_may_claim():
+    """Share 128, sigma x share 25: the small one uses 8 and may have 33."""
+    shop = pair()
+    reached_mib, why = grow_as_far_as_it_goes(shop, "n1", "large-1")
+    assert 218 <= reached_mib <= 256 - 33
+    assert "its fair share is 128 MiB" in why
+    assert "kept for containers below theirs" in why
+
+    reached_mib, _ = grow_as_far_as_it_goes(shop, "n2", "small-1")
+    assert reached_mib >= 32, "what was kept is there for it"
+
+
+def test_with_nothing_withheld_nothing_is_kept():
+    shop = pair(sigma=0)
+    reached_mib, why = grow_as_far_as_it_goes(shop, "n1", "large-1")
+    assert reached_mib >= 256 - 18
+    assert "fair share" not in why
+
+
+def test_what_becomes_free_goes_to_the_one_below_its_share():
+    shop = pair()
+    grow_as_far_as_it_goes(shop, "n1", "large-1")
+    grow_as_far_as_it_goes(shop, "n2", "small-1")
+    before = shop.rows["n2"]["small-1"][0]
+    shop.use("large-1", 150)
+    for _ in range(2):  # what it used lately is kept for one reclaim more
+        shop.periods(15).periods(1, reclaim=True)
+    shop.periods(3)
+    reached_mib, _ = grow_as_far_as_it_goes(shop, "n2", "small-1")
+    assert reached_mib > before + 20
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(["a-1", "b-1", "c-1"]), st.integers(1, 250)), max_size=25))
+def test_limits_and_reserves_never_exceed_the_application_and_come_to_rest(steps):
+    rows = {"n1": {"a-1": [60, 10, 0], "b-1": [60, 10, 0]}, "n2": {"c-1": [60, 10, 0]}}
+    shop = Shop(rows, memory_limit=256 * MIB, sigma=0.2).periods(3)
+    node_of = {key: node for node, group in rows.items() for key in group}
+    for key, usage_mib in steps:
+        node, row = node_of[key], rows[node_of[key]][key]
+        row[1] = min(usage_mib, row[0])
+        shop.periods(1)
+        if usage_mib > row[0]:
+            _, updates = shop.ask(node, key, usage_mib - row[0])
+            shop.carry_out(updates)
+            shop.grant(node, key, min(usage_mib - row[0], shop.left_mib(node)))
+        shop.periods(1)
+        assert sum(each[0] for group in rows.values() for each in group.values()) + sum(map(shop.left_mib, rows)) <= 256
+    shop.periods(40)
+    orders = shop.orders
+    shop.periods(20)
+    assert shop.orders == orders, "with constant usage nothing is ordered any more"
