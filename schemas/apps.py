@@ -36,7 +36,9 @@ class AppSpec(Message):
     ]
     policy: Policy = "waterfill"
     mode: Mode = "enforce"
-    sigma: Annotated[float, Field(ge=0, lt=1, description="share of memory withheld for out-of-memory events")] = 0.2
+    sigma: Annotated[float, Field(ge=0, lt=1, description="share of memory kept for containers below fair shares")] = (
+        0.2
+    )
     kappa: Annotated[
         float, Field(gt=0, le=1, description="escra: share of the mean unused runtime taken per period")
     ] = 0.8
