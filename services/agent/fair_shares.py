@@ -26,15 +26,15 @@ class FairShares:
 
     def spend(self, guarded: Guarded, limit_bytes: int, wanted_bytes: int) -> int:
         """Take up to so much out of the reserve for a container with this limit; returns how much, bytes."""
-        if wanted_bytes <= 0:
-            return 0
-        app, book = guarded.app, self._containers.book.containers
+        app, fair, book = guarded.app, self._reserves.fair_of(guarded.app), self._containers.book.containers
+        if limit_bytes + wanted_bytes <= fair.share_bytes or not fair.share_bytes:
+            return self._reserves.spend(app, wanted_bytes)
         others = [
             Holding(self._used_bytes.get(key, 0), book[key].limit_bytes)
             for key in self._containers.of_app(app)
             if key != guarded.key
         ]
-        most_bytes = grantable_bytes(self._reserves.fair_of(app), limit_bytes, self._reserves.left_of(app), others)
+        most_bytes = grantable_bytes(fair, limit_bytes, self._reserves.left_of(app), others)
         return self._reserves.spend(app, min(wanted_bytes, most_bytes))
 
     def short_of(self, app: str, guarded: Iterable[Guarded]) -> list[Guarded]:
