@@ -168,8 +168,12 @@ class Rules:
         before = [recent for recent in self._recent[app] if recent.time_s <= time_s]
         usage_bytes = max((recent.usage_bytes for recent in before), default=0)
         groups = max((recent.groups for recent in before), default=0)
-        left_bytes = int(self.specs[app].memory_limit) - usage_bytes
-        self.kills.append(Kill(time_s, app, container, usage_bytes, exhausted=left_bytes < groups * ROOM_BYTES))
+        spec = self.specs[app]
+        left_bytes = int(spec.memory_limit) - usage_bytes
+        # Kept for the others, where it was above its fair share
+        kept_bytes = int(spec.memory_limit * spec.sigma) * max(groups - 1, 0) // max(groups, 1)
+        exhausted = left_bytes < groups * ROOM_BYTES + kept_bytes
+        self.kills.append(Kill(time_s, app, container, usage_bytes, exhausted))
 
     # -- messages ----------------------------------------------------------------------------------------------
 

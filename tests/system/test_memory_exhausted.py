@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import pytest
 
@@ -13,7 +12,7 @@ from tests.support.cluster_lab import MIB, ClusterLab, LabContainer
 from tests.support.deadline import until
 from tests.support.growing import grow, grown
 from tests.support.invariant_checker import InvariantChecker, watch
-from tests.support.memory_load import MemoryLoad
+from tests.support.tmpfs_writer import TmpfsWriter
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -93,26 +92,26 @@ async def test_a_small_container_grows_beside_a_large_one_that_took_all_it_could
     """
     spec = await cluster.announce(AppSpec(name="fair", cpu_limit=0.8, memory_limit=256 * MIB))
     large, small = (cluster.container(spec.name, name) for name in ("large", "small"))
-    writer = MemoryLoad("tmpfs", f"/dev/shm/turnbuckle-test-fair-{os.getpid()}")
-    async with watch(cluster, spec) as checker:
-        await admitted(large, small)
-        large.add_process(writer.pid)
-        failures: list[str] = []
-        for _ in range(3):
-            growth = await asyncio.to_thread(writer.grow, 400 * MIB)
-            assert growth is not None, "nobody kills the writer"
-            failures = growth.failures
-        assert failures, "400 MiB do not fit"
-        record_figure("large, MiB of 256", large.limit_bytes // MIB)
-        assert large.limit_bytes > 180 * MIB
-        hits = await checker.told(large.key, OomKind.LIMIT_HITS)
-        assert "can have failed with EFAULT or ENOMEM" in hits.reason
-
-        await hold(small, 20)
-        record_figure("small, MiB of 256", small.limit_bytes // MIB)
-        assert small.alive
-        assert checker.rules.kills == []
+    writer = await asyncio.to_thread(TmpfsWriter)
+    try:
+        async with watch(cluster, spec) as checker:
+            await admitted(large, small)
+            large.add_process(writer.pid)
+            await asyncio.to_thread(writer.fill)
+            await beside(small, large, checker)
+            record_figure("large, small: MiB of 256", (large.limit_bytes // MIB, small.limit_bytes // MIB))
+            await checker.settled()
+    finally:
         await asyncio.to_thread(writer.close)
-        await checker.settled()
     for container in (large, small):
         cluster.remove(container)
+
+
+async def beside(small: LabContainer, large: LabContainer, checker: InvariantChecker) -> None:
+    """The large one has all that it can get."""
+    assert large.limit_bytes > 180 * MIB
+    hits = await checker.told(large.key, OomKind.LIMIT_HITS)
+    assert "can have failed with EFAULT or ENOMEM" in hits.reason
+    await hold(small, 20)
+    assert small.alive
+    assert checker.rules.kills == []

@@ -9,7 +9,7 @@ import numpy as np
 from schemas.limits import LimitUpdate
 from services.allocator.core import ledger, reserves, standing
 from services.allocator.core.app_table import AppTable
-from services.allocator.core.fairness import PAGE_BYTES, FairShares, kept
+from services.allocator.core.fairness import FairShares, kept
 from services.allocator.core.messages import Lent, Order, Pools, reserve_update
 from services.allocator.core.node_room import node_rooms
 from services.allocator.core.roster import Roster
@@ -168,7 +168,7 @@ def nothing_left(app: str, limit_bytes: int, index: int, held: Pools) -> str:
 
 def above_share(limit_bytes: int, share_bytes: int, claims_bytes: int) -> str:
     """What a refusal says to a container above its fair share; empty where nothing is kept for others."""
-    if claims_bytes < PAGE_BYTES:
+    if claims_bytes < 1 << 20:
         return ""
     return (
         f"; it has {limit_bytes >> 20} MiB, its fair share is {share_bytes >> 20} MiB: "

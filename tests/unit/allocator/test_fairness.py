@@ -112,19 +112,19 @@ def pair(sigma: float = 0.2) -> Shop:
 
 def grow_as_far_as_it_goes(shop: Shop, node: str, container: str) -> tuple[int, str]:
     """What a container reaches that uses all it gets and asks for more, MiB, and why it is refused then."""
-    reply = None
-    for _ in range(40):
-        row = shop.rows[node][container]
-        row[1] = row[0]
+    refusal, row = "", shop.rows[node][container]
+    for _ in range(60):
+        row[1] = limit_mib = row[0]
         shop.periods(1)
-        reply, updates = shop.ask(node, container, 50)
-        shop.carry_out(updates)
         others = sum(shop.claim_mib(node, key) for key in shop.rows[node] if key != container)
         shop.grant(node, container, shop.left_mib(node) - others)
-        shop.periods(1)
-        if reply.refusal:
-            break
-    return shop.rows[node][container][0], reply.refusal
+        if row[0] == limit_mib:
+            reply, updates = shop.ask(node, container, 50)
+            shop.carry_out(updates)
+            refusal = reply.refusal
+            if refusal:
+                break
+    return row[0], refusal
 
 
 def test_a_container_above_its_share_leaves_the_others_what_they_may_claim():
