@@ -121,8 +121,10 @@ class Lending:
         limit_bytes = int(limits.sum())
         if limit_bytes < share_bytes:
             return Asker(spared, share_bytes - limit_bytes, nobody)
-        claims = int(self.claims(table, fair)[(rows.app == app) & rows.admitted].sum())
-        return Asker(spared, 0, self.guaranteed(fair), above_share(limit_bytes, share_bytes, claims))
+        guaranteed, others = self.guaranteed(fair), (rows.app == app) & rows.admitted
+        others[spared] = False
+        kept_bytes = int(kept(guaranteed, rows.memory_usage_bytes)[others].sum())
+        return Asker(spared, 0, guaranteed, above_share(limit_bytes, share_bytes, kept_bytes))
 
     def send(
         self, table: AppTable, fair: FairShares, wanted: tuple[IntArray, IntArray], moment: Moment
@@ -166,11 +168,11 @@ def nothing_left(app: str, limit_bytes: int, index: int, held: Pools) -> str:
     )
 
 
-def above_share(limit_bytes: int, share_bytes: int, claims_bytes: int) -> str:
+def above_share(limit_bytes: int, share_bytes: int, kept_bytes: int) -> str:
     """What a refusal says to a container above its fair share; empty where nothing is kept for others."""
-    if claims_bytes < 1 << 20:
+    if kept_bytes < 1 << 20:
         return ""
     return (
         f"; it has {limit_bytes >> 20} MiB, its fair share is {share_bytes >> 20} MiB: "
-        f"{claims_bytes >> 20} MiB are kept for containers below theirs"
+        f"{kept_bytes >> 20} MiB are kept for containers below theirs"
     )

@@ -62,6 +62,7 @@ def scarce_views(draw: st.DrawFn) -> MemoryView:
         limit_bytes=ints(limit),
         withheld_bytes=ints(0),
         delta_bytes=ints(50 * MIB),
+        node_short=np.zeros(count, np.bool_),
     )
 
 
@@ -95,7 +96,7 @@ def test_below_its_share_a_container_comes_before_one_above():
         app=np.zeros(2, np.int32), fresh=np.ones(2, np.bool_), usage_bytes=held, before_bytes=held - 40 * MIB // 3,
         reclaimable_bytes=np.zeros(2, np.int64), ordered_bytes=held, min_bytes=np.full(2, 4 * MIB),
         max_bytes=np.full(2, 1 << 40), share_bytes=ints(150 * MIB), limit_bytes=ints(300 * MIB),
-        withheld_bytes=ints(0), delta_bytes=ints(50 * MIB),
+        withheld_bytes=ints(0), delta_bytes=ints(50 * MIB), node_short=np.zeros(2, np.bool_),
     )  # fmt: skip
     targets = decide_memory(MemoryState(2), view, np.arange(2), reclaim=False).target_bytes
     assert (targets // MIB).tolist() == [60, 240]
