@@ -49,14 +49,13 @@ class Grower:
     """A container with one process, which the kernel may kill; its interpreter is charged elsewhere."""
 
     def __init__(self, app: str, code: str = GROW, quota_us: int | None = None) -> None:
-        self.directory = managed_directory(app, "grow", "0123456789ab", ROOT)
+        container_id = app.encode().hex().ljust(12, "0")[:12]
+        self.directory = managed_directory(app, "grow", container_id, ROOT)
         self.group = ManagedCgroup.create(detect(), self.directory, quota_us, None)
         self.process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, text=True)
         Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("0", encoding="ascii")
         assert self.group.add_process(self.process.pid)
-        self.found = FoundContainer(
-            "0123456789ab", app, f"grow-{app}", ContainerSource.EXEC, managed_directory=self.directory
-        )
+        self.found = FoundContainer(container_id, app, "grow", ContainerSource.EXEC, managed_directory=self.directory)
         memory = Path(detect().directories(self.directory)["memory"])
         self.limit_file = memory / "memory.max"
 
