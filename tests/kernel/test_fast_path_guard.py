@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +16,14 @@ from schemas.streams import ROUTE_STREAM
 from services._runtime.app import run_in_process
 from services._runtime.bus_memory import MemoryBus
 from services._runtime.memory_broker import MemoryBroker
+from services.cli.host_image import host_mounts
 from services.cli.lab.companions import fast_path_is_at_work
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
 from tests.support.deadline import until
+from tests.support.docker_lab import DockerLab
 from tests.support.fast_path_lab import HostNamespace
-from tests.support.fast_path_process import fast_path_in_a_group
+from tests.support.fast_path_process import environment_of, fast_path_in_a_group
 
 pytestmark = [pytest.mark.netns, pytest.mark.root]
 H2, H3 = "10.255.0.2", "10.255.0.3"
@@ -60,13 +65,15 @@ async def overridden(host):
     await until(lambda: host.overrides() == {H2: ["p2"], H3: ["p2"]}, within_s=10, what="overrides")
 
 
-async def emptied(host, events, what):
+async def emptied(host, events, what, *, told=True):
     """Wait for an empty table, and for what is told of it."""
     began_s = time.monotonic()
     await until(lambda: not host.overrides() and not host.rules(), within_s=WITHIN_S, what="an empty table")
     figure = f"{what}: emptied after {time.monotonic() - began_s:.2f} s"
     print(figure)  # noqa: T201 - for whoever measures, with pytest -s
     assert "dev p" in host.ip("route", "get", H2), "FRR's route stands"
+    if not told:
+        return
     await until(lambda: silent(events), what="a fact")
     (event,) = silent(events)
     assert (event.kind, event.source, event.alarm) == (RouteKind.RELEASE, "guard", True)
@@ -140,3 +147,48 @@ async def test_one_that_is_slow_for_a_moment_keeps_its_overrides(host, tmp_path)
             assert host.overrides() == {H2: ["p2"], H3: ["p2"]}
             assert host.rules()
             assert not silent(events)
+
+
+@pytest.fixture
+def container(host, tmp_path):
+    """A fast path in a container with the host's network."""
+    lab = DockerLab()
+    words = [f"{name}={value}" for name, value in environment_of(host, tmp_path / "state").items()]
+    repository = str(Path.cwd())
+    (tmp_path / "state").mkdir()
+    writable = [f"{path}:{path}" for path in (tmp_path / "state", host.directory, "/run/netns")]
+    created = lab.client.create_container(
+        lab.image,
+        ["/usr/bin/env", *words, sys.executable, "-m", "services.reconciler.fastpath"],
+        name=f"tb-fast-path-{os.getpid()}",
+        working_dir=repository,
+        host_config=lab.client.create_host_config(
+            binds=[*host_mounts(repository), *writable],
+            cap_add=["NET_ADMIN", "NET_RAW", "SYS_ADMIN"],
+            network_mode="host",
+        ),
+    )
+    lab.ids.append(str(created["Id"]))
+    lab.client.start(lab.ids[0])
+    yield lab
+    lab.close()
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("how", ["pause", "kill"])
+async def test_its_container_is_paused_or_killed(host, tmp_path, container, how) -> None:
+    async with reconciler_of(host, tmp_path) as events:
+        try:
+            await overridden(host)
+        except AssertionError as error:
+            raise AssertionError(container.client.logs(container.ids[0]).decode()[-2_000:]) from error
+        if how == "pause":
+            container.client.pause(container.ids[0])
+        else:
+            container.client.kill(container.ids[0])
+        # The kernel closes what the first process had open before it kills the others: the hot process may be quicker.
+        await emptied(host, events, f"docker {how}", told=how == "pause")
+        if how == "pause":
+            container.client.unpause(container.ids[0])
+            await answers_again(host)
+            assert len(silent(events)) == 1

@@ -133,8 +133,8 @@ def admin_down_news(uplink: str, before: str | None, state: str | None) -> Statu
         where = "here" if state == LOCAL_ADMIN_DOWN else "by the switch, or its bfdd started again"
         reason = f"{uplink}: BFD was closed administratively {where}: silent faults cost BGP's hold time until it is up"
         return Status("bfd_admin_down", f"{reason}; no override for it", alarm=True, uplink=uplink)
-    if before in ADMIN_DOWN and state == UP:
-        return Status("bfd_opened", f"{uplink}: BFD is up again", uplink=uplink)
+    if before in ADMIN_DOWN and state not in ADMIN_DOWN and state is not None:
+        return Status("bfd_opened", f"{uplink}: BFD is open again, its session is {state}", uplink=uplink)
     return None
 
 

@@ -88,8 +88,9 @@ def test_a_session_that_either_side_closed_is_no_fault_and_is_told() -> None:
             assert (news.kind, news.alarm, news.uplink) == ("bfd_admin_down", True, "p1")
             assert words in news.reason
         assert admin_down_news("p1", state, state) is None, "said once"
-        opened = admin_down_news("p1", state, "up")
-        assert (opened.kind, opened.alarm) == ("bfd_opened", False)
+        for then in ("up", "down", "init"):  # FRR 8.4.4: adm-down, down, up
+            opened = admin_down_news("p1", state, then)
+            assert (opened.kind, opened.alarm, opened.reason.split()[-1]) == ("bfd_opened", False, then)
     for before, state in (("up", "down"), ("down", "up"), (None, "up"), ("adm-down", None)):
         assert admin_down_news("p1", before, state) is None
 
