@@ -7,7 +7,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.containers import ContainerChange, NodeInfo
 from schemas.limits import LimitUpdate
-from schemas.oom import MemoryReply, OomKind
+from schemas.oom import MemoryReply, OomCause, OomKind
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.app import UnusableSettingsError, run_in_process
@@ -91,6 +91,45 @@ async def test_an_alarm_becomes_a_grant_and_an_event(lab):
     assert (line.kind, line.app, line.node, line.container) == (OomKind.GRANT, "shop", "n1", container.key)
     assert line.limit_before_bytes == 256 * MIB < line.limit_after_bytes
     assert 0 < line.latency_us < 100_000
+
+
+async def test_a_raise_beyond_the_memory_that_its_settings_name_is_refused_told_and_registered(lab):
+    environ = {
+        "TURNBUCKLE_AGENT__NODE_MEMORY_BYTES": "512MiB",
+        "TURNBUCKLE_AGENT__SYSTEM_RESERVED_MEMORY_BYTES": "128Mi",
+    }
+    lab.settings = AgentSettings.load(environ, node="n1")
+    async with lab.agent():
+        container = await lab.guarded()
+        reply = await lab.order(update, {container.key: (0, 1024 * MIB)})
+        await until(lambda: lab.lines, what="the event")
+        info = (await lab.ours.bucket(NODES).get("n1")).message
+
+    assert reply.column("limit_bytes").tolist() == [384 * MIB]
+    assert "add up to 256.0 MiB of 384.0 MiB that are allocatable" in reply.node_refusal
+    assert (lab.lines[0].kind, lab.lines[0].cause) == (OomKind.REFUSAL, OomCause.NODE)
+    assert (info.memory_bytes, info.allocatable_memory_bytes) == (512 * MIB, 384 * MIB)
+
+
+async def test_while_memory_available_is_too_low_nobody_is_asked_for_more(lab):
+    """Whatever an allocator gives could not be granted: refused at once, with the reason."""
+    requests = []
+
+    async def give(delivery):
+        requests.append(delivery.message)
+        return MemoryReply(app="shop", epoch=1, granted_bytes=1 << 30, reclaiming_bytes=0)
+
+    await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), give)
+    async with lab.agent():
+        container = await lab.guarded(reserve_mib=100)
+        lab.ground.host.available_bytes = 60 * MIB
+        lab.ground.touch(container, 140 * MIB)
+        await until(lambda: OomKind.REFUSAL in lab.kinds, what="the refusal")
+
+    assert requests == []
+    assert container.limit_bytes == 256 * MIB
+    refusal = lab.lines[lab.kinds.index(OomKind.REFUSAL)]
+    assert refusal.reason == ("memory of node n1 runs out: MemAvailable is 60.0 MiB, nothing is raised below 100.0 MiB")
 
 
 async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
