@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,8 @@ from services._runtime.clock import Clock
 from services._runtime.frr import FrrError
 from services.reconciler.core.state import FdbEntry, Snapshot
 from services.reconciler.fastpath.values import Ownership
-from services.reconciler.paths import Comparison, FrrView, Path, destinations_of, read_routes, read_sessions
+from services.reconciler.inaccessible import question, read_inaccessible, suspects
+from services.reconciler.paths import Comparison, FrrView, Path, Sessions, destinations_of, read_routes, read_sessions
 from services.reconciler.ports import Daemons
 
 LASTING_S: Final = 1.0
@@ -113,8 +114,10 @@ class PathAuditor:
         self._fast_path = fast_path
         self._changed = asyncio.Event()
         self._bfd_seen = False
+        self._bgp_seen = False
         self._fdb: tuple[FdbEntry, ...] = ()
         self._vteps: tuple[str, ...] = ()
+        self._gone: set[str] = set()
         self.judge = Judge()
         self.paths: list[Path] = []
         self.view = FrrView()
@@ -145,7 +148,8 @@ class PathAuditor:
         if snapshot is None:
             return
         if snapshot.fdb is not self._fdb:  # a glance keeps the table
-            self._fdb, self._vteps = snapshot.fdb, destinations_of(snapshot)
+            known, self._fdb, self._vteps = self._vteps, snapshot.fdb, destinations_of(snapshot)
+            self._gone |= set(known) - set(self._vteps)
         self.paths = Comparison(snapshot, view, self._fast_path, self._vteps).paths()
         for verdict in self.judge.judge(self.paths, view, self._clock.monotonic()):
             self.on_verdict(verdict)
@@ -167,7 +171,28 @@ class PathAuditor:
             # BFD is an option of FRR's: who never had it misses nothing.
             if self._bfd_seen or routes is None:
                 troubles.append(str(error))
-        return FrrView(routes, sessions, "; ".join(troubles))
+        inaccessible: dict[str, tuple[str, ...]] = {}
+        if routes is not None and sessions is not None:
+            try:
+                inaccessible = await self._inaccessible(routes, sessions)
+            except FrrError as error:
+                if self._bgp_seen:  # routes may come from elsewhere
+                    troubles.append(str(error))
+        return FrrView(routes, sessions, inaccessible, "; ".join(troubles))
+
+    async def _inaccessible(
+        self, routes: Mapping[str, tuple[str, ...]], sessions: Sessions
+    ) -> dict[str, tuple[str, ...]]:
+        """Destinations and uplinks that bgpd alone holds for dead. Raises `FrrError`."""
+        # With its last path a VTEP leaves the forwarding table: it is asked for once more, and while bgpd names it.
+        before, self._gone = {*self.view.inaccessible, *self._gone}, set()
+        found = {}
+        for vtep in suspects(self._vteps, before, routes, sessions.up):
+            answer = await self._daemons.show_json("bgpd", question(vtep))
+            self._bgp_seen = True
+            if uplinks := read_inaccessible(answer, sessions.up):
+                found[vtep] = uplinks
+        return found
 
     async def _rest(self, began_s: float, until_s: float) -> None:
         self._changed.clear()

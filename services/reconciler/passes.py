@@ -14,6 +14,7 @@ from services.reconciler.core.desired import Desired, desired
 from services.reconciler.core.digest import forwarding_digest, rules_digest
 from services.reconciler.core.operation import Operation, OperationKind
 from services.reconciler.core.outcome import Refusals, Verdict, failures, remedies, verdict
+from services.reconciler.core.ownership import KnownPlaces
 from services.reconciler.core.plan import Tally, flush, plan, tally
 from services.reconciler.core.problems import Problem, ProblemKind, problem
 from services.reconciler.core.state import Filter, Snapshot
@@ -78,11 +79,10 @@ class Pass:
 
 
 class Reconciliation:
-    """State between passes: what the hardware has refused. Of one thread at a time."""
+    """State between passes: what the hardware has refused, where filters of ours are. Of one thread at a time."""
 
     def __init__(self, network: Network, config: ForwardingConfig) -> None:
-        self._network = network
-        self._config = config
+        self._host = _Host(network, config, KnownPlaces(config.pref))
         self._refusals = Refusals()
 
     def run(self) -> Pass:
@@ -92,7 +92,7 @@ class Reconciliation:
             UnreadableError: nothing can be said about it.
         """
         started_s, cost_s = time.monotonic(), time.thread_time()
-        return self._timed(_Rounds(self._network, self._config, self._refusals), started_s, cost_s)
+        return self._timed(_Rounds(self._host, self._refusals), started_s, cost_s)
 
     def _timed(self, rounds: _Rounds, started_s: float, cost_s: float) -> Pass:
         try:
@@ -103,25 +103,37 @@ class Reconciliation:
 
     def look(self) -> tuple[Snapshot, Desired, tuple[Operation, ...], Tally]:
         """What would be written now; nothing is."""
-        snapshot = self._network.snapshot()
-        wanted = desired(snapshot, self._config)
+        snapshot = self._host.snapshot()
+        wanted = desired(snapshot, self._host.config)
         return snapshot, wanted, plan(snapshot, wanted), tally(snapshot, wanted)
 
     def flush(self) -> Pass:
         """Remove everything of ours."""
         started_s, cost_s = time.monotonic(), time.thread_time()
-        rounds = _Rounds(self._network, self._config, self._refusals, flushing=True)
+        rounds = _Rounds(self._host, self._refusals, flushing=True)
         return self._timed(rounds, started_s, cost_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What a pass is about."""
+
+    network: Network
+    config: ForwardingConfig
+    places: KnownPlaces
+
+    def snapshot(self) -> Snapshot:
+        """Everything, with filters of ours recognised that were edited. Raises `UnreadableError`."""
+        return self.places.recognise(self.network.snapshot())
 
 
 class _Rounds:
     """The looks and writes of one pass."""
 
-    def __init__(
-        self, network: Network, config: ForwardingConfig, refusals: Refusals, *, flushing: bool = False
-    ) -> None:
-        self._network = network
-        self._config = config
+    def __init__(self, host: _Host, refusals: Refusals, *, flushing: bool = False) -> None:
+        self._host = host
+        self._network = host.network
+        self._config = host.config
         self.refusals = refusals
         self._flushing = flushing
         self._writes: list[Write] = []
@@ -131,7 +143,7 @@ class _Rounds:
         self._retry = False
         self._names: dict[int, str] = {}
         self._first = self._snapshot = Snapshot()
-        self._wanted = Desired(config)
+        self._wanted = Desired(host.config)
         self._left: tuple[Operation, ...] = ()
 
     def run(self) -> None:
@@ -156,7 +168,7 @@ class _Rounds:
         self._retry = self._retry or bool(self.refusals.hold_back(self._left))
 
     def _look(self) -> None:
-        snapshot = self._snapshot = self._network.snapshot()
+        snapshot = self._snapshot = self._host.snapshot()
         self._names |= {link.ifindex: link.name for link in snapshot.links}
         self._wanted = desired(snapshot, self._config)
         self._left = flush(snapshot, self._config.pref) if self._flushing else plan(snapshot, self._wanted)

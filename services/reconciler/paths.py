@@ -2,7 +2,8 @@
 
 FRR 8.4 leaves a kernel nexthop group shrunk after a carrier flap while it shows both next hops as installed (thorn.md):
 the second fault is a total loss then, and nothing else tells. A next hop whose BFD session is down is a black hole. The
-reverse, an uplink with BFD up that is no next hop, is ordinary: the far end may have lost its link to that switch.
+reverse, an uplink with BFD up that is no next hop, is ordinary while bgpd has no path over it: the far end may have
+lost its link to that switch. If bgpd has one and calls its next hop inaccessible, FRR is wrong (see `inaccessible`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class FrrView:
     routes: Mapping[str, tuple[str, ...]] | None = None
     """Installed next hops by prefix, as ``interface`` or ``gateway@interface``."""
     sessions: Sessions | None = None
+    inaccessible: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By destination: uplinks where BGP and BFD are up, and bgpd uses no path because of its next hop."""
     trouble: str = ""
     """Who did not answer, and why."""
 
@@ -135,7 +138,8 @@ class Comparison:
     def paths(self) -> list[Path]:
         """All destinations, in order."""
         self._names.update({link.ifindex: link.name for link in self.snapshot.links})
-        wanted = {f"{vtep}/{128 if ':' in vtep else 32}": vtep for vtep in self._vteps()}
+        vteps = {*self._vteps(), *self.view.inaccessible}
+        wanted = {f"{vtep}/{128 if ':' in vtep else 32}": vtep for vtep in vteps}
         kernel = self._routes(MAIN_TABLE, wanted)
         override: dict[str, tuple[NextHop, ...]] = {}
         for table in self._override_tables():
@@ -171,7 +175,7 @@ class Comparison:
             kernel,
             frr,
             None if sessions is None else sessions.uplinks,
-            self._difference(kernel, frr, sessions),
+            self._difference(kernel, frr, sessions) or _unused(self.view.inaccessible.get(vtep, ())),
             hops_text(override, self._names),
         )
 
@@ -180,6 +184,16 @@ class Comparison:
             return f"the kernel forwards over {_listed(kernel)}, FRR says {_listed(frr)}"
         dead = [hop for hop in kernel if sessions is not None and _is_down(hop, sessions)]
         return f"the kernel forwards over {_listed(dead)}, where BFD is down" if dead else ""
+
+
+def _unused(uplinks: tuple[str, ...]) -> str:
+    if not uplinks:
+        return ""
+    reset = ", ".join(f"clear bgp {uplink}" for uplink in uplinks)
+    return (
+        f"BGP and BFD are up over {_listed(uplinks)}, but bgpd calls the next hop inaccessible and does not use it; "
+        f"reset the session in vtysh: {reset}"
+    )
 
 
 def _same(kernel: tuple[str, ...], frr: tuple[str, ...]) -> bool:

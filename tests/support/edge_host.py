@@ -12,6 +12,7 @@ from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import Desired, desired
 from services.reconciler.core.operation import Operation
 from services.reconciler.core.outcome import Refusals, remedies
+from services.reconciler.core.ownership import KnownPlaces
 from services.reconciler.core.plan import plan
 from services.reconciler.core.state import FdbEntry, Link, Snapshot, Tunnel, Vxlan
 from tests.support.model_kernel import ModelKernel
@@ -49,8 +50,10 @@ class EdgeHost:
     )
     local: str = LOCAL
     _numbers: Iterable[int] = field(default_factory=lambda: count(2))
+    _places: KnownPlaces = field(init=False)
 
     def __post_init__(self) -> None:
+        self.restart_reconciler()
         self.make("br0", "bridge")
         self.make("vx100", "vxlan", "br0", Vxlan(100, self.local, 4789, external=False))
         self.make("rep0", "veth", "br0")
@@ -112,9 +115,13 @@ class EdgeHost:
             for vlan in (0, 1):
                 self.kernel.put_row(FdbEntry(self.index(port), mac, own=False, vlan=vlan))
 
+    def restart_reconciler(self) -> None:
+        """Another process, which knows only the dump."""
+        self._places = KnownPlaces(self.config.pref)
+
     def look(self, random: Random | None = None) -> tuple[Snapshot, Desired]:
         """A dump, and what should be there."""
-        snapshot = self.kernel.snapshot(random)
+        snapshot = self._places.recognise(self.kernel.snapshot(random))
         return snapshot, desired(snapshot, self.config)
 
     def due(self) -> tuple[Operation, ...]:

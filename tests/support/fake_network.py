@@ -171,6 +171,8 @@ class FakeDaemons:
     """Interfaces by VTEP."""
     sessions: dict[str, str] = field(default_factory=dict)
     """State by interface."""
+    inaccessible: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By VTEP: uplinks over which bgpd has a path that it does not use."""
     away: str = ""
     questions: int = 0
 
@@ -178,6 +180,8 @@ class FakeDaemons:
         self.questions += 1
         if self.away:
             raise FrrError(f"{daemon} {self.away}")
+        if daemon == "bgpd":
+            return self._paths(command.split()[4].partition("/")[0])
         if "bfd" in command:
             return [{"peer": "fe80::1", "interface": name, "status": state} for name, state in self.sessions.items()]
         return {
@@ -190,4 +194,18 @@ class FakeDaemons:
                 }
             ]
             for vtep, interfaces in self.routes.items()
+        }
+
+    def _paths(self, vtep: str) -> dict[str, Any]:
+        used = dict.fromkeys(self.routes.get(vtep, ()), True)
+        return {
+            "prefix": f"{vtep}/32",
+            "paths": [
+                {
+                    "valid": accessible,
+                    "nexthops": [{"ip": "fe80::1", "afi": "ipv6", "scope": "link-local", "accessible": accessible}],
+                    "peer": {"peerId": "fe80::1", "interface": name, "type": "external"},
+                }
+                for name, accessible in {**used, **dict.fromkeys(self.inaccessible.get(vtep, ()), False)}.items()
+            ],
         }

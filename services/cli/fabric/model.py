@@ -30,6 +30,7 @@ SMALLEST_MTU_BYTES: Final = 576
 LARGEST_MTU_BYTES: Final = 65_465
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 _INTERFACE_PATTERN: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
+_POINT_TO_POINT: Final = 31
 _MAC_PATTERN: Final = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -54,7 +55,24 @@ def _check_interface(name: str) -> str:
     return name
 
 
+def _check_unicast(address: IPv4Address) -> IPv4Address:
+    if address.is_multicast or address.is_loopback or address.is_unspecified or address.is_reserved:
+        raise ValueError(f"{address} should be a unicast address of this host, such as 10.255.0.7")
+    return address
+
+
+def _check_host_part(interface: IPv4Interface) -> IPv4Interface:
+    _check_unicast(interface.ip)
+    network = interface.network
+    if network.prefixlen < _POINT_TO_POINT and interface.ip in {network.network_address, network.broadcast_address}:
+        kind = "network" if interface.ip == network.network_address else "broadcast"
+        raise ValueError(f"{interface.ip} is the {kind} address of {network}: no host can have it")
+    return interface
+
+
 Mac = Annotated[str, AfterValidator(_check_mac)]
+HostAddress = Annotated[IPv4Interface, AfterValidator(_check_host_part)]
+"""A host's address with the length of its network; all addresses of a /31 or /32 are hosts' (RFC 3021)."""
 InterfaceName = Annotated[str, AfterValidator(_check_interface)]
 """A network device's name (IFNAMSIZ)."""
 
@@ -68,7 +86,7 @@ class Uplink(_Part):
 
     name: InterfaceName
     address: Annotated[
-        IPv4Interface | None, Field(description="own address of a numbered link, such as 192.0.2.1/31")
+        HostAddress | None, Field(description="own address of a numbered link, such as 192.0.2.1/31")
     ] = None
     peer: Annotated[IPv4Address | None, Field(description="the switch's address on a numbered link")] = None
     peer_asn: Annotated[Asn | None, Field(description="the switch's AS number; unset: any other than ours")] = None
@@ -85,6 +103,7 @@ class Uplink(_Part):
                 raise ValueError(
                     f"{self.name}: peer {self.peer} is not in {self.address.network}: BGP could not reach it"
                 )
+            _check_host_part(IPv4Interface((self.peer, self.address.network.prefixlen)))
             if self.peer == self.address.ip:
                 raise ValueError(f"{self.name}: peer and address are both {self.peer}: they must differ")
         return self
@@ -118,7 +137,7 @@ class Port(_Part):
     name: Annotated[InterfaceName, Field(description="this host's end: veth or representor")]
     type: Literal["veth", "vf"] = "veth"
     mac: Mac
-    address: Annotated[IPv4Interface, Field(description="the application's address with its prefix")]
+    address: Annotated[HostAddress, Field(description="the application's address with its prefix")]
     netns: Annotated[NamespaceName, Field(description="the application's network namespace; made if it has a name")]
     device: Annotated[InterfaceName, Field(description="the device's name in that namespace")] = "app"
     vf: VirtualFunction | None = None
@@ -181,7 +200,10 @@ class HostFile(_Part):
     )
     asn: Asn
     vtep: Annotated[
-        IPv4Address, BeforeValidator(_to_vtep), Field(description="loopback address: source and destination of tunnels")
+        IPv4Address,
+        BeforeValidator(_to_vtep),
+        AfterValidator(_check_unicast),
+        Field(description="loopback address: source and destination of tunnels"),
     ]
     router_id: Annotated[IPv4Address | None, Field(description="BGP's router id; unset: the VTEP")] = None
     uplinks: Annotated[tuple[Annotated[Uplink, BeforeValidator(_to_uplink)], ...], Field(min_length=1)]

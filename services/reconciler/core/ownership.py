@@ -1,17 +1,20 @@
 """What is ours in the kernel, told from a dump alone: a restarted reconciler adopts it and writes nothing.
 
-An action of ours carries a cookie that says what it is for. A flower filter has no cookie of its own: ours has a handle
-of our range, which stays when somebody replaces its actions by hand, or stands in our preference and binds an action
-of ours.
+An action of ours carries a cookie that says what it is for. A flower filter has no cookie of its own: ours binds an
+action of ours, in our preference or with a handle of our range. A handle alone is nobody's mark: anybody may choose it.
+
+So a filter whose actions somebody replaces by hand loses the mark. `KnownPlaces` remembers where this process has seen
+it, and such a filter is put right again; a reconciler that starts afterwards takes it for somebody else's, and tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
-from services.reconciler.core.state import COOKIE_MAGIC, Filter, Tunnel
+from services.reconciler.core.state import COOKIE_MAGIC, Filter, Snapshot, Tunnel
 
 RANGE_START: Final = 0x54000000
 """First handle and index of ours. The kernel counts its own from 1, so nobody's automatic number is in the way."""
@@ -41,13 +44,37 @@ def in_range(number: int) -> bool:
 def owns(found: Filter, pref: int) -> bool:
     """Whether a filter is ours: to be kept right, or deleted. Everything else is never written.
 
-    A filter of another preference is ours with both marks: it was left by a run with another `pref`.
+    Its action's cookie says so, in our preference; elsewhere it takes a handle of our range too: such a filter was left
+    by a run with another `pref`.
     """
-    if found.kind != "flower":
-        return False
-    if found.pref == pref and found.chain == 0:
-        return in_range(found.handle) or found.ours
-    return in_range(found.handle) and found.ours
+    return found.ours and ((found.pref == pref and found.chain == 0) or in_range(found.handle))
+
+
+class KnownPlaces:
+    """Where one process has seen filters of ours: one that loses its cookie there was edited, not replaced by others.
+
+    No I/O. Of one thread at a time.
+    """
+
+    def __init__(self, pref: int) -> None:
+        self._pref = pref
+        self._places: frozenset[_Place] = frozenset()
+
+    def recognise(self, snapshot: Snapshot) -> Snapshot:
+        """The same snapshot, with `Filter.edited` set on filters of ours that lost their cookie since the last one."""
+        filters = tuple(replace(found, edited=True) if self._was_ours(found) else found for found in snapshot.filters)
+        self._places = frozenset(_place(found) for found in filters if owns(found, self._pref))
+        return replace(snapshot, filters=filters)
+
+    def _was_ours(self, found: Filter) -> bool:
+        return found.kind == "flower" and not found.ours and _place(found) in self._places
+
+
+_Place = tuple[int, int, int, int, str | None]
+
+
+def _place(found: Filter) -> _Place:
+    return (found.ifindex, found.chain, found.pref, found.handle, found.mac)
 
 
 def free_number(preferred: int, used: Collection[int]) -> int:

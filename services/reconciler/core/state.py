@@ -6,7 +6,7 @@ means none. Order of rows carries no meaning (invariant I8).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -182,11 +182,13 @@ class Filter:
     skip_sw: bool = False
     in_hw: bool | None = None
     """As the kernel reports: in hardware, not in hardware, unknown."""
+    edited: bool = field(default=False, compare=False)
+    """Ours at an earlier look of this process, whose actions somebody has replaced (`ownership.KnownPlaces`)."""
 
     @property
     def ours(self) -> bool:
         """Whether it carries our mark: flower has no cookie of its own, so its actions tell. See also `ownership`."""
-        return self.kind == "flower" and any(action.ours for action in self.actions)
+        return self.kind == "flower" and (self.edited or any(action.ours for action in self.actions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,12 +189,19 @@ class Edge(RuleBasedStateMachine):
             )
             self.kernel.put_filter(Filter(index, pref, place[3], "flower", mac, (keyed,)))
 
-    @rule(name=PORTS, mac=MACS, pref=st.sampled_from([1, 21_000, 40_000]), kind=st.sampled_from(["flower", "u32"]))
-    def add_foreign(self, name: str, mac: str, pref: int, kind: str) -> None:
+    @rule(
+        name=PORTS,
+        mac=MACS,
+        pref=st.sampled_from([1, 21_000, 40_000]),
+        kind=st.sampled_from(["flower", "u32"]),
+        first=st.sampled_from([0, RANGE_START + 0x1000]),
+    )
+    def add_foreign(self, name: str, mac: str, pref: int, kind: str, first: int) -> None:
+        """Also with handles of our range: that alone makes a rule nobody's."""
         index = self.host.index(name)
         peers = [f for key, f in self.kernel.filters.items() if key[:3] == (index, 0, pref)]
         fits = all(peer.kind == kind for peer in peers) and not self._held(index, pref, mac)
-        handle = max((key[3] for key in self.foreign), default=0) + 1
+        handle = first + max((key[3] & 0xFFF for key in self.foreign), default=0) + 1
         if index and fits:
             other = Filter(index, pref, handle, kind, mac if kind == "flower" else None, foreign_actions=True)
             self.kernel.put_filter(other)
@@ -226,6 +233,7 @@ class Edge(RuleBasedStateMachine):
         """Kill -9 after any prefix of the writes; the next pass is another process that knows only the dump (I10)."""
         operations = self._planned(seed)
         self._apply(operations[: int(share * len(operations))], quiet=True)
+        self.host.restart_reconciler()
 
     @rule(seed=SEEDS, code=ERRNOS, times=st.integers(1, 4), phase=st.sampled_from(Phase))
     def run_with_failing_writes(self, seed: int, code: int, times: int, phase: Phase) -> None:
@@ -248,6 +256,7 @@ class Edge(RuleBasedStateMachine):
         if offload is OffloadPolicy.REQUIRE and self.kernel.hardware is None:
             offload = OffloadPolicy.PREFER
         self.host.config = another(self.host.config, offload=offload, pref=pref)
+        self.host.restart_reconciler()
 
     @rule()
     def settle(self) -> None:
@@ -278,7 +287,9 @@ class Edge(RuleBasedStateMachine):
         expected = host.expected()
         for key, tunnel in list(expected.items()):
             index = host.index(key[0])
-            peers = [f for k, f in self.foreign.items() if k[:3] == (index, 0, pref)]
+            # Also rules of ours that were edited while no reconciler ran: nothing tells them from somebody else's.
+            rules = host.look()[0].filters
+            peers = [f for f in rules if (f.ifindex, f.chain, f.pref) == (index, 0, pref) and not owns(f, pref)]
             if any(peer.kind != "flower" or peer.mac == key[1] for peer in peers):
                 del expected[key]
                 assert any(p.place == key[0] for p in host.look()[1].problems), tunnel
@@ -326,6 +337,7 @@ class Edge(RuleBasedStateMachine):
         if not quiet:
             kernel.fault = None
             kernel.apply(remedies(operations, errnos))
+        self.host.look()
 
     def _ours(self, seed: int) -> Filter | None:
         ours = [f for key, f in sorted(self.kernel.filters.items()) if owns(f, self.host.config.pref)]

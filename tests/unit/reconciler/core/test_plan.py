@@ -15,6 +15,7 @@ from services.reconciler.core.config import ForwardingConfig, OffloadPolicy
 from services.reconciler.core.digest import forwarding_digest, rules_digest
 from services.reconciler.core.operation import OperationKind, Phase
 from services.reconciler.core.plan import flush, plan, tally, tunnel_of
+from services.reconciler.core.problems import ProblemKind
 from services.reconciler.core.state import Action, ActionKind, Clsact, FdbEntry, Filter, NextHop, Route
 from tests.support.edge_host import (
     APPLICATION,
@@ -103,7 +104,7 @@ def test_rules_are_withdrawn_first_thing_when_the_encapsulation_device_is_gone()
     assert (host.kernel.filters, host.kernel.actions) == ({}, {})
 
 
-def test_a_rule_edited_to_drop_is_still_ours_by_its_handle():
+def test_a_rule_edited_to_drop_is_still_ours_where_it_was_seen_before():
     host = one_port()
     host.announce(A, vtep(2))
     host.settle()
@@ -112,6 +113,34 @@ def test_a_rule_edited_to_drop_is_still_ours_by_its_handle():
     assert shape(host.due()) == [("replace", "filter")]
     host.settle()
     assert host.installed() == host.expected()
+
+
+def test_a_foreign_filter_with_a_handle_of_our_range_is_never_written():
+    """Somebody's drop in our preference, with a handle of our range and without our cookie."""
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.settle()
+    foreign = Filter(host.index("rep0"), 21_000, 0x54FFFF00, "flower", B, foreign_actions=True)
+    host.kernel.put_filter(foreign)
+    assert host.due() == ()
+    host.announce(B, vtep(2))
+    assert host.due() == ()
+    assert [(p.kind, p.place) for p in host.look()[1].problems] == [(ProblemKind.RULE_TAKEN, "rep0")]
+    assert foreign not in [operation.target for operation in flush(host.look()[0], 21_000)]
+    host.withdraw(A)
+    host.settle()
+    assert list(host.kernel.filters.values()) == [foreign]
+
+
+def test_a_rule_that_was_edited_while_no_reconciler_ran_is_told_and_not_written():
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.settle()
+    (rule,) = host.kernel.filters.values()
+    host.kernel.put_filter(replace(rule, actions=(), foreign_actions=True))
+    host.restart_reconciler()
+    assert not [operation for operation in host.due() if isinstance(operation.target, Filter)]
+    assert [p.kind for p in host.look()[1].problems] == [ProblemKind.RULE_TAKEN]
 
 
 @pytest.mark.parametrize("edit", [{"skip_hw": True}, {"skip_sw": True}, {"foreign_actions": True}])

@@ -1,17 +1,20 @@
 """Kernel, FRR and BFD: what counts as a disagreement, how long it must last, and what is told of it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from schemas.network import RouteKind
 from services._runtime.clock import ManualClock
-from services._runtime.frr import FrrError
+from services._runtime.frr import Frr, FrrError
 from services.reconciler.auditor import PathAuditor
 from services.reconciler.core.state import FdbEntry, Link, NextHop, Route, Snapshot
 from services.reconciler.fastpath.values import Ownership
+from services.reconciler.inaccessible import MOST_ASKED, question, read_inaccessible, suspects
 from services.reconciler.paths import Comparison, FrrView, Sessions, read_routes, read_sessions
 from tests.support.deadline import until
+from tests.support.fake_frr import FakeFrr
 from tests.support.fake_network import UPLINKS, FakeDaemons, mac
 from tests.support.reconciler_lab import memory_lab
 
@@ -211,6 +214,96 @@ async def test_a_rule_that_switches_a_table_on_is_seen(tmp_path, monkeypatch):
         assert lab.network.looks == looks, "only what says which way packets go was read"
     await lab.bus.close(1)
     await lab.ours.close(1)
+
+
+async def test_a_path_that_bgpd_calls_inaccessible_is_told_while_bfd_is_up():
+    """FRR issue 21769: kernel and zebra agree on one next hop, and BGP and BFD are up on both."""
+    audit = Audit()
+    audit.daemons.routes[VTEP] = ("p2",)
+    audit.daemons.inaccessible[VTEP] = ("p1",)
+    audit.snapshot = seen(P2)
+    await audit.after(0)  # the first look at the forwarding table
+    assert await audit.after(0.5) == []
+    assert await audit.after(0.5) == []
+    assert await audit.after(0.5) == [(True, False, 0.0)], "within 2 s of its begin"
+    (path,) = audit.auditor.paths
+    assert path.reason.startswith("BGP and BFD are up over p1, but bgpd calls the next hop inaccessible")
+    assert "clear bgp p1" in path.reason
+    del audit.daemons.inaccessible[VTEP]
+    audit.daemons.routes[VTEP] = ("p1", "p2")
+    audit.snapshot = seen(P1, P2)
+    assert await audit.after(0.5) == [(True, True, 1.5)]
+
+
+async def test_a_vtep_whose_every_path_is_inaccessible_is_told_although_it_has_left_the_table():
+    audit = Audit()
+    assert await audit.after(0) == []
+    audit.daemons.routes.clear()
+    audit.daemons.inaccessible[VTEP] = ("p1", "p2")
+    audit.snapshot = Snapshot(links=audit.snapshot.links)
+    assert [news for _ in range(4) for news in await audit.after(0.5)] == [(True, False, 0.0)]
+    audit.daemons.inaccessible.clear()
+    assert await audit.after(0.5) == [(True, True, 2.0)]
+
+
+async def test_a_fault_at_the_far_end_is_no_inaccessible_path():
+    """No path in bgpd over p1 any more, though BFD is up there: that is what BGP is for."""
+    audit = Audit()
+    audit.daemons.routes[VTEP] = ("p2",)
+    audit.snapshot = seen(P2)
+    assert [news for _ in range(6) for news in await audit.after(0.5)] == []
+
+
+async def test_bgpd_is_asked_only_about_destinations_that_lack_an_uplink():
+    audit = Audit()
+    for _ in range(3):
+        await audit.after(0.5)
+    assert audit.daemons.questions == 3 * 2, "zebra and bfdd"
+
+
+@pytest.mark.parametrize(
+    ("change", "uplinks"),
+    [
+        ({}, ("p1",)),
+        ({"stale": True}, ()),
+        ({"nexthops": [{"accessible": True}, {"accessible": False}]}, ()),
+        ({"nexthops": []}, ()),
+        ({"peer": {"peerId": "fe80::1", "interface": "p3"}}, ()),
+        ({"peer": {"peerId": "192.0.2.2"}}, ("192.0.2.2",)),
+    ],
+)
+def test_which_paths_bgpd_calls_inaccessible(change, uplinks):
+    path = {"nexthops": [{"accessible": False}], "peer": {"peerId": "fe80::1", "interface": "p1"}, **change}
+    assert read_inaccessible({"paths": [path]}, {"p1", "192.0.2.2"}) == uplinks
+
+
+def test_questions_to_bgpd_are_bounded():
+    vteps = [f"10.255.{number >> 8}.{number & 255}" for number in range(5_000)]
+    assert len(suspects(vteps, (), {}, {"p1"})) == MOST_ASKED
+    assert suspects(vteps, (), {}, ()) == (), "without BFD nobody knows whether the way is whole"
+    with pytest.raises(FrrError):
+        read_inaccessible("% nothing", {"p1"})
+
+
+async def test_a_bgpd_on_its_socket_is_asked(tmp_path):
+    """A false bgpd that speaks FRR's protocol, with an answer as FRR gives it."""
+    path = {
+        "aspath": {"string": "65101 65002"},
+        "nexthops": [{"ip": "fe80::1", "afi": "ipv6", "scope": "link-local", "accessible": False, "used": True}],
+        "peer": {"peerId": "fe80::1", "routerId": "10.255.1.1", "interface": "p1", "type": "external"},
+    }
+    fine = {**path, "valid": True, "nexthops": [{"accessible": True}], "peer": {"interface": "p2"}}
+    hop = {"fib": True, "ip": "fe80::2", "afi": "ipv6", "interfaceName": "p2"}
+    answers = {
+        "zebra": {"show ip route json": json.dumps({f"{VTEP}/32": [{"selected": True, "nexthops": [hop]}]})},
+        "bfdd": {"show bfd peers json": json.dumps([{"interface": name, "status": "up"} for name in ("p1", "p2")])},
+        "bgpd": {question(VTEP): json.dumps({"prefix": f"{VTEP}/32", "paths": [path, fine]})},
+    }
+    async with FakeFrr(tmp_path, answers):
+        auditor = PathAuditor(Frr(directory=tmp_path), ManualClock(), 0.5)
+        for _ in range(2):
+            await auditor._compare(lambda: seen(P2))
+    assert "over p1" in auditor.paths[0].reason
 
 
 async def test_nothing_is_judged_while_the_kernel_is_unreadable():
