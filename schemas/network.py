@@ -152,6 +152,12 @@ class TcEvent(Message):
     """What still differs, and why; empty: nothing."""
     lost_operations: Count = 0
     """Not told, because more waited for the bus than memory is given for."""
+    previous_incarnation: Count = 0
+    """Pass 1 only: the incarnation before on the same host; 0: there was none since the host's start."""
+    previous_pass_id: Count = 0
+    """Pass 1 only: the last pass of that incarnation that may have written. Who has not got it misses operations."""
+    gap: bool = False
+    """Pass 1 only: the bus had not acknowledged all passes of that incarnation when it ended."""
 
 
 class RulesRequest(Message):

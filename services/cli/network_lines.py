@@ -55,6 +55,10 @@ def tc_line(event: TcEvent) -> str:
         f"{f', {failed} failed' if failed else ''}; {event.installed}/{event.desired} rules"
         f"{'' if event.verified else ', not verified'} after {format_duration(event.lag_us)}"
     )
+    if event.gap:
+        text += (
+            f"; the audit may lack passes up to {event.previous_pass_id} of incarnation {event.previous_incarnation}"
+        )
     few = [operation_line(operation) for operation in event.operations[:_SHOWN]]
     if 0 < len(event.operations) <= _SHOWN:
         text += f": {'; '.join(few)}"

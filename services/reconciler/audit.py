@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from schemas.network import RouteEvent, RouteKind, TcEvent, TcObject, TcOperation, TcOperationKind
 from schemas.subjects import ROUTE_EVENTS, TC_EVENTS
 from services._runtime.bus import Bus
 from services._runtime.clock import Clock
+from services.reconciler.audit_mark import Mark
 from services.reconciler.auditor import Verdict
 from services.reconciler.core.operation import Operation, Target
 from services.reconciler.core.plan import tunnel_of
@@ -61,6 +62,16 @@ class _Pending:
         self.passes += 1
 
 
+class _Handed(NamedTuple):
+    """A fact in the outbox."""
+
+    published: int
+    """Facts that are stored once it is."""
+    operations: int
+    pass_id: int
+    """All passes up to this one are stored then."""
+
+
 @dataclass(slots=True)
 class Teller:
     """Sends facts of one incarnation."""
@@ -70,12 +81,17 @@ class Teller:
     node: str
     incarnation: int
     most_waiting: int = MOST_WAITING
-    _pass_id: int = 0
+    previous: Mark | None = None
+    """Where the incarnation before has left off."""
+    pass_id: int = 0
+    """Of the last pass that was told."""
+    acknowledged_pass_id: int = 0
+    """Up to this one the bus has stored all, as of the last `poll`."""
     _route_seq: int = 0
     _pending: _Pending | None = None
     _verdict: tuple[object, ...] | None = None
-    _waiting: list[tuple[int, int]] = field(default_factory=list)
-    """(facts published up to and with it, operations) of what was handed to the outbox while it was behind."""
+    _waiting: list[_Handed] = field(default_factory=list)
+    """What was handed to the outbox and is not stored yet."""
     lost_operations: int = 0
     _lost_untold: int = 0
 
@@ -87,8 +103,8 @@ class Teller:
         known, self._verdict = self._verdict, outcome.verdict
         if not outcome.wrote and outcome.verdict == known:
             return False
-        self._pass_id += 1
-        operations = tuple(_operation(write, outcome.link_names, self._pass_id) for write in outcome.writes)
+        self.pass_id += 1
+        operations = tuple(_operation(write, outcome.link_names, self.pass_id) for write in outcome.writes)
         self._tell(self._event(looked, outcome), operations)
         return True
 
@@ -99,8 +115,8 @@ class Teller:
         return TcEvent(
             node=self.node,
             incarnation=self.incarnation,
-            pass_id=self._pass_id,
-            first_pass_id=self._pass_id,
+            pass_id=self.pass_id,
+            first_pass_id=self.pass_id,
             time_ns=self.clock.time_ns(),
             causes=looked.causes,
             digest_before=outcome.digest_before,
@@ -113,7 +129,19 @@ class Teller:
             duration_us=int(outcome.duration_s * 1e6),
             verified=outcome.verified,
             problem="; ".join(problems[:_PROBLEMS]) + more,
+            **self._before(),
         )
+
+    def _before(self) -> dict[str, Any]:
+        """What pass 1 tells of the incarnation before."""
+        previous = self.previous
+        if previous is None or self.pass_id != 1:
+            return {}
+        return {
+            "previous_incarnation": previous.incarnation,
+            "previous_pass_id": previous.pass_id,
+            "gap": previous.gap,
+        }
 
     def _tell(self, event: TcEvent, operations: tuple[TcOperation, ...]) -> None:
         room = max(self.most_waiting - self.waiting_operations, 0)
@@ -149,13 +177,17 @@ class Teller:
 
     def poll(self) -> None:
         """Called now and then: the outbox may have emptied."""
+        self._note_stored()
         if self._pending is not None and self.pending_facts <= BEHIND:
             self.flush()
 
     def _send(self, event: TcEvent) -> None:
         message_id = f"{self.incarnation}-tc-{event.first_pass_id}-{event.pass_id}-{event.part}"
         self.bus.publish_fact(TC_EVENTS.subject(self.bus.root, node=self.node), event, message_id=message_id)
-        self._waiting.append((self.bus.counters.get("facts_published", 0) + self.pending_facts, len(event.operations)))
+        # Of a pass in parts only the last one ends it.
+        ended = event.pass_id if event.part == event.parts else event.pass_id - 1
+        published = self.bus.counters.get("facts_published", 0) + self.pending_facts
+        self._waiting.append(_Handed(published, len(event.operations), ended))
 
     @property
     def pending_facts(self) -> int:
@@ -165,11 +197,14 @@ class Teller:
     @property
     def waiting_operations(self) -> int:
         """Not stored yet."""
-        published = self.bus.counters.get("facts_published", 0)
-        while self._waiting and self._waiting[0][0] <= published:
-            self._waiting.pop(0)
+        self._note_stored()
         here = len(self._pending.event.operations) if self._pending is not None else 0
-        return here + sum(count for _, count in self._waiting)
+        return here + sum(handed.operations for handed in self._waiting)
+
+    def _note_stored(self) -> None:
+        published = self.bus.counters.get("facts_published", 0)
+        while self._waiting and self._waiting[0].published <= published:
+            self.acknowledged_pass_id = self._waiting.pop(0).pass_id
 
     # -- paths -------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -82,7 +82,9 @@ class Reconciliation:
     """State between passes: what the hardware has refused, where filters of ours are. Of one thread at a time."""
 
     def __init__(self, network: Network, config: ForwardingConfig) -> None:
-        self._host = _Host(network, config, KnownPlaces(config.pref))
+        self.before_write: Callable[[], None] = lambda: None
+        """Called before each series of writes, in the thread that writes."""
+        self._host = _Host(network, config, KnownPlaces(config.pref), self._before_write)
         self._refusals = Refusals()
 
     def run(self) -> Pass:
@@ -93,6 +95,9 @@ class Reconciliation:
         """
         started_s, cost_s = time.monotonic(), time.thread_time()
         return self._timed(_Rounds(self._host, self._refusals), started_s, cost_s)
+
+    def _before_write(self) -> None:
+        self.before_write()
 
     def _timed(self, rounds: _Rounds, started_s: float, cost_s: float) -> Pass:
         try:
@@ -121,6 +126,7 @@ class _Host:
     network: Network
     config: ForwardingConfig
     places: KnownPlaces
+    before_write: Callable[[], None]
 
     def snapshot(self) -> Snapshot:
         """Everything, with filters of ours recognised that were edited. Raises `UnreadableError`."""
@@ -183,6 +189,7 @@ class _Rounds:
         return {verdict(operation, number) for operation, number in zip(*self._failed, strict=True)}
 
     def _apply(self, operations: Sequence[Operation], attempt: int) -> list[int]:
+        self._host.before_write()
         numbers = [LOST] * len(operations)
         try:
             numbers = self._network.apply(operations)

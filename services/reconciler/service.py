@@ -15,13 +15,14 @@ from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._runtime.app import Runtime, UnusableSettingsError
 from services._runtime.bus import BusError, NotPermittedError, Subscription
 from services._runtime.frr import Frr
-from services._runtime.logging import LogLimiter
+from services._runtime.logging import LogLimiter, log_once
 from services._runtime.registration import Holder, NameTakenError, Registration, tell_not_permitted
 from services._runtime.settings import CommonSettings
 from services.reconciler.adapters.namespace_lock import NamespaceLock, lock_path
 from services.reconciler.adapters.network import KernelNetwork
 from services.reconciler.adapters.rights import why_not_allowed
 from services.reconciler.audit import BEHIND, FAR_BEHIND, Teller
+from services.reconciler.audit_mark import AuditMark
 from services.reconciler.auditor import PathAuditor, Verdict
 from services.reconciler.core.state import Snapshot
 from services.reconciler.fast_path_guard import Emptied, FastPathGuard
@@ -70,6 +71,7 @@ class Reconciler:
         self._queries: Queries | None = None
         self._auditor: PathAuditor | None = None
         self._guard: FastPathGuard | None = None
+        self._mark: AuditMark | None = None
         self.loop: Loop | None = None
         self.teller = Teller(self._bus, self._clock, settings.node, self._incarnation)
 
@@ -86,6 +88,7 @@ class Reconciler:
             settings, self._incarnation, self._clock, loop, reconciliation, self._paths, self._problems
         )
         self._reconciliation = reconciliation
+        self._continue_audit()
         if settings.path_audit == "on":
             self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, self._fast_path)
             self._auditor.on_verdict = self._judged
@@ -106,6 +109,27 @@ class Reconciler:
             encapsulation_device=settings.encapsulation_device,
             offload=settings.offload,
         )
+
+    def _continue_audit(self) -> None:
+        """Tell where the incarnation before has left off; note on disk how far this one is, before it writes."""
+        path = lock_path(self._settings.state_directory, self._settings.netns).with_suffix(".audit")
+        try:
+            mark = self._mark = AuditMark(path, self._incarnation)
+        except OSError as error:
+            self._log.warning("audit_gaps_not_told", file=str(path), error=error.strerror)
+            return
+        self.teller.previous = mark.previous
+        self._reconciliation.before_write = lambda: mark.begin(self.teller.pass_id + 1)
+        if mark.previous is not None and mark.previous.gap:
+            self._log.warning("audit_gap", incarnation=mark.previous.incarnation, pass_id=mark.previous.pass_id)
+
+    def _note_audit(self) -> None:
+        """Note what the bus has; passes that came to nothing are not missing."""
+        self.teller.poll()
+        if self._mark is not None:
+            self._mark.acknowledge(self.teller.acknowledged_pass_id)
+            if self._mark.trouble:
+                log_once(self._log.warning, self._limiter, "audit_gaps_not_told", 60.0, error=self._mark.trouble)
 
     def _guard_fast_path(self) -> None:
         """Look after overrides whose author is silent, wherever this process may."""
@@ -148,6 +172,9 @@ class Reconciler:
                 await self._flush(self.loop)
             self.teller.flush()
             await self.loop.close()
+        self._note_audit()
+        if self._mark is not None:
+            self._mark.close()
         try:
             await self._registration.release()
         except BusError as error:
@@ -182,7 +209,10 @@ class Reconciler:
 
     def _passed(self, looked: Looked) -> None:
         outcome = looked.outcome
-        if not self.teller.told_pass(looked):
+        told = self.teller.told_pass(looked)
+        if self._mark is not None and outcome.writes:
+            self._mark.begin(self.teller.pass_id)  # of a pass in which every write was refused nothing is missing
+        if not told:
             return
         failed = sum(bool(write.errno) for write in outcome.writes)
         log = self._log.warning if failed or outcome.problems else self._log.info
@@ -309,7 +339,7 @@ class Reconciler:
     async def _tell_what_waits(self) -> None:
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + TELL_S)
-            self.teller.poll()
+            self._note_audit()
 
     # -- metrics -----------------------------------------------------------------------------------------------
 

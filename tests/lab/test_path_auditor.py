@@ -100,3 +100,30 @@ async def test_a_route_that_is_not_frrs_is_told_within_two_seconds(whole: Lab, a
     with whole.fault(Fault.link_down(1, 1)):  # zebra writes its route anew
         await until(lambda: audited.of(RouteKind.AGREEMENT), within_s=30, what="its end")
     assert audited.of(RouteKind.AGREEMENT)[0].latency_us > 1_000_000
+
+
+def vtysh(netns: str, *commands: str) -> str:
+    """Commands for a host's FRR, one after another."""
+    words = [word for command in commands for word in ("-c", command)]
+    return subprocess.check_output(["vtysh", "-N", netns, *words], text=True)
+
+
+async def test_a_path_that_bgpd_calls_inaccessible_is_told_within_two_seconds(whole: Lab, audited: Audited) -> None:
+    """The state that FRR issue 21769 ends in, made by a next hop that nobody has: BGP and BFD stay up."""
+    netns = whole.topology.hosts[0].netns
+    running = await asyncio.to_thread(vtysh, netns, "show running-config")
+    speaker = next(line for line in running.splitlines() if line.startswith("router bgp"))
+    family = ("configure terminal", speaker, "address-family ipv4 unicast")
+    broken = ("route-map NOWHERE permit 10", "set ip next-hop 192.0.2.99", "exit")
+    await asyncio.to_thread(vtysh, netns, family[0], *broken, *family[1:], "neighbor p1 route-map NOWHERE in")
+    try:
+        await until(lambda: whole.next_hops(1, 2) == {"p2"}, within_s=30, what="the route over one uplink")
+        began_s = monotonic()
+        await until(lambda: audited.of(RouteKind.DISAGREEMENT), within_s=30, what="the alarm")
+        assert monotonic() - began_s < 2.0
+        alarm = audited.of(RouteKind.DISAGREEMENT)[0]
+        assert (alarm.alarm, alarm.destination, set(alarm.bfd)) == (True, REMOTE, {"p1", "p2"})
+        assert "clear bgp p1" in alarm.reason
+    finally:
+        await asyncio.to_thread(vtysh, netns, *family, "no neighbor p1 route-map NOWHERE in")
+    await until(lambda: audited.of(RouteKind.AGREEMENT), within_s=30, what="its end")

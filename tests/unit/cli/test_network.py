@@ -130,5 +130,7 @@ def test_tap_lines():
         f"replace filter {MAC} on rep0: 10.255.0.3 -> 10.255.0.2 FAILED No space left on device (leads elsewhere): "
         "the table is full"
     )
+    gap = event.model_copy(update={"previous_incarnation": 7, "previous_pass_id": 41, "gap": True, "operations": ()})
+    assert "not verified after 1.2 ms; the audit may lack passes up to 41 of incarnation 7" in sentence(encode(gap))
     assert sentence(b"") is None
     assert sentence(b"nonsense") is None

@@ -3,6 +3,9 @@
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -22,6 +25,7 @@ from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._runtime.app import UnusableSettingsError
 from services.reconciler.adapters.namespace_lock import lock_path
+from services.reconciler.audit_mark import RECORD_BYTES, AuditMark, Mark
 from services.reconciler.core.state import Filter
 from services.reconciler.passes import Reconciliation
 from tests.support.deadline import until
@@ -299,6 +303,79 @@ async def test_churn_while_the_bus_is_dead_loses_nothing(lab):
         range(merged[0].first_pass_id, merged[0].pass_id + 1)
     )
     assert lab.bus.counters.get("facts_dropped", 0) == 0
+
+
+async def test_the_next_incarnation_tells_what_the_bus_never_got(lab):
+    """The reconciler ends while there is no bus: its outbox is lost, and readers are told up to where."""
+    lab.network.learn(mac(1), VTEP)
+    async with lab.reconciler() as reconciler:
+        await until(lambda: len(lab.tc) >= 1, what="the first pass")
+        lab.bus.broker.stop()
+        lab.network.learn(mac(2), VTEP)
+        await until(lambda: len(lab.rules) == 2, what="a rule that nobody is told of")
+        await until(lambda: reconciler.teller.pass_id == 2, what="the pass")
+    first = lab.tc[0]
+    assert (first.previous_incarnation, first.gap) == (0, False), "there was none before"
+
+    lab.bus.broker.start()
+    async with lab.reconciler() as reconciler:
+        await until(lambda: reconciler.loop.last, what="the first pass")
+        await until(lambda: lab.tc[-1].incarnation != first.incarnation, what="its fact")
+    news = next(event for event in lab.tc if event.incarnation != first.incarnation)
+    assert (news.previous_incarnation, news.previous_pass_id, news.gap) == (first.incarnation, 2, True)
+
+
+async def test_without_a_loss_the_next_incarnation_tells_no_gap(lab):
+    lab.network.learn(mac(1), VTEP)
+    async with lab.reconciler() as reconciler:
+        await until(lambda: reconciler.teller.pass_id and not reconciler.teller.pending_facts, what="the audit")
+        first = reconciler.teller.pass_id
+    async with lab.reconciler() as reconciler:
+        await until(lambda: lab.tc[-1].incarnation == reconciler._incarnation, what="the next one's fact")
+    assert (lab.tc[-1].previous_pass_id, lab.tc[-1].gap) == (first, False)
+
+
+async def test_a_mark_is_set_before_the_kernel_is_written_to(lab):
+    """So that kill -9 between the write and the fact leaves a trace."""
+    seen = []
+    path = lock_path(lab.settings.state_directory, None).with_suffix(".audit")
+    lab.network.before_apply = lambda: seen.append(AuditMark(path, 0).previous)
+    lab.network.learn(mac(1), VTEP)
+    async with lab.reconciler():
+        await until(lambda: lab.rules, what="the rule")
+    assert seen
+    assert all((mark.pass_id, mark.acknowledged_pass_id, mark.gap) == (1, 0, True) for mark in seen)
+
+
+def test_a_mark_outlives_kill_9(tmp_path):
+    path = tmp_path / "x.audit"
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from services.reconciler.audit_mark import AuditMark\n"
+        "mark = AuditMark(pathlib.Path(sys.argv[1]), 5)\n"
+        "mark.begin(3); mark.acknowledge(2); mark.begin(4)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    mark = AuditMark(path, 6)
+    assert mark.previous == Mark(incarnation=5, pass_id=4, acknowledged_pass_id=2)
+    mark.begin(1)
+    mark.acknowledge(1)
+    mark.close()
+    assert path.stat().st_size == RECORD_BYTES, "bounded"
+    again = AuditMark(path, 7)
+    assert again.previous == Mark(6, 1, 1)
+    assert not again.previous.gap
+    again.close()
+
+
+@pytest.mark.parametrize("text", [b"{", b"[1]", b'{"incarnation": 1}', bytes(256)])
+def test_an_unreadable_mark_is_a_gap(tmp_path, text):
+    (tmp_path / "x.audit").write_bytes(text)
+    previous = AuditMark(tmp_path / "x.audit", 1).previous
+    assert previous is not None
+    assert previous.gap
 
 
 async def test_thousands_of_macs_are_told_in_few_facts(lab):
