@@ -46,7 +46,7 @@ class CfsBatch(ColumnarMessage):
     """Of it, what the agent has granted to containers: their `memory_limit_bytes` in this batch include it."""
     reserve_order_seq: Count = 0
     """Sequence of the newest reserve order that the agent has seen from the application's present owner; 0: none."""
-    node_headroom_bytes: Annotated[int, Field(ge=-1)] = -1
+    node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """By how much memory limits and reserves on this node, of all applications together, may still rise; 0 also while
     the machine's MemAvailable is too low for raises; -1: the agent sets no bound."""
 

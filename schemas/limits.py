@@ -101,7 +101,7 @@ class LimitReply(ColumnarMessage):
     """Per application in `apps`."""
     reserve_used_bytes: tuple[Count, ...] = ()
     reserve_order_seq: tuple[Count, ...] = ()
-    node_headroom_bytes: Annotated[int, Field(ge=-1)] = -1
+    node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """As in `schemas.cfs.CfsBatch`, after the order."""
     node_refusal: str = ""
     """Why rows are `NODE_BUDGET`, or a reserve was given less, with the measured value and the threshold."""

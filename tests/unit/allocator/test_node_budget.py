@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from schemas.apps import AppSpec
+from schemas.cfs import CfsBatch
+from schemas.codec import decode, encode
 from schemas.oom import OomCause, OomKind
 from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes
 from services.allocator.core.node_room import within_nodes
@@ -137,3 +140,23 @@ def test_raises_share_what_their_node_has_left(room_mib, expected_mib):
     ordered = np.array([200, 300, 50]) * MIB
     got = within_nodes(rows, before, ordered, np.array([min(room_mib * MIB, NO_BOUND)]))
     assert (got // MIB).tolist() == expected_mib
+
+
+@pytest.mark.parametrize("absurd_bytes", [-2, 1 << 62, 1 << 70])
+def test_a_host_cannot_say_more_than_sums_can_hold(absurd_bytes):
+    """One host's key in wrong hands: what it sends must not overflow an allocator's sums."""
+    batch = node_of_2_gib().node.empty_batch("shop", 1)
+    with pytest.raises(ValidationError):
+        CfsBatch.model_validate(batch.model_dump() | {"node_headroom_bytes": absurd_bytes})
+
+
+def test_the_most_that_a_host_can_say_is_no_trouble():
+    shared = node_of_2_gib()
+    grower = shared.start_container("shop")
+    for _ in range(4):
+        shared.run([0])
+        batches = [decode(item[1]) for item in shared.network]
+        most = {"node_headroom_bytes": (1 << 62) - 1}
+        shared.network = [("batch", encode(batch.model_copy(update=most))) for batch in batches]
+        shared.deliver_all()
+    assert 0 < grower.limit_bytes <= 1792 * MIB
