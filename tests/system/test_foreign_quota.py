@@ -13,6 +13,7 @@ import pytest_asyncio
 from schemas.apps import AppSpec
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.subjects import CONTAINER_EVENTS
+from services._runtime.bus import RequestRefusedError
 from services._runtime.cgroupfs import paths_of_pid
 from tests.support import other_hands
 from tests.support.cluster_lab import MIB, ClusterLab, MessageLog, poll
@@ -66,7 +67,10 @@ async def managed(cluster: ClusterLab, key_end: str) -> str:
     """Key of the container once it has its limits."""
 
     async def find() -> str:
-        rows = (await cluster.state(APP)).containers
+        try:
+            rows = (await cluster.state(APP)).containers
+        except RequestRefusedError:  # no owner yet
+            return ""
         return next((row.container for row in rows if row.container.endswith(key_end) and row.quota_us > 0), "")
 
     return str(await poll(find, within_s=20, what="a managed container"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -34,14 +33,14 @@ class Fault(NamedTuple):
     down_s: float = 0.0
     """For which the engine's socket refuses connections."""
     lost_state: bool = False
-    """Whether the state directory was emptied."""
+    """Whether the state directory's notes of containers are lost."""
 
 
 FAULTS = {
     "1 s late": Fault(delay_s=1),
     "3 s late": Fault(delay_s=3),
     "down": Fault(down_s=5),
-    "3 s late, without the state directory": Fault(delay_s=3, lost_state=True),
+    "3 s late, without its notes": Fault(delay_s=3, lost_state=True),
 }
 
 
@@ -117,7 +116,8 @@ async def restart_with(cluster: ClusterLab, proxy: CuttableProxy, fault: Fault) 
     if fault.down_s:
         await proxy.cut()
     if fault.lost_state:
-        shutil.rmtree(STATE / cluster.root)
+        for note in list((STATE / cluster.root / "originals").iterdir()):
+            note.unlink(missing_ok=True)
     await launch_agent(cluster, proxy)
     await asyncio.sleep(fault.down_s + 3 * fault.delay_s)
     if fault.down_s:
