@@ -80,9 +80,13 @@ async def test_in_a_busy_group_of_exec(bare_cluster: ClusterLab, events: Message
     container = bare_cluster.container(APP, "worker")
     container.tell("burn 0.7")
     key = await managed(bare_cluster, container.key)
-    await each_is_told(
-        events, key, lambda quota_us: other_hands.write_quota(bare_cluster.tree, container.directory, quota_us)
-    )
+    loads = itertools.cycle(("burn 0.2", "burn 0.7"))
+
+    def write(quota_us: int) -> None:
+        container.tell(next(loads))  # so that orders follow
+        other_hands.write_quota(bare_cluster.tree, container.directory, quota_us)
+
+    await each_is_told(events, key, write)
     bare_cluster.remove(container)
 
 
