@@ -162,6 +162,10 @@ class LabContainer:
         self.wait_said("ready")
         assert group.add_process(self._load.pid), f"{group.directory} has vanished, or exit code {self._load.poll()}"
 
+    def add_process(self, pid: int) -> None:
+        """Charge another process to it from now on."""
+        assert self._group.add_process(pid), f"{self.directory} has vanished"
+
     def tell(self, command: str) -> None:
         """See `obedient_load`."""
         assert self._load.stdin is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from schemas.apps import AppSpec
@@ -10,6 +12,7 @@ from tests.support.cluster_lab import MIB, ClusterLab, LabContainer
 from tests.support.deadline import until
 from tests.support.growing import grow, grown
 from tests.support.invariant_checker import InvariantChecker, watch
+from tests.support.tmpfs_writer import TmpfsWriter
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -78,3 +81,37 @@ async def test_when_nothing_is_left_the_kernel_kills_the_event_says_why_and_the_
     assert quiet.alive
     for container in (modest, quiet, greedy):
         cluster.remove(container)
+
+
+async def test_a_small_container_grows_beside_a_large_one_that_took_all_it_could_and_calls_that_failed_are_told(
+    cluster: ClusterLab, record_figure
+):
+    """Memory of a tmpfs can be neither reclaimed nor ended by a kill; the large one's writes fail, and it lives on.
+
+    Fair shares are 128 MiB, sigma x share 25: beside what it uses the small one may always have so much more.
+    """
+    spec = await cluster.announce(AppSpec(name="fair", cpu_limit=0.8, memory_limit=256 * MIB))
+    large, small = (cluster.container(spec.name, name) for name in ("large", "small"))
+    writer = await asyncio.to_thread(TmpfsWriter)
+    try:
+        async with watch(cluster, spec) as checker:
+            await admitted(large, small)
+            large.add_process(writer.pid)
+            await asyncio.to_thread(writer.fill)
+            await beside(small, large, checker)
+            record_figure("large, small: MiB of 256", (large.limit_bytes // MIB, small.limit_bytes // MIB))
+            await checker.settled()
+    finally:
+        await asyncio.to_thread(writer.close)
+    for container in (large, small):
+        cluster.remove(container)
+
+
+async def beside(small: LabContainer, large: LabContainer, checker: InvariantChecker) -> None:
+    """The large one has all that it can get."""
+    assert large.limit_bytes > 180 * MIB
+    hits = await checker.told(large.key, OomKind.LIMIT_HITS)
+    assert "can have failed with EFAULT or ENOMEM" in hits.reason
+    await hold(small, 20)
+    assert small.alive
+    assert checker.rules.kills == []
