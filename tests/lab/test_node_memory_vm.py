@@ -17,21 +17,20 @@ MEMORY_MIB = 1024
 MIB = 1 << 20
 
 
-def grow(guest: Guest, directory: Path, how: str) -> dict[str, Any]:
+def run(guest: Guest, directory: Path, how: str) -> Any:
     machine = RunningMachine(guest.image, directory / how, memory_mib=MEMORY_MIB)
     try:
         ended = machine.start([python(), "-m", "tests.lab.vm.guest_node_budget", how]).wait(300)
     finally:
         machine.kill()
     assert ended.exit_code == 0, ended.output[-4000:]
-    result: dict[str, Any] = json.loads(ended.output.splitlines()[-1])
-    return result
+    return json.loads(ended.output.splitlines()[-1])
 
 
 def test_our_refusal_comes_before_the_kernel_s_global_kill(
     guest: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = grow(guest, tmp_path, "budget")
+    seen = run(guest, tmp_path, "budget")
     with capsys.disabled():
         print(f"\n  {seen}")  # noqa: T201 - figures
     assert seen["global"] == []
@@ -43,8 +42,18 @@ def test_without_a_budget_the_kernel_kills_for_want_of_memory(
     guest: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the test above is worth: the same growth, and the kernel's log has a kill for the whole machine."""
-    seen = grow(guest, tmp_path, "unbounded")
+    seen = run(guest, tmp_path, "unbounded")
     with capsys.disabled():
         print(f"\n  {seen}")  # noqa: T201 - figures
     assert seen["global"]
     assert seen["highest"] > seen["allocatable"]
+
+
+def test_a_process_that_waits_for_its_own_quota_is_cpu_pressure(
+    guest: Guest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Why pressure stops no raise: one throttled process, on a machine that has nothing else to do."""
+    percent = run(guest, tmp_path, "pressure")
+    with capsys.disabled():
+        print(f"\n  some avg10 of processors: {percent} %")  # noqa: T201 - a figure
+    assert percent > 50
