@@ -22,6 +22,7 @@ from services.cli.lab.lab import Lab
 from services.cli.lab.meter import OutageMeter
 from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from tests.support.cgroup_lab import wait_until
+from tests.support.fast_path_lab import run
 from tests.support.fast_path_pair import KEY, FastPaths, pause_until
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
@@ -197,6 +198,28 @@ def test_a_fault_right_after_the_kill(calm: Lab, fast: FastPaths, streams: Outag
     streams.reset()
     with calm.fault(Fault.blackhole(1, 2)) as injected_ns:
         assert worst_ms(streams, injected_ns) < NO_BLACK_HOLE_MS
+
+
+def test_the_switch_closes_bfd_administratively(calm: Lab, fast: FastPaths) -> None:
+    """RFC 5882, 4.2: it says nothing of the path. FRR 8.4 closes BGP all the same, and opens it again without BFD."""
+    switch = calm.topology.switches[0].netns
+    shut(switch, "shutdown")
+    try:
+        (told,) = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_admin_down")
+        assert (told.interface, told.alarm) == ("p1", True)
+        wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=20, what="both uplinks, without BFD")
+        wait_until(lambda: fast.hosts[0].state["uplinks"]["p1"][2] == "remote-adm-down", what="the state of p1")
+        wait_until(lambda: not fast.hosts[0].overrides(), what="no override")
+        assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
+        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "damped")
+    finally:
+        shut(switch, "no shutdown")
+    fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", within_s=20)
+
+
+def shut(netns: str, word: str) -> None:
+    """Have bfdd close or open the sessions of our profile."""
+    run("vtysh", "-N", netns, "-c", "configure terminal", "-c", "bfd", "-c", "profile turnbuckle", "-c", word)
 
 
 def test_bfdd_is_restarted(calm: Lab, fast: FastPaths) -> None:
