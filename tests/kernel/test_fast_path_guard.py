@@ -169,9 +169,11 @@ def container(host, tmp_path):
         ),
     )
     lab.ids.append(str(created["Id"]))
-    lab.client.start(lab.ids[0])
-    yield lab
-    lab.close()
+    try:
+        lab.client.start(lab.ids[0])
+        yield lab
+    finally:
+        lab.close()
 
 
 @pytest.mark.docker
