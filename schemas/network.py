@@ -29,6 +29,10 @@ class RouteKind(StrEnum):
     """FRR's daemons went away, or came back: meanwhile nobody can say whether paths agree."""
     FAST_PATH = "fast_path"
     """The fast path itself: started, blind, damped, not converging; `reason` says which."""
+    DRAIN = "drain"
+    """Somebody has taken an uplink (`interface`) out of use before maintenance; told again while that lasts."""
+    UNDRAIN = "undrain"
+    """It carries again."""
 
 
 class RouteEvent(Message):
@@ -63,6 +67,8 @@ class RouteEvent(Message):
     """OVERRIDE: the ToR's router id, or the VTEP that told of it."""
     latency_us: Count = 0
     """OVERRIDE: trigger to the kernel's acknowledgement. RELEASE: how long it was held. AGREEMENT: how long not."""
+    vtep: str = ""
+    """The sender's own, where it knows it: what others send to."""
     peer_ack_us: Count = 0
     """OVERRIDE: from the trigger to the last peer's acknowledgement; 0: none was asked, or none came."""
     alarm: bool = False
@@ -251,6 +257,8 @@ class PathState(Message):
     override: tuple[str, ...] = ()
     """Next hops in the fast path's table, while it overrides."""
     reason: str = ""
+    suspect: str = ""
+    """Which other hosts call this VTEP in trouble, or drained. A hint only: `agree` does not depend on it."""
 
 
 class NetworkStateReply(Message):
@@ -275,3 +283,5 @@ class NetworkStateReply(Message):
     foreign: int
     paths: tuple[PathState, ...]
     problems: tuple[str, ...]
+    drained: tuple[str, ...] = ()
+    """BGP neighbours (uplinks, where unnumbered) that `turnbuckle fabric drain` has taken out of use."""

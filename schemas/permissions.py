@@ -121,6 +121,8 @@ _MADE_FOR_HOSTS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ALLOCATOR: (O
 """Hosts write them, but make nothing on the server."""
 _REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ADVISOR: (RUN_STREAM, JOB_STREAM)}
 """Who reads all of a stream through a consumer of his own. Its writers are in the centre, see above."""
+_HEARD_OF_ALL: Final = (ROUTE_EVENTS,)
+"""Facts that a host's service hears of all hosts, as they happen: without any right to the stream that stores them."""
 _LOOKS_UP: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.COLLECTOR: (RUN_STREAM, JOB_STREAM)}
 """Who looks for single facts in a stream that he writes."""
 
@@ -234,7 +236,9 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
     role = identity.role
     for channel in CHANNELS:
         # People hear facts as they happen; commands are heard by those who answer them, and by nobody else.
-        if _receives(role, channel):
+        if _receives(role, channel) and channel.template in _HEARD_OF_ALL:
+            yield channel.template.pattern(root).text
+        elif _receives(role, channel):
             yield _subject(identity, channel.template, root)
     for endpoint in ENDPOINTS:
         if endpoint.service == role.value:
@@ -295,7 +299,10 @@ def _stream_names(needs: Uses, root: str) -> Iterator[str]:
 
 
 def _stream_rights(role: Role, stream: StreamSpec, name: str) -> Iterator[str]:
-    reads = any(channel.template in stream.templates and _receives(role, channel) for channel in CHANNELS)
+    # Not hosts: a direct get may name any subject to be answered at.
+    reads = role not in NODE_ROLES and any(
+        channel.template in stream.templates and _receives(role, channel) for channel in CHANNELS
+    )
     if reads or stream in _LOOKS_UP.get(role, ()):
         yield from _reading(name)
     if stream in _REPLAYS.get(role, ()):

@@ -138,8 +138,8 @@ CHANNELS: Final = (
         "why limits are what they are, from the replica that decided", reply=ExplainReply, title="ReplicaExplain",
     ),
     Channel(
-        ROUTE_EVENTS, RouteEvent, Delivery.JETSTREAM, ("reconciler",), ("cli",),
-        "paths and links of a node changed, disagree between kernel, FRR and BFD, or were overridden by the fast path",
+        ROUTE_EVENTS, RouteEvent, Delivery.JETSTREAM, ("reconciler",), ("cli", "reconciler"),
+        "paths and links of a node changed, disagree between kernel, FRR and BFD, were overridden, or drained",
     ),
     Channel(
         TC_EVENTS, TcEvent, Delivery.JETSTREAM, ("reconciler",), ("cli",),

@@ -1,4 +1,4 @@
-"""`turnbuckle fabric plan|up|check|down host.yaml`: a host's part of the network, from one file."""
+"""`turnbuckle fabric plan|up|check|down|drain host.yaml`: a host's part of the network, from one file."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ Examples:
   turnbuckle fabric up host.yaml
 
   turnbuckle fabric check host.yaml     (is the host as the file says, do FRR's sessions stand?)
+
+  turnbuckle fabric drain host.yaml p1  (move traffic away from an uplink before maintenance; --undo)
 
   turnbuckle fabric down host.yaml      (undo what `up` did, and no more)
 """
@@ -125,6 +127,39 @@ def down_command(file: HostFileArgument, *, as_json: JsonOption = False) -> None
     print_note(_count(host, steps, "taken") if steps else f"{host.name}: `fabric up` has done nothing here")
     if as_json:
         print_json({"host": host.name, "steps": [_plain(step) for step in steps]})
+
+
+@app.command("drain", epilog=EXAMPLES)
+def drain_command(
+    file: HostFileArgument,
+    uplinks: Annotated[
+        list[str] | None, typer.Argument(help="Uplinks; none: all of this node.", metavar="[UPLINK]...")
+    ] = None,
+    *,
+    undo: Annotated[bool, typer.Option("--undo", help="Let them carry again.")] = False,
+    only_status: Annotated[bool, typer.Option("--status", help="Change nothing, only show.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Move traffic away from uplinks in both directions, without loss. Until FRR is restarted, or --undo.
+
+    If all uplinks are drained, traffic goes on over them: others are told, and no packet is dropped.
+    """
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from services.cli.fabric.drain import chosen, drain, status, undrain  # noqa: PLC0415
+    from services.cli.fabric.host_file import load_host_file  # noqa: PLC0415
+
+    host = load_host_file(file)
+    picked = chosen(host, uplinks or [])
+    found = status(host) if only_status else undrain(host, picked) if undo else drain(host, picked)
+    if as_json:
+        print_json({"host": host.name, "uplinks": [asdict(state) for state in found]})
+        return
+    for state in found:
+        said = "[yellow]drained[/]" if state.drained else "[green]in use[/]"
+        stdout_console().print(f"{escape(state.uplink)}: {said}, {state.routes} routes forward over it")
+    if all(state.drained for state in found):
+        print_note("every uplink is drained, so all go on carrying: only the others' choice between hosts changes")
 
 
 def _say_how_to_load(host: HostFile) -> None:

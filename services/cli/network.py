@@ -221,10 +221,13 @@ def _print_paths(reply: NetworkStateReply) -> None:
     )
     for problem in reply.problems:
         console.print(escape(f"  {problem}"), style="red")
+    if reply.drained:
+        console.print(escape(f"  drained: {', '.join(reply.drained)} (turnbuckle fabric drain --undo)"), style="yellow")
     table = _table("destination", "kernel", "FRR", "BFD up", "override", "")
     for path in reply.paths:
         frr, bfd = (_hops(hops) if hops is not None else "?" for hops in (path.frr, path.bfd_up))
         verdict = "[green]agree[/]" if path.agree else f"[red]{escape(path.reason)}[/]"
+        verdict += f" [yellow]suspect: {escape(path.suspect)}[/]" if path.suspect else ""
         cells = (path.destination, _hops(path.kernel), frr, bfd, _hops(path.override))
         table.add_row(*map(escape, cells), verdict)
     if reply.paths:

@@ -81,6 +81,8 @@ class Teller:
     node: str
     incarnation: int
     most_waiting: int = MOST_WAITING
+    vtep: str = ""
+    """This host's own, as of the last look."""
     previous: Mark | None = None
     """Where the incarnation before has left off."""
     pass_id: int = 0
@@ -245,6 +247,12 @@ class Teller:
             reason=agreed if verdict.agree else path.reason,
         )
 
+    def tell_drain(self, uplink: str, drained: bool) -> None:
+        """Tell of an uplink that was taken out of use before maintenance, or carries again."""
+        said = "is drained: use its host's other uplinks" if drained else "carries again"
+        kind = RouteKind.DRAIN if drained else RouteKind.UNDRAIN
+        self._route(kind=kind, source="auditor", interface=uplink, cause="operator", reason=f"{uplink} {said}")
+
     def tell_emptied(self, emptied: Emptied) -> None:
         """Tell of overrides of a silent fast path that were deleted."""
         names = emptied.destinations
@@ -267,6 +275,7 @@ class Teller:
                 "incarnation": self.incarnation,
                 "seq": self._route_seq,
                 "time_ns": self.clock.time_ns(),
+                "vtep": self.vtep,
                 **fields,
             }
         )

@@ -69,6 +69,12 @@ def destinations_of(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(sorted({row.destination for row in snapshot.fdb if row.own and row.destination is not None}))
 
 
+def own_vtep(snapshot: Snapshot) -> str:
+    """What others send to: the source address of the VXLAN device that is in a bridge; empty: there is none."""
+    found = sorted({link.vxlan.local for link in snapshot.links if link.vxlan and link.master and link.vxlan.local})
+    return found[0] if found else ""
+
+
 def read_routes(answer: Any) -> dict[str, tuple[str, ...]]:
     """``show ip route json`` of zebra: the selected, installed route of each prefix.
 

@@ -81,3 +81,6 @@ class Daemons(Protocol):
 
     async def show_json(self, daemon: str, command: str) -> Any:
         """The parsed answer of one daemon to a show command. Raises `services._runtime.frr.FrrError`."""
+
+    async def ask(self, daemon: str, command: str) -> str:
+        """The answer of one daemon as text. Raises `services._runtime.frr.FrrError`."""

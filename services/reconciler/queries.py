@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +47,9 @@ class Queries:
     reconciliation: Reconciliation
     paths: Callable[[], tuple[list[Path], FrrView]]
     problems: Callable[[], tuple[str, ...]]
+    suspects: Callable[[], Mapping[str, str]] = dict
+    """By VTEP: what other hosts say of it."""
+    drained: Callable[[], tuple[str, ...]] = tuple
 
     async def state(self, delivery: Delivery) -> Message:
         """What is seen, from the last look."""
@@ -57,7 +60,7 @@ class Queries:
             return QueryError(code=_UNAVAILABLE, message=loop.unreadable)
         tally = looked.outcome.tally
         vteps = destinations_of(snapshot)
-        paths, view = self.paths()
+        (paths, view), suspects = self.paths(), self.suspects()
         return NetworkStateReply(
             node=self.settings.node,
             incarnation=self.incarnation,
@@ -73,8 +76,9 @@ class Queries:
             in_hw=tally.in_hw,
             not_in_hw=tally.not_in_hw,
             foreign=tally.foreign,
-            paths=tuple(_path_state(path, view) for path in paths[:MOST_PATHS]),
+            paths=tuple(_path_state(path, view, suspects.get(path.destination, "")) for path in paths[:MOST_PATHS]),
             problems=self.problems() + _closed_sessions(view),
+            drained=self.drained(),
         )
 
     async def diff(self, delivery: Delivery) -> Message:
@@ -147,7 +151,7 @@ def _rule_state(rule: Filter, device: str, *, ours: bool) -> RuleState:
     )
 
 
-def _path_state(path: Path, view: FrrView) -> PathState:
+def _path_state(path: Path, view: FrrView, suspect: str) -> PathState:
     unknown = path.frr is None or (path.bfd_up is None and bool(view.trouble))
     return PathState(
         destination=path.destination,
@@ -157,6 +161,7 @@ def _path_state(path: Path, view: FrrView) -> PathState:
         agree=not path.reason and not unknown,
         override=path.override,
         reason=path.reason or (view.trouble if unknown else ""),
+        suspect=suspect,
     )
 
 

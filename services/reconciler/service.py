@@ -25,11 +25,14 @@ from services.reconciler.audit import BEHIND, FAR_BEHIND, Teller
 from services.reconciler.audit_mark import AuditMark
 from services.reconciler.auditor import PathAuditor, Verdict
 from services.reconciler.core.state import Snapshot
+from services.reconciler.drain_watch import DrainWatch
 from services.reconciler.fast_path_guard import Emptied, FastPathGuard
 from services.reconciler.fastpath.values import Ownership
+from services.reconciler.hint_listener import HintListener
+from services.reconciler.hints import RouteHints
 from services.reconciler.loop import Looked, Loop
 from services.reconciler.passes import Reconciliation
-from services.reconciler.paths import FrrView, Path
+from services.reconciler.paths import FrrView, Path, own_vtep
 from services.reconciler.ports import Daemons, Network, UnreadableError
 from services.reconciler.queries import Queries
 from services.reconciler.settings import ReconcilerSettings
@@ -72,6 +75,8 @@ class Reconciler:
         self._auditor: PathAuditor | None = None
         self._guard: FastPathGuard | None = None
         self._mark: AuditMark | None = None
+        self._drains: DrainWatch | None = None
+        self._listener = HintListener(self._bus, self._clock, self._log, RouteHints(settings.node))
         self.loop: Loop | None = None
         self.teller = Teller(self._bus, self._clock, settings.node, self._incarnation)
 
@@ -85,7 +90,15 @@ class Reconciler:
         loop = self.loop = Loop(network, reconciliation, self._clock, self._log, timers)
         loop.on_pass, loop.on_snapshot = self._passed, self._looked
         self._queries = Queries(
-            settings, self._incarnation, self._clock, loop, reconciliation, self._paths, self._problems
+            settings,
+            self._incarnation,
+            self._clock,
+            loop,
+            reconciliation,
+            self._paths,
+            self._problems,
+            self._listener.suspects,
+            lambda: self._drains.drained if self._drains is not None else (),
         )
         self._reconciliation = reconciliation
         self._continue_audit()
@@ -93,6 +106,11 @@ class Reconciler:
             self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, self._fast_path)
             self._auditor.on_verdict = self._judged
             self._runtime.spawn(self._auditor.run(self._known), name="path auditor")
+            self._drains = DrainWatch(self._daemons(), self._clock, self.teller.tell_drain)
+            self._runtime.spawn(self._drains.run(self._known), name="drain watch")
+            self._listener.vteps = lambda: {path.destination for path in self._paths()[0]}
+            self._listener.on_hint = lambda: loop.trigger("hint")
+            self._runtime.spawn(self._listener.run(), name="route hints")
         self._guard_fast_path()
         self._register_metrics(loop)
         with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread: a test
@@ -231,6 +249,7 @@ class Reconciler:
 
     def _looked(self, snapshot: Snapshot) -> None:
         now_s, waiting = self._clock.monotonic(), self.teller.pending_facts
+        self.teller.vtep = self._listener.hints.own_vtep = own_vtep(snapshot)
         hold_back_macs = waiting > BEHIND and now_s < self._macs_told_s + MACS_AGAIN_S
         if not hold_back_macs:
             self._macs_told_s = now_s

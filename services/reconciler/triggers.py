@@ -15,7 +15,7 @@ FIRST_BACKOFF_S: Final = 0.010
 LAST_BACKOFF_S: Final = 1.0
 LONGEST_WAIT_S: Final = 120.0
 """Between looks at everything, however dear they are."""
-PATHS_ONLY: Final = frozenset({"route", "rule", "nexthop"})
+PATHS_ONLY: Final = frozenset({"route", "rule", "nexthop", "hint"})
 """tc rules do not follow from these (I11): only what says which way packets go is looked at."""
 
 

@@ -173,8 +173,16 @@ class FakeDaemons:
     """State by interface."""
     inaccessible: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By VTEP: uplinks over which bgpd has a path that it does not use."""
+    running: str = ""
+    """Of bgpd's configuration."""
     away: str = ""
     questions: int = 0
+
+    async def ask(self, daemon: str, command: str) -> str:
+        if self.away:
+            raise FrrError(f"{daemon} {self.away}")
+        assert command == "show running-config"
+        return self.running
 
     async def show_json(self, daemon: str, command: str) -> Any:
         self.questions += 1

@@ -1,0 +1,61 @@
+"""What `fabric drain` tells FRR; that it works is a matter of the lab (tests/lab/test_drain.py)."""
+
+from pathlib import Path
+
+import pytest
+
+from services._runtime.frr_drain import DRAIN_IN, DRAIN_OUT
+from services.cli.fabric.drain import UplinkState, chosen, drain_commands, status, undrain_commands
+from services.cli.fabric.model import HostFile
+from services.cli.fabric.places import FrrPaths, Places
+from services.cli.failure import CommandError, UnavailableError
+from tests.support.fake_frr import FakeFrr
+
+FIELDS = {
+    "name": "h1", "asn": 65001, "vtep": "10.255.0.1", "vni": 100, "frr": {"start": True},
+    "uplinks": ["p1", {"name": "p2", "address": "192.0.2.1/31", "peer": "192.0.2.0"}],
+}  # fmt: skip
+HOST = HostFile.model_validate(FIELDS)
+
+
+def test_one_uplink_is_drained_by_its_neighbour():
+    commands = drain_commands(HOST, chosen(HOST, ["p2"]))
+    assert f"neighbor 192.0.2.0 route-map {DRAIN_IN} in" in commands
+    assert f"neighbor 192.0.2.0 route-map {DRAIN_OUT} out" in commands
+    assert not any("neighbor p1" in command for command in commands)
+    assert "set as-path prepend 65001 65001" in commands
+    assert undrain_commands(HOST, chosen(HOST, ["p2"]))[-2:] == [
+        f"no neighbor 192.0.2.0 route-map {DRAIN_IN} in",
+        f"no neighbor 192.0.2.0 route-map {DRAIN_OUT} out",
+    ]
+
+
+def test_a_host_goes_on_announcing_only_what_is_its_own():
+    assert "match as-path OWN" in drain_commands(HOST, HOST.uplinks)
+    transit = HostFile.model_validate(FIELDS | {"transit": True})
+    assert "match as-path OWN" not in drain_commands(transit, HOST.uplinks)
+
+
+def test_no_name_means_all_and_an_unknown_one_is_named():
+    assert chosen(HOST, []) == HOST.uplinks
+    with pytest.raises(CommandError, match="h1 has no uplink p9: there are p1, p2"):
+        chosen(HOST, ["p9"])
+
+
+async def test_status_is_what_frr_says(tmp_path: Path):
+    import asyncio  # noqa: PLC0415
+    import json  # noqa: PLC0415
+
+    hop = {"fib": True, "interfaceName": "p1"}
+    routes = {"10.255.0.2/32": [{"selected": True, "nexthops": [hop]}], "10.0.0.0/8": [{"nexthops": [hop]}]}
+    running = f"  neighbor 192.0.2.0 route-map {DRAIN_IN} in\n  neighbor 192.0.2.0 route-map {DRAIN_OUT} out\n"
+    answers = {
+        "bgpd": {"show running-config": running},
+        "zebra": {"show ip route bgp json": json.dumps(routes)},
+    }
+    places = Places(frr=FrrPaths(runtime=str(tmp_path)))
+    async with FakeFrr(tmp_path / "h1", answers):
+        found = await asyncio.to_thread(status, HOST, places)
+    assert found == [UplinkState("p1", drained=False, routes=1), UplinkState("p2", drained=True, routes=0)]
+    with pytest.raises(UnavailableError, match="bgpd does not run"):
+        await asyncio.to_thread(status, HOST, places)
