@@ -1,4 +1,4 @@
-"""`turnbuckle fabric drain` in the dual-ToR lab: traffic leaves an uplink, that is taken down, and no packet is lost."""
+"""`turnbuckle fabric drain` in the dual-ToR lab: traffic leaves an uplink, which is taken down, with no packet lost."""
 
 from __future__ import annotations
 

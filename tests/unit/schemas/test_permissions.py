@@ -14,6 +14,8 @@ from schemas.subjects import (
     CONTAINER_EVENTS,
     LIMIT_UPDATES,
     OOM_EVENTS,
+    ROUTE_EVENTS,
+    TC_EVENTS,
     SubjectTemplate,
     token,
 )
@@ -66,6 +68,16 @@ def test_an_agent_speaks_for_its_own_node(template: SubjectTemplate) -> None:
         speakers = may_publish(concrete(template, node))
         assert speakers - {"allocator"} == {f"agent-{node}"}
         assert ("allocator" in speakers) == (template is CONTAINER_EVENTS)  # it refuses containers
+
+
+def test_a_reconciler_hears_the_route_events_of_all_hosts_and_reads_none_that_are_stored() -> None:
+    for node in NODES:
+        assert may_publish(concrete(ROUTE_EVENTS, node)) == {f"reconciler-{node}", f"fast_path-{node}"}
+        reconcilers = {f"reconciler-{each}" for each in NODES}
+        assert may_hear(concrete(ROUTE_EVENTS, node)) == {*reconcilers, "operator", "observer"}
+        assert may_hear(concrete(TC_EVENTS, node)) == {"operator", "observer"}
+    for request in ("STREAM.MSG.GET.TB_ROUTE", "DIRECT.GET.TB_ROUTE", "CONSUMER.CREATE.TB_ROUTE.c"):
+        assert not may_publish(f"$JS.API.{request}") & {f"reconciler-{node}" for node in NODES}
 
 
 def test_whatever_names_a_node_is_said_by_users_of_that_node_or_in_the_centre() -> None:
