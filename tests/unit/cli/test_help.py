@@ -138,7 +138,7 @@ def test_what_prints_data_prints_it_as_json_too(typed: str) -> None:
     [
         ("turnbuckle ex", {"exec", "explain"}),
         ("turnbuckle run a", {"agent", "allocator", "advisor"}),
-        ("turnbuckle fabric ", {"plan", "up", "check", "down"}),
+        ("turnbuckle fabric ", {"plan", "up", "check", "drain", "down"}),
         ("turnbuckle prices ", {"list", "refresh"}),
         ("turnbuckle profile --w", {"--workers"}),
         ("turnbuckle jobs import --d", {"--dry-run"}),
