@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 HOST, VTEP, ADDRESS = "h1", "10.255.0.2", "172.16.0.2"
-SIZE_BYTES, MESSAGES = 223, 400
-"""The message size of thesis figure 3.8."""
+SIZE_BYTES, MESSAGES = 1 << 23, 12
+"""The message size of thesis figure 3.8: 2^23 bytes, by the slides; its text has lost the exponent ("223")."""
 QP_TIMEOUT = 19
 """4.096 us * 2^19 = 2.1 s until a message is sent again, 7 times: beyond detection by BFD, 3 s."""
-FAULT_AFTER_PACKETS = 200
+FAULT_AFTER_PACKETS = 6_000
+"""In mid-run: a message takes 2,048 packets at RoCE's largest MTU of 4,096 bytes, 8,192 at 1,024."""
 
 
 def tell(*command: str) -> str:
@@ -76,7 +77,7 @@ def summary(samples: list[float]) -> dict[str, object]:
         "p50_ms": ordered[len(ordered) // 2] / 1e3,
         "p99_ms": ordered[int(len(ordered) * 0.99)] / 1e3,
         "longest_ms": ordered[-1] / 1e3,
-        "above_1_s": sum(each > 1e6 for each in ordered),
+        "late": sum(each > ordered[len(ordered) // 2] + 1e6 for each in ordered),
     }
 
 
@@ -94,7 +95,7 @@ def fault_in_mid_run(client: subprocess.Popen[bytes], packets: int, before: dict
         time.sleep(0.2)
     found |= {"left_after_s": round(time.monotonic() - started_s, 1), "uplinks_during": uplinks()}
     # Until the end: what came through after the fault came through beside it.
-    found["exit_code"] = client.wait(90)
+    found["exit_code"] = client.wait(300)
     cured_s = time.monotonic()
     fault(switch, begins=False)
     while uplinks() != usual and time.monotonic() < cured_s + 40:
