@@ -248,6 +248,20 @@ def test_rules_appear_and_what_other_hands_do_is_repaired(lab: Lab) -> None:
     run(*f"tc -n {NETNS} actions replace action {other}".split())
     until(lambda: lab.vteps() == wanted, "the action that led elsewhere")
 
+    place = f"dev {PORT} ingress pref {PREF} protocol all"
+    edited = f"filter replace {place} handle {lab.rules()[mac(9)].handle:#x} flower dst_mac {mac(9)} action drop"
+    run("tc", "-n", NETNS, *edited.split())
+    until(lambda: lab.vteps() == wanted, "the rule whose actions were replaced: this process knows it")
+
+    # A handle of our range in our preference is nobody's mark.
+    run("tc", "-n", NETNS, *f"filter add {place} handle 0x54ffff00 flower dst_mac {mac(201)} action drop".split())
+    lab.fdb("add", range(41, 42), "10.255.0.3")
+    until(lambda: lab.vteps().get(mac(41)) == "10.255.0.3", "the rule of a new MAC")
+    assert lab.rules()[mac(201)].handle == 0x54FFFF00
+    run(*f"tc -n {NETNS} filter del {place} handle 0x54ffff00 flower".split())
+    lab.fdb("del", range(41, 42), "10.255.0.3")
+    until(lambda: lab.vteps() == wanted, "that it goes with its MAC")
+
     run(*f"tc -n {NETNS} qdisc del dev {PORT} clsact".split())
     until(lambda: lab.vteps() == wanted, "all rules, after clsact was deleted with them")
 
@@ -275,7 +289,7 @@ def test_a_second_reconciler_is_refused(lab: Lab) -> None:
 
 
 def test_after_kill_9_nothing_is_written_again(lab: Lab) -> None:
-    before = lab.rules()
+    before, told = lab.rules(), lab.audit()
     lab.end(signal.SIGKILL)
     assert lab.rules() == before, "rules stay without anybody"
     lab.start()
@@ -283,6 +297,9 @@ def test_after_kill_9_nothing_is_written_again(lab: Lab) -> None:
     assert (state.writes, state.installed, state.problems) == (0, 40, ())
     assert lab.lines("pass")[-1]["verified"]
     assert {m: r.handle for m, r in lab.rules().items()} == {m: r.handle for m, r in before.items()}
+    last = told[-1]
+    news = until(lambda: [event for event in lab.audit() if event.incarnation != last.incarnation], "its first fact")
+    assert (news[0].previous_incarnation, news[0].previous_pass_id) == (last.incarnation, last.pass_id)
 
 
 def test_nats_dead_during_churn_and_the_audit_is_complete(lab: Lab) -> None:
