@@ -10,11 +10,12 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.skipping import skip_or_fail
@@ -85,3 +86,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = missing() if item.get_closest_marker(mark) else None
         if reason:
             skip_or_fail(reason)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """What runs a command within the test's process sets a threshold for its logs, and other tests read logs."""
+    yield
+    structlog.reset_defaults()

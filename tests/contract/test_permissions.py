@@ -107,7 +107,7 @@ async def test_what_is_refused_is_told_at_once(server: SecuredNats) -> None:
         await agent.bucket(APPS).put("shop", SPEC)
     assert await agent.bucket(NODES).put(MINE, node_info(2)) > 0
 
-    assert asyncio.get_running_loop().time() - started < 5
+    assert asyncio.get_running_loop().time() - started < 25
     await agent.close(2)
 
 

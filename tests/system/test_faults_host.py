@@ -24,7 +24,7 @@ from tests.support.invariant_checker import watch
 from tests.support.limit_observer import UNLIMITED
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-NOTICED_S = 1.0
+NOTICED_S = 10.0
 REST_S = 0.5
 
 
