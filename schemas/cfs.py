@@ -50,6 +50,9 @@ class CfsBatch(ColumnarMessage):
     """By how much memory limits and reserves on this node, of all applications together, may still rise; 0 also while
     the machine's MemAvailable is too low for raises; -1: the agent sets no bound."""
 
+    node_idle_percent: Annotated[int, Field(ge=-1, le=100)] = -1
+    """Share of the node's processor time that was idle in the last three periods or so; -1: not known."""
+
     periods: UInt16Column
     """CFS periods since the previous sample; 0: nothing new yet, the row carries only limits and memory."""
     quota_us: Int64Column

@@ -24,8 +24,10 @@ from services.agent.drift import DriftWatch
 from services.agent.limit_orders import LimitOrders, Reporting
 from services.agent.memory import MemoryGuard
 from services.agent.node_budget import NodeBudget
+from services.agent.node_load import NodeLoad
 from services.agent.occurrences import Journal, of_watchdog
 from services.agent.ports import FoundContainer, Host, ReserveBook, SourceAnswered, WatchdogReport
+from services.agent.quota_watch import QuotaWatch
 from services.agent.reserves import Reserves
 from services.agent.rows import NEVER
 
@@ -75,6 +77,8 @@ class Node:
         self.journal = Journal()
         self.reserves = Reserves(reserve_book)
         self._containers = Containers(host, self.book)
+        self._quota_watch = QuotaWatch(host, self._containers)
+        self._load = NodeLoad(host)
         self._drift = DriftWatch(self._containers, self.reserves, self.journal, reassert=options.reassert)
         self.guard = MemoryGuard(self._containers, self.reserves, self._drift, options.pause_deadline_ns)
         self.inventory = Inventory(options.source_deadlines_ns)
@@ -94,8 +98,9 @@ class Node:
 
     @property
     def is_watched(self) -> bool:
-        """Whether any container was throttled within WATCHED_TICKS: the next is told of between two samples."""
-        return self._throttled_at_tick is not None and self.ticks - self._throttled_at_tick <= WATCHED_TICKS
+        """Whether throttling is told of between two samples: any was within WATCHED_TICKS, or it costs little."""
+        lately = self._throttled_at_tick is not None and self.ticks - self._throttled_at_tick <= WATCHED_TICKS
+        return lately or self._quota_watch.is_cheap
 
     @property
     def container_count(self) -> int:
@@ -172,6 +177,7 @@ class Node:
         """
         self.ticks += 1
         self._now_ns = now_ns
+        self._load.sample(now_ns)
         self._kills_of_gone.clear()
         order = self._containers.order
         readings = self.host.read(order.handles)
@@ -190,13 +196,14 @@ class Node:
     def look(self, wall_ns: int) -> list[CfsBatch]:
         """Between two samples: batches that tell of containers that have been throttled since; mostly none."""
         order, rows = self._containers.order, self._containers.rows
-        seen = self.host.look(order.handles) if rows.keys is order.keys else None
+        seen = self._quota_watch.look()
         if seen is None:
             return []
         new = unfinished(seen, rows.told)
         if not new.any():
             return []
         rows.told = remember(seen, new, rows.told)
+        self._quota_watch.reported(new)
         nothing = np.zeros(len(new), dtype=np.int64)
         sample = PeriodSample(
             periods=new.astype(np.int64),
@@ -330,8 +337,12 @@ class Node:
         if readings.exact is not None:
             sample = with_exact(sample, readings.exact, _ordered_rows(order))
         if readings.held is not None:
-            look = Look(readings.held.throttled, after[:, 0], readings.held.limits[:, 0])
+            look: Look | None = Look(readings.held.throttled, after[:, 0], readings.held.limits[:, 0])
+        else:
+            look = self._quota_watch.at_sample(after, believed[:, _QUOTA])
+        if look is not None:
             sample, rows.told = with_unfinished(sample, look, rows.told)
+        self._quota_watch.sampled(after, believed[:, _QUOTA], sample, now_ns)
         self._one_by_one = readings.held is None
         if sample.throttled.any():
             self._throttled_at_tick = self.ticks
@@ -380,6 +391,7 @@ class Node:
             "reserve_used_bytes": reserve.used_bytes,
             "reserve_order_seq": self.book.reserve_seq(app),
             "node_headroom_bytes": headroom_bytes,
+            "node_idle_percent": self._load.idle_percent,
         }
 
     def _next_report(self) -> int:

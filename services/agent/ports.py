@@ -92,6 +92,9 @@ class ContainerHandle(Protocol):
     def read_periods(self) -> int | None:
         """Only nr_periods: the cheapest way to see a period boundary pass. None: vanished."""
 
+    def read_usage(self) -> int | None:
+        """Only the processor time used so far, in microseconds. None: vanished."""
+
     def read_limits(self) -> Limits | None:
         """Limits as the kernel holds them, re-read. None: vanished."""
 
@@ -217,6 +220,9 @@ class Host(Protocol):
     def read_available(self) -> int | None:
         """MemAvailable of /proc/meminfo now, bytes; None: not known (simulated)."""
 
+    def read_idle(self) -> int | None:
+        """Idle time of all processors of the machine added up, us; None: not known (simulated)."""
+
     def read_pressure(self) -> Pressure:
         """Pressure stall information of the whole machine, now."""
 
@@ -248,6 +254,10 @@ class Host(Protocol):
 
     def look(self, handles: Sequence[ContainerHandle]) -> Look | None:
         """Who of those read last is throttled at this moment; None: that cannot be seen (now, or here at all)."""
+
+    @property
+    def shows_usage(self) -> bool:
+        """Whether `look` cannot tell, but each container's usage can be read between two samples (`read_usage`)."""
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile.

@@ -11,6 +11,7 @@ from services.agent.core.sampling import COUNTER_COLUMNS
 from services.agent.core.throttling import NOTHING_TOLD
 
 NEVER = -1
+LONG_AGO_NS = -(1 << 62)
 _FILLS = {
     "counters": 0,
     "read_ns": NEVER,
@@ -19,6 +20,10 @@ _FILLS = {
     "followed_bytes": 0,
     "boundary_ns": 0,
     "told": (NOTHING_TOLD, NOTHING_TOLD, 0),
+    "budget_usage_us": 0,
+    "budget_quota_us": -1,
+    "throttled_ns": LONG_AGO_NS,
+    "sudden": 0,
 }
 """Columns, and what a new container begins with."""
 
@@ -42,6 +47,14 @@ class Rows:
         """A boundary of its CFS periods, as read from the kernel; 0: not known."""
         self.told: IntArray = np.zeros((0, 3), dtype=np.int64)
         """Throttled periods that were told of before they ended (`core.throttling`)."""
+        self.budget_usage_us: IntArray = np.zeros(0, dtype=np.int64)
+        """Cumulative usage that the next usage is compared with (`core.quota_use`)."""
+        self.budget_quota_us: IntArray = np.zeros(0, dtype=np.int64)
+        """The quota at that time; negative: none."""
+        self.throttled_ns: IntArray = np.zeros(0, dtype=np.int64)
+        """Sample in which, or after which, it was throttled last; monotonic."""
+        self.sudden: BoolArray = np.zeros(0, dtype=np.bool_)
+        """Its usage is read between two samples (`core.quota_use`)."""
 
     def begin(self, key: str) -> None:
         """A container was found: whatever is remembered under its key belongs to another one."""

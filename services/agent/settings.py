@@ -71,7 +71,8 @@ class AgentSettings(NodeSettings):
             ge=0,
             le=9,
             description="looks between two samples for containers that have just been throttled, at most: when the "
-            "kernel's own programs tell of one, or evenly spaced for 10 s after one, where they only read; 0: none",
+            "kernel's own programs tell of one, or evenly spaced for 10 s after one, where they only read; where there "
+            "are only files, at the usage of containers that may wake up; 0: none",
         ),
     ] = 4
     realtime_priority: Annotated[

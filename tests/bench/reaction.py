@@ -14,6 +14,7 @@ import asyncio
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -46,6 +47,8 @@ class Way:
 
 WAYS: Final = (
     Way("files", "off", 0),
+    Way("files, usage, 4 times", "off", 4),
+    Way("files, usage, 9 times", "off", 9),
     Way("table", "auto", 0),
     Way("table, told, 1 look", "auto", 1),
     Way("table, told, 4 looks", "auto", 4),
@@ -65,9 +68,9 @@ class Reaction:
     def row(self, baseline: float) -> str:
         """A line of the table."""
         ranked = sorted(self.waits_ms)
-        p50, p90 = statistics.median(ranked), ranked[int(0.9 * len(ranked))]
+        p50, p90, p99 = (ranked[int(share * (len(ranked) - 1))] for share in (0.5, 0.9, 0.99))
         cost = statistics.median(self.agent_us)
-        waits = f"{p50:>10.0f}{p90:>10.0f}{ranked[-1]:>10.0f}{p50 / baseline:>10.2f}"
+        waits = f"{p50:>10.0f}{p90:>10.0f}{p99:>10.0f}{ranked[-1]:>10.0f}{p50 / baseline:>10.2f}"
         return f"{self.way:<26}{waits}{len(ranked):>8}{cost:>14.0f}"
 
 
@@ -108,12 +111,12 @@ async def run_way(cluster: Cluster, way: Way, seconds: float) -> Reaction:
     return Reaction(way.name, waits, [window.cpu_us["agent"] / window.periods])
 
 
-async def measure(seconds: float, repetitions: int) -> list[Reaction]:
+async def measure(ways: Sequence[Way], seconds: float, repetitions: int) -> list[Reaction]:
     """Ways take turns, so that a change of the machine's load meets all."""
-    results = {way.name: Reaction(way.name) for way in WAYS}
+    results = {way.name: Reaction(way.name) for way in ways}
     async with open_cluster() as cluster:
         for turn in range(repetitions):
-            for way in WAYS:
+            for way in ways:
                 say(f"{way.name}, {turn + 1} of {repetitions}")
                 found = await run_way(cluster, way, seconds)
                 results[way.name].waits_ms += found.waits_ms
@@ -128,6 +131,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="two minutes")
     parser.add_argument("--seconds", type=float, help="length of each window (default 20; quick: 10)")
     parser.add_argument("--repetitions", type=int, help="default 3; quick: 1")
+    parser.add_argument("--ways", default="", help="only those whose name contains one of these words, by comma")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     given = parser.parse_args(arguments)
     if (reason := why_not()) is not None:
@@ -138,14 +142,17 @@ def main(arguments: list[str]) -> int:
         given.seconds or (10.0 if given.quick else 20.0),
         given.repetitions or (1 if given.quick else 3),
     )
-    results = asyncio.run(measure(seconds, repetitions))
+    words = [word.strip() for word in given.ways.split(",")]
+    ways = [way for way in WAYS if any(word in way.name for word in words)]
+    results = asyncio.run(measure(ways, seconds, repetitions))
     record: dict[str, Any] = {"machine": machine.as_dict(), "ways": [asdict(result) for result in results]}
     path = write_record(record, OUTPUT / "reaction.json")
     if given.json:
         print(path.read_text())
         return 0
     files = statistics.median(results[0].waits_ms)
-    header = f"{'way':<26}{'p50 ms':>10}{'p90':>10}{'max':>10}{'to files':>10}{'bursts':>8}{'agent us/tick':>14}"
+    columns = "".join(f"{name:>10}" for name in ("p50 ms", "p90", "p99", "max", "to files"))
+    header = f"{'way':<26}{columns}{'bursts':>8}{'agent us/tick':>14}"
     title = f"waiting time of bursts of {BURST_MS:g} ms of work after a rest of {PAUSE_S:g} s and more"
     print("\n".join([machine.line, "", title, header, *(result.row(files) for result in results)]))
     return 0

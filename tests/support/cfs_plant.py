@@ -106,6 +106,7 @@ class CfsPlant:
             ordered_us=self.ordered_us.copy(),
             min_us=np.full(count, self.min_us, np.int64),
             cap_us=self.cap_us,
+            node_idle_percent=np.full(count, -1),
             limit_us=self.limit_us,
             params=self.params or parameters(len(self.limit_us)),
         )

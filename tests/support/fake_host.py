@@ -64,6 +64,9 @@ class FakeContainer:
     def read_periods(self):
         return None if self.gone else self.counters.nr_periods
 
+    def read_usage(self):
+        return None if self.gone else self.counters.usage_us
+
     def read_limits(self):
         return None if self.gone else Limits(self.quota_us, self.limit_bytes)
 
@@ -207,11 +210,18 @@ class FakeHost:
     def read(self, handles):
         return read_each(handles)
 
+    shows_usage: bool = False
+
     def look(self, handles):
         return None
 
     def read_available(self):
         return self.available_bytes
+
+    idle_us: int | None = None
+
+    def read_idle(self):
+        return self.idle_us
 
     def read_pressure(self):
         return self.pressure

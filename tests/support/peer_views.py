@@ -38,6 +38,7 @@ def cpu_view(
         ordered_us=ordered,
         min_us=np.full(count, 1_000, np.int64),
         cap_us=np.full(count, cap_us, np.int64),
+        node_idle_percent=np.full(count, -1),
         limit_us=np.array([limit_us], np.int64),
         params=parameters(1),
     )

@@ -88,6 +88,11 @@ class CgroupV1Handle(CgroupHandle):
             int(memory_bytes),
         )
 
+    def read_usage(self) -> int | None:
+        """Processor time in microseconds (cpuacct.usage is in nanoseconds). None: vanished."""
+        text = self._pread(self._cpuacct_usage, NUMBER_BYTES)
+        return None if text is None else int(text) // 1000
+
     def read_limits(self) -> Limits | None:
         """Limits as the kernel holds them, the quota scaled to `PERIOD_US`. None: vanished."""
         try:

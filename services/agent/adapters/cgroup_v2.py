@@ -81,6 +81,11 @@ class CgroupV2Handle(CgroupHandle):
             int(memory_bytes),
         )
 
+    def read_usage(self) -> int | None:
+        """Processor time in microseconds (usage_usec of cpu.stat). None: vanished."""
+        text = self._pread(self._cpu_stat, STAT_BYTES)
+        return None if text is None else int(text.split()[self._stat_at[3]])
+
     def read_limits(self) -> Limits | None:
         """cpu.max scaled to `PERIOD_US`, and memory.max, as the kernel holds them. None: vanished."""
         try:

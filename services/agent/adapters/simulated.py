@@ -104,6 +104,9 @@ class SimulatedHost:
     def read_available(self) -> None:
         """Not simulated."""
 
+    def read_idle(self) -> None:
+        """Not simulated."""
+
     def read_pressure(self) -> Pressure:
         """Not simulated."""
         return Pressure()
@@ -126,6 +129,11 @@ class SimulatedHost:
 
     def look(self, handles: Sequence[ContainerHandle]) -> None:
         """As with files: only ended periods show."""
+
+    @property
+    def shows_usage(self) -> bool:
+        """A simulated container's usage is as good as that of files."""
+        return True
 
     def open(self, container: FoundContainer) -> SimulatedHandle | None:
         """A handle; None if the container was removed."""
@@ -201,6 +209,11 @@ class SimulatedHandle:
         """Only nr_periods. None: removed."""
         container = self._now()
         return None if container is None else container.nr_periods
+
+    def read_usage(self) -> int | None:
+        """Processor time in microseconds. None: removed."""
+        container = self._now()
+        return None if container is None else int(container.usage_us)
 
     def read_limits(self) -> Limits | None:
         """Limits as held. None: removed."""

@@ -12,6 +12,9 @@ Every quota write refills the bandwidth of its container (measured/escra.md sect
   point all wishes are small and there is no room, hence nothing is written; a real shift of demand is larger than the
   band and goes through at once.
 - An application above its limit gets every cut.
+- On a node whose processors are full nothing is cut but to fund a raise, or to come below the limit. What a container
+  used there tells what it got and not what it needs: a cut to it makes the next period worse, frees no processor
+  time, and costs a write (decision 40).
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 wr
 
 RELEASE_SHARE: Final = 0.01
 """Of the quota: a smaller cut funds nobody and is a write all the same."""
+FULL_IDLE_PERCENT: Final = 5
+"""Of the time of a node's processors: with no more idle time they are full."""
 COMFORT_SHARE: Final = 0.5
 COMFORT_RAISE_SHARE: Final = 0.25
 """Of the quota."""
@@ -60,7 +65,8 @@ def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
     comfortable = ~view.throttled & (view.used_us <= ordered * COMFORT_SHARE)
     least_rise = ordered * np.where(comfortable, COMFORT_RAISE_SHARE, RAISE_SHARE)
     rise[~((rise > least_rise) | out_of_bounds)] = 0
-    cut = np.where((drop > band) | out_of_bounds, drop, 0)
+    full = (view.node_idle_percent >= 0) & (view.node_idle_percent <= FULL_IDLE_PERCENT)
+    cut = np.where(((drop > band) & ~full) | out_of_bounds, drop, 0)
 
     room = view.limit_us - per_app(view.app, ordered - cut, apps)
     short = per_app(view.app, rise, apps) > room

@@ -14,9 +14,9 @@ Per container:   x      = used, or when throttled min(used + THROTTLE_WEIGHT * t
                  recall = the largest `above` of the last RECALL_PERIODS to twice that: what is given back at once
                  demand = level,               or when throttled max(level, x)
                  need   = max(demand, peak),  or when scarce max(demand, peak, kept)
-                 wanted = need,                or when throttled max(need, recall, PROBE_FACTOR * quota in the kernel),
-                                               kept for GRACE_PERIODS samples: the first after a raise tells mostly of
-                                               the time before it
+                 wanted = need,                or when throttled max(need, recall, PROBE_FACTOR * quota in the kernel,
+                                               PROBE_US), kept for GRACE_PERIODS samples: the first after a
+                                               raise tells mostly of the time before it
 Per application: the limit serves all demands, then need - demand, then wanted - need; the tier that does not fit is
                  shared in proportion. Where even the demands do not fit: min_us first, the rest max-min fair with
                  the weights (demand - min_us) ** 0.75. Probing (wanted) comes last because it jumps with every
@@ -61,6 +61,8 @@ HEADROOM_US: Final = 2_000
 """Headroom above the demand, share of it and microseconds per period, whichever is more."""
 PROBE_FACTOR: Final = 2
 """Quota wanted by a throttled container, times the one in the kernel: 10 x in 4 steps of two periods."""
+PROBE_US: Final = 20_000
+"""And at least so much: a container that idled has 2 ms, and would need four more steps to a fifth of a core."""
 HOLD_PERIODS: Final = 1
 """Half of a sliding maximum: a peak is held for 0.1 to 0.2 s."""
 KEEP_PERIODS: Final = 20
@@ -132,7 +134,7 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
     level, recall = state.level[slots], np.maximum(state.recall_now[slots], state.recall_before[slots])
     demand = np.where(throttled, np.maximum(level, estimate), level)
     need = np.maximum(demand, _held(state, slots, view))
-    raised = np.maximum(np.maximum(need, recall), PROBE_FACTOR * view.quota_us)
+    raised = np.maximum(np.maximum(need, recall), np.maximum(PROBE_FACTOR * view.quota_us, PROBE_US))
     wanted = np.maximum(need, _keep_raises(state, slots, view.fresh, throttled, raised))
     demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[slots]) for tier in (demand, need, wanted))
     decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]

@@ -36,6 +36,8 @@ class NodeState:
     """By how much memory limits and reserves there may still rise, as last reported."""
     headroom_seq: int = 0
     """Of the report that said so."""
+    idle_percent: int = -1
+    """Idle share of its processors' time, as last reported; -1: not known."""
     punctuality: Punctuality = field(default_factory=Punctuality)
 
     def take_headroom(self, headroom_bytes: int, report_seq: int) -> None:
@@ -198,6 +200,7 @@ class Roster:
         group.report_seq, group.refused_since_ns = batch.report_seq, None
         state.heard_ns = now_ns
         state.take_headroom(batch.node_headroom_bytes, batch.report_seq)
+        state.idle_percent = batch.node_idle_percent
         return app, node
 
     @staticmethod
@@ -233,6 +236,10 @@ class Roster:
         rows.quota_wanted_us[mine] = rows.limit_wanted_bytes[mine] = 0
         rows.settled[mine] = rows.absent[mine] = True
         rows.fenced[mine] = False
+
+    def idle_percents(self) -> IntArray:
+        """Idle share of each node's processors, shape: their number; -1: not known."""
+        return np.array([node.idle_percent for node in self.nodes], dtype=np.int64)
 
     def absent_apps(self, node: int) -> list[str]:
         """Applications of which the node's agent has not named every container since it was restarted."""

@@ -151,6 +151,7 @@ class Policies:
             ordered_us=rows.quota_ordered_us[mine],
             min_us=np.minimum(table.min_quota_us[app], cap_us),
             cap_us=cap_us,
+            node_idle_percent=self._roster.idle_percents()[rows.node[mine]],
             limit_us=budget_us,
             params=CpuParameters(table.kappa, table.gamma_us, table.upsilon_share, table.window),
         )

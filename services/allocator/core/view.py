@@ -56,6 +56,8 @@ class CpuView:
     cap_us: Ints
     """The container's maximum or the host's CPUs, whichever is less. At most 2**25 (335 cores) with 50,000
     containers in one application: products of quotas and sums stay below 2**63."""
+    node_idle_percent: Ints
+    """Idle share of the time of all processors of the row's node; -1: not known."""
     limit_us: Ints
     """Per application, shape A."""
     params: CpuParameters

@@ -42,6 +42,7 @@ def view(
         ordered_us=q,
         min_us=np.full(len(q), 1_000),
         cap_us=np.full(len(q), 400_000),
+        node_idle_percent=np.full(len(q), -1),
         limit_us=np.array([limit]),
         params=parameters(1),
     )
