@@ -22,7 +22,7 @@ CPU_LIMIT_US, MEMORY_LIMIT_BYTES = 75_000, 1 << 30
 """Of demo/app.yaml."""
 BACK_S: Final = 60.0
 """A service that was killed is healthy again within this."""
-_KEPT_FOR_SECONDS: Final = {"KV_tb_nodes", "KV_tb_leases"}
+_KEPT_FOR_SECONDS: Final = {"KV_tb_nodes", "KV_tb_reconcilers", "KV_tb_leases"}
 """Heartbeats."""
 
 

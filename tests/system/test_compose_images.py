@@ -106,7 +106,7 @@ def test_nothing_but_sources_and_the_kernels_programs_is_sent_to_the_engine():
         names = {name for _, name, _ in files_of_image(tag)}
     finally:
         subprocess.run(["docker", "image", "rm", tag], capture_output=True, check=True)
-    sources = ("schemas/", "services/", "compose/image/", "kernel/build/turnbuckle-kernel")
+    sources = ("schemas/", "services/", "scripts/bin/", "compose/image/", "kernel/build/turnbuckle-kernel")
     names -= {name for name in names if re.fullmatch(r"kernel/build/[a-z]+\.bpf\.o", name)}
     strangers = [
         n
