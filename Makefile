@@ -19,7 +19,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts unit docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts house unit docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,10 @@ types: $(STAMP_DEV)  ## mypy --strict
 
 contracts: $(STAMP_DEV)  ## Import rules of pyproject.toml
 	$(BIN)/lint-imports --no-cache
+
+house: $(STAMP_DEV)  ## Structure in figures: rooms, floors, cycles, and the files that one 100 ms period passes (1 minute)
+	-@$(BIN)/python -m scripts.house
+	@$(BIN)/python -m tests.bench.tick
 
 unit: $(STAMP_DEV)  ## Unit tests only
 	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile $(ARGS)
