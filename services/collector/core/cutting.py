@@ -18,12 +18,12 @@ PARTS: Final = (3, 10)
 _ITEM_BYTES: Final = 8
 
 
-def cut_name(run: str, divisor: int) -> str:
+def cut_name(run: str, divisor: float) -> str:
     """Return the name of a run that is cut at one part in so many."""
-    return f"{run}-cut-{divisor}"
+    return f"{run}-cut-{divisor:g}"
 
 
-def cut_short(profile: RunProfile, divisor: int) -> RunProfile | None:
+def cut_short(profile: RunProfile, divisor: float) -> RunProfile | None:
     """Return the run as it were at `1 / divisor` of its duration; None where that has fewer samples than a run needs.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from services.collector.core.series import Series
+from services.collector.core.steady import warm_up
 
 _COUNT: Final = r"['\"]?\s*[:=#\[(]*\s*(\d+(?:\.\d+)?)(?:\s*(?:/|of)\s*(\d+))?"
 _EPOCH: Final = re.compile(r"(?<![a-z_])epoch" + _COUNT, re.IGNORECASE)
@@ -117,15 +118,15 @@ class ProgressReader:
         self._marks.append((elapsed_s, position))
 
     def pace(self) -> Pace | None:
-        """Return the rate; None where there are fewer than three marks, or what was counted went backwards."""
+        """Return the rate after the warm-up; None of fewer than three marks, or where the count went backwards."""
         moved = [mark for at, mark in enumerate(self._marks) if at == 0 or mark[1] > self._marks[at - 1][1]]
         if len(moved) < _LEAST_MARKS or self._went_back:
             return None
         times, positions = np.array(moved).T
-        span_s, span = float(times[-1] - times[0]), float(positions[-1] - positions[0])
-        if span_s <= 0 or span <= 0:
-            return None
-        error = math.hypot(_relative_error(times, positions), self.resolution_s / span_s / math.sqrt(6.0))
+        first = warm_up(np.diff(times) / np.diff(positions))
+        span_s, span = float(times[-1] - times[first]), float(positions[-1] - positions[first])
+        error = _relative_error(times[first:], positions[first:])
+        error = math.hypot(error, self.resolution_s / span_s / math.sqrt(6.0))
         total = self._epoch_total if self._part_of_epoch else self._step_total
         # A mark without a part of its epoch stands for the whole epoch.
         seen = float(positions[-1]) + (1.0 if self._step_total <= 0 and positions[-1] == int(positions[-1]) else 0.0)

@@ -4,9 +4,10 @@ In this order: the progress that the command writes itself (`progress`), bytes s
 (`throughput`), and a repetition in the series, which may be a step as well as an epoch and is no more than a hint.
 
 The whole run takes ``t + (N - n) / r``: what was done, ``n`` of ``N`` units of work, took ``t`` with its start-up, and
-the rest goes on at the rate ``r`` of the last half of the training, as its first steps are slower. The relative
-standard error of ``r`` is that of the means of consecutive blocks (the batch means method), so that what is slow to
-vary counts, and for bytes what headers and other traffic add.
+the rest goes on at the rate ``r`` of the units after the warm-up (`steady`), from the end of one to the end of another:
+a window that ends within a unit would count a part of it as slowness. The relative standard error of ``r`` is that of
+the means of consecutive blocks (the batch means method), so that what is slow to vary counts, and for bytes what
+headers and other traffic add.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from schemas.runs import RunEnd, RunProfile
 from services.collector.core.progress import Pace
 from services.collector.core.series import Series
+from services.collector.core.steady import completions, warm_up
 from services.collector.core.throughput import (
     Method,
     Throughput,
@@ -38,8 +40,8 @@ BYTES_ERROR: Final = 0.05
 most: headers, and what else is sent."""
 MOST_ERROR: Final = 0.5
 """A rate with a larger relative standard error is none."""
-_LEAST_STEPS: Final = 2.0
-"""Fewer bytes than so many steps would send are the rendezvous' talk."""
+_LEAST_STEPS: Final = 5
+"""Of fewer that are done there are not four durations: too few to tell a warm-up from what varies."""
 _GOOD: Final = 0.1
 """A pace that is known better than this goes before the bytes; a worse one only where there are none."""
 
@@ -97,14 +99,15 @@ def _by_output(profile: RunProfile, pace: Pace) -> Rate:
 def _by_bytes(profile: RunProfile, found: Throughput) -> Rate | None:
     interval_s = profile.interval_s
     per_step = ring_bytes_per_step(profile.task.parameter_count, len(profile.workers))
-    series = sent(profile)
-    training = series[round(found.startup_s / interval_s) :]
-    done, late = float(training.sum()) * interval_s / per_step, training[len(training) // 2 :]
-    if done < _LEAST_STEPS or late.mean() <= 0:
+    first = round(found.startup_s / interval_s)
+    ends_s, group = completions(sent(profile)[first:] * interval_s / per_step, interval_s)
+    if len(ends_s) < _LEAST_STEPS:
         return None
+    took_s = np.diff(ends_s)
+    steady_s = took_s[warm_up(took_s) :]
     return Rate(
-        Unit.STEP, float(late.mean()) / per_step, float(np.hypot(block_error(late), BYTES_ERROR)), found.startup_s,
-        interval_s, Method.NETWORK, done, len(series) * interval_s,
+        Unit.STEP, group / float(steady_s.mean()), float(np.hypot(block_error(steady_s), BYTES_ERROR)),
+        found.startup_s, interval_s, Method.NETWORK, float(group * len(ends_s)), found.startup_s + float(ends_s[-1]),
     )  # fmt: skip
 
 

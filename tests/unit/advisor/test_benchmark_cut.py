@@ -7,7 +7,23 @@ import pytest
 
 from schemas.runs import RunEnd
 from services.collector.core.cutting import with_cuts
-from tests.bench.advisor_cut import BEGIN, END, NAMES, NO_RATE, PAGE, WHOLE, Answered, line, local_runs, replaced, table
+from tests.bench.advisor_cut import (
+    BEGIN,
+    END,
+    EXACT,
+    NAMES,
+    NO_RATE,
+    PAGE,
+    SPREAD,
+    SPREAD_OVER,
+    WHOLE,
+    Answered,
+    line,
+    local_runs,
+    ratio_interval,
+    replaced,
+    table,
+)
 from tests.support.finished_runs import finished
 
 
@@ -21,10 +37,15 @@ def answered(kind: str, predicted: list[float], known: list[bool], task: str = "
 def test_the_kinds_are_those_of_the_data_set() -> None:
     runs = {one.run: one for one in with_cuts([finished(300)])}
     found = local_runs(runs, runs["whole"])
-    assert list(found) == [WHOLE, NAMES[3], NAMES[10], NO_RATE]
-    assert found[NO_RATE].end is RunEnd.TIME_UP
-    assert found[NO_RATE].configuration.attributes == {}
-    assert list(local_runs({}, runs["whole"])) == [WHOLE]
+    assert [kind for kind, _ in found] == [WHOLE, NAMES[3], NAMES[10], NO_RATE, EXACT, *[SPREAD] * len(SPREAD_OVER)]
+    silent = dict(found)[NO_RATE]
+    assert silent.end is RunEnd.TIME_UP
+    assert silent.configuration.attributes == {}
+    assert dict(found)[EXACT].configuration.attributes["whole_run_s"] == runs["whole"].duration_s
+    assert [run.duration_s for kind, run in found if kind == SPREAD] == pytest.approx(
+        [share * runs["whole"].duration_s for share in SPREAD_OVER]
+    )
+    assert local_runs({}, runs["whole"]) == [(WHOLE, runs["whole"])]
 
 
 def test_a_row_counts_what_is_answered_and_compares_the_same_tasks() -> None:
@@ -41,10 +62,29 @@ def test_a_row_counts_what_is_answered_and_compares_the_same_tasks() -> None:
 
 
 def test_jobs_of_minutes_have_a_table_of_their_own() -> None:
-    seconds, minutes = answered(WHOLE, [11.0], [True]), answered(WHOLE, [15.0], [True], "image-cnn-x20")
+    seconds, minutes = answered(WHOLE, [11.0], [True]), answered(WHOLE, [15.0], [True], "image-digits-x20")
     text = table([seconds, minutes], "about")
-    assert text.count("| to its end |") == 2
+    assert text.count("| to its end |") == 3
     assert "| to its end | 1 of 1 | 1 of 1 | 50.0% | 1.000 |" in text
+
+
+def test_applications_on_which_nothing_was_chosen_have_a_table_of_their_own() -> None:
+    text = table([answered(WHOLE, [11.0], [True], "image-digits"), answered(WHOLE, [15.0], [True])], "about")
+    held_out = text.partition("was not chosen")[2]
+    assert "| to its end | 1 of 1 | 1 of 1 | 50.0% | 1.000 |" in held_out
+    assert "| to its end | 2 of 2 | 2 of 2 | 30.0% | 1.000 |" in text
+
+
+def test_the_ratios_interval_is_over_applications() -> None:
+    """Three applications whose errors are 1, 2 and 3 times those of whole runs: a draw of one alone ends each side."""
+    tasks = ["image-cnn", "image-digits", "text-dnn"]
+    whole = {name: answered(WHOLE, [11.0], [True], name) for name in tasks}
+    cut = [answered(NAMES[3], [10.0 + times], [True], name) for times, name in enumerate(tasks, 1)]
+    assert ratio_interval(cut, whole) == pytest.approx((1.0, 3.0))
+    assert "| 20.0% | 2.000 [1.00, 3.00] |" in line(NAMES[3], [*cut, *whole.values()], whole)
+    # a job's longer variant is drawn with it: one application has no interval
+    longer = answered(NAMES[3], [12.0], [True], "image-cnn-x20")
+    assert ratio_interval([cut[0], longer], whole | {"image-cnn-x20": longer}) is None
 
 
 def test_the_table_is_written_between_its_markers_and_the_page_has_them() -> None:
