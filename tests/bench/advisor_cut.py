@@ -190,8 +190,8 @@ def _part(title: str, answers: Sequence[Answered]) -> list[str]:
     whole = {one.task: one for one in answers if one.kind == WHOLE}
     head = (
         "| local run | local runs answered | configurations answered | median error "
-        "| over that of whole runs, same tasks [95 %, applications] | RMSE / mean | intervals of 90 % held, mean of tasks "
-        "| width (high / low) | regret |"
+        "| over that of whole runs, same tasks [95 %, applications] | RMSE / mean "
+        "| intervals of 90 % held, mean of tasks | width (high / low) | regret |"
     )
     lines = [*(["", title] if title else []), "", head, "|---|---|---|---|---|---|---|---|---|"]
     return lines + [line(kind, answers, whole) for kind in ROWS]

@@ -19,7 +19,8 @@ def warm_up(durations: Series) -> int:
     """Return how many of the first steps' durations are warm-up: at most half of them.
 
     The marginal standard error rule (MSER; White 1997, "An effective truncation heuristic for bias reduction in
-    simulation output"): what is left out is what makes the standard error of the mean of the rest smallest.
+    simulation output"): what is left out is what makes the standard error of the mean of the rest smallest. Only a
+    slower beginning is a warm-up: a faster one is part of what varies.
     """
     values = np.asarray(durations, dtype=np.float64)
     if len(values) < _LEAST_DURATIONS:
@@ -31,7 +32,8 @@ def warm_up(durations: Series) -> int:
     squared_error = np.maximum(second / left - (first / left) ** 2, 0.0) / left
     # Rounding leaves equal durations a variance of some 1e-32 times their square: then nothing is left out.
     squared_error[squared_error <= 1e-18 * float(values @ values)] = 0.0
-    return int(np.argmin(squared_error[: len(values) // 2 + 1]))
+    found = int(np.argmin(squared_error[: len(values) // 2 + 1]))
+    return found if found and values[:found].mean() > values[found:].mean() else 0
 
 
 def completions(steps: Series, interval_s: float) -> tuple[Series, int]:

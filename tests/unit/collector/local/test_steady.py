@@ -87,6 +87,7 @@ def test_a_pause_that_comes_again_stays_in_the_rate() -> None:
     ("durations", "left_out"),
     [
         ([], 0), ([9.0, 1.0, 1.0], 0), ([1.0] * 8, 0), ([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], 1), ([9.0] * 3 + [1.0] * 5, 3),
+        ([1.0] * 3 + [9.0] * 5, 0),  # a fast beginning is none
         ([9.0] * 6 + [1.0] * 2, 0),  # two of eight are no steady state
     ],
 )  # fmt: skip
