@@ -109,6 +109,7 @@ class Connection(SecuredClient):
         """Subjects of the requests that wait for a reply, by the reply's token."""
         self._refused: set[str] = set()
         """What the server did not let us publish to or hear."""
+        self._first_attempts = 0
 
     def send_now(self, subject: str, data: bytes) -> None:
         """Publish without a task: `Client.publish` never suspends when buffering is off, so one step runs it whole.
@@ -186,6 +187,13 @@ class Connection(SecuredClient):
             self._pings_outstanding = 0
             return
         await super()._process_pong()
+
+    async def _select_next_server(self) -> None:
+        """As nats-py's, which comes here at the first connection only, and at once after a refusal."""
+        if self._first_attempts:
+            await asyncio.sleep(_pause_s(self._first_attempts - 1))
+        self._first_attempts += 1
+        await super()._select_next_server()
 
     async def _attempt_reconnect(self) -> None:
         while True:
@@ -318,10 +326,14 @@ def _arguments(
 
 
 def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
-    """The server with the fewest failed attempts, after a jittered and growing pause (seconds)."""
+    """The server with the fewest failed attempts, after a growing pause (seconds)."""
     server = min(servers, key=lambda each: each.reconnects)
-    pause_s = min(_LAST_RETRY_S, 0.1 * 2 ** min(server.reconnects, 8))
-    return server, pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+    return server, _pause_s(server.reconnects)
+
+
+def _pause_s(failures: int) -> float:
+    """Seconds until the next attempt after so many that failed."""
+    return min(_LAST_RETRY_S, 0.1 * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
 def inbox_prefix(options: BusOptions) -> str:

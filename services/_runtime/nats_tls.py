@@ -9,6 +9,7 @@ of further servers in it (``connect_urls``) may be anybody's.
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 from pathlib import Path
@@ -98,6 +99,15 @@ def _check_readable(path: str, variable: str) -> None:
         raise BusSettingsError(f"{variable}: {path} cannot be read: {error.strerror}") from error
 
 
+class _EncryptedProtocol(asyncio.StreamReaderProtocol):
+    """Reads below TLS. asyncio warns at each end of a connection of a protocol that would keep it half open."""
+
+    def eof_received(self) -> bool:
+        """The other side has closed; so do we."""
+        super().eof_received()
+        return False
+
+
 class _Transport(TcpTransport):
     """A TCP connection that knows whether the server has said anything before the TLS handshake."""
 
@@ -116,8 +126,15 @@ class _Transport(TcpTransport):
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
         """As the library's; an INFO line that was there before we began is read afterwards."""
-        await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+        assert self._io_writer is not None
         assert self._bare_io_reader is not None
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=2 * buffer_size)
+        protocol = _EncryptedProtocol(reader)
+        name = uri if isinstance(uri, str) else uri.hostname
+        async with asyncio.timeout(connect_timeout):
+            transport = await loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=name)
+        assert transport is not None
+        self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
         if not self.spoke_in_clear:  # else it has been read, and what followed it may be anybody's
             self._bare_io_reader.feed_eof()
             early, newline, _ = (await self._bare_io_reader.read()).partition(b"\n")

@@ -10,7 +10,7 @@ from typing import Final
 from schemas.streams import APPS
 from services._runtime.bus_options import BusOptions
 from services.cli.connection import connected
-from services.cli.failure import UnavailableError
+from services.cli.failure import NoPermissionError, UnavailableError
 from services.cli.output import print_note
 
 _CONNECT_WITHIN_S: Final = 1.0
@@ -23,7 +23,7 @@ def note_if_unmanaged(app: str, options: BusOptions) -> None:
     """
     try:
         known = asyncio.run(_announced(dataclasses.replace(options, connect_deadline_s=_CONNECT_WITHIN_S)))
-    except UnavailableError as error:
+    except (UnavailableError, NoPermissionError) as error:
         print_note(f"whether application {app!r} is announced is not known: {error}")
         return
     if app not in known:

@@ -160,7 +160,7 @@ async def answered(service: str, asking: Awaitable[Message], reply_type: type[Re
     try:
         reply = await asking
     except NoResponderError as error:
-        raise UnavailableError(f"no {service} answers: `turnbuckle up` starts one") from error
+        raise UnavailableError(f"no {service} answers: `turnbuckle run {service}` starts one") from error
     except RequestTimeoutError as error:
         raise UnavailableError(f"the {service} did not answer within {QUERY_TIMEOUT_S:g} s") from error
     except RequestRefusedError as error:

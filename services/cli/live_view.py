@@ -33,9 +33,16 @@ def render(state: LiveState, *, only: str | None = None, columns: int = 160) -> 
     """All applications, or one of them, for a terminal of so many columns: narrow ones show less."""
     apps = [app for name, app in sorted(state.apps.items()) if only in {None, name}]
     if not apps:
-        return Text("No application yet. `turnbuckle apply app.yaml` announces one; `turnbuckle doctor` helps.", "dim")
+        return Text(nothing_to_show(state, only), "dim")
     warnings = [Text(warning, "yellow", no_wrap=True, overflow="ellipsis") for warning in state.node_warnings]
     return Group(*(_render_app(app, columns) for app in apps), *warnings, *map(_event_text, _newest(state, only)))
+
+
+def nothing_to_show(state: LiveState, only: str | None) -> str:
+    """Why there is no application to draw."""
+    if only is None:
+        return "No application yet. `turnbuckle apply app.yaml` announces one; `turnbuckle doctor` helps."
+    return f"there is no application {only!r} (known: {', '.join(sorted(state.apps)) or 'none'})"
 
 
 def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
@@ -47,6 +54,8 @@ def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
         lines.append(f"{name}: {_summary(app)}")
         lines.append(f"  {_guard_summary(app)}")
         lines += [_plain_line(item, app.period_us) for item in app.containers]
+    if only is not None and not lines:
+        lines.append(nothing_to_show(state, only))
     lines += [f"  {warning}" for warning in state.node_warnings]
     return lines + [f"  {_event_line(event)}" for event in _newest(state, only)]
 

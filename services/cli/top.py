@@ -19,7 +19,7 @@ from services.cli.connection import ContextOption, ServerOption, connected, find
 from services.cli.failure import CommandError
 from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
-from services.cli.live_view import plain_lines, render
+from services.cli.live_view import nothing_to_show, plain_lines, render
 from services.cli.output import print_json, stdout_console
 
 REFRESH_S: Final = 0.25
@@ -55,6 +55,8 @@ def top_command(
     """
     state = LiveState()
     asyncio.run(_watch(state, find_server(server, context), app, once=once or as_json))
+    if (once or as_json) and app is not None and app not in state.apps:
+        raise CommandError(nothing_to_show(state, app))
     if as_json:
         snapshot = state.snapshot()
         shown = {

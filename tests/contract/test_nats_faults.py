@@ -18,6 +18,7 @@ from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
 from services._runtime.bus import BusError, BusUnavailableError, Delivery, Entry, RequestTimeoutError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
+from services._runtime.cancelling import cancel_all
 from services._runtime.nats_server import EmbeddedNats
 from tests.support.bus_lab import container_event, event_subject, node_info, number_of
 from tests.support.deadline import until
@@ -274,6 +275,25 @@ async def test_refused_credentials(tmp_path: Path) -> None:
     assert time.monotonic() - started < 19
     await bus.close(2)
     await server.stop()
+
+
+async def test_a_service_that_is_refused_asks_ever_less_often() -> None:
+    """It waits for the server's reload, since it has no deadline; a thousand hosts must not be a load meanwhile."""
+    server = EmbeddedNats(extra_configuration='authorization { user: "a", password: "b" }')
+    await server.start()
+    connecting = asyncio.create_task(NatsBus.connect(BusOptions(servers=(server.url,), user="a", password="wrong")))
+
+    async def refused(times: int) -> float:
+        await until(lambda: server.log_path.read_text().count("authentication error") >= times, within_s=60)
+        return time.monotonic()
+
+    first, seventh = await refused(1), await refused(7)
+    still_waits = not connecting.done()
+    await cancel_all({connecting})
+    await server.stop()
+
+    assert still_waits
+    assert seventh - first >= 0.5 * (0.1 + 0.2 + 0.4 + 0.8 + 1.6 + 2.0) - 0.1  # until() looks every few milliseconds
 
 
 async def test_server_without_jetstream() -> None:

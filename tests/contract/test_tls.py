@@ -51,6 +51,21 @@ async def test_who_knows_the_authority_is_served(server: SecuredNats, scheme: st
     await bus.close(2)
 
 
+async def test_the_end_of_an_encrypted_connection_is_no_warning_of_asyncio(
+    server: SecuredNats, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not when the server closes it, and not when we do: a service would log it at each attempt to connect."""
+    bus = await NatsBus.connect(server.options(Role.OPERATOR))
+    before = bus.counters["reconnects"]
+
+    await server.halt()
+    await server.start()
+    await until(lambda: bus.connected and bus.counters["reconnects"] > before, within_s=30)
+    await bus.close(2)
+
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 def plain_tls(directory: Path) -> EmbeddedNats:
     """A server as others set it up: its INFO comes before the handshake."""
     files = f'cert_file: "{directory}/server.pem", key_file: "{directory}/server.key"'

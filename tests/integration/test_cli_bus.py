@@ -192,6 +192,16 @@ async def test_top_once_shows_what_was_just_seen(stream: NatsBus) -> None:
     assert "web" in out
 
 
+async def test_top_of_an_application_that_is_not_there_names_those_that_are(stream: NatsBus) -> None:
+    """A misspelt name is no empty cluster."""
+    await stream.bucket(APPS).put("shop", state_reply().apps[0].spec)
+    for options in (("--once",), ("--json",)):
+        code, out, err = await finished(stream, "top", "shpo", *options)
+
+        assert (code, out) == (1, "")
+        assert "there is no application 'shpo' (known: shop)" in err
+
+
 async def test_top_hears_of_memory_events_and_owners(stream: NatsBus) -> None:
     await stream.bucket(LEASES).put("app.shop", Lease(owner="r1", epoch=9, time_ns=0))
     task = asyncio.create_task(storing_facts(stream))

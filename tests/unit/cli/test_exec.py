@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from services._runtime.bus import CredentialsRefusedError
+from services._runtime.bus_nats import NatsBus
 from services._runtime.cgroupfs import CgroupLayout, ControllerMount
 from services.cli.announced import note_if_unmanaged, unmanaged_sentence
 from services.cli.connection import find_server
@@ -37,6 +39,22 @@ def test_no_bus_is_told_and_stops_nothing(capsys: pytest.CaptureFixture[str], mo
     note_if_unmanaged("shop", find_server(f"nats://127.0.0.1:{free_port()}", None))
 
     assert capsys.readouterr().err.startswith("whether application 'shop' is announced is not known: ")
+
+
+def test_a_refused_key_is_told_and_stops_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command needs no bus: whoever starts a process on a host may have no key."""
+
+    async def refuse(*_: object, **__: object) -> NatsBus:
+        raise CredentialsRefusedError("the NATS server at tls://bus:4222 refuses the credentials")
+
+    monkeypatch.setattr(NatsBus, "connect", refuse)
+    note_if_unmanaged("shop", find_server("tls://bus:4222", None))
+
+    assert capsys.readouterr().err == (
+        "whether application 'shop' is announced is not known: the NATS server at tls://bus:4222 refuses the credentials\n"
+    )
 
 
 @pytest.mark.parametrize(
