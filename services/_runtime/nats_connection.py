@@ -333,7 +333,7 @@ def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, 
 
 def _pause_s(failures: int) -> float:
     """Seconds until the next attempt after so many that failed."""
-    return min(_LAST_RETRY_S, 0.1 * 2 ** min(failures, 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+    return min(_LAST_RETRY_S, 0.1 * 2.0 ** min(failures, 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
 def inbox_prefix(options: BusOptions) -> str:
