@@ -22,7 +22,7 @@ endif
 .PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts house unit docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
 
 run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live view
 	@$(BIN)/turnbuckle up --demo $(ARGS)
@@ -30,7 +30,7 @@ run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live 
 kernel:  ## Build the kernel's own programs (needs clang, bpftool and libbpf-dev); agents on this host then read by them
 	@$(MAKE) -C kernel
 
-test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test but those of test-vm
+test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test but those of test-vm, test-compose and soak
 	scripts/run_tests.sh $(ARGS)
 	@echo "Control groups of version 2, tc rules and RDMA are tested in emulated machines: make test-vm (about 10 minutes)"
 

@@ -1,7 +1,7 @@
 """The life of a service process: settings, logs, health, bus, start, signals, drain, exit code.
 
-A service's ``__main__`` is ``main(TheService)``. Exit codes follow sysexits.h: 0 clean, 78 bad settings, 69 something
-that is needed cannot be had, 70 our own fault.
+A service's ``__main__`` is ``main(TheService)``. Exit codes: 0 clean, 2 a wrong command line; of sysexits.h 78 bad
+settings, 69 something that is needed cannot be had, 70 our own fault.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from services._runtime.systemd import READY, STOPPING, Systemd
 from services._runtime.telemetry import Telemetry, observe_bus
 
 EXIT_OK: Final = 0
+EXIT_USAGE: Final = 2
 EXIT_UNAVAILABLE: Final = 69
 EXIT_INTERNAL: Final = 70
 EXIT_SETTINGS: Final = 78
@@ -125,7 +126,7 @@ def run(service_class: type[Service], arguments: list[str]) -> int:
     unknown = [argument for argument in arguments if argument != "--print-config"]
     if unknown:
         print(f"unknown argument {unknown[0]!r}; see --help", file=sys.stderr)  # noqa: T201 - logs are not set up yet
-        return EXIT_SETTINGS
+        return EXIT_USAGE
     try:
         settings = service_class.settings_class.load()
         settings.bus_options()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,7 +42,16 @@ class LazyCommand:
             single.command(self.name, epilog=epilog, context_settings=settings)(found)
             loaded = typer.main.get_command(single)
         loaded.name = self.name
+        _join_lines(loaded)
         return loaded
+
+
+def _join_lines(command: Any) -> None:
+    """Paragraphs of help as one line each, for rich keeps the line breaks of the source."""
+    paragraphs = re.split(r"\n\s*\n", command.help or "")
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for inner in getattr(command, "commands", {}).values():
+        _join_lines(inner)
 
 
 class LazyGroup(TyperGroup):

@@ -67,6 +67,15 @@ def test_help_has_a_sentence_an_example_and_a_word_on_each_option(typed: str) ->
     assert [option.name for option in OURS[typed].params if option.opts[0].startswith("-") and not option.help] == []
 
 
+@pytest.mark.parametrize("typed", OURS)
+def test_a_paragraph_of_help_breaks_where_the_terminal_ends(typed: str) -> None:
+    """And not where the source's lines do."""
+    shown = CliRunner().invoke(app, [*typed.split(), "--help"], env={"COLUMNS": "2000"}).stdout
+
+    for paragraph in re.split(r"\n\s*\n", OURS[typed].callback.__doc__ or "" if OURS[typed].callback else ""):
+        assert " ".join(paragraph.split()) in shown
+
+
 @pytest.mark.parametrize("typed", TOOLS)
 def test_tools_look_like_every_other_command(typed: str) -> None:
     """Usage, a sentence, their own options in a box with a word on each, and examples of themselves."""

@@ -45,10 +45,14 @@ def test_print_config(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     assert "hush" not in text
 
 
-def test_mistakes_end_with_78(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments, variables, contexts."""
-    assert run(TinyService, ["--verbose"]) == 78
+def test_a_wrong_command_line_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of every command does."""
+    assert run(TinyService, ["--verbose"]) == 2
     assert "--verbose" in capsys.readouterr().err
+
+
+def test_mistakes_in_settings_end_with_78(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables, contexts."""
     monkeypatch.setenv("NATS_CONTEXT", "nowhere")
     assert run(TinyService, []) == 78
     assert "nowhere" in capsys.readouterr().err
