@@ -5,7 +5,7 @@
  *
  * It needs the rights to load programs for a moment; the agent needs none of them. The table of control groups goes
  * over as descriptors, which the agent reads by itself. When the socket closes the loader ends, and the kernel takes
- * everything back. */
+ * everything back. The agent is who started it. */
 #include <errno.h>
 #include <getopt.h>
 #include <linux/magic.h>
@@ -226,7 +226,7 @@ static bool read_options(int argc, char **argv, struct options *options)
 	struct request *request = &options->request;
 	int found;
 
-	*options = (struct options){.socket = -1};
+	*options = (struct options){.socket = -1, .request.agent_pid = getppid()};
 	while ((found = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		if (found == 'o')
 			request->objects = optarg;

@@ -3,7 +3,7 @@
 #ifndef TB_RECORDS_H
 #define TB_RECORDS_H
 
-#define TB_VERSION 4
+#define TB_VERSION 5
 
 /* A row of the table of control groups. Version 1 has one row of a container in each hierarchy, with zeros where the
  * other one's numbers are: their sum is the container's, as version 2 has it in one row. The agent sees no more than a
@@ -59,6 +59,18 @@ struct tb_oom {
 #define TB_OOM_DECISION 1u
 #define TB_OOM_VICTIM 2u
 
+/* The process that wrote a group's CPU quota or period last, as it was then: both it and its group may be gone. A map has
+ * them by the id of the group written to. The agent's own writes delete the entry. */
+#define TB_WRITER_LEVELS 8
+#define TB_COMM_BYTES 16
+#define TB_NAME_BYTES 96
+struct tb_writer {
+	__u32 pid;             /* of the process, as the first namespace counts */
+	__u32 levels;          /* of names; one more than there are: the path is longer */
+	char comm[TB_COMM_BYTES];
+	char names[TB_WRITER_LEVELS][TB_NAME_BYTES]; /* of its group, and of those above, without the root */
+};
+
 /* What the loader writes: datagrams on a socket (SOCK_SEQPACKET), each a header and a payload. */
 struct tb_header {
 	__u32 version;
@@ -75,5 +87,6 @@ struct tb_header {
 #define TB_LOST 6u    /* __u64: records lost so far, because nobody took them in time */
 #define TB_BELL 7u    /* no payload; descriptor: a ring buffer that becomes readable when a group has used up its quota.
 		       * What is in it says nothing, and whoever listens empties it. */
+#define TB_WRITERS 8u /* no payload; descriptor: a map of struct tb_writer by __u64 */
 
 #endif

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "constants.h"
@@ -28,6 +30,12 @@ const struct unit units[UNIT_COUNT] = {
 	{"decisions", "memory", {"decision"}, {}, TB_OOMS, sizeof(struct tb_oom)},
 	{"victims", "memory", {"victim"}, {}, TB_OOMS, sizeof(struct tb_oom)},
 	{"throttles", "throttles", {"switched"}, {}, TB_BELL, 0},
+	{"writers",
+	 "writers",
+	 {"max_written"},
+	 {"cfs_quota_written", "quota_written", "cfs_period_written", "period_written"}, /* of version 1, two of them */
+	 TB_WRITERS,
+	 0},
 };
 
 /* Returns false, for `return fail(...)`. */
@@ -67,7 +75,21 @@ static int count_cpus(void)
 	return atoi(last) + 1;
 }
 
-static bool set_constants(struct bpf_object *object, const char *path, struct loaded *loaded)
+static bool name_agent(struct tb_constants *constants, __u32 pid, struct loaded *loaded)
+{
+	static const char path[] = "/proc/self/ns/pid";
+	struct stat found;
+
+	if (stat(path, &found))
+		return fail(loaded, "%s: %s", path, strerror(errno));
+	constants->pidns_dev = ((__u64)major(found.st_dev) << 20) | minor(found.st_dev); /* as the kernel has it */
+	constants->pidns_ino = found.st_ino;
+	constants->agent_pid = pid;
+	return true;
+}
+
+static bool set_constants(struct bpf_object *object, const struct request *request, const char *path,
+			  struct loaded *loaded)
 {
 	struct bpf_map *map = bpf_object__find_map_by_name(object, ".rodata");
 	size_t size = 0;
@@ -80,7 +102,7 @@ static bool set_constants(struct bpf_object *object, const char *path, struct lo
 			    constants->version, TB_VERSION);
 	constants->cpu_count = count_cpus();
 	constants->page_bytes = sysconf(_SC_PAGESIZE);
-	return true;
+	return name_agent(constants, request->agent_pid, loaded);
 }
 
 /* What it hooks into, if that is not there; libbpf's own words for that are for its developers. */
@@ -207,7 +229,7 @@ static bool load(const struct unit *unit, const struct request *request, const c
 	struct bpf_map *ring = bpf_object__find_map_by_name(object, "records");
 	static char log[LOG_BYTES];
 
-	if (!set_constants(object, path, loaded) || !choose_programs(unit, object, loaded))
+	if (!set_constants(object, request, path, loaded) || !choose_programs(unit, object, loaded))
 		return false;
 	if (ring && request->ring_bytes)
 		bpf_map__set_max_entries(ring, request->ring_bytes);
@@ -251,9 +273,9 @@ static void add_maps(struct loaded *loaded)
 	loaded->handed.count = 2 * loaded->count;
 }
 
-static void add_bell(struct loaded *loaded)
+static void add_map(struct loaded *loaded, const char *name)
 {
-	loaded->handed.numbers[0] = bpf_object__find_map_fd_by_name(loaded->objects[0], "bell");
+	loaded->handed.numbers[0] = bpf_object__find_map_fd_by_name(loaded->objects[0], name);
 	loaded->handed.count = 1;
 }
 
@@ -272,5 +294,7 @@ void load_unit(const struct unit *unit, const struct request *request, struct lo
 	if (unit->kind == TB_TABLE)
 		add_maps(loaded);
 	else if (unit->kind == TB_BELL)
-		add_bell(loaded);
+		add_map(loaded, "bell");
+	else if (unit->kind == TB_WRITERS)
+		add_map(loaded, "writers");
 }

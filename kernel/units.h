@@ -9,7 +9,7 @@
 
 #include "channel.h"
 
-enum { UNIT_COUNT = 5, MAX_PROGRAMS = 2 };
+enum { UNIT_COUNT = 6, MAX_PROGRAMS = 4 };
 
 struct unit {
 	const char *name;                   /* in TB_STATUS */
@@ -27,12 +27,13 @@ struct request {
 	const char *hierarchies[MAX_HIERARCHIES];
 	int hierarchy_count;
 	__u32 ring_bytes;          /* 0: as the file says */
+	__u32 agent_pid;           /* whose writes are not told */
 };
 
 struct loaded {
 	struct bpf_object *objects[MAX_HIERARCHIES]; /* an iterator's map is of one hierarchy only; others have one */
 	int count;                                   /* 0: it failed */
-	struct descriptors handed;                   /* to the agent: an iterator's links and maps, or a bell's ring */
+	struct descriptors handed;                   /* to the agent: an iterator's links and maps, or one map */
 	char failure[MAX_TEXT];                      /* for people; empty: it is there */
 };
 

@@ -36,6 +36,19 @@ class ContainerSource(StrEnum):
     """Not a maker: the sender of a REFUSED event."""
 
 
+class LimitWriter(Message):
+    """The process that changed a limit, as the kernel saw it when it wrote."""
+
+    type_name: ClassVar[str] = "turnbuckle.container.v1.LimitWriter"
+
+    pid: int
+    """In the host's numbering. It may have ended since, and the number may be another process's."""
+    comm: str
+    """Name of its command (``/proc/PID/comm``), which a process chooses by itself; not printable ones are escaped."""
+    cgroup: str
+    """Its control group below the root, such as ``system.slice/docker.service``; ``/``: the root."""
+
+
 class ContainerEvent(Message):
     """A container started, exited, was released, rejected, refused, or drifted."""
 
@@ -55,6 +68,8 @@ class ContainerEvent(Message):
     limit_bytes: int = -1
     oom_kills: int = 0
     reason: str = ""
+    writer: LimitWriter | None = None
+    """Who changed the CPU quota of a container that drifted; none: another limit, or the kernel cannot say."""
 
 
 class NodeInfo(Message):

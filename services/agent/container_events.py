@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.containers import ContainerChange, ContainerEvent, ContainerSource
+from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, LimitWriter
 from schemas.subjects import CONTAINER_EVENTS
 from services._runtime.app import Runtime
 from services.agent.node import Node
@@ -25,6 +25,7 @@ class Detail:
     limit_bytes: int = -1
     oom_kills: int = 0
     reason: str = ""
+    writer: LimitWriter | None = None
 
 
 class ContainerEvents:
@@ -53,13 +54,18 @@ class ContainerEvents:
             limit_bytes=detail.limit_bytes,
             oom_kills=detail.oom_kills,
             reason=detail.reason[:REASON_CHARACTERS],
+            writer=detail.writer,
         )
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node.name)
         self._bus.publish_fact(subject, event, message_id=f"{node.incarnation}-{found.key}-{change}-{event.time_ns}")
 
     def drifted(self, drift: Drift) -> None:
         """Its limits were modified externally."""
-        detail = Detail(drift.quota_us, drift.limit_bytes, reason=drift.reason)
+        writer = drift.writer
+        by = None
+        if writer is not None:
+            by = LimitWriter(pid=writer.pid, comm=writer.comm, cgroup=writer.cgroup[-REASON_CHARACTERS:])
+        detail = Detail(drift.quota_us, drift.limit_bytes, reason=drift.reason, writer=by)
         self.publish(drift.found, ContainerChange.DRIFTED, detail)
 
     def reject(self, rejected: RejectedContainer) -> None:

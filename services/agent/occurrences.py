@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from schemas.oom import OomCause, OomKind
-from services.agent.ports import FoundContainer, WatchdogReport
+from services.agent.ports import FoundContainer, QuotaWriter, WatchdogReport
 
 MIB: Final = 1 << 20
 
@@ -65,6 +65,8 @@ class Drift:
     """What holds now."""
     limit_bytes: int
     reason: str
+    writer: QuotaWriter | None = None
+    """Of the CPU quota; None: it was not changed, or the kernel cannot say."""
 
 
 @dataclass(slots=True)

@@ -83,6 +83,17 @@ class WriteOutcome(Enum):
     """The kernel said no (EBUSY: memory below usage; EINVAL: above the parent): the old value still holds."""
 
 
+class QuotaWriter(NamedTuple):
+    """A process that wrote a CPU quota, as the kernel saw it at that moment."""
+
+    pid: int
+    """In the host's numbering. Short-lived processes are the rule (runc): the number may be another's by now."""
+    comm: str
+    """Of its first thread (proc(5)), 15 bytes; a process chooses it by itself, so it proves nothing. Printable."""
+    cgroup: str
+    """Its control group below the root, such as ``system.slice/docker.service``; ``/``: the root. Printable."""
+
+
 class ContainerHandle(Protocol):
     """One container's control files, kept open."""
 
@@ -254,6 +265,9 @@ class Host(Protocol):
 
     def look(self, handles: Sequence[ContainerHandle]) -> Look | None:
         """Who of those read last is throttled at this moment; None: that cannot be seen (now, or here at all)."""
+
+    def take_quota_writer(self, handle: ContainerHandle) -> QuotaWriter | None:
+        """Who wrote its CPU quota last, since the agent did; None: that is not known, or was taken before."""
 
     @property
     def shows_usage(self) -> bool:

@@ -23,11 +23,21 @@ def built() -> None:
     assert made.returncode == 0, made.stderr
 
 
-@pytest.mark.parametrize("part", ["periods", "memory", "table", "throttles", "refusals"])
-def test_in_the_machine(part: str, guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """What each part shows is written at the head of tests/lab/vm/guest_kernel_PART.py."""
-    ended = guest.run([python(), "-S", "-m", f"tests.lab.vm.guest_kernel_{part}"], within_s=200)
+def run(guest: Guest, capsys: pytest.CaptureFixture[str], *command: str) -> None:
+    ended = guest.run([python(), *command], within_s=200)
     with capsys.disabled():
         for line in figures(ended):
             print(f"\n  {line}", end="")  # noqa: T201
     assert ended.exit_code == 0, ended.output[-4000:]
+
+
+@pytest.mark.parametrize("part", ["periods", "memory", "table", "throttles", "refusals"])
+def test_in_the_machine(part: str, guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    """What each part shows is written at the head of tests/lab/vm/guest_kernel_PART.py."""
+    run(guest, capsys, "-S", "-m", f"tests.lab.vm.guest_kernel_{part}")
+
+
+@pytest.mark.parametrize("part", ["kernel", "namespace", "agent"])
+def test_who_wrote_a_quota_is_known(part: str, guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
+    """See tests/lab/vm/guest_quota_writers.py; it needs the agent's own packages."""
+    run(guest, capsys, "-m", "tests.lab.vm.guest_quota_writers", part)

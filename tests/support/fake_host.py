@@ -17,6 +17,7 @@ from services.agent.ports import (
     Limits,
     MemoryState,
     Pressure,
+    QuotaWriter,
     WriteOutcome,
 )
 
@@ -204,6 +205,8 @@ class FakeHost:
     available_bytes: int | None = None
     """MemAvailable."""
     pressure: Pressure = field(default_factory=Pressure)
+    quota_writers: dict[str, QuotaWriter] = field(default_factory=dict)
+    """Who wrote a container's quota last, by key; taken once."""
     before_alarms: Callable[[], object] | None = None
     """Called once, before alarms are taken."""
 
@@ -225,6 +228,9 @@ class FakeHost:
 
     def read_pressure(self):
         return self.pressure
+
+    def take_quota_writer(self, handle):
+        return self.quota_writers.pop(handle.key, None)
 
     def open(self, container):
         if self.full:

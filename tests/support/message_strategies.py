@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.codec import MESSAGE_TYPES
-from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
+from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, LimitWriter, NodeInfo
 from schemas.leases import Lease
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.message import ROW_SEPARATOR, ColumnarMessage, Message
@@ -76,6 +76,7 @@ def _events() -> st.SearchStrategy[ContainerEvent]:
         limit_bytes=INT64,
         oom_kills=INT64,
         reason=TEXT,
+        writer=st.none() | st.builds(LimitWriter, pid=INT64, comm=TEXT, cgroup=TEXT),
     )
 
 

@@ -26,7 +26,7 @@ from services.agent.adapters.ladder import RungRegistrar
 from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.core.readings import Readings, read_each
 from services.agent.core.throttling import Look
-from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFullError, Pressure
+from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFullError, Pressure, QuotaWriter
 
 FILES_PER_CONTAINER: Final = 11
 """Version 1: counters, limits, the trap, and two of the guard's alarms. Version 2 has fewer."""
@@ -138,6 +138,10 @@ class CgroupHost(ABC):
             return self._kernel.look(cast("Sequence[CgroupHandle]", handles))
         except OSError:
             return None  # the next `read` says why
+
+    def take_quota_writer(self, handle: ContainerHandle) -> QuotaWriter | None:
+        """Who wrote its CPU quota last, since the agent did; None: the kernel's program for that is not loaded."""
+        return None if self._kernel is None else self._kernel.take_quota_writer(cast("CgroupHandle", handle))
 
     @property
     def shows_usage(self) -> bool:

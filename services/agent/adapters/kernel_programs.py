@@ -31,7 +31,7 @@ STREAM_INTERVAL_MS: Final = 20
 _PACKET_BYTES: Final = 1 << 16
 _MOST_LINKS: Final = 4
 _END_S: Final = 1.0
-_STREAMING: Final = {"periods", "decisions", "victims", "throttles"}
+_STREAMING: Final = {"periods", "decisions", "victims", "throttles", "writers"}
 _OK: Final = "ok"
 
 
@@ -74,6 +74,8 @@ class KernelPrograms:
         """Iterator links, one per hierarchy, and then the maps that they fill; they are the caller's."""
         self.bell: int | None = None
         """Ring buffer that becomes readable when a group is throttled; the caller's."""
+        self.writers: int | None = None
+        """Map of who wrote CPU quotas, by group; the caller's."""
         self.status: list[str] = []
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         interval = ("--interval-ms", str(STREAM_INTERVAL_MS))
@@ -104,6 +106,8 @@ class KernelPrograms:
             version, kind = struct.unpack_from("=II", data)
             if kind == Kind.BELL:
                 (self.bell,) = descriptors
+            elif kind == Kind.WRITERS:
+                (self.writers,) = descriptors
             else:
                 self.links += descriptors
             if version != VERSION:
@@ -123,7 +127,7 @@ class KernelPrograms:
 
     @property
     def streams(self) -> bool:
-        """Whether records come, as long as this is open."""
+        """Whether the loader has to stay: it holds programs, and records come."""
         return any(f"{name} {_OK}" in self.status for name in _STREAMING)
 
     @property
@@ -160,9 +164,14 @@ class KernelPrograms:
         bell, self.bell = self.bell, None
         return bell
 
+    def take_writers(self) -> int | None:
+        """From now on it is closed by the caller."""
+        writers, self.writers = self.writers, None
+        return writers
+
     def close(self) -> None:
         """End the loader: it goes when the socket closes, and the kernel takes back what is nobody's any more."""
-        for descriptor in (*self.take_links(), self.take_bell()):
+        for descriptor in (*self.take_links(), self.take_bell(), self.take_writers()):
             if descriptor is not None:
                 os.close(descriptor)
         self._ours.close()

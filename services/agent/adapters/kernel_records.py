@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum, IntFlag
 from typing import Final
 
-VERSION: Final = 4
+VERSION: Final = 5
 HEADER_BYTES: Final = 8
 """Of each packet: version and `Kind`, 4 bytes each."""
 
@@ -20,6 +21,7 @@ class Kind(IntEnum):
     OOMS = 5
     LOST = 6
     BELL = 7
+    WRITERS = 8
 
 
 class GroupFlag(IntFlag):
@@ -53,6 +55,11 @@ class Column(IntEnum):
 
 OOM_FIELDS: Final = 5
 """Of ``struct tb_oom``, as 64-bit numbers: id, time, kind and pid in one, usage, limit."""
+WRITER_LEVELS: Final = 8
+WRITER_COMM_BYTES: Final = 16
+WRITER_NAME_BYTES: Final = 96
+WRITER: Final = struct.Struct(f"=II{WRITER_COMM_BYTES}s{WRITER_LEVELS * WRITER_NAME_BYTES}s")
+"""``struct tb_writer``: pid, levels, command, names of groups from the writer's own upwards."""
 TABLE_ROWS: Final = 16_384
 """Groups that a table has room for."""
 COUNTERS: Final = slice(Column.NR_PERIODS, Column.MEMORY_BYTES + 1)

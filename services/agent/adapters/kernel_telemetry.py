@@ -13,9 +13,11 @@ from services.agent.adapters.bell import Bell
 from services.agent.adapters.cgroup_handle import CgroupHandle
 from services.agent.adapters.group_table import GroupTable
 from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
+from services.agent.adapters.quota_writers import QuotaWriters
 from services.agent.core.periods import PeriodAccounts
 from services.agent.core.readings import IntArray, Readings
 from services.agent.core.throttling import Look
+from services.agent.ports import QuotaWriter
 
 _MEMORY: Final = 1
 """Column of `GroupTable.ids`."""
@@ -34,6 +36,7 @@ class KernelTelemetry:
             raise KernelProgramsError(f"the table of control groups cannot be mapped: {error.strerror}") from error
         self.bell = _bell_of(programs)
         """Rings until the loader ends; None: it does not, or has ended."""
+        self._writers = _writers_of(programs)
         self._accounts: PeriodAccounts | None = PeriodAccounts() if programs.streams_periods else None
         self._followed: IntArray | None = None
         self.note = "; ".join(line for line in programs.status if not line.endswith(" ok"))
@@ -73,18 +76,36 @@ class KernelTelemetry:
         """Who of the containers read last is throttled now. Raises OSError."""
         return self._table.look(handles)
 
+    def take_quota_writer(self, handle: CgroupHandle) -> QuotaWriter | None:
+        """Who wrote the container's CPU quota last, since the agent did; None: not known, or taken before."""
+        return None if self._writers is None else self._writers.take(handle.group_ids[0])
+
     def _end_stream(self) -> None:
         if self._programs is not None:
             self._programs.close()
         if self.bell is not None:
             self.bell.close()
             self.bell = None
+        if self._writers is not None:
+            self._writers.close()
+            self._writers = None
         self._programs = self._accounts = None
 
     def close(self) -> None:
         """The kernel takes everything back."""
         self._end_stream()
         self._table.close()
+
+
+def _writers_of(programs: KernelPrograms) -> QuotaWriters | None:
+    descriptor = programs.take_writers()
+    if descriptor is None:
+        return None
+    try:
+        return QuotaWriters(descriptor)
+    except OSError as error:
+        programs.status.append(f"writers failed: the map cannot be read: {error.strerror}")
+        return None
 
 
 def _bell_of(programs: KernelPrograms) -> Bell | None:

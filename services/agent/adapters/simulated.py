@@ -130,6 +130,9 @@ class SimulatedHost:
     def look(self, handles: Sequence[ContainerHandle]) -> None:
         """As with files: only ended periods show."""
 
+    def take_quota_writer(self, handle: ContainerHandle) -> None:
+        """Nobody else writes."""
+
     @property
     def shows_usage(self) -> bool:
         """A simulated container's usage is as good as that of files."""

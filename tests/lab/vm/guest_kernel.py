@@ -23,9 +23,9 @@ CHECKOUT: Final = Path(__file__).parents[3]
 BUILD: Final = CHECKOUT / "kernel/build"
 PROGRAM: Final = BUILD / "turnbuckle-kernel"
 ROOT: Final = Path("/sys/fs/cgroup")
-TABLE, STATUS, READY, PERIODS, OOMS, LOST, BELL = range(1, 8)
+TABLE, STATUS, READY, PERIODS, OOMS, LOST, BELL, WRITERS = range(1, 9)
 HEADER: Final = struct.Struct("=II")
-VERSION: Final = 4
+VERSION: Final = 5
 TABLE_ROWS: Final = 16_384
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
@@ -92,6 +92,8 @@ class Loader:
         self.status: dict[str, str] = {}
         self.bells: list[int] = []
         """A ring buffer that becomes readable when a group is throttled."""
+        self.writers: list[int] = []
+        """A map of who wrote CPU quotas."""
         self.links: list[int] = []
         """An iterator's link, and its map."""
         self.periods: list[Period] = []
@@ -111,6 +113,8 @@ class Loader:
         assert version == VERSION
         if kind == BELL:
             self.bells += links
+        elif kind == WRITERS:
+            self.writers += links
         else:
             self.links += links
         self._take(kind, packet[HEADER.size :])
@@ -134,7 +138,7 @@ class Loader:
 
     def close(self) -> int:
         """Close the socket; the exit status, at the latest after 10 s."""
-        for link in self.links + self.bells:
+        for link in self.links + self.bells + self.writers:
             os.close(link)
         self.channel.close()
         return self.process.wait(10)

@@ -16,7 +16,7 @@ from tests.lab.vm.guest_kernel import BUILD, PROGRAM, ROOT, VERSION, Group, Load
 
 UNAVAILABLE = 69
 NOBODY = 65534
-UNITS = {"cgroups", "periods", "decisions", "victims", "throttles"}
+UNITS = {"cgroups", "periods", "decisions", "victims", "throttles", "writers"}
 TYPES = Path("/sys/kernel/btf/vmlinux")
 CONSTANTS = struct.pack("=IIQ", VERSION, 1, 4096)
 """struct tb_constants, as the object files have it: version, CPUs, bytes of a page."""
@@ -51,7 +51,7 @@ def wrong_objects() -> None:
         directory = Path(name)
         assert set(check(directory).values()) == {
             f"{directory / file}.bpf.o: No such file or directory"
-            for file in ("cgroups", "periods", "memory", "throttles")
+            for file in ("cgroups", "periods", "memory", "throttles", "writers")
         }
         (directory / "cgroups.bpf.o").write_text("no object file at all")
         shutil.copy("/bin/true", directory / "memory.bpf.o")

@@ -5,7 +5,7 @@ import pytest
 from schemas.oom import OomCause, OomKind
 from services.agent.core.memory_growth import MIB
 from services.agent.node import Node, NodeOptions
-from services.agent.ports import WatchdogReport
+from services.agent.ports import QuotaWriter, WatchdogReport
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, guarded, told
@@ -131,6 +131,83 @@ def test_drift_is_told_and_put_back_or_taken_over(host, reassert, held_mib):
     assert "30 ms became 90 ms" in drift.reason
 
 
+RUNC = QuotaWriter(4711, "runc", "system.slice/docker.service")
+LIAR = QuotaWriter(7, 'ok (pid 1, "x', "a b/\\\\n")
+
+
+@pytest.mark.parametrize(
+    ("writer", "by"),
+    [
+        (None, "by an unknown process"),
+        (RUNC, "by runc (pid 4711, system.slice/docker.service)"),
+        (QuotaWriter(1, "systemd", "init.scope"), "by systemd (pid 1, init.scope)"),
+        (QuotaWriter(9, "(sd-pam)", "/"), 'by "(sd-pam)" (pid 9, /)'),
+        (LIAR, 'by "ok (pid 1, \\"x" (pid 7, "a b/\\\\\\\\n")'),
+        (QuotaWriter(5, "", "user.slice"), 'by "" (pid 5, user.slice)'),
+    ],
+)
+def test_who_changed_a_quota_is_told(node, host, writer, by):
+    key, container = guarded(node, host)
+    send(node, update({key: (30_000, 0)}, seq=9))
+    container.quota_us = 90_000
+    if writer is not None:
+        host.quota_writers[key] = writer
+    for tick in range(1, 7):
+        run_tick(node, tick * PERIOD_NS, tick)
+
+    (drift,) = node.journal.take_drifts()
+    assert drift.reason == f"modified externally {by}: quota 30 ms became 90 ms, put back"
+    assert drift.writer == writer
+
+
+def test_a_long_path_of_groups_keeps_its_end_and_leaves_room_for_what_was_changed(node, host):
+    key, container = guarded(node, host)
+    send(node, update({key: (30_000, 0)}, seq=9))
+    container.quota_us = 90_000
+    host.quota_writers[key] = QuotaWriter(8, "runc", "é" * 3000 + "/cri-containerd-0123.scope")
+    for tick in range(1, 7):
+        run_tick(node, tick * PERIOD_NS, tick)
+
+    (drift,) = node.journal.take_drifts()
+    assert drift.reason.endswith("é/cri-containerd-0123.scope): quota 30 ms became 90 ms, put back")
+    assert len(drift.reason) < 400
+
+
+def test_who_changed_a_quota_is_told_though_the_next_order_overwrites_it(node, host):
+    key, container = guarded(node, host)
+    send(node, update({key: (30_000, 0)}, seq=9))
+    container.quota_us = 90_000
+    host.quota_writers[key] = RUNC
+    send(node, update({key: (40_000, 0)}, seq=10))
+
+    (drift,) = node.journal.take_drifts()
+    assert drift.reason.startswith("modified externally by runc (pid 4711, system.slice/docker.service): quota 30 ms")
+    assert drift.writer == RUNC
+
+
+def test_the_writer_of_a_quota_is_not_made_the_writer_of_a_memory_limit(node, host):
+    key, container = guarded(node, host)
+    send(node, update({key: (30_000, 0)}, seq=9))
+    container.limit_bytes, container.quota_us = 180 * MIB, 90_000
+    host.quota_writers[key] = RUNC
+    for tick in range(1, 7):
+        run_tick(node, tick * PERIOD_NS, tick)
+
+    (drift,) = node.journal.take_drifts()
+    by = "by runc (pid 4711, system.slice/docker.service)"
+    memory = "memory limit 256 MiB became 180 MiB, put back"
+    assert drift.reason == f"modified externally: quota 30 ms became 90 ms {by}, put back; {memory}"
+    assert drift.writer == RUNC
+
+    container.limit_bytes = 170 * MIB
+    host.quota_writers[key] = RUNC
+    for tick in range(7, 13):
+        run_tick(node, tick * PERIOD_NS, tick)
+    (drift,) = node.journal.take_drifts()
+    assert drift.reason == "modified externally: memory limit 256 MiB became 170 MiB, put back"
+    assert drift.writer is None
+
+
 def test_drift_that_cannot_be_put_back_is_taken_over(node, host):
     _, container = guarded(node, host)
     container.limit_bytes = 400 * MIB
@@ -190,5 +267,6 @@ def test_every_foreign_quota_of_a_busy_container_is_told_though_the_next_order_o
         node.poll_cuts((2 * number + 3) * PERIOD_NS)
 
         (drift,) = node.journal.take_drifts()
-        assert drift.reason.startswith(f"modified externally: quota {ordered_us / 1000:g} ms became ")
+        begin = f"modified externally by an unknown process: quota {ordered_us / 1000:g} ms became "
+        assert drift.reason.startswith(begin)
         assert drift.reason.endswith(f"replaced by the order of {container.quota_us / 1000:g} ms")

@@ -95,6 +95,18 @@ def test_a_bell_is_the_callers_once_it_is_taken(start: Start) -> None:
     os.close(descriptor)
 
 
+def test_the_map_of_writers_is_the_callers_once_it_is_taken(start: Start) -> None:
+    writers = "send(8, descriptors=[os.open('/dev/null', os.O_RDONLY)])"
+    programs = start(stays(TABLE, writers, "send(2, b'writers ok')", READY))
+    assert programs.streams, "the loader holds the program"
+    assert len(programs.links) == 1
+    descriptor = programs.take_writers()
+    assert descriptor is not None
+    assert programs.take_writers() is None
+    programs.close()
+    os.close(descriptor)
+
+
 def test_what_was_lost_is_told(start: Start) -> None:
     programs = start(stays(TABLE, "send(2, b'victims ok')", READY, "send(6, struct.pack('=Q', 9))"))
     wait_until(lambda: not programs.take_records().is_whole, what="a loss")

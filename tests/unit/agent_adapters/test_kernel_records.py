@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from schemas.apps import PERIOD_US
 from services.agent.adapters.group_table import _Places
 from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
-from services.agent.adapters.kernel_records import COUNTERS, TABLE_ROWS, VERSION, Column, GroupFlag, Kind
+from services.agent.adapters.kernel_records import (
+    COUNTERS,
+    TABLE_ROWS,
+    VERSION,
+    WRITER,
+    WRITER_COMM_BYTES,
+    WRITER_LEVELS,
+    WRITER_NAME_BYTES,
+    Column,
+    GroupFlag,
+    Kind,
+)
 from services.agent.ports import Counters
 
 HEADER: Final = (Path(__file__).resolve().parents[3] / "kernel" / "records.h").read_text(encoding="utf-8")
@@ -43,6 +54,22 @@ def test_constants_are_the_kernels() -> None:
         assert define(f"TB_{kind.name}") == kind
     names = ("HAS_CPU", "HAS_MEMORY", "UNDER_OOM", "KILL_DISABLED", "THROTTLED")
     assert [define(f"TB_{name}") for name in names] == list(GroupFlag)
+
+
+def test_a_writer_is_what_the_kernel_writes() -> None:
+    body = re.search(r"struct tb_writer \{(.*?)\};", HEADER, re.DOTALL)
+    assert body
+    fields = re.findall(r"^\t(\w+) (\w+(?:\[\w+\])*);", body[1], re.MULTILINE)
+    assert fields == [
+        ("__u32", "pid"),
+        ("__u32", "levels"),
+        ("char", "comm[TB_COMM_BYTES]"),
+        ("char", "names[TB_WRITER_LEVELS][TB_NAME_BYTES]"),
+    ]
+    assert define("TB_WRITER_LEVELS") == WRITER_LEVELS
+    assert define("TB_COMM_BYTES") == WRITER_COMM_BYTES
+    assert define("TB_NAME_BYTES") == WRITER_NAME_BYTES
+    assert WRITER.size == 4 + 4 + 16 + 8 * 96
 
 
 ids = st.lists(st.integers(1, 60), unique=True, min_size=1, max_size=20)
