@@ -38,10 +38,10 @@ async def events(bare_cluster: ClusterLab) -> AsyncIterator[MessageLog]:
         yield log
 
 
-def quota_drifts(events: MessageLog, key: str) -> list[str]:
-    """Reasons of a container's DRIFTED events that tell of its quota."""
+def quota_drifts(events: MessageLog, key: str) -> list[ContainerEvent]:
+    """A container's DRIFTED events that tell of its quota."""
     return [
-        event.reason
+        event
         for event in events.messages
         if isinstance(event, ContainerEvent)
         and event.change is ContainerChange.DRIFTED
@@ -58,9 +58,12 @@ async def each_is_told(events: MessageLog, key: str, write: Callable[[int], None
         await until(
             lambda number=number: len(quota_drifts(events, key)) > number, within_s=10, what=f"write {number + 1} told"
         )
-    reasons = quota_drifts(events, key)
-    assert len(reasons) == WRITES
-    assert all(reason.startswith("modified externally: quota ") for reason in reasons)
+    told = quota_drifts(events, key)
+    assert len(told) == WRITES
+    for event in told:  # by whom, where this kernel lets that program be loaded
+        by = event.writer.comm if event.writer is not None else "an unknown process"
+        assert event.reason.startswith(f"modified externally by {by}"), event.reason
+        assert ": quota " in event.reason
 
 
 async def managed(cluster: ClusterLab, key_end: str) -> str:

@@ -16,7 +16,7 @@ from services._runtime.bus_memory import MemoryBus
 from services._runtime.memory_broker import MemoryBroker
 from services._runtime.memory_kv import MemoryKeyValue
 from services.agent.core.memory_growth import MIB
-from services.agent.ports import WatchdogReport
+from services.agent.ports import QuotaWriter, WatchdogReport
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from tests.support.deadline import until
@@ -283,6 +283,21 @@ async def test_drift_is_an_event(lab):
     drifted = next(change for change in lab.changes if change.change is ContainerChange.DRIFTED)
     assert (drifted.container, drifted.limit_bytes) == (container.key, 256 * MIB)
     assert "became 128 MiB, put back" in drifted.reason
+
+
+async def test_an_event_names_the_process_that_changed_a_quota(lab):
+    writer = QuotaWriter(4711, "runc", "a" * 2_000 + "/docker.service")
+    async with lab.agent():
+        container = await lab.guarded()
+        lab.ground.host.quota_writers[container.key] = writer
+        container.quota_us = 90_000
+        await until(lambda: ContainerChange.DRIFTED in [change.change for change in lab.changes], what="the event")
+
+    drifted = next(change for change in lab.changes if change.change is ContainerChange.DRIFTED)
+    assert (drifted.writer.pid, drifted.writer.comm) == (4711, "runc")
+    assert drifted.writer.cgroup == "a" * 985 + "/docker.service"  # 1,000 characters
+    assert drifted.reason.startswith("modified externally by runc (pid 4711, ...aaa")
+    assert drifted.reason.endswith("a/docker.service): quota 30 ms became 90 ms, put back")
 
 
 async def test_the_watchdog_is_fed_and_what_it_did_is_told(lab):

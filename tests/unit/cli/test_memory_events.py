@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.containers import LimitWriter
 from schemas.oom import OomCause, OomKind
 from services.cli.memory_events import MemoryTally, describe_event, plain_event
 from services.cli.memory_history import MemoryHistory
@@ -103,6 +104,17 @@ def test_many_grants_do_not_hide_the_kill_before_them() -> None:
     assert "999 grants" in history.summary("24h")
     assert "1 limits changed by other hands" in history.summary("24h")
     assert "web-0123456789ab  killed by the kernel" in history.events[0].line()
+
+
+def test_who_changed_a_quota_is_in_the_history_and_its_json() -> None:
+    history = MemoryHistory(None, last=2)
+    writer = LimitWriter(pid=4711, comm="runc", cgroup="system.slice/docker.service")
+    reason = "modified externally by runc (pid 4711, system.slice/docker.service): quota 30 ms became 90 ms, put back"
+    history.take(drift(writer=writer, reason=reason))
+
+    [event] = history.events
+    assert event.line().endswith(f"web-0123456789ab  limits drifted: {reason}")
+    assert event.plain["writer"] == {"pid": 4711, "comm": "runc", "cgroup": "system.slice/docker.service"}
 
 
 def test_a_history_of_one_container_leaves_the_others_out() -> None:
