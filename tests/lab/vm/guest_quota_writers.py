@@ -205,8 +205,8 @@ class Agent:
     """An agent's node with one container."""
 
     def __init__(self, kernel_directory: Path | None) -> None:
-        host = open_host(detect(), None, kernel_directory)
-        self.node = Node("n1", 7, host, MemoryReserveBook())
+        self.host = open_host(detect(), None, kernel_directory)
+        self.node = Node("n1", 7, self.host, MemoryReserveBook())
         self.directory = managed_directory("shop", "web", "0123456789ab", f"tb-writers-{os.getpid()}")
         self.group = ManagedCgroup.create(detect(), self.directory, None, None)
         self.file = Path(detect().directories(self.directory)["cpu"]) / "cpu.max"
@@ -242,7 +242,7 @@ class Agent:
 
     def end(self) -> None:
         self.node.release_all()
-        self.node.host.close()  # type: ignore[attr-defined] - of this adapter
+        self.host.close()
         self.group.remove()
 
 
