@@ -30,6 +30,7 @@ from tests.support.limit_orders import send, update
 WITHIN_S = 60.0
 PR_SET_NAME = 15
 MANY = 3000
+NOBODY = 65534
 LEVELS = 8
 """Names of groups that are kept of a writer."""
 VERSION_1 = Path("/run/cpu-version-1")
@@ -84,6 +85,17 @@ def what_is_written_down(writers: QuotaWriters, target: Group, hand: Group) -> N
 
     pid = by_fork(hand, lambda: as_command(b"\x1b[2J\xff) (pid 1,", file))
     assert writers.take(target.id) == QuotaWriter(pid, "\\x1b[2J\\xff) (pid 1,", hand.path.name)
+
+
+def who_looks_needs_no_rights(writers: QuotaWriters, target: Group, hand: Group) -> None:
+    pid = by_shell(hand, "30000 100000", target.path / "cpu.max")
+    child = os.fork()
+    if not child:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        os._exit(writers.take(target.id) != QuotaWriter(pid, "sh", hand.path.name))
+    assert os.waitpid(child, 0)[1] == 0
+    assert writers.take(target.id) is None, "taken"
 
 
 def whose_group_is_deep_or_gone(writers: QuotaWriters, target: Group) -> None:
@@ -168,6 +180,7 @@ def kernel() -> None:
     writers = QuotaWriters(loader.writers.pop())
     target, hand = Group("target", 50_000), Group("hand")
     what_is_written_down(writers, target, hand)
+    who_looks_needs_no_rights(writers, target, hand)
     whose_group_is_deep_or_gone(writers, target)
     who_writes_without_end_displaces_nobody(writers, target, hand)
     target.remove()
