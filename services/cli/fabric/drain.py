@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from services._runtime.frr import Frr, FrrError
-from services._runtime.frr_drain import DRAIN_IN, DRAIN_OUT, RUNNING, drained
+from services._runtime.frr_drain import RUNNING, attached, drained
+from services.cli.fabric.drain_plan import drain_steps
 from services.cli.fabric.model import HostFile, Uplink
 from services.cli.fabric.places import Places
 from services.cli.failure import CommandError, UnavailableError
 
-PREPENDED: Final = 2
-"""Longer than the way over the link between two switches, which is one AS longer."""
 WITHIN_S: Final = 15.0
+AGREED_AFTER_S: Final = 2.0
+"""For other routers to choose other ways, which cannot be seen from here. In the lab they take 50 to 150 ms."""
 _LOOK_EVERY_S: Final = 0.2
 _VTYSH_WITHIN_S: Final = 10.0
 
@@ -35,40 +36,6 @@ class UplinkState:
     drained: bool
     routes: int
     """Of zebra's selected BGP routes, how many forward over it."""
-
-
-def drain_commands(host: HostFile, uplinks: Sequence[Uplink]) -> list[str]:
-    """What vtysh is told."""
-    own = [] if host.transit else ["match as-path OWN"]
-    prepend = " ".join([str(host.asn)] * PREPENDED)
-    return [
-        "configure terminal",
-        f"route-map {DRAIN_IN} permit 10",
-        "set local-preference 0",
-        "exit",
-        f"route-map {DRAIN_OUT} permit 10",
-        *own,
-        "set community graceful-shutdown additive",
-        f"set as-path prepend {prepend}",
-        "exit",
-        *_family(host),
-        *(f"neighbor {uplink.neighbour} route-map {DRAIN_IN} in" for uplink in uplinks),
-        *(f"neighbor {uplink.neighbour} route-map {DRAIN_OUT} out" for uplink in uplinks),
-    ]
-
-
-def undrain_commands(host: HostFile, uplinks: Sequence[Uplink]) -> list[str]:
-    """What vtysh is told. The sessions take their group's route map again; ours stay in FRR, unused."""
-    return [
-        "configure terminal",
-        *_family(host),
-        *(f"no neighbor {uplink.neighbour} route-map {DRAIN_IN} in" for uplink in uplinks),
-        *(f"no neighbor {uplink.neighbour} route-map {DRAIN_OUT} out" for uplink in uplinks),
-    ]
-
-
-def _family(host: HostFile) -> list[str]:
-    return [f"router bgp {host.asn}", "address-family ipv4 unicast"]
 
 
 def chosen(host: HostFile, names: Sequence[str]) -> tuple[Uplink, ...]:
@@ -95,13 +62,15 @@ def status(host: HostFile, places: Places | None = None) -> list[UplinkState]:
 def drain(host: HostFile, uplinks: Sequence[Uplink], places: Places | None = None) -> list[UplinkState]:
     """Drain, and wait until no BGP route forwards over these, unless all uplinks are drained.
 
+    Takes `AGREED_AFTER_S` for each uplink (`drain_plan`).
+
     Raises:
         CommandError: FRR refuses.
         UnavailableError: FRR does not answer, or routes still forward over one after `WITHIN_S`.
     """
     places = places or Places()
-    _vtysh(host, drain_commands(host, uplinks))
     names = {uplink.name for uplink in uplinks}
+    _change(host, places, add=names)
     ends_s = time.monotonic() + WITHIN_S
     while True:
         found = status(host, places)
@@ -122,12 +91,28 @@ def undrain(host: HostFile, uplinks: Sequence[Uplink], places: Places | None = N
         UnavailableError: FRR does not answer.
     """
     places = places or Places()
-    held = {state.uplink for state in status(host, places) if state.drained}
-    _vtysh(host, undrain_commands(host, [uplink for uplink in uplinks if uplink.name in held]))
+    names = {uplink.name for uplink in uplinks}
+    _change(host, places, remove=names)
     found = status(host, places)
-    if left := [state.uplink for state in found if state.drained and state.uplink in {each.name for each in uplinks}]:
+    if left := [state.uplink for state in found if state.drained and state.uplink in names]:
         raise CommandError(f"FRR still drains {', '.join(left)}: vtysh -c 'show running-config'")
     return found
+
+
+def _change(host: HostFile, places: Places, *, add: Collection[str] = (), remove: Collection[str] = ()) -> None:
+    running = asyncio.run(_running(host, places))
+    before = {uplink.name for uplink in host.uplinks if uplink.neighbour in drained(running)}
+    for step in drain_steps(host, attached(running), before.union(add).difference(remove)):
+        _vtysh(host, step.commands)
+        if step.worsened is not None:
+            time.sleep(AGREED_AFTER_S)
+
+
+async def _running(host: HostFile, places: Places) -> str:
+    try:
+        return await Frr(host.pathspace, directory=Path(places.frr.runtime)).ask("bgpd", RUNNING)
+    except FrrError as error:
+        raise UnavailableError(str(error)) from error
 
 
 async def _status(host: HostFile, places: Places) -> list[UplinkState]:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.frr_drain import DRAIN_IN, DRAIN_OUT
-from services.cli.fabric.drain import UplinkState, chosen, drain_commands, status, undrain_commands
+from services._runtime.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
+from services.cli.fabric.drain import UplinkState, chosen, status
+from services.cli.fabric.drain_plan import drain_steps
 from services.cli.fabric.model import HostFile
 from services.cli.fabric.places import FrrPaths, Places
 from services.cli.failure import CommandError, UnavailableError
@@ -18,22 +19,26 @@ FIELDS = {
 HOST = HostFile.model_validate(FIELDS)
 
 
+def commands(host: HostFile, held: dict[str, frozenset[str]], *drained: str) -> list[str]:
+    return [command for step in drain_steps(host, held, drained) for command in step.commands]
+
+
 def test_one_uplink_is_drained_by_its_neighbour():
-    commands = drain_commands(HOST, chosen(HOST, ["p2"]))
-    assert f"neighbor 192.0.2.0 route-map {DRAIN_IN} in" in commands
-    assert f"neighbor 192.0.2.0 route-map {DRAIN_OUT} out" in commands
-    assert not any("neighbor p1" in command for command in commands)
-    assert "set as-path prepend 65001 65001" in commands
-    assert undrain_commands(HOST, chosen(HOST, ["p2"]))[-2:] == [
+    told = commands(HOST, {}, "p2")
+    assert f"neighbor 192.0.2.0 route-map {DRAIN_IN} in" in told
+    assert f"neighbor 192.0.2.0 route-map {DRAIN_OUT} out" in told
+    assert not any("neighbor p1" in command for command in told)
+    assert "set as-path prepend 65001 65001" in told
+    assert commands(HOST, {"192.0.2.0": UPLINK_MAPS})[-2:] == [
         f"no neighbor 192.0.2.0 route-map {DRAIN_IN} in",
         f"no neighbor 192.0.2.0 route-map {DRAIN_OUT} out",
     ]
 
 
 def test_a_host_goes_on_announcing_only_what_is_its_own():
-    assert "match as-path OWN" in drain_commands(HOST, HOST.uplinks)
+    assert "match as-path OWN" in commands(HOST, {}, "p1")
     transit = HostFile.model_validate(FIELDS | {"transit": True})
-    assert "match as-path OWN" not in drain_commands(transit, HOST.uplinks)
+    assert "match as-path OWN" not in commands(transit, {}, "p1")
 
 
 def test_no_name_means_all_and_an_unknown_one_is_named():
@@ -57,5 +62,10 @@ async def test_status_is_what_frr_says(tmp_path: Path):
     async with FakeFrr(tmp_path / "h1", answers):
         found = await asyncio.to_thread(status, HOST, places)
     assert found == [UplinkState("p1", drained=False, routes=1), UplinkState("p2", drained=True, routes=0)]
+    answers["bgpd"]["show running-config"] = "".join(
+        f"  neighbor {neighbour} route-map {DRAIN_NODE} out\n" for neighbour in ("p1", "192.0.2.0")
+    )
+    async with FakeFrr(tmp_path / "h1", answers):
+        assert all(state.drained for state in await asyncio.to_thread(status, HOST, places))
     with pytest.raises(UnavailableError, match="bgpd does not run"):
         await asyncio.to_thread(status, HOST, places)
