@@ -27,6 +27,7 @@ from tests.support.fast_path_pair import KEY, FastPaths, pause_until
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]
 WORKS_WITHIN_MS = 2_000.0
+WAIT_S = 30.0
 NO_BLACK_HOLE_MS = 1_500.0
 """What a stale override may cost at most, restart of the daemon included."""
 
@@ -215,6 +216,36 @@ def test_the_switch_closes_bfd_administratively(calm: Lab, fast: FastPaths) -> N
     finally:
         shut(switch, "no shutdown")
     fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", within_s=20)
+
+
+def test_the_host_closes_its_own_bfd_administratively(calm: Lab, fast: FastPaths) -> None:
+    """Its profile is that of both uplinks. FRR 8.4 closes BGP on both, and opens it again without BFD."""
+    here = calm.topology.hosts[0].netns
+    shut(here, "shutdown")
+    try:
+        told = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_admin_down", count=2, within_s=WAIT_S)
+        assert {(event.interface, event.alarm) for event in told} == {("p1", True), ("p2", True)}
+        assert all("closed administratively here" in event.reason for event in told)
+        wait_until(lambda: calm.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks, without BFD")
+        wait_until(
+            lambda: {row[2] for row in fast.hosts[0].state["uplinks"].values()} == {"adm-down"},
+            what="the state of both uplinks",
+        )
+        wait_until(lambda: not any(host.overrides() for host in fast.hosts), what="no override")
+        assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
+        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "damped")
+        assert len(fast.hosts[0].told(RouteKind.FAST_PATH, "bfd_admin_down")) == 2, "told once for each uplink"
+    finally:
+        shut(here, "no shutdown")
+    opened = fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", count=2, within_s=60)
+    assert {event.interface for event in opened} == {"p1", "p2"}
+    fast.wait_quiet(60.0)
+    assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd"), "opened again, it is no fault either"
+
+    fast.forget()
+    with calm.fault(Fault.blackhole(1, 1)):
+        fast.wait_told(1, RouteKind.OVERRIDE, "bfd", within_s=WAIT_S)
+        wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
 
 
 def shut(netns: str, word: str) -> None:

@@ -127,3 +127,29 @@ async def test_a_path_that_bgpd_calls_inaccessible_is_told_within_two_seconds(wh
     finally:
         await asyncio.to_thread(vtysh, netns, *family, "no neighbor p1 route-map NOWHERE in")
     await until(lambda: audited.of(RouteKind.AGREEMENT), within_s=30, what="its end")
+
+
+@pytest.mark.parametrize(("closed_at_switch", "who"), [(False, "here"), (True, "by the switch")])
+async def test_a_session_that_was_closed_administratively_is_shown(
+    whole: Lab, audited: Audited, *, closed_at_switch: bool, who: str
+) -> None:
+    """RFC 5882, 4.2: a state of its own, and no disagreement between kernel, FRR and BFD."""
+    netns = (whole.topology.switches if closed_at_switch else whole.topology.hosts)[0].netns
+    profile = ("configure terminal", "bfd", "profile turnbuckle")
+    uplinks = ["p1"] if closed_at_switch else ["p1", "p2"]
+
+    def shown() -> list[str]:
+        sessions = audited.reconciler._paths()[1].sessions
+        return list(sessions.admin_down) if sessions is not None else []
+
+    await asyncio.to_thread(vtysh, netns, *profile, "shutdown")
+    try:
+        wanted = [f"BFD on {uplink} was closed administratively {who}" for uplink in uplinks]
+        await until(lambda: shown() == wanted, within_s=30, what="what is shown of the sessions")
+        await until(lambda: whole.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks, without BFD")
+        await until(audited.agrees, within_s=30, what="agreement")
+    finally:
+        await asyncio.to_thread(vtysh, netns, *profile, "no shutdown")
+    await until(lambda: shown() == [], within_s=60, what="the end of it")
+    await until(lambda: whole.next_hops(1, 2) == {"p1", "p2"}, within_s=60, what="both uplinks")
+    assert audited.of(RouteKind.DISAGREEMENT) == []
