@@ -22,7 +22,7 @@ from services.cli.fabric.places import Places
 from services.cli.failure import CommandError, UnavailableError
 
 WITHIN_S: Final = 15.0
-AGREED_AFTER_S: Final = 2.0
+CONVERGED_AFTER_S: Final = 2.0
 """For other routers to choose other ways, which cannot be seen from here. In the lab they take 50 to 150 ms."""
 _LOOK_EVERY_S: Final = 0.2
 _VTYSH_WITHIN_S: Final = 10.0
@@ -62,7 +62,7 @@ def status(host: HostFile, places: Places | None = None) -> list[UplinkState]:
 def drain(host: HostFile, uplinks: Sequence[Uplink], places: Places | None = None) -> list[UplinkState]:
     """Drain, and wait until no BGP route forwards over these, unless all uplinks are drained.
 
-    Takes `AGREED_AFTER_S` for each uplink (`drain_plan`).
+    Takes `CONVERGED_AFTER_S` for each step (`drain_plan`).
 
     Raises:
         CommandError: FRR refuses.
@@ -84,7 +84,7 @@ def drain(host: HostFile, uplinks: Sequence[Uplink], places: Places | None = Non
 
 
 def undrain(host: HostFile, uplinks: Sequence[Uplink], places: Places | None = None) -> list[UplinkState]:
-    """Take the drain back.
+    """Take the drain back; takes as long as `drain`.
 
     Raises:
         CommandError: FRR refuses, or an uplink is still drained.
@@ -103,9 +103,8 @@ def _change(host: HostFile, places: Places, *, add: Collection[str] = (), remove
     running = asyncio.run(_running(host, places))
     before = {uplink.name for uplink in host.uplinks if uplink.neighbour in drained(running)}
     for step in drain_steps(host, attached(running), before.union(add).difference(remove)):
-        _vtysh(host, step.commands)
-        if step.worsened is not None:
-            time.sleep(AGREED_AFTER_S)
+        _vtysh(host, step)
+        time.sleep(CONVERGED_AFTER_S)
 
 
 async def _running(host: HostFile, places: Places) -> str:

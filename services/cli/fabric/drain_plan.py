@@ -5,13 +5,12 @@ over the other, which has just left it too: a forwarding loop until both have to
 FRR 8.4: 50 ms, 150 packets of 3,000 a second, ended by their TTL). A switch that learns it alone chooses a neighbour
 whose own way is still direct. So routes become less preferred on one uplink at a time, with time to converge in
 between, and never on all of them: the VTEP of a host all of whose uplinks are drained keeps its route as it is. Routes
-that become more preferred need no order: who is chosen has a direct way already.
+that become more preferred do so together: who is chosen has a direct way already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from services._runtime.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS, UPLINK_MAPS
@@ -24,17 +23,11 @@ _NONE: Final[frozenset[str]] = frozenset()
 _DIRECTIONS: Final = {DRAIN_IN: "in", DRAIN_OUT: "out", DRAIN_NODE: "out"}
 
 
-@dataclass(frozen=True, slots=True)
-class DrainStep:
-    """What vtysh is told at once."""
-
-    worsened: str | None
-    """The uplink whose routes become less preferred, which other routers need time to agree on; None: no uplink's."""
-    commands: tuple[str, ...]
-
-
-def drain_steps(host: HostFile, held: Mapping[str, frozenset[str]], drained: Iterable[str]) -> list[DrainStep]:
+def drain_steps(host: HostFile, held: Mapping[str, frozenset[str]], drained: Iterable[str]) -> list[tuple[str, ...]]:
     """From the route maps that are attached to those that drain these uplinks and no others.
+
+    Returns:
+        Commands for vtysh, step by step: other routers are given time to converge after each.
 
     Args:
         host: Which host.
@@ -48,9 +41,9 @@ def drain_steps(host: HostFile, held: Mapping[str, frozenset[str]], drained: Ite
         if held.get(uplink.neighbour, _NONE) != wanted[uplink.name]
     ]
     improved = [change for change in changes if _improves(change[1], change[2])]
-    first = [DrainStep(None, _commands(host, improved))] if improved else []
+    first = [_commands(host, improved)] if improved else []
     worsened = [change for change in changes if not _improves(change[1], change[2])]
-    return first + [DrainStep(change[0].name, _commands(host, [change])) for change in worsened]
+    return first + [_commands(host, [change]) for change in worsened]
 
 
 def _wanted(host: HostFile, drained: frozenset[str]) -> dict[str, frozenset[str]]:

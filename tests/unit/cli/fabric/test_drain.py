@@ -20,7 +20,7 @@ HOST = HostFile.model_validate(FIELDS)
 
 
 def commands(host: HostFile, held: dict[str, frozenset[str]], *drained: str) -> list[str]:
-    return [command for step in drain_steps(host, held, drained) for command in step.commands]
+    return [command for step in drain_steps(host, held, drained) for command in step]
 
 
 def test_one_uplink_is_drained_by_its_neighbour():
