@@ -88,7 +88,7 @@ def test_maintenance_of_a_drained_uplink_loses_no_packet(whole: Lab, file: Path,
             meter.loaded_uplinks()  # for as long as this takes, packets flow
         wait_until(lambda: command(file, "--status")[uplink]["drained"], what="the drain, after the link is back")
         assert command(file, uplink, "--undo")[uplink]["drained"] is False
-        whole.wait_wide(30.0)
+        whole.wait_wide(60.0)
         assert lost(meter) == [0, 0], bfd_sessions_down(whole)
 
 
@@ -101,7 +101,7 @@ def test_a_drained_node_goes_on_carrying(whole: Lab, file: Path) -> None:
             assert all(state["drained"] for state in command(file).values())
             meter.loaded_uplinks()
             assert not any(state["drained"] for state in command(file, "--undo").values())
-            whole.wait_wide(30.0)
+            whole.wait_wide(60.0)
             meter.loaded_uplinks()
             assert lost(meter) == [0, 0], bfd_sessions_down(whole)
 
@@ -112,12 +112,12 @@ def test_one_uplink_after_the_other_is_the_node_and_back(whole: Lab, file: Path)
         meter.reset()
         assert command(file, "p1")["p1"]["routes"] == 0
         assert all(state["drained"] and state["routes"] for state in command(file, "p2").values()), "both carry again"
-        whole.wait_wide(30.0)
+        whole.wait_wide(60.0)
         found = command(file, "p1", "--undo")
         assert (found["p1"]["drained"], found["p2"]["drained"]) == (False, True)
         wait_until(lambda: whole.next_hops(1, 2) == whole.next_hops(2, 1) == {"p1"}, what="both directions' way")
         assert not any(state["drained"] for state in command(file, "p2", "--undo").values())
-        whole.wait_wide(30.0)
+        whole.wait_wide(60.0)
         assert lost(meter) == [0, 0], bfd_sessions_down(whole)
 
 
@@ -138,5 +138,5 @@ def test_what_else_a_drained_node_announces_is_less_preferred(whole: Lab, file: 
 def test_a_restarted_frr_has_forgotten_the_drain_and_status_says_so(whole: Lab, file: Path) -> None:
     command(file, "p1")
     whole.restart_frr(whole.topology.hosts[0].netns)
-    whole.wait_ready(40.0)
+    whole.wait_ready(60.0)
     assert not command(file, "--status")["p1"]["drained"]

@@ -29,5 +29,5 @@ def test_a_flap_storm_is_left_to_frr(whole: Lab, tmp_path: Path) -> None:
         assert len(fast.hosts[0].told(RouteKind.FAST_PATH, "damped")) == 1
         assert not ours.overrides(), "nothing is overridden while damped"
         assert ours.state["counts"]["triggers"] == 3, "three were answered"
-        fast.wait_told(1, RouteKind.FAST_PATH, "undamped", within_s=HOLD_S + 5)
-        assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 10.0) == []
+        fast.wait_told(1, RouteKind.FAST_PATH, "undamped", within_s=HOLD_S + 30)
+        assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 30.0) == []

@@ -110,14 +110,14 @@ def test_the_meter_sees_an_outage_that_does_not_end(meter: OutageMeter) -> None:
     with lab.fault(Fault.blackhole(1, 1)) as injected_ns, lab.fault(Fault.blackhole(1, 2)):
         wait_until(lambda: not any(report.over for report in meter.report(injected_ns)), what="an outage of 0.5 s")
         assert reach.deaf_pairs(lab.topology) == ["a1->a2", "a2->a1"]
-    assert reach.wait_until(lambda: reach.deaf_pairs(lab.topology), 10.0) == []
+    assert reach.wait_until(lambda: reach.deaf_pairs(lab.topology), 30.0) == []
 
 
 def test_the_link_between_the_switches_is_not_missed(meter: OutageMeter) -> None:
     lab = meter.lab
     meter.reset()
     with lab.fault(Fault.isl_lost()) as injected_ns:
-        wait_until(lambda: all(report.gap_ns for report in meter.report(injected_ns)), what="traffic after the fault")
+        wait_until(lambda: all(report.sent > 3_000 for report in meter.report(injected_ns)), what="a second of traffic")
         assert lab.next_hops(1, 2) == {"p1", "p2"}
         sent = [(report.sent, report.received) for report in meter.report(injected_ns)]
 
@@ -128,7 +128,7 @@ def test_crossed_faults_leave_the_way_over_both_switches(whole: Lab) -> None:
     """Host 1 has lost switch 1 and host 2 has lost switch 2: the link between the switches is the only way."""
     with whole.fault(Fault.blackhole(1, 1)), whole.fault(Fault.blackhole(2, 2)):
         wait_until(lambda: whole.next_hops(1, 2) == {"p2"} and whole.next_hops(2, 1) == {"p1"}, what="the way around")
-        assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 5.0) == []
+        assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 30.0) == []
 
 
 def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
@@ -136,8 +136,8 @@ def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
     for number in (1, 2):
         with whole.fault(Fault.link_down(1, number)):
             wait_until(lambda number=number: whole.next_hops(1, 2) == {f"p{3 - number}"}, what="the other uplink")
-            assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 5.0) == []
-        whole.wait_wide(20.0)
+            assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 30.0) == []
+        whole.wait_wide(60.0)
 
     for netns in whole.topology.routers:
         said = subprocess.run(["ip", "-n", netns, "nexthop"], capture_output=True, text=True, check=True)
@@ -152,7 +152,7 @@ def test_flapping_ends_whole(whole: Lab) -> None:
 
     assert [occurrence.fault.switch for occurrence in schedule.occurrences] == [1, 2, 1, 2, 1, 2]
     assert whole.faults == ()
-    whole.wait_ready(30.0)
+    whole.wait_ready(60.0)
 
 
 def test_a_host_whose_frr_was_killed_comes_back(whole: Lab) -> None:
@@ -163,6 +163,6 @@ def test_a_host_whose_frr_was_killed_comes_back(whole: Lab) -> None:
     whole.restart_frr(host, at_once=True)
     # The kernel still holds what the killed zebra had installed: ask the new daemons first.
     wait_until(lambda: established(host) == {"p1", "p2"}, within_s=30.0, what="both EVPN sessions")
-    whole.wait_ready(40.0)
+    whole.wait_ready(60.0)
 
     wait_until(lambda: overlay_of(host)[0] == entries, within_s=30, what="the same forwarding table")

@@ -139,13 +139,13 @@ class FabricLab:
             "processes": ip("netns", "pids", netns).split(),
         }  # fmt: skip
 
-    def wait_until_whole(self, file: HostFile, *, within_s: float = 20.0) -> None:
+    def wait_until_whole(self, file: HostFile, *, within_s: float = 60.0) -> None:
         """Wait until `check` finds nothing."""
         deadline = time.monotonic() + within_s
         while found := check(file, self.places):
             assert time.monotonic() < deadline, f"after {within_s:g} s: {found}"
 
-    def exchange(self, size_bytes: int, *, within_s: float = 15.0) -> float:
+    def exchange(self, size_bytes: int, *, within_s: float = 60.0) -> float:
         """Send datagrams from application 1 to 2 and back until one has made the way. Returns seconds."""
         begin = time.monotonic()
         with self._socket(1) as one, self._socket(2) as two:

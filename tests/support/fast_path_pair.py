@@ -98,7 +98,7 @@ class FastPaths:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        wait_until(lambda: all(made.ready() for made in self.hosts), within_s=30, what="fast paths that see")
+        wait_until(lambda: all(made.ready() for made in self.hosts), within_s=60, what="fast paths that see")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +107,7 @@ class FastPaths:
         self._thread.join(20)
         assert not self._thread.is_alive()
 
-    def wait_quiet(self, within_s: float = 20.0) -> None:
+    def wait_quiet(self, within_s: float = 60.0) -> None:
         """Until nothing is overridden, both uplinks carry, and new faults would be answered."""
         self._lab.wait_wide(within_s)
         wait_until(
@@ -122,7 +122,7 @@ class FastPaths:
             made.events.clear()
 
     def wait_told(
-        self, host: int, kind: RouteKind, cause: str, *, count: int = 1, within_s: float = 10.0
+        self, host: int, kind: RouteKind, cause: str, *, count: int = 1, within_s: float = 30.0
     ) -> list[RouteEvent]:
         """Wait for so many events of a host, by its number."""
         made = self.hosts[host - 1]

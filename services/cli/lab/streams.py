@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import time
+from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -33,6 +34,8 @@ _LISTEN_EVERY: Final = 8
 """Ticks between two looks at stdin."""
 _STILL_OUT_NS: Final = 500_000_000
 """A flow that is silent so long when the report is made has not come back."""
+_UNDER_WAY_NS: Final = 200_000_000
+"""What was sent so recently may still arrive, on a machine that is busy: it is neither sent nor lost yet."""
 _PACKET: Final = struct.Struct("!HIq")
 _NS_PER_S: Final = 1_000_000_000
 
@@ -77,7 +80,9 @@ class DirectionReport:
 
     name: str
     sent: int
+    """Up to 0.2 s ago: later ones may still be under way."""
     received: int
+    """Of these."""
     gap_ns: int
     """Longest interval between the sending of two successive packets that arrived, of one flow, since `since_ns`."""
     gap_from_ns: int
@@ -135,8 +140,13 @@ class _Stream:
         """Gaps of the worst flow."""
         begun_ns = max(since_ns, self.reset_ns)
         worst, floor_ns, over = (0, begun_ns, begun_ns), 0, True
-        for times in self.arrived:
-            times.sort()
+        settled = bisect_right(self.sent_at, now_ns - _UNDER_WAY_NS)
+        until_ns = self.sent_at[settled] if settled < len(self.sent_at) else now_ns
+        received = 0
+        for arrived in self.arrived:
+            arrived.sort()
+            times = arrived[bisect_left(arrived, self.reset_ns) :]  # what was under way at the reset is not ours
+            received += bisect_left(times, until_ns)
             last = times[-1] if times else begun_ns
             for before, after in pairwise([self.reset_ns, *times]):  # silence from the very beginning is a gap, too
                 if after < since_ns:
@@ -146,11 +156,11 @@ class _Stream:
             if now_ns - last > _STILL_OUT_NS:
                 over = False
                 worst = max(worst, (now_ns - last, last, now_ns))
-        received = sum(len(times) for times in self.arrived)
+        sent = self.sent - len(self.senders) * (len(self.sent_at) - settled)
         _, begun_ns, ended_ns = worst
         sends = [begun_ns, *(at_ns for at_ns in self.sent_at if begun_ns <= at_ns <= ended_ns), ended_ns]
         paused_ns = max(after - before for before, after in pairwise(sends))
-        return DirectionReport(self.plan.name, self.sent, received, *worst, over, floor_ns, paused_ns)
+        return DirectionReport(self.plan.name, sent, received, *worst, over, floor_ns, paused_ns)
 
 
 def run(plan: StreamsPlan) -> None:

@@ -44,6 +44,20 @@ def test_a_pause_of_the_sender_is_told_apart_from_an_outage() -> None:
     assert (broken.report(0, 93 * MS).gap_ns, broken.report(0, 93 * MS).paused_ns) == (90 * MS, 2 * MS)
 
 
+def test_what_is_under_way_is_neither_sent_nor_lost() -> None:
+    """On a busy machine packets wait in the kernel's backlog, also across a reset."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unused:
+        busy = _Stream(
+            PLAN, unused, [unused, unused], [[9 * MS, 10 * MS, 20 * MS], [10 * MS]], sent=4 * 2, reset_ns=10 * MS
+        )
+        busy.sent_at = [10 * MS, 20 * MS, 400 * MS, 402 * MS]
+
+    report = busy.report(0, 410 * MS)
+
+    # Two rounds of two flows are older than 200 ms, one packet is lost; that of 9 ms was sent before the reset.
+    assert (report.sent, report.received) == (4, 3)
+
+
 def test_packets_that_overtook_each_other_make_no_gap() -> None:
     report = stream([[0, 4 * MS, 2 * MS, 6 * MS]], sent=4).report(0, 7 * MS)
 
