@@ -120,7 +120,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    say(text)
+    say(text if code == EXIT_INTERRUPTED else f"error: {text}")
     emit("error", message=text, exit_code=code)
     return code
 

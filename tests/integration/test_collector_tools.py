@@ -147,6 +147,15 @@ async def test_what_is_wrong_on_the_command_line_and_in_the_file(grid: Path, bad
     assert (await run_tool("vertex_jobs", "conquer"))[0] == 2
 
 
+async def test_what_ends_a_tool_is_called_an_error_as_in_every_other_command(tmp_path: Path) -> None:
+    tool = await Tool.start("import_jobs", "import", tmp_path / "none.csv", "--mapping", tmp_path / "none.yaml")
+    code, err = await tool.end()
+
+    assert code == 65
+    assert err.startswith(f"error: {tmp_path}/none.yaml cannot be read: No such file")
+    assert tool.events[-1]["message"].startswith(f"{tmp_path}/none.yaml cannot be read")
+
+
 async def test_finished_jobs_are_ingested_once_by_two_at_the_same_time(
     google: FakeGoogleCloud, server: EmbeddedNats, tmp_path: Path
 ) -> None:
