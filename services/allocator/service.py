@@ -203,9 +203,8 @@ class Allocator:
     def _take_node(self, node: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
         if isinstance(message, NodeInfo):
-            self._allocation.attendance.present(
-                node, message.incarnation, message.container_count, pending=bool(message.sources_pending)
-            )
+            pending = bool(message.sources_pending)
+            self._allocation.attendance.present(node, message.incarnation, pending=pending)
         elif entry is None:
             self._allocation.attendance.gone(node)
 

@@ -55,7 +55,7 @@ class LateCluster(LossyCluster):
         """The registration of a node, and its heartbeat."""
         node = machine.node
         pending = not node.inventory.complete
-        self.allocation.attendance.present(machine.name, node.incarnation, node.container_count, pending=pending)
+        self.allocation.attendance.present(machine.name, node.incarnation, pending=pending)
 
     def start_agent(self, machine):
         """It knows what its state directory names; of its sources none has answered."""

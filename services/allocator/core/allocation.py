@@ -163,7 +163,7 @@ class Allocation:
             self._table = None
             return
         self.roster.nodes[node].take_headroom(reply.node_headroom_bytes, reply.report_seq)
-        self.roster.fence_acknowledged(node, ours)
+        self.roster.fence_acknowledged(node, ours, reply.report_seq)
         found = self.roster.known_rows(node, reply.keys)
         known = np.array([row is not None for row in found], dtype=np.bool_)
         quota_us, limit_bytes, order_seq = (reply.column(name) for name in ("quota_us", "limit_bytes", "order_seq"))
@@ -199,9 +199,9 @@ class Allocation:
         """Decide for everything that has arrived since the last step."""
         self.step_count += 1
         ours = [batch for batch in batches if self.epoch_of(batch.app)]
-        self.roster.ingest(ours, moment.now_ns, moment.wall_ns)
+        taken = self.roster.ingest(ours, moment.now_ns, moment.wall_ns)
         self.attendance.expect_again(self.roster.take_unsure())
-        self.attendance.take_batches(self.roster, ours)
+        self.attendance.take_batches(self.roster, taken)
         rows, before = self.roster.rows, self._ordered()
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
         if not rows.count:

@@ -3,7 +3,12 @@
 A new owner learns what containers hold from their agents. While an agent is dead, frozen or cut off its containers run
 on with their limits: whoever did not know of them would hand out their share a second time. Nodes announce themselves
 in the bucket of nodes, and stay there for a while after they have fallen silent: until each of them has been heard, or
-has left that bucket, nothing of the application may be raised.
+has left that bucket, nothing of the application may be raised. That a registration names no container says nothing: it
+is as old as the agent's last heartbeat.
+
+What a node says is an upper bound from the moment on at which it has acknowledged the new owner's epoch: before that,
+an older owner's order may still arrive there, and raise what it has said. So one that falls silent in between counts as
+not heard.
 """
 
 from __future__ import annotations
@@ -17,13 +22,11 @@ from schemas.limits import LimitReply
 from services.allocator.core.roster import NodeState, Roster
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Present:
     """A node that has announced itself."""
 
     incarnation: int
-    holds: bool
-    """Whether it may hold containers."""
     pending: bool = False
     """Whether its agent waits for a source of containers: it may hold some that no batch names."""
 
@@ -36,14 +39,9 @@ class Attendance:
     """Applications without missing nodes have no entry."""
     _nodes: dict[str, _Present] = field(default_factory=dict)
 
-    def present(self, node: str, incarnation: int, containers: int, *, pending: bool = False) -> None:
+    def present(self, node: str, incarnation: int, *, pending: bool = False) -> None:
         """A node has announced itself; ``pending``: not all its sources of containers have answered."""
-        before = self._nodes.get(node)
-        if before is None or before.incarnation != incarnation:
-            self._nodes[node] = _Present(incarnation, holds=True)
-        else:
-            before.holds = containers > 0 or pending
-        self._nodes[node].pending = pending
+        self._nodes[node] = _Present(incarnation, pending)
 
     def is_pending(self, node: str) -> bool:
         """Whether it lives and waits for a source of containers: its silence about them says nothing."""
@@ -57,10 +55,9 @@ class Attendance:
 
     def expect(self, app: str) -> None:
         """The application is ours from now on."""
-        nodes = {name for name, node in self._nodes.items() if node.holds}
         self.forget(app)
-        if nodes:
-            self.missing[app] = nodes
+        if self._nodes:
+            self.missing[app] = set(self._nodes)
 
     def expect_again(self, pairs: Iterable[tuple[str, str]]) -> None:
         """What these nodes have said of these applications, in pairs, can no longer be relied upon."""
@@ -80,10 +77,10 @@ class Attendance:
                 del self.missing[app]
 
     def take_batches(self, roster: Roster, batches: Iterable[CfsBatch]) -> None:
-        """A batch that the roster has believed names all containers, once all sources of the node have answered."""
+        """A batch that the roster has taken names all containers, once all sources of the node have answered."""
         for batch in (batch for batch in batches if batch.inventory_complete) if self.missing else ():
             node = roster.node_index(batch.node)
-            if node is not None and roster.reserve_row(batch.app, node) is not None:
+            if node is not None and roster.obeys(batch.app, node):
                 self.heard(batch.app, batch.node)
 
     def take_answer(self, roster: Roster, reply: LimitReply, apps: Iterable[str]) -> None:

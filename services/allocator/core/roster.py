@@ -29,8 +29,9 @@ class NodeState:
 
     name: str
     incarnation: int
-    fenced: set[str] = field(default_factory=set)
-    """Applications for which it has acknowledged this epoch: before, an older owner's orders may still arrive."""
+    fenced: dict[str, int] = field(default_factory=dict)
+    """Applications for which it has acknowledged this epoch, and in which report: what it reported before that, an older
+    owner's orders may have raised since."""
     heard_ns: int = 0
     headroom_bytes: int = NO_BOUND
     """By how much memory limits and reserves there may still rise, as last reported."""
@@ -110,13 +111,20 @@ class Roster:
         """Index of a node that has been heard."""
         return self._node_index.get(name)
 
+    def obeys(self, app: str, node: int) -> bool:
+        """Whether the node has acknowledged this allocator's epoch for an application, or need not: nothing is sent."""
+        spec = self.specs.get(app)
+        return app in self.nodes[node].fenced or (spec is not None and spec.mode == "observe")
+
     def known_rows(self, node: int, keys: Iterable[str]) -> list[int | None]:
         """Rows of a node's containers; None where there is none."""
         row_of = self._row_of
         return [row_of.get((node, key)) for key in keys]
 
-    def ingest(self, batches: Sequence[CfsBatch], now_ns: int, wall_ns: int) -> None:
+    def ingest(self, batches: Sequence[CfsBatch], now_ns: int, wall_ns: int) -> list[CfsBatch]:
         """Take in batches that arrived since the last step, in any order; of each group only the newest counts.
+
+        Returns those that were taken.
 
         Args:
             batches: of this allocator's applications.
@@ -140,13 +148,16 @@ class Roster:
         if newest:
             self._assign(newest, now_ns)
             self.group_count = sum(len(group.index) > 0 for group in self._groups.values())
+        return list(newest.values())
 
-    def fence_acknowledged(self, node: int, apps: Iterable[str]) -> None:
-        """The node has acknowledged this allocator's epoch for these applications."""
-        if self.nodes[node].fenced.issuperset(apps):
-            return  # so are its rows: they take it over when they join
-        self.nodes[node].fenced |= set(apps)
-        known = [self._app_index[app] for app in apps if app in self._app_index]
+    def fence_acknowledged(self, node: int, apps: Iterable[str], report_seq: int) -> None:
+        """The node has acknowledged this allocator's epoch for these applications, in this report."""
+        fenced = self.nodes[node].fenced
+        new = [app for app in apps if app not in fenced]
+        if not new:
+            return  # rows take it over when they join
+        fenced.update(dict.fromkeys(new, report_seq))
+        known = [self._app_index[app] for app in new if app in self._app_index]
         self.rows.fenced[(self.rows.node == node) & np.isin(self.rows.app, known)] = True
 
     def forget_node(self, node: int) -> bool:
@@ -162,7 +173,7 @@ class Roster:
         self._drop(self.rows.app == index)
         self._forget_groups([group for group in self._groups if group[0] == index])
         for node in self.nodes:
-            node.fenced.discard(app)
+            node.fenced.pop(app, None)
 
     def reserve_row(self, app: str, node: int) -> int | None:
         """Row in `reserves` of an application on a node; None: not heard of."""
@@ -186,9 +197,8 @@ class Roster:
             self.counts.stale += 1
             return None
         group = self._groups.get((app, node))
-        overtaken = batch.incarnation < state.incarnation or (
-            batch.incarnation == state.incarnation and group is not None and batch.report_seq <= group.report_seq
-        )
+        newest_seq = max(group.report_seq if group is not None else 0, state.fenced.get(batch.app, 0))
+        overtaken = (batch.incarnation, batch.report_seq) <= (state.incarnation, newest_seq)
         if group is None:
             group = self._groups[app, node] = _Group("", np.zeros(0, np.int64), 0, self.reserves.add(app, node))
         if overtaken and not self._refused_for_long(group, now_ns):

@@ -26,7 +26,7 @@ class Taker:
         self.allocation = Allocation()
         self.attendance = self.allocation.attendance
         for node in ("a", "b"):
-            self.attendance.present(node, 1, 1)
+            self.attendance.present(node, 1)
         self.allocation.set_spec(APP, SPEC)
         self.allocation.own(APP, EPOCH, self.now_ns)
 
@@ -113,7 +113,7 @@ def test_an_answer_with_containers_that_are_not_known_yet_waits_for_their_batch(
 
 
 def test_an_agent_whose_sources_have_not_answered_has_not_said_what_it_holds(taker: Taker) -> None:
-    taker.attendance.present("b", 2, 0, pending=True)
+    taker.attendance.present("b", 2, pending=True)
     assert taker.fences("b")[0].incarnation == 2
     taker.answer_fences("b", (), incarnation=2, complete=False)
     assert taker.attendance.missing == {APP: {"a", "b"}}
@@ -124,7 +124,7 @@ def test_an_agent_whose_sources_have_not_answered_has_not_said_what_it_holds(tak
 
 def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
     [fence] = taker.fences("b")
-    taker.attendance.present("b", 2, 0)
+    taker.attendance.present("b", 2)
     reply = LimitReply.build(
         [], {"quota_us": [], "limit_bytes": [], "order_seq": [], "status": []},
         node="b", incarnation=1, report_seq=1, epoch=EPOCH, seq=fence.seq,
@@ -140,13 +140,20 @@ def test_a_node_whose_announcement_expires_is_waited_for_no_longer(taker: Taker)
     assert taker.raises("a")
 
 
-def test_nodes_without_containers_and_those_that_come_later_are_not_waited_for(taker: Taker) -> None:
-    taker.attendance.present("b", 1, 0)
-    taker.allocation.own(APP, EPOCH + 1, taker.now_ns)
-    assert taker.attendance.missing == {APP: {"a"}}
+def test_nodes_that_come_later_are_not_waited_for(taker: Taker) -> None:
+    taker.answer_fences("b", ())
+    taker.attendance.present("c", 1)
 
-    taker.attendance.present("c", 1, 3)
     assert taker.raises("a")
+
+
+def test_every_registered_node_is_waited_for_anew_by_each_owner(taker: Taker) -> None:
+    """What it held when it registered, or was heard before, may have changed under another owner."""
+    taker.batch("a")
+    taker.answer_fences("b", ())
+    taker.allocation.own(APP, EPOCH + 1, taker.now_ns)
+
+    assert taker.attendance.missing == {APP: {"a", "b"}}
 
 
 def test_what_is_disowned_is_asked_for_no_longer(taker: Taker) -> None:

@@ -1,0 +1,194 @@
+"""The limit holds while owners take turns and agents freeze, die and come back; their registrations are old."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from schemas.apps import PERIOD_US, AppSpec
+from schemas.codec import decode
+from schemas.limits import LimitUpdate
+from tests.support.late_sources import SOURCES
+from tests.support.replica_cluster import ReplicaCluster
+from tests.unit.allocator.test_late_sources import LateSourcesMachine
+from tests.unit.allocator.test_protocol import MIB, USAGE
+
+pytestmark = pytest.mark.timeout(900)
+SPEC = AppSpec(name="shop", cpu_limit=0.4, memory_limit=512 * MIB)
+STALE_PERIODS = 21
+"""Longer than `Moment.stale_after_ns`: what is silent for so long is not decided about."""
+BUSY, CALM = [(2 * PERIOD_US, 20 * MIB)] * 6, [(2_000, 20 * MIB)] * 6
+
+
+class OwnersInTurnMachine(LateSourcesMachine):
+    """As `LateSourcesMachine`, with what `ReplicaCluster` adds."""
+
+    cluster_type = ReplicaCluster
+
+    @rule(which=st.integers(0, 1))
+    def takes_over(self, which):
+        self.cluster.take_over(which)
+
+    @rule(machine=st.integers(0, 1))
+    def heartbeat(self, machine):
+        self.cluster.heartbeat(self.cluster.machines[machine])
+
+    @rule(machine=st.integers(0, 1))
+    def agent_dies(self, machine):
+        self.cluster.kill_agent(self.cluster.machines[machine])
+
+    @rule(machine=st.integers(0, 1))
+    def agent_freezes(self, machine):
+        self.cluster.frozen.add(f"n{machine + 1}")
+
+    @precondition(lambda self: self.cluster.frozen)
+    @rule(usage=USAGE, overtakes=st.sampled_from(["batch", "reply"]))
+    def agents_thaw(self, usage, overtakes):
+        """They tell how things are, then do what was ordered meanwhile; of what they say either may come first."""
+        thawed = [machine for machine in self.cluster.machines if machine.name in self.cluster.frozen]
+        self.cluster.frozen.clear()
+        for machine in thawed:
+            self.cluster.run(machine, usage)
+        self.one_kind_overtakes_the_others("update")
+        self.one_kind_overtakes_the_others(overtakes)
+
+    @rule(machine=st.integers(0, 1), usage=USAGE)
+    def only_one_is_heard_for_long(self, machine, usage):
+        self.cluster.frozen.add(f"n{2 - machine}")
+        for _ in range(STALE_PERIODS):
+            self.cluster.run(self.cluster.machines[machine], usage)
+            self.cluster.run(self.cluster.machines[1 - machine], usage)
+            self.deliver_all_in_order(reclaim=False)
+
+
+TestOwnersInTurn = OwnersInTurnMachine.TestCase
+TestOwnersInTurn.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.fixture
+def cluster() -> ReplicaCluster:
+    """Two nodes with two containers each, which began after the latest heartbeat. Both replicas have been the owner."""
+    cluster = ReplicaCluster(SPEC)
+    for machine in cluster.machines * 2:
+        cluster.start_container(machine)
+    periods(cluster, 10, CALM, CALM)
+    cluster.take_over(1)
+    periods(cluster, 400, CALM, CALM)
+    assert cluster.quota_sum_us() < 0.5 * SPEC.cpu_limit_us
+    return cluster
+
+
+def periods(cluster: ReplicaCluster, count: int, *usages: list[tuple[int, int]]) -> None:
+    """Let periods pass; what is sent arrives at once. The limit must hold at every moment."""
+    for _ in range(count):
+        for machine, usage in zip(cluster.machines, usages, strict=True):
+            cluster.run(machine, usage)
+        settle(cluster)
+
+
+def settle(cluster: ReplicaCluster) -> None:
+    """Deliver everything, but to those who are frozen."""
+    for _ in range(len(cluster.network) + 20):
+        if cluster.network:
+            cluster.deliver(0)
+        limit_holds(cluster)
+
+
+def deliver(cluster: ReplicaCluster, kind: str) -> None:
+    """Deliver the messages of one kind that are under way."""
+    for item in [item for item in cluster.network if item[0] == kind]:
+        cluster.deliver(next(index for index, other in enumerate(cluster.network) if other is item))
+        limit_holds(cluster)
+
+
+def held_us(cluster: ReplicaCluster, machine: int) -> int:
+    """Sum of one node's quotas."""
+    found = cluster.machines[machine].found
+    return sum(cluster.machines[machine].host.containers[each.container_id].quota_us for each in found)
+
+
+def decode_epoch(item: tuple[Any, ...]) -> int:
+    """Of an order that is under way."""
+    update = decode(item[1])
+    assert isinstance(update, LimitUpdate)
+    return update.epoch
+
+
+def limit_holds(cluster: ReplicaCluster) -> None:
+    assert cluster.quota_sum_us() <= SPEC.cpu_limit_us
+    assert cluster.memory_sum_bytes() <= SPEC.memory_limit
+
+
+def test_a_dead_node_keeps_its_share_although_its_registration_is_older_than_its_containers(cluster):
+    periods(cluster, 40, BUSY, CALM)
+    assert held_us(cluster, 0) > 0.7 * SPEC.cpu_limit_us
+    cluster.kill_agent(cluster.machines[0])
+    cluster.take_over(0)
+
+    periods(cluster, 50, CALM, BUSY)
+    assert cluster.allocation.attendance.missing == {SPEC.name: {"n1"}}
+
+    cluster.start_agent(cluster.machines[0])
+    for source in SOURCES:
+        cluster.source_answers(cluster.machines[0], source)
+    periods(cluster, 100, CALM, BUSY)
+    assert held_us(cluster, 1) > 0.7 * SPEC.cpu_limit_us
+
+
+def freeze_with_a_raise_under_way(cluster: ReplicaCluster) -> None:
+    """The first node's agent freezes after it has told of throttled containers; the raise waits for it."""
+    first = cluster.machines[0]
+    cluster.run(first, BUSY)
+    cluster.frozen.add(first.name)
+    settle(cluster)
+    raises = [decode(item[1]) for item in cluster.network]
+    assert [(order.node, int(order.column("quota_us").sum()) > 15_000) for order in raises] == [("n1", True)]
+
+
+def test_what_a_node_said_before_it_obeyed_a_new_owner_does_not_count(cluster):
+    """A frozen agent wakes up: it tells what holds, then carries out a raise of the old owner, then obeys the new one.
+
+    Its acknowledgement comes first, then what it said before.
+    """
+    first, second = cluster.machines
+    freeze_with_a_raise_under_way(cluster)
+    cluster.take_over(0)
+    for _ in range(3):
+        cluster.run(second, BUSY)
+        settle(cluster)
+    cluster.network.sort(key=decode_epoch)
+
+    cluster.frozen.clear()
+    cluster.run(first, BUSY)
+    deliver(cluster, "update")
+    deliver(cluster, "reply")
+    deliver(cluster, "batch")
+    cluster.run(second, BUSY)
+    settle(cluster)
+    periods(cluster, 10, BUSY, BUSY)
+
+
+def test_a_node_that_falls_silent_before_it_obeys_a_new_owner_is_waited_for(cluster):
+    """An order of the old owner waits there, and raises what the new one has heard."""
+    first, second = cluster.machines
+    freeze_with_a_raise_under_way(cluster)
+    cluster.take_over(0)
+    cluster.frozen.clear()
+    cluster.run(first, BUSY)
+    deliver(cluster, "batch")
+    cluster.frozen.add(first.name)
+    for _ in range(2 * STALE_PERIODS):
+        cluster.run(first, BUSY)
+        cluster.run(second, BUSY)
+        settle(cluster)
+
+    cluster.frozen.clear()
+    cluster.network.sort(key=decode_epoch)
+    deliver(cluster, "update")
+    periods(cluster, 10, BUSY, BUSY)
