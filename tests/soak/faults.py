@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tests.soak.timeline import Timeline
 from tests.support.cluster_lab import ClusterLab, ServiceProcess
 
 MEAN_GAP_S = 1.5
@@ -63,6 +64,7 @@ class Faults:
     chance: random.Random
     slots: list[Slot] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    timeline: Timeline = field(default_factory=Timeline)
     log: list[str] = field(default_factory=list)
     """What was done when, on the clock of the observer's samples."""
     outages: list[Outage] = field(default_factory=list)
@@ -108,6 +110,10 @@ class Faults:
         now_s = time.monotonic()
         self.outages.append(Outage(whom, now_s, now_s + seconds))
         self.log.append(f"{now_s:.2f} s: {what} {whom} for {seconds:.2f} s")
+        self.timeline.note(now_s, f"FAULT {what} {whom} for {seconds:.2f} s")
+
+    def _ended(self, whom: str) -> None:
+        self.timeline.note(time.monotonic(), f"FAULT of {whom} is over")
 
     def somebody_could_answer(self, begin_s: float, end_s: float) -> bool:
         """Whether, at any moment in between, the server ran and an allocator had been undisturbed for `TAKEOVER_S`."""
@@ -131,6 +137,7 @@ class Faults:
         await asyncio.sleep(down_s)
         slot.process = slot.launch()
         slot.busy = False
+        self._ended(slot.name)
 
     async def _freeze(self, slot: Slot, frozen_s: float) -> None:
         slot.busy = True
@@ -139,6 +146,7 @@ class Faults:
         await asyncio.sleep(frozen_s)
         slot.process.send(signal.SIGCONT)
         slot.busy = False
+        self._ended(slot.name)
 
     async def _kill_server(self, down_s: float) -> None:
         self._server_busy = True
@@ -147,6 +155,7 @@ class Faults:
         await asyncio.sleep(down_s)
         await self.cluster.nats.start()
         self._server_busy = False
+        self._ended("nats-server")
 
     async def _freeze_server(self, frozen_s: float) -> None:
         self._server_busy = True
@@ -155,6 +164,7 @@ class Faults:
         await asyncio.sleep(frozen_s)
         self.cluster.nats.resume()
         self._server_busy = False
+        self._ended("nats-server")
 
     async def _look(self) -> None:
         """A service that ends without a fault is a finding; it is started again."""

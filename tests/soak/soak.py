@@ -75,6 +75,8 @@ class SoakReport:
     not_restored: list[str] = field(default_factory=list)
     no_op_writes: float = 0
     fault_log: list[str] = field(default_factory=list)
+    timelines: list[str] = field(default_factory=list)
+    """What happened around each sum above its limit."""
 
     @property
     def troubles(self) -> list[str]:
@@ -106,6 +108,7 @@ class SoakReport:
                 f"invariant violations {len(self.violations)}",
                 f"services ended by themselves {len(self.ended_by_themselves)}",
                 *self.troubles,
+                *self.timelines,
             ]
         )
 
@@ -140,10 +143,18 @@ class Soak:
             self.faults.add(f"allocator {number}", self._launch_allocator)
         await self.faults.ready()
         checker = InvariantChecker(self.cluster, [AMPLE, SCARCE], list(self.roots.values()), DEADLINE_S)
-        async with asynccontextmanager(checker.run)():
+        timeline = self.faults.timeline
+        checker.on_sample = timeline.sample
+        async with asynccontextmanager(checker.run)(), asynccontextmanager(timeline.follow)(self.cluster.bus):
             await self._trouble(seconds)
             await self._calm(checker)
         self._judge(checker)
+        timeline.write(self.cluster.directory / "timeline.log")
+        for excess in checker.rules.excesses:
+            self.report.timelines += [
+                f"-- around {excess.since_s:.2f} s",
+                *timeline.around(excess.since_s, excess.until_s),
+            ]
         await self._stop()
         return self.report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Final
 
@@ -18,6 +18,7 @@ from schemas.subjects import CFS, LIMIT_DECISIONS
 from services._runtime.bus import BusError, Delivery
 from tests.support.cluster_lab import ClusterLab, poll
 from tests.support.invariant_rules import Rules, held_by
+from tests.support.limit_observer import Sample
 
 TAKE_EVERY_S: Final = 0.25
 SETTLED_S: Final = 15.0
@@ -30,6 +31,8 @@ class InvariantChecker:
     def __init__(self, cluster: ClusterLab, specs: list[AppSpec], roots: list[str], deadline_s: float) -> None:
         self.rules = Rules(deadline_s)
         self.rules.specs = {spec.name: spec for spec in specs}
+        self.on_sample: Callable[[Sample], None] = lambda _sample: None
+        """Called with each sample that was judged."""
         self._cluster = cluster
         self._observer = cluster.observe(*roots)
         self._wall_minus_monotonic_s = time.time() - time.monotonic()
@@ -80,8 +83,9 @@ class InvariantChecker:
 
     def take_samples(self) -> None:
         """What the observer has seen since the last time."""
-        for time_s, apps in self._observer.take():
-            self.rules.sample(time_s, apps)
+        for sample in self._observer.take():
+            self.rules.sample(*sample)
+            self.on_sample(sample)
 
     async def _follow(self) -> None:
         while True:

@@ -57,12 +57,13 @@ class _Wait:
 
 
 @dataclass(slots=True)
-class _Excess:
+class Excess:
     """Successive samples in which a sum is above its limit."""
 
     index: int
     """In `violations`."""
     since_s: float
+    until_s: float
     most: int
 
 
@@ -90,8 +91,9 @@ class Rules:
     highest_limit_share: float = 0.0
     """Largest sum of memory limits seen, as a share of the application's."""
     _waits: dict[str, _Wait] = field(default_factory=dict)
-    _excesses: dict[tuple[str, str], _Excess] = field(default_factory=dict)
-    """By application and unit."""
+    excesses: list[Excess] = field(default_factory=list)
+    _excesses: dict[tuple[str, str], Excess] = field(default_factory=dict)
+    """Those that last, by application and unit."""
     _kill_counts: dict[str, int] = field(default_factory=dict)
     _recent: defaultdict[str, deque[_Recent]] = field(default_factory=lambda: defaultdict(deque))
     _epochs: dict[str, int] = field(default_factory=dict)
@@ -130,9 +132,10 @@ class Rules:
             return
         excess = self._excesses.get(what)
         if excess is None:
-            excess = self._excesses[what] = _Excess(len(self.violations), time_s, held)
+            excess = self._excesses[what] = Excess(len(self.violations), time_s, time_s, held)
+            self.excesses.append(excess)
             self.violations.append("")
-        excess.most = max(excess.most, held)
+        excess.most, excess.until_s = max(excess.most, held), time_s
         self.violations[excess.index] = (
             f"{excess.since_s:.2f} s: {what[0]}: files hold up to {excess.most} of {limit} {what[1]} "
             f"for {time_s - excess.since_s:.2f} s"

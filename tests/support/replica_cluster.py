@@ -63,6 +63,16 @@ class ReplicaCluster(LateCluster):
         self.frozen.discard(machine.name)
         self.dead.add(machine.name)
 
+    def freeze_agent(self, machine):
+        """Orders wait for it."""
+        if machine.name not in self.dead:
+            self.frozen.add(machine.name)
+
+    def thaw_agent(self, machine):
+        """What waits for it comes in the order in which it was sent."""
+        self.frozen.discard(machine.name)
+        self.network.sort(key=_sent)
+
     def is_stopped(self, machine):
         return machine.name in self.frozen | self.dead
 
@@ -107,3 +117,11 @@ class ReplicaCluster(LateCluster):
     def silence(self, item):
         if item[0] in {"ask", "answer"} and not self.is_stopped(item[2]):
             super().silence(item)
+
+
+def _sent(item):
+    """Orders by epoch and sequence, after everything else."""
+    if item[0] != "update":
+        return 0, 0
+    update = decode(item[1])
+    return update.epoch, update.seq

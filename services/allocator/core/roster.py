@@ -30,8 +30,8 @@ class NodeState:
     name: str
     incarnation: int
     fenced: dict[str, int] = field(default_factory=dict)
-    """Applications for which it has acknowledged this epoch, and in which report: what it reported before that, an older
-    owner's orders may have raised since."""
+    """Sequence of the report that acknowledged this epoch, by application: what it reported before, an older owner's
+    orders may have raised since."""
     heard_ns: int = 0
     headroom_bytes: int = NO_BOUND
     """By how much memory limits and reserves there may still rise, as last reported."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import rule
 
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode
-from schemas.limits import LimitUpdate
 from tests.support.late_sources import SOURCES
 from tests.support.replica_cluster import ReplicaCluster
 from tests.unit.allocator.test_late_sources import LateSourcesMachine
-from tests.unit.allocator.test_protocol import MIB, USAGE
+from tests.unit.allocator.test_protocol import MIB
 
 pytestmark = pytest.mark.timeout(900)
 SPEC = AppSpec(name="shop", cpu_limit=0.4, memory_limit=512 * MIB)
@@ -43,32 +42,79 @@ class OwnersInTurnMachine(LateSourcesMachine):
 
     @rule(machine=st.integers(0, 1))
     def agent_freezes(self, machine):
-        self.cluster.frozen.add(f"n{machine + 1}")
+        self.cluster.freeze_agent(self.cluster.machines[machine])
 
-    @precondition(lambda self: self.cluster.frozen)
-    @rule(usage=USAGE, overtakes=st.sampled_from(["batch", "reply"]))
-    def agents_thaw(self, usage, overtakes):
-        """They tell how things are, then do what was ordered meanwhile; of what they say either may come first."""
-        thawed = [machine for machine in self.cluster.machines if machine.name in self.cluster.frozen]
-        self.cluster.frozen.clear()
-        for machine in thawed:
-            self.cluster.run(machine, usage)
-        self.one_kind_overtakes_the_others("update")
-        self.one_kind_overtakes_the_others(overtakes)
-
-    @rule(machine=st.integers(0, 1), usage=USAGE)
-    def only_one_is_heard_for_long(self, machine, usage):
-        self.cluster.frozen.add(f"n{2 - machine}")
-        for _ in range(STALE_PERIODS):
-            self.cluster.run(self.cluster.machines[machine], usage)
-            self.cluster.run(self.cluster.machines[1 - machine], usage)
-            self.deliver_all_in_order(reclaim=False)
+    @rule(machine=st.integers(0, 1))
+    def agent_thaws(self, machine):
+        self.cluster.thaw_agent(self.cluster.machines[machine])
 
 
 TestOwnersInTurn = OwnersInTurnMachine.TestCase
 TestOwnersInTurn.settings = settings(
     max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@dataclass(frozen=True)
+class Change:
+    """Of owner, while an agent is frozen that has told of throttled containers and has not heard of their raise."""
+
+    machine: int
+    which: int
+    """The next owner."""
+    speaks: bool
+    """Whether it says something to the new owner, and freezes again."""
+    long: bool
+    """Whether it is frozen for longer than is decided about it."""
+    overtakes: str
+    """When it wakes up for good it tells what holds, then does what was ordered: what of it comes first."""
+
+
+def change_owner(cluster: ReplicaCluster, change: Change) -> None:
+    """See `Change`; the limit holds all the time."""
+    first, second = cluster.machines[change.machine], cluster.machines[1 - change.machine]
+    periods(cluster, 30, CALM, CALM)
+    cluster.run(first, BUSY)
+    cluster.freeze_agent(first)
+    settle(cluster)
+    cluster.take_over(change.which)
+    if change.speaks:
+        cluster.thaw_agent(first)
+        cluster.run(first, BUSY)
+        deliver(cluster, "batch")
+        cluster.freeze_agent(first)
+    for _ in range(2 * STALE_PERIODS if change.long else 3):
+        cluster.run(second, BUSY)
+        settle(cluster)
+    cluster.thaw_agent(first)
+    cluster.run(first, BUSY)
+    for kind in ("update", change.overtakes, "batch"):
+        deliver(cluster, kind)
+    cluster.run(second, BUSY)
+    settle(cluster)
+
+
+@given(
+    spec=st.builds(
+        AppSpec, name=st.just("shop"), cpu_limit=st.sampled_from([0.2, 0.4, 1.0]), memory_limit=st.just(512 * MIB),
+        policy=st.sampled_from(["waterfill", "escra"]),
+    ),
+    containers=st.lists(st.integers(0, 1), min_size=2, max_size=5),
+    changes=st.lists(
+        st.builds(
+            Change, machine=st.integers(0, 1), which=st.integers(0, 1), speaks=st.booleans(), long=st.booleans(),
+            overtakes=st.sampled_from(["batch", "reply"]),
+        ),
+        min_size=1, max_size=3,
+    ),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_limit_holds_while_the_owner_changes_and_an_agent_is_frozen(spec, containers, changes):
+    cluster = ReplicaCluster(spec)
+    for machine in containers:
+        cluster.start_container(cluster.machines[machine])
+    for change in changes:
+        change_owner(cluster, change)
 
 
 @pytest.fixture
@@ -113,16 +159,9 @@ def held_us(cluster: ReplicaCluster, machine: int) -> int:
     return sum(cluster.machines[machine].host.containers[each.container_id].quota_us for each in found)
 
 
-def decode_epoch(item: tuple[Any, ...]) -> int:
-    """Of an order that is under way."""
-    update = decode(item[1])
-    assert isinstance(update, LimitUpdate)
-    return update.epoch
-
-
 def limit_holds(cluster: ReplicaCluster) -> None:
-    assert cluster.quota_sum_us() <= SPEC.cpu_limit_us
-    assert cluster.memory_sum_bytes() <= SPEC.memory_limit
+    assert cluster.quota_sum_us() <= cluster.spec.cpu_limit_us
+    assert cluster.memory_sum_bytes() <= cluster.spec.memory_limit
 
 
 def test_a_dead_node_keeps_its_share_although_its_registration_is_older_than_its_containers(cluster):
@@ -145,7 +184,7 @@ def freeze_with_a_raise_under_way(cluster: ReplicaCluster) -> None:
     """The first node's agent freezes after it has told of throttled containers; the raise waits for it."""
     first = cluster.machines[0]
     cluster.run(first, BUSY)
-    cluster.frozen.add(first.name)
+    cluster.freeze_agent(first)
     settle(cluster)
     raises = [decode(item[1]) for item in cluster.network]
     assert [(order.node, int(order.column("quota_us").sum()) > 15_000) for order in raises] == [("n1", True)]
@@ -162,9 +201,7 @@ def test_what_a_node_said_before_it_obeyed_a_new_owner_does_not_count(cluster):
     for _ in range(3):
         cluster.run(second, BUSY)
         settle(cluster)
-    cluster.network.sort(key=decode_epoch)
-
-    cluster.frozen.clear()
+    cluster.thaw_agent(first)
     cluster.run(first, BUSY)
     deliver(cluster, "update")
     deliver(cluster, "reply")
@@ -179,16 +216,15 @@ def test_a_node_that_falls_silent_before_it_obeys_a_new_owner_is_waited_for(clus
     first, second = cluster.machines
     freeze_with_a_raise_under_way(cluster)
     cluster.take_over(0)
-    cluster.frozen.clear()
+    cluster.thaw_agent(first)
     cluster.run(first, BUSY)
     deliver(cluster, "batch")
-    cluster.frozen.add(first.name)
+    cluster.freeze_agent(first)
     for _ in range(2 * STALE_PERIODS):
         cluster.run(first, BUSY)
         cluster.run(second, BUSY)
         settle(cluster)
 
-    cluster.frozen.clear()
-    cluster.network.sort(key=decode_epoch)
+    cluster.thaw_agent(first)
     deliver(cluster, "update")
     periods(cluster, 10, BUSY, BUSY)
