@@ -108,7 +108,7 @@ def change_owner(cluster: ReplicaCluster, change: Change) -> None:
         min_size=1, max_size=3,
     ),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_limit_holds_while_the_owner_changes_and_an_agent_is_frozen(spec, containers, changes):
     cluster = ReplicaCluster(spec)
     for machine in containers:
