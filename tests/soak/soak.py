@@ -288,18 +288,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="default: another one each time")
     parser.add_argument("--seconds", type=float, default=DEFAULT_S, help="of faults (default %(default)s)")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs, samples and timeline.log in it")
     given = parser.parse_args()
     if reason := why_not():
         print(f"soak: {reason}", file=sys.stderr)
         return 69
     machine = this_machine()
     print(f"{machine.line}\nseed {given.seed}", flush=True)
-    directory = Path(tempfile.mkdtemp(prefix="turnbuckle-soak-"))
+    directory = given.keep or Path(tempfile.mkdtemp(prefix="turnbuckle-soak-"))
+    directory.mkdir(parents=True, exist_ok=True)
     report = asyncio.run(_soak(given.seed, given.seconds, directory))
     print(report.text)
     if report.troubles:
-        print("\n".join(["faults:", *report.fault_log, f"logs and samples: {directory}"]))
-    else:
+        print("\n".join(["faults:", *report.fault_log, f"logs, samples and timeline.log: {directory}"]))
+    elif given.keep is None:
         shutil.rmtree(directory)
     OUTPUT.mkdir(parents=True, exist_ok=True)
     record = OUTPUT / "soak.json"

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
 from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
 from services._runtime.nats_server import EmbeddedNats
+from services.agent.adapters.host_lock import exec_lock
+from services.agent.settings import AgentSettings
 from services.cli.allocators import whole_state
 from tests.support import obedient_load
 from tests.support.cgroup_lab import wait_until
@@ -255,6 +258,7 @@ class ClusterLab:
         self.services: list[ServiceProcess] = []
         self.containers: list[LabContainer] = []
         self.observers: list[LimitObserver] = []
+        self._agents_roots: set[str] = set()
         self._bus: NatsBus | None = None
 
     async def start(self) -> ClusterLab:
@@ -276,6 +280,8 @@ class ClusterLab:
         environment = kept | {"XDG_CONFIG_HOME": "/nonexistent"} | {f"TURNBUCKLE_{k}": v for k, v in ours.items()}
         process = ServiceProcess(service, environment, self.directory / f"{service}-{next(self._serial)}.log")
         self.services.append(process)
+        if "AGENT__MANAGED_ROOT" in variables:
+            self._agents_roots.add(variables["AGENT__MANAGED_ROOT"])
         return process
 
     def launch_agent(self, node: str = "n1", root: str | None = None, docker: str = "off") -> ServiceProcess:
@@ -367,3 +373,7 @@ class ClusterLab:
         if self._bus is not None:
             await self._bus.close(2.0)
         await self.nats.stop()
+        state: Path = AgentSettings.model_fields["state_directory"].default
+        for root in self._agents_roots:  # agents leave their state to the next one; there will be none
+            shutil.rmtree(state / root, ignore_errors=True)
+            exec_lock(state, root).unlink(missing_ok=True)

@@ -90,6 +90,8 @@ class Attendance:
             return
         if reply.refusal is not None or reply.stale_apps:
             return
+        if node is not None and roster.nodes[node].incarnation != reply.incarnation:
+            return  # its successor has been heard already
         if not reply.row_count or (node is not None and None not in roster.known_rows(node, reply.keys)):
             for app in apps:
                 self.heard(app, reply.node)

@@ -34,21 +34,25 @@ class Taker:
     def moment(self) -> Moment:
         return Moment(self.now_ns, WALL_NS + self.now_ns)
 
-    def batch(self, node: str, app: str = APP, quota_us: int = 15_000) -> Outcome:
+    def batch(self, node: str) -> Outcome:
+        """One throttled container on the node; it answers what it is asked."""
+        outcome = self.tell(node)
+        self.answer_fences(node)
+        return outcome
+
+    def tell(self, node: str, incarnation: int = 1, *, complete: bool = True) -> Outcome:
         """One throttled container on the node."""
         self.seq += 1
         self.now_ns += SECOND_NS // 10
         columns = {name: [0] for name in CfsBatch.column_types} | {
-            "periods": [1], "quota_us": [quota_us], "used_us": [quota_us], "throttled": [1], "throttled_us": [50_000],
+            "periods": [1], "quota_us": [15_000], "used_us": [15_000], "throttled": [1], "throttled_us": [50_000],
             "memory_usage_bytes": [10 << 20], "memory_limit_bytes": [200 << 20],
         }  # fmt: skip
         batch = CfsBatch.build(
-            [f"{node}-0"], columns, app=app, node=node, incarnation=1, report_seq=self.seq,
-            time_ns=self.moment.wall_ns, period_us=100_000, host_cpus=2,
+            [f"{node}-0"], columns, app=APP, node=node, incarnation=incarnation, report_seq=self.seq,
+            time_ns=self.moment.wall_ns, period_us=100_000, host_cpus=2, inventory_complete=complete,
         )  # fmt: skip
-        outcome = self.allocation.step([batch], self.moment)
-        self.answer_fences(node)
-        return outcome
+        return self.allocation.step([batch], self.moment)
 
     def fences(self, node: str) -> list[LimitUpdate]:
         return [fence for fence in self.allocation.fences_due(self.moment) if fence.node == node]
@@ -132,6 +136,30 @@ def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
     taker.allocation.take_reply(reply, fence, taker.moment)
 
     assert "b" in taker.attendance.missing[APP]
+
+
+def test_the_answer_of_a_dead_agent_says_nothing_although_it_is_still_registered(taker: Taker) -> None:
+    """What its successor has not named yet may hold more than it has said."""
+    fence = taker.fences("b")[0]
+    taker.tell("b")
+    taker.tell("b", incarnation=2, complete=False)
+    reply = LimitReply.build(
+        ["b-0"], {"quota_us": [15_000], "limit_bytes": [200 << 20], "order_seq": [0], "status": [0]},
+        node="b", incarnation=1, report_seq=2, epoch=EPOCH, seq=fence.seq, apps=fence.apps,
+        reserve_given_bytes=(0,), reserve_used_bytes=(0,), reserve_order_seq=(0,),
+    )  # fmt: skip
+    taker.allocation.take_reply(reply, fence, taker.moment)
+
+    assert taker.attendance.missing == {APP: {"a", "b"}}
+
+
+def test_a_node_that_has_not_obeyed_yet_is_not_heard(taker: Taker) -> None:
+    """An older owner's order may still raise what it says."""
+    taker.tell("b")
+    assert taker.attendance.missing == {APP: {"a", "b"}}
+
+    taker.answer_fences("b")
+    assert taker.attendance.missing == {APP: {"a"}}
 
 
 def test_a_node_whose_announcement_expires_is_waited_for_no_longer(taker: Taker) -> None:
