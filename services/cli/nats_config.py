@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from schemas.permissions import INBOX, Grants, Identity, Role, grants
+from schemas.permissions import Grants, Identity, Role, grants
+from services.cli.nats_accounts import Account, account_of, exchange_lines
 
 MADE_BY: Final = "# Written by `turnbuckle nats config`. Make it anew instead of editing it.\n"
 USERS_FILE: Final = "users.conf"
 CLUSTER_FILE: Final = "cluster-{server}.conf"
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened at
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-_OURS: Final = "TURNBUCKLE"
-_OBSERVERS: Final = "OBSERVERS"
 _LAME_DUCK: Final = "30s"
 _HANDSHAKE_FIRST: Final = (
     "  # Whoever begins with TLS is told nothing in clear text; others get the INFO that they wait for after 50 ms.",
@@ -63,36 +62,16 @@ class User:
 
 
 def users_text(users: Sequence[User], root: str) -> str:
-    """``accounts``: one user each, with what `schemas.permissions` grants. It holds public keys only.
-
-    Observers have an account of their own. The server checks nobody's right to name a reply subject, so whoever may ask
-    it anything can have its answer written to any subject of his account; in theirs, nobody listens.
-    """
-    inner = [user for user in users if user.identity.role is not Role.OBSERVER]
-    outer = [user for user in users if user.identity.role is Role.OBSERVER]
-    seen = [grants(user.identity, root) for user in outer]
-    asked = sorted({subject for granted in seen for subject in granted.publish})
-    heard = sorted({subject for granted in seen for subject in granted.subscribe if not subject.startswith(INBOX)})
-    exports = [f'      {{ service: {json.dumps(subject)}, response_type: "Stream" }}' for subject in asked]
-    exports += [f"      {{ stream: {json.dumps(subject)} }}" for subject in heard]
-    imports = [f"      {{ service: {{ account: {_OURS}, subject: {json.dumps(subject)} }} }}" for subject in asked]
-    imports += [f"      {{ stream: {{ account: {_OURS}, subject: {json.dumps(subject)} }} }}" for subject in heard]
-    return "\n".join(
-        [
-            MADE_BY + "accounts {",
-            *_account_lines(_OURS, inner, root, ["    jetstream: enabled", "    exports: [", *exports, "    ]"]),
-            *_account_lines(_OBSERVERS, outer, root, ["    imports: [", *imports, "    ]"]),
-            "}",
-            "",
-        ]
-    )
-
-
-def _account_lines(name: str, users: Sequence[User], root: str, rest: Sequence[str]) -> list[str]:
-    lines = [f"  {name} {{", *rest, "    users: ["]
-    for user in sorted(users, key=lambda each: each.identity.name):
-        lines += _user_lines(user, grants(user.identity, root))
-    return [*lines, "    ]", "  }"]
+    """``accounts``: one user each, with what `schemas.permissions` grants. It holds public keys only."""
+    lines = [MADE_BY + "accounts {"]
+    for account in Account:
+        lines += [f"  {account} {{", *(["    jetstream: enabled"] if account is Account.SERVICES else [])]
+        lines += [*exchange_lines(account, root), "    users: ["]
+        for user in sorted(users, key=lambda each: each.identity.name):
+            if account_of(user.identity.role) is account:
+                lines += _user_lines(user, grants(user.identity, root))
+        lines += ["    ]", "  }"]
+    return "\n".join([*lines, "}", ""])
 
 
 def _user_lines(user: User, granted: Grants) -> list[str]:

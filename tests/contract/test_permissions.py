@@ -17,7 +17,7 @@ from schemas.codec import encode
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.permissions import Role, allowed, grants
 from schemas.streams import APPS, LEASES, NODES, OOM_STREAM
-from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, token
+from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, REPLICA_STATE, token
 from services._runtime.bus import BusError, BusUnavailableError, Delivery, NotPermittedError
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_history import read_stored
@@ -141,9 +141,10 @@ async def test_an_observer_reads_and_watches(server: SecuredNats, operator: Nats
 
 
 async def test_a_reply_subject_is_no_way_around(server: SecuredNats, operator: NatsBus) -> None:
-    """The server checks nobody's right to name one, but a service answers to inboxes only."""
+    """The server checks nobody's right to name one; what a host names is a subject of the hosts' account."""
     allocator, agent = await server.bus(Role.ALLOCATOR), server.user(Role.AGENT, MINE).identity
     answered: list[str] = []
+    heard: list[str] = []
 
     async def answer(delivery: Delivery) -> MemoryReply:
         answered.append(delivery.subject)
@@ -152,19 +153,40 @@ async def test_a_reply_subject_is_no_way_around(server: SecuredNats, operator: N
     subject = MEMORY_REQUESTS.subject("tb", app="shop")
     await allocator.serve(subject, answer)
     await allocator.flush(5)
-    lease = "$KV.tb_leases.app/shop"
+    await tap(operator, "tb.evt.>", lambda subject, _data: heard.append(subject))
+    targets = ("$KV.tb_leases.app/shop", "tb.evt.oom.shop.gpu-02")
     async with Trial(server, agent) as trial:
-        await trial.client.publish(subject.text, encode(memory_request()), reply=lease)
+        for target in targets:
+            await trial.client.publish(subject.text, encode(memory_request()), reply=target)
         await trial.client.flush()
         assert trial.refused["publish"] == set()  # the server lets it pass
-        await until(lambda: allocator.counters.get("undecodable_no_reply_subject", 0) == 1, what="the refusal")
         await trial.client.request(subject.text, encode(memory_request()), timeout=5)
+        await until(lambda: len(answered) == len(targets) + 1, what="the answers")
+    await allocator.flush(5)
+    await operator.flush(5)
 
-    assert answered == [subject.text]
+    assert heard == []
     assert (await operator.bucket(LEASES).get("app.shop"), await operator.bucket(LEASES).get("app.other")) == (
         None,
         None,
     )
+    await allocator.close(2)
+
+
+async def test_a_service_answers_at_inboxes_only(server: SecuredNats) -> None:
+    """Also to those of its own account, whose reply subjects the server does not replace."""
+    allocator, asker = await server.bus(Role.ALLOCATOR), server.user(Role.OPERATOR).identity
+    subject = REPLICA_STATE.subject("tb", replica="r1")
+
+    async def answer(delivery: Delivery) -> MemoryReply:
+        raise AssertionError(delivery.subject)
+
+    await allocator.serve(subject, answer)
+    await allocator.flush(5)
+    async with Trial(server, asker) as trial:
+        await trial.client.publish(subject.text, b"", reply="$KV.tb_leases.app/shop")
+        await trial.client.flush()
+    await until(lambda: allocator.counters.get("undecodable_no_reply_subject", 0) == 1, what="the refusal")
     await allocator.close(2)
 
 

@@ -9,10 +9,11 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from schemas.permissions import NODE_ROLES, Identity, Role
+from schemas.permissions import NODE_ROLES, Identity, Role, allowed
 from schemas.registry import CHANNELS, ENDPOINTS
 from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS
 from schemas.subjects import SubjectTemplate, token
+from services.cli.nats_accounts import account_of, exchanges
 from tests.support.deadline import until
 from tests.support.secured_nats import NODES as HOSTS
 from tests.support.secured_nats import SecuredNats
@@ -123,3 +124,11 @@ class Trial:
 def identities() -> list[tuple[Role, str | None]]:
     """One user of each role."""
     return [(role, MINE if role in NODE_ROLES else None) for role in Role]
+
+
+def passes_as_it_is(publisher: Role, hearer: Role, subject: str) -> bool:
+    """Whether a message of one role arrives at another with the reply subject that it names."""
+    here, there = account_of(publisher), account_of(hearer)
+    streams = [each for each in exchanges("tb") if each.kind == "stream"]
+    between = [each.subject for each in streams if (each.exporter, each.importer) == (here, there)]
+    return here is there or allowed(between, subject)
