@@ -103,6 +103,7 @@ class Trial:
 
         await self.client.subscribe(subject, cb=on_message)
         await self.client.flush()
+        await self.client.flush()  # nats-py's PING overtakes what is queued: only the second is behind the SUB
         for reply in replies:
             await publisher.client.publish(subject, b"bait", reply=reply)
         await publisher.client.flush()
