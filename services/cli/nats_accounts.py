@@ -73,17 +73,18 @@ def _hosts_and_services(root: str) -> Iterator[Exchange]:
 
 
 def _observed(root: str) -> Iterator[Exchange]:
-    said_by_hosts, heard_by_hosts = _of(NODE_ROLES, root)
+    _, heard_by_hosts = _of(NODE_ROLES, root)
     asked, heard = _of((Role.OBSERVER,), root)
     for subject in sorted(asked):
         answering = Account.HOSTS if subject in heard_by_hosts else Account.SERVICES
         yield Exchange("service", subject, answering, Account.OBSERVERS)
-    widest = {each for each in heard if not any(_covers(other, each) for other in heard - {each})}
-    for subject in sorted(widest):
-        yield Exchange("stream", subject, Account.SERVICES, Account.OBSERVERS)
-    for subject in sorted(said_by_hosts):  # what passes to the services' account by a service import goes no further
-        if any(_covers(other, subject) for other in widest):
-            yield Exchange("stream", subject, Account.HOSTS, Account.OBSERVERS)
+    # From whose users say it: what the services' account has by a service import goes no further on the same server; to
+    # other servers of a cluster it does, so that a fact would be heard twice there.
+    for account in (Account.SERVICES, Account.HOSTS):
+        said, _ = _of((role for role in Role if account_of(role) is account), root)
+        for subject in sorted(said):
+            if any(_covers(pattern, subject) for pattern in heard):
+                yield Exchange("stream", subject, account, Account.OBSERVERS)
 
 
 def _covers(pattern: str, other: str) -> bool:
