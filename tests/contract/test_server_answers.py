@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from schemas.streams import BUCKETS, OOM_STREAM, STREAMS
 from schemas.subjects import OOM_EVENTS, token
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_history import read_stored
+from services.cli.nats_config import USERS_FILE, users_text
+from tests.support.deadline import until
 from tests.support.oom_events import oom_event
 from tests.support.permission_trials import MINE, OTHERS, Trial, every_subject
 from tests.support.secured_nats import SecuredNats
@@ -129,3 +133,45 @@ async def write_last(server: SecuredNats, name: str) -> set[str]:
                     await trial.client.request(subject, b"x", timeout=10)
                     written.add(subject)
     return written
+
+
+class _OneAccount(SecuredNats):
+    """As configured by version 0.1.0: hosts in the account of the services."""
+
+    def _configuration(self) -> str:
+        text = super()._configuration()
+        keys = ", ".join(f"{{ nkey: {user.public_key} }}" for user in self.users)
+        (self.log_path.parent / USERS_FILE).write_text(
+            f"accounts {{ TURNBUCKLE {{ jetstream: enabled, users: [{keys}] }} }}"
+        )
+        return text
+
+    async def reload(self) -> None:
+        """Read the configuration again."""
+        before = self._reloads()
+        assert self.pid is not None
+        os.kill(self.pid, signal.SIGHUP)
+        await until(lambda: self._reloads() > before, what="the server's word that it has reloaded")
+
+    def _reloads(self) -> int:
+        return self.log_path.read_text().count("Reloaded server configuration")
+
+
+async def test_a_server_of_an_older_version_is_reloaded_twice(tmp_path: Path) -> None:
+    """As docs/operations.md says: after the first reload the new account's imports of services are not there yet."""
+    async with _OneAccount(tmp_path / "secrets") as server:
+        operator = await server.bus(Role.OPERATOR)
+        async with Trial(server, server.user(Role.AGENT, MINE).identity) as trial:
+            await trial.client.request(OWN_FACT, b"x", timeout=10)
+        (server.log_path.parent / USERS_FILE).write_text(users_text(server.users, server.root))
+        await server.reload()
+        await server.reload()
+        async with Trial(server, server.user(Role.AGENT, MINE).identity) as trial:
+            answer = await trial.client.request(OWN_FACT, b"x", timeout=10)
+            await trial.client.publish(OWN_FACT, b"x", reply=f"tb.evt.oom.shop.{OTHERS}")
+            await trial.client.request(OWN_FACT, b"x", timeout=10)
+        kept = await stored(operator)
+        await operator.close(2)
+
+    assert json.loads(answer.data)["seq"] == 2, "what was stored is there, and it is the same stream"
+    assert kept == {"tb.evt.oom.gpu-01/example": 4}
