@@ -15,6 +15,11 @@ USERS_FILE: Final = "users.conf"
 CLUSTER_FILE: Final = "cluster-{server}.conf"
 WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - recognised, not listened at
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_ACCOUNT_COMMENTS: Final = {
+    Account.SERVICES: "Allocator, collector, advisor, operators; streams and buckets are theirs.",
+    Account.HOSTS: "Agents, reconcilers, fast paths. The server's answers to them stay here, where nothing is stored.",
+    Account.OBSERVERS: "Who reads. Answers stay here, too.",
+}
 _LAME_DUCK: Final = "30s"
 _HANDSHAKE_FIRST: Final = (
     "  # Whoever begins with TLS is told nothing in clear text; others get the INFO that they wait for after 50 ms.",
@@ -65,8 +70,9 @@ def users_text(users: Sequence[User], root: str) -> str:
     """``accounts``: one user each, with what `schemas.permissions` grants. It holds public keys only."""
     lines = [MADE_BY + "accounts {"]
     for account in Account:
-        lines += [f"  {account} {{", *(["    jetstream: enabled"] if account is Account.SERVICES else [])]
-        lines += [*exchange_lines(account, root), "    users: ["]
+        lines += [f"  # {_ACCOUNT_COMMENTS[account]}", f"  {account} {{"]
+        lines += [*(["    jetstream: enabled"] if account is Account.SERVICES else []), *exchange_lines(account, root)]
+        lines += ["    users: ["]
         for user in sorted(users, key=lambda each: each.identity.name):
             if account_of(user.identity.role) is account:
                 lines += _user_lines(user, grants(user.identity, root))
