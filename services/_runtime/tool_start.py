@@ -23,7 +23,7 @@ def main() -> int | None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         text = package_missing(error.name or module, module.split(".")[1])
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(f"error: {text}\n")
         sys.stdout.write(json.dumps({"event": "error", "message": text, "exit_code": EXIT_UNAVAILABLE}) + "\n")
         return EXIT_UNAVAILABLE
     return None

@@ -192,12 +192,16 @@ def _explain(step: Step) -> Iterator[None]:
         raise CommandError(f"{step.name}: Docker refuses to {step.action} it: {said}") from error
 
 
+def _remedy(error: UnavailableError) -> str:
+    return "sudo turnbuckle doctor" if isinstance(error.__cause__, PermissionError) else _INSTALL
+
+
 def check_docker() -> Finding:
     """The Docker Engine's version and cgroup driver, for `turnbuckle doctor`."""
     try:
         client = open_engine(10)
     except UnavailableError as error:
-        return Finding("docker", Level.MISSING, f"{error}; `turnbuckle exec` works without", _INSTALL)
+        return Finding("docker", Level.MISSING, f"{error}; `turnbuckle exec` works without", _remedy(error))
     try:
         info = client.info()
     except FAILURES as error:

@@ -13,11 +13,13 @@ import asyncio
 import math
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
+from services._runtime.install_hint import package_missing
 from services._runtime.job_files import JobFileError, read_job_file, write_job_file
 from services._runtime.tool_parser import ToolParser
 from services.collector.core.cutting import with_cuts
@@ -110,6 +112,8 @@ def _tell_plan(rows: Sequence[Row]) -> None:
 
 
 def _run(grid: Grid, rows: Sequence[Row], asked: argparse.Namespace, *, bus: bool) -> None:
+    if find_spec("torch") is None:  # the process that trains would end with a traceback
+        raise UnavailableError(package_missing("torch", "collector"))
     out: Path = asked.out
     with Journal(out) as journal:
         name = campaign_name(out, grid, rows)

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, Field, ValidationError
 
 from services._runtime.netns import NETNS_DIRECTORY
-from services.cli.failure import CommandError
+from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab.faults import Fault
 from services.cli.lab.topology import LabSettings
 
@@ -92,10 +92,11 @@ def hold(prefix: str) -> Iterator[None]:
     """Keep other `lab` commands off this lab.
 
     Raises:
-        CommandError: no right, or another one is at work.
+        UnavailableError: no right.
+        CommandError: another one is at work.
     """
     if os.geteuid() != 0:
-        raise CommandError("the lab makes network namespaces: sudo turnbuckle lab ...")
+        raise UnavailableError("the lab makes network namespaces: sudo turnbuckle lab ...")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     path = DIRECTORY / f"{prefix}.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -15,6 +15,7 @@ from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, Con
 from services._runtime.nats_server import NatsServerError
 from services.agent.adapters.cgroup_host import FILES_PER_CONTAINER
 from services.cli import doctor_checks as checks
+from services.cli.docker_deployment import check_docker
 from services.cli.doctor import exit_code
 from services.cli.doctor_bus import check_bus, crosses_network, judge_replicas
 from services.cli.doctor_edge import network_edge_evidence
@@ -182,3 +183,24 @@ def test_no_bus_is_69_and_no_word_of_the_network(monkeypatch: pytest.MonkeyPatch
     assert done.exit_code == (1 if any(one["level"] == "failed" for one in found.values()) else 69)
     assert found["network edge"]["found"].startswith("not used here")
     assert found.keys() & {"flower", "tunnel_key", "frr", "fabric key", "bfdd socket", "network rights"} == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (PermissionError(13, "Permission denied"), "sudo turnbuckle doctor"),
+        (FileNotFoundError(2, "gone"), "apt-get install"),
+    ],
+)
+def test_what_helps_without_docker_depends_on_why(monkeypatch: pytest.MonkeyPatch, error: OSError, remedy: str) -> None:
+    """Who may not reach an engine that runs need not install one."""
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    found = check_docker()
+
+    assert found.level is Level.MISSING
+    assert found.mend.startswith(remedy)

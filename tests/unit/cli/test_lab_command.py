@@ -74,7 +74,7 @@ def test_without_rights_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
     result = runner.invoke(app, ["lab", "up", "dual-tor"])
 
-    assert result.exit_code == ExitCode.FAILED
+    assert result.exit_code == ExitCode.UNAVAILABLE  # as `fabric` and `exec` without rights
     assert "sudo turnbuckle lab" in result.stderr
 
 

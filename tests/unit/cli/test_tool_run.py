@@ -110,6 +110,7 @@ runpy.run_module("services._runtime.tool_start", run_name="__main__")
         ("duckdb", "collector.import_jobs", ["import", "x.csv"], "duckdb"),
         ("duckdb", "collector.import_jobs", ["--describe-options"], "duckdb"),
         ("yaml", "collector.emulate", ["--plan"], "pyyaml"),
+        ("torch", "collector.emulate", ["--no-bus", "--out", "/proc/none"], "torch"),
         ("pydantic_settings", "collector.local_run", ["--", "true"], "pydantic_settings"),
     ],
 )
@@ -120,7 +121,7 @@ def test_a_package_that_is_not_installed_is_named(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 69, done.stderr
-    assert done.stderr.startswith(f"{package} is not installed: pip install ")
+    assert done.stderr.startswith(f"error: {package} is not installed: pip install ")
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["event"] == "error"
 
