@@ -26,6 +26,8 @@ CONVERGED_AFTER_S: Final = 2.0
 """For other routers to choose other ways, which cannot be seen from here. In the lab they take 50 to 150 ms."""
 _LOOK_EVERY_S: Final = 0.2
 _VTYSH_WITHIN_S: Final = 10.0
+_ANSWER_WITHIN_S: Final = 10.0
+"""On a busy machine bgpd takes more than a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,15 @@ def _change(host: HostFile, places: Places, *, add: Collection[str] = (), remove
 
 async def _running(host: HostFile, places: Places) -> str:
     try:
-        return await Frr(host.pathspace, directory=Path(places.frr.runtime)).ask("bgpd", RUNNING)
+        return await Frr(host.pathspace, directory=Path(places.frr.runtime), within_s=_ANSWER_WITHIN_S).ask(
+            "bgpd", RUNNING
+        )
     except FrrError as error:
         raise UnavailableError(str(error)) from error
 
 
 async def _status(host: HostFile, places: Places) -> list[UplinkState]:
-    frr = Frr(host.pathspace, directory=Path(places.frr.runtime))
+    frr = Frr(host.pathspace, directory=Path(places.frr.runtime), within_s=_ANSWER_WITHIN_S)
     try:
         held = drained(await frr.ask("bgpd", RUNNING))
         routes = await frr.show_json("zebra", "show ip route bgp json")
