@@ -19,7 +19,7 @@ from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.message import ColumnarMessage, Message
 from schemas.permissions import INBOX
 from schemas.streams import LEASES, NODES
-from schemas.subjects import CFS, LIMIT_UPDATES
+from schemas.subjects import CFS, LIMIT_UPDATES, untoken
 from services._runtime.bus import Bus
 from services._runtime.bus_nats import NatsBus
 from services._runtime.nats_tap import tap
@@ -132,8 +132,8 @@ def _batch(batch: Message, _subject: str) -> str:
 
 def _lease(lease: Message, subject: str) -> str | None:
     assert isinstance(lease, Lease)
-    key = subject.rpartition(".app.")[2]
-    return None if key == subject else f"lease of {key}: {lease.owner or 'free'} epoch {lease.epoch}"
+    kind, _, app = untoken(subject.rpartition(".")[2]).partition(".")
+    return f"lease of {app}: {lease.owner or 'free'} epoch {lease.epoch}" if kind == "app" else None
 
 
 def _node(node: Message, _subject: str) -> str:

@@ -10,6 +10,7 @@ from schemas.codec import encode
 from schemas.leases import Lease
 from schemas.limits import LimitReply, RowStatus
 from schemas.message import Message
+from services._runtime.nats_kv import escape_key
 from tests.soak.timeline import AFTER_S, BEFORE_S, Timeline
 from tests.support.cfs_batches import Row, batch
 from tests.support.invariant_rules import Rules
@@ -53,8 +54,8 @@ def reading(quota_us: int, limit_bytes: int = MIB) -> Reading:
             "tb.obs.cfs.shop.n1",
             f"batch of n1 incarnation 1 report 1 of shop (inventory incomplete): {TOLD}",
         ),
-        (Lease(owner="b", epoch=5, time_ns=1), "$KV.tb_leases.app.shop", "lease of shop: b epoch 5"),
-        (Lease(owner="", epoch=5, time_ns=1), "$KV.tb_leases.app.shop", "lease of shop: free epoch 5"),
+        (Lease(owner="b", epoch=5, time_ns=1), f"$KV.tb_leases.{escape_key('app.shop')}", "lease of shop: b epoch 5"),
+        (Lease(owner="", epoch=5, time_ns=1), f"$KV.tb_leases.{escape_key('app.shop')}", "lease of shop: free epoch 5"),
     ],
 )
 def test_messages_are_told_with_what_orders_them(message: Message, subject: str, expected: str) -> None:
@@ -67,7 +68,7 @@ def test_messages_are_told_with_what_orders_them(message: Message, subject: str,
 
 def test_heartbeats_of_replicas_and_foreign_messages_are_left_out() -> None:
     timeline = Timeline()
-    timeline.message("$KV.tb_leases.replica.a", encode(Lease(owner="a", epoch=0, time_ns=1)))
+    timeline.message(f"$KV.tb_leases.{escape_key('replica.a')}", encode(Lease(owner="a", epoch=0, time_ns=1)))
     timeline.message("_INBOX.x", b"+ACK")
 
     assert timeline.around(time.monotonic(), time.monotonic()) == []
