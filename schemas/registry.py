@@ -114,7 +114,7 @@ CHANNELS: Final = (
         "limit changes decided for one application, with reasons and pools",
     ),
     Channel(
-        CONTAINER_EVENTS, ContainerEvent, Delivery.JETSTREAM, ("agent", "allocator"), ("allocator", "cli"),
+        CONTAINER_EVENTS, ContainerEvent, Delivery.JETSTREAM, ("agent", "allocator"), ("cli",),
         "a container started, exited, was released, rejected or refused, or its limits were changed by other hands",
     ),
     Channel(

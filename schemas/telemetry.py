@@ -81,7 +81,6 @@ _ATTRIBUTES: Final = (
     AttributeSpec("messaging.destination.name", "subject"),
     AttributeSpec("messaging.destination.template", "subject with the names of its ids, without the root"),
     AttributeSpec("messaging.message.id", "Nats-Msg-Id, by which the stream tells doubles"),
-    AttributeSpec("messaging.consumer.group.name", "durable consumer"),
     AttributeSpec("turnbuckle.app", "application"),
     AttributeSpec("turnbuckle.node", "host"),
     AttributeSpec("turnbuckle.container", "key of the container"),
@@ -242,9 +241,7 @@ _SPANS: Final = (
     SpanSpec(
         "bus.publish", "a fact, until a stream holds it", (*_MESSAGE, "messaging.message.id"), "producer", "publish"
     ),
-    SpanSpec(
-        "bus.handle_fact", "a stored fact handled", (*_MESSAGE, "messaging.consumer.group.name"), "consumer", "process"
-    ),
+    SpanSpec("bus.handle_fact", "a stored fact handled", _MESSAGE, "consumer", "process"),
     SpanSpec(
         "agent.handle_oom",
         "memory near or at its limit: what was found, done and asked for",

@@ -83,8 +83,6 @@ class Incoming:
     data: bytes
     headers: Mapping[str, str] | None = None
     """In which its trace travels."""
-    consumer: str = ""
-    """Durable consumer that it came by."""
     is_history: bool = False
     """Stored before we began to listen: no work for a trace, which ended long ago."""
 
@@ -223,9 +221,6 @@ class Bus(Protocol):
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> Subscription:
         """Receive observations; `queue` shares them among its members."""
-
-    async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> Subscription:
-        """Receive facts through a durable pull consumer, at least once, from the first stored one."""
 
     async def replay(self, stream: StreamSpec, handler: FactHandler) -> Replay:
         """Receive all facts, from the first stored one, for this process alone; at least once.

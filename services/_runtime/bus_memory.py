@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Self
 
@@ -22,7 +23,7 @@ from services._runtime.bus import (
 )
 from services._runtime.dispatch import Dispatch
 from services._runtime.facts import Fact, FactOutbox
-from services._runtime.memory_broker import Durable, MemoryBroker, MemoryStream, MemorySubscription
+from services._runtime.memory_broker import MemoryBroker, MemoryStream, MemorySubscription
 from services._runtime.memory_kv import MemoryKeyValue, first_of
 from services._runtime.memory_objects import MemoryObjects
 from services._runtime.tracing import inject, message_span, trace_headers
@@ -53,13 +54,14 @@ class _Subscription:
 class _Consumer:
     """Facts."""
 
-    def __init__(self, bus: MemoryBus, stream: MemoryStream, durable: Durable, handler: FactHandler) -> None:
+    def __init__(self, bus: MemoryBus, stream: MemoryStream, handler: FactHandler) -> None:
         self._bus = bus
         self._stream = stream
-        self._durable = durable
+        self._next_index = 0
+        self._again: deque[int] = deque()
         self._handler = handler
         self._stopping = asyncio.Event()
-        self._to_come = len(stream.messages) - durable.next_index
+        self._to_come = len(stream.messages)
         self._caught_up = asyncio.Event()
         self._count_down(0)
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -75,17 +77,30 @@ class _Consumer:
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
-            index = self._stream.take(self._durable) if self._bus.connected else None
+            index = self._take() if self._bus.connected else None
             if index is None:
                 await first_of(self._stream.changed.wait(), self._stopping.wait(), self._bus.state_changed.wait())
                 continue
             (subject, data), headers = self._stream.messages[index], self._stream.headers[index]
-            name = self._durable.name
-            incoming = Incoming(subject, data, headers, name, is_history=not name and not self._caught_up.is_set())
+            incoming = Incoming(subject, data, headers, is_history=not self._caught_up.is_set())
             if await self._bus.dispatch.deliver_fact(self._handler, incoming) is False:
-                asyncio.get_running_loop().call_later(_REDELIVERY_S, self._stream.give_back, self._durable, index)
+                asyncio.get_running_loop().call_later(_REDELIVERY_S, self._give_back, index)
             else:
                 self._count_down(1)
+
+    def _take(self) -> int | None:
+        """Index of the next message, or None."""
+        if self._again:
+            return self._again.popleft()
+        if self._next_index < len(self._stream.messages):
+            self._next_index += 1
+            return self._next_index - 1
+        return None
+
+    def _give_back(self, index: int) -> None:
+        """Deliver it again."""
+        self._again.append(index)
+        self._stream.wake()
 
     async def stop(self) -> None:
         """Finish the message under way and stop."""
@@ -222,14 +237,11 @@ class MemoryBus:
         self.open.add(subscription)
         return subscription
 
-    async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> _Consumer:
-        """Receive facts."""
-        found = self._stream(stream)
-        return self._consume(found, found.durables.setdefault(durable, Durable(name=durable)), handler)
-
     async def replay(self, stream: StreamSpec, handler: FactHandler) -> _Consumer:
         """Receive all facts, for this process alone."""
-        return self._consume(self._stream(stream), Durable(), handler)
+        consumer = _Consumer(self, self._stream(stream), handler)
+        self.open.add(consumer)
+        return consumer
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds a fact on this subject."""
@@ -243,11 +255,6 @@ class MemoryBus:
         if found is None:
             raise BusError(f"stream {spec.name} was not declared")
         return found
-
-    def _consume(self, stream: MemoryStream, durable: Durable, handler: FactHandler) -> _Consumer:
-        consumer = _Consumer(self, stream, durable, handler)
-        self.open.add(consumer)
-        return consumer
 
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
         """Send a command and wait for the reply."""

@@ -195,17 +195,10 @@ class NatsBus:
         self._require_first_connection()
         return await subscribe(self, pattern, handler, queue)
 
-    async def consume(self, stream: StreamSpec, durable: str, handler: FactHandler) -> NatsConsumer:
-        """Receive facts."""
-        self._require_first_connection()
-        consumer = NatsConsumer(self, stream, durable, handler)
-        await consumer.start()
-        return consumer
-
     async def replay(self, stream: StreamSpec, handler: FactHandler) -> NatsConsumer:
         """Receive all facts, for this process alone."""
         self._require_first_connection()
-        consumer = NatsConsumer(self, stream, None, handler)
+        consumer = NatsConsumer(self, stream, handler)
         await consumer.start()
         return consumer
 

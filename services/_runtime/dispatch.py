@@ -96,9 +96,7 @@ class Dispatch:
             return None
         if incoming.is_history:
             return await self._hand_over(handler, delivery) is None
-        begin = Begin(incoming.headers or NEW_TRACE)
-        group = {"messaging__consumer__group__name": incoming.consumer} if incoming.consumer else {}
-        with message_span("bus.handle_fact", incoming.subject, begin, **group) as current:
+        with message_span("bus.handle_fact", incoming.subject, Begin(incoming.headers or NEW_TRACE)) as current:
             error = await self._hand_over(handler, delivery)
             if error is not None:
                 current.fail(type(error).__name__, str(error))

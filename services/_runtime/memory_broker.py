@@ -45,16 +45,6 @@ class MemorySubscription:
 
 
 @dataclass(slots=True)
-class Durable:
-    """What a durable consumer remembers."""
-
-    name: str = ""
-    """Empty: a replay, which nobody remembers."""
-    next_index: int = 0
-    again: deque[int] = field(default_factory=deque)
-
-
-@dataclass(slots=True)
 class MemoryStream:
     """Stored facts."""
 
@@ -64,7 +54,6 @@ class MemoryStream:
     headers: list[Mapping[str, str] | None] = field(default_factory=list)
     """Of each message."""
     seen_ids: dict[str, float] = field(default_factory=dict)
-    durables: dict[str, Durable] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def store(self, incoming: Incoming, message_id: str, now_s: float) -> None:
@@ -82,20 +71,6 @@ class MemoryStream:
         """Let consumers look again."""
         self.changed.set()
         self.changed = asyncio.Event()
-
-    def take(self, durable: Durable) -> int | None:
-        """Index of the next message for this consumer, or None."""
-        if durable.again:
-            return durable.again.popleft()
-        if durable.next_index < len(self.messages):
-            durable.next_index += 1
-            return durable.next_index - 1
-        return None
-
-    def give_back(self, durable: Durable, index: int) -> None:
-        """Deliver it again."""
-        durable.again.append(index)
-        self.wake()
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 Some streams keep a host's facts under one subject, whatever application they are of (`StreamSpec.stored_by_host`).
 There the application is what the fact says: it was of the sender's choice anyway. The node is the one of the subject.
 
-Services follow facts with `Bus.consume`. Here no consumer is made at all: an observer may make none, because one could
+Services follow facts with `Bus.replay`. Here no consumer is made at all: an observer may make none, because one could
 deliver what is stored to any subject (`schemas.permissions`). Many messages are asked for at once (NATS ADR-31).
 """
 

@@ -1,4 +1,4 @@
-"""Subscriptions of `bus_nats`: observations, commands, micro services, and durable facts."""
+"""Subscriptions of `bus_nats`: observations, commands, micro services, and replays of stored facts."""
 
 from __future__ import annotations
 
@@ -224,18 +224,16 @@ class NatsMicroService:
 
 
 class NatsConsumer:
-    """A durable pull consumer on plain pull requests, so that a lost one is noticed and renewed at once.
+    """A pull consumer of one process on plain pull requests, so that a lost one is noticed and renewed at once.
 
     nats-py's ``fetch`` is not used: it may raise either of two TimeoutErrors, return nothing, and after a server
     restart it waits for a request that the new server has never seen.
     """
 
-    def __init__(self, bus: NatsBus, stream: StreamSpec, durable: str | None, handler: FactHandler) -> None:
-        """`durable` None: a replay, under a name that nobody else has."""
+    def __init__(self, bus: NatsBus, stream: StreamSpec, handler: FactHandler) -> None:
         self._bus = bus
         self._stream = stream.stream_name(bus.root)
-        self._replay = durable is None
-        self._durable = durable or f"replay-{uuid.uuid4().hex}"
+        self._name = f"replay-{uuid.uuid4().hex}"
         self._to_come = 0
         self._caught_up = asyncio.Event()
         self._handler = handler
@@ -248,10 +246,10 @@ class NatsConsumer:
         """Make the consumer on the server if it is not there, and begin to pull."""
         self._to_come = await self._ensure()
         self._count_down(0)
-        with as_bus_errors(f"consume {self._stream}"):
+        with as_bus_errors(f"replay {self._stream}"):
             self._inbox = self._bus.connection.new_inbox()
             self._raw = await self._bus.connection.subscribe(self._inbox, cb=self._on_message)
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"consume {self._stream}")
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"replay {self._stream}")
         self._bus.subscriptions.add(self)
 
     async def caught_up(self) -> None:
@@ -266,15 +264,16 @@ class NatsConsumer:
     async def _ensure(self) -> int:
         """The number of messages that wait on the server."""
         config = ConsumerConfig(
-            durable_name=self._durable,
+            durable_name=self._name,
             deliver_policy=DeliverPolicy.ALL,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=_ACK_WAIT_S,
             max_deliver=-1,
+            inactive_threshold=_FORGOTTEN_S,
+            mem_storage=True,
+            num_replicas=1,
         )
-        if self._replay:
-            config = config.evolve(inactive_threshold=_FORGOTTEN_S, mem_storage=True, num_replicas=1)
-        with as_bus_errors(f"declare consumer {self._durable} of {self._stream}"):
+        with as_bus_errors(f"declare consumer {self._name} of {self._stream}"):
             info = await self._bus.jetstream.add_consumer(self._stream, config)
         return int(info.num_pending or 0)
 
@@ -307,7 +306,7 @@ class NatsConsumer:
 
     async def _pull(self) -> bool:
         request = {"batch": _BATCH, "expires": int(_PULL_EXPIRES_S * 1e9)}
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._durable}"
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
         try:
             await self._bus.connection.publish(subject, json.dumps(request).encode(), reply=self._inbox)
         except nats.errors.Error:
@@ -325,9 +324,8 @@ class NatsConsumer:
         return 0
 
     async def _handle(self, message: Msg) -> None:
-        consumer = "" if self._replay else self._durable
-        is_history = self._replay and not self._caught_up.is_set()
-        incoming = Incoming(message.subject, message.data, message.headers, consumer, is_history)
+        is_history = not self._caught_up.is_set()
+        incoming = Incoming(message.subject, message.data, message.headers, is_history)
         task = asyncio.get_running_loop().create_task(self._bus.dispatch.deliver_fact(self._handler, incoming))
         try:
             while not (await asyncio.wait({task}, timeout=_ACK_WAIT_S / 3))[0]:
@@ -347,7 +345,7 @@ class NatsConsumer:
             await _quietly(message.nak(delay=delay_s))
 
     async def stop(self) -> None:
-        """Stop pulling; messages that have arrived are still handled, others go to the next consumer."""
+        """Stop pulling; messages that have arrived are still handled."""
         if self._task is None or self._stopping:
             return
         self._stopping = True
@@ -359,14 +357,13 @@ class NatsConsumer:
             self._bus.dispatch.log.debug("consumer_not_drained", error=describe(error))
         self._waiting.put_nowait(None)
         await self._task
-        if self._replay:
-            await self._forget()
+        await self._forget()
 
     async def _forget(self) -> None:
         """Nobody pulls from a replay again; an unreachable server forgets it by itself."""
         with suppress(nats.errors.Error, TimeoutError):
             async with asyncio.timeout(_STOP_S):
-                await self._bus.jetstream.delete_consumer(self._stream, self._durable)
+                await self._bus.jetstream.delete_consumer(self._stream, self._name)
 
 
 async def _quietly(acknowledgement: Any) -> None:

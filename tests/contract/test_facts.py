@@ -8,16 +8,16 @@ import pytest
 
 from schemas.streams import ROUTE_STREAM
 from schemas.subjects import ROUTE_EVENTS
-from services._runtime.bus import Bus, BusError, BusUnavailableError, Delivery, Subscription
+from services._runtime.bus import Bus, BusError, BusUnavailableError, Delivery, Replay
 from tests.support.bus_lab import CONTAINER_STREAM, BusLab, container_event, event_subject, number_of
 from tests.support.deadline import until
 
 
-async def consume(bus: Bus, got: list[int], durable: str = "reader") -> Subscription:
+async def follow(bus: Bus, got: list[int]) -> Replay:
     async def handle(delivery: Delivery) -> None:
         got.append(number_of(delivery.message))
 
-    return await bus.consume(CONTAINER_STREAM, durable, handle)
+    return await bus.replay(CONTAINER_STREAM, handle)
 
 
 def publish(bus: Bus, root: str, number: int, message_id: str | None = None) -> None:
@@ -34,7 +34,7 @@ async def test_facts_are_delivered_in_order_from_the_first(lab: BusLab) -> None:
         publish(bus, lab.root, number)
     await bus.flush(5)
     got: list[int] = []
-    await consume(await lab.bus(), got)
+    await follow(await lab.bus(), got)
     await until(lambda: len(got) == 40)
 
     assert got == list(range(40))
@@ -47,7 +47,7 @@ async def test_facts_are_deduplicated(lab: BusLab) -> None:
     """The same message id is stored once."""
     bus = await lab.bus()
     got: list[int] = []
-    await consume(bus, got)
+    await follow(bus, got)
 
     for number in (1, 2, 1, 3):
         publish(bus, lab.root, number)
@@ -56,24 +56,6 @@ async def test_facts_are_deduplicated(lab: BusLab) -> None:
     await until(lambda: 4 in got)
 
     assert got == [1, 2, 3, 4]
-
-
-async def test_a_durable_remembers(lab: BusLab) -> None:
-    """What one process has handled is not delivered to its successor; two of them share."""
-    bus = await lab.bus()
-    first: list[int] = []
-    second: list[int] = []
-    subscription = await consume(bus, first)
-    publish(bus, lab.root, 1)
-    await until(lambda: first == [1])
-    await bus.flush(2)
-    await subscription.stop()
-    publish(bus, lab.root, 2)
-    await bus.flush(2)
-    await consume(await lab.bus(), second)
-    await until(lambda: second)
-
-    assert (first, second) == ([1], [2])
 
 
 async def test_a_failed_fact_comes_again(lab: BusLab) -> None:
@@ -86,7 +68,7 @@ async def test_a_failed_fact_comes_again(lab: BusLab) -> None:
         if got.count(1) < 3 and got[-1] == 1:
             raise ValueError("not yet")
 
-    await bus.consume(CONTAINER_STREAM, "moody", moody)
+    await bus.replay(CONTAINER_STREAM, moody)
     for number in (1, 2, 3):
         publish(bus, lab.root, number)
     await until(lambda: got.count(1) == 3 and {2, 3} <= set(got), within_s=30)
@@ -99,7 +81,7 @@ async def test_poison_is_counted_and_passed_over(lab: BusLab) -> None:
     """Garbage in a stream reaches no handler and stops nothing."""
     bus = await lab.bus()
     got: list[int] = []
-    await consume(bus, got)
+    await follow(bus, got)
 
     await lab.publish_raw(event_subject(lab.root).text, b"\xff\xff\xff")
     publish(bus, lab.root, 5)
@@ -119,7 +101,7 @@ async def test_stop_finishes_the_message_under_way(lab: BusLab) -> None:
         await release.wait()
         done.append(number_of(delivery.message))
 
-    subscription = await bus.consume(CONTAINER_STREAM, "slow", slow)
+    subscription = await bus.replay(CONTAINER_STREAM, slow)
     publish(bus, lab.root, 1)
     await begun.wait()
     stop = asyncio.create_task(subscription.stop())

@@ -131,7 +131,7 @@ async def test_server_that_lost_its_store(own_server: EmbeddedNats, tmp_path: Pa
     async def on_fact(delivery: Delivery) -> None:
         got.append(number_of(delivery.message))
 
-    await bus.consume(CONTAINER_STREAM, "reader", on_fact)
+    await bus.replay(CONTAINER_STREAM, on_fact)
     async with bucket.watch(on_entry):
         for number in range(5):
             await bucket.put(f"old-{number}", node_info(number))

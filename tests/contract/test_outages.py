@@ -55,7 +55,7 @@ async def test_facts_wait_for_the_server(lab: BusLab) -> None:
     async def handle(delivery: Delivery) -> None:
         got.append(number_of(delivery.message))
 
-    await receiver.consume(CONTAINER_STREAM, "reader", handle)
+    await receiver.replay(CONTAINER_STREAM, handle)
     sender.publish_fact(event_subject(lab.root), container_event(0), message_id="0")
     await until(lambda: got == [0])
     await outage(lab, sender, receiver)

@@ -50,7 +50,7 @@ async def reconciler_of(host, tmp_path):
         events.append(delivery.message)
 
     theirs, ours = MemoryBus(broker), MemoryBus(broker)
-    await ours.consume(ROUTE_STREAM, "test", take)
+    await ours.replay(ROUTE_STREAM, take)
     values = {"node": "n1", "netns": host.name, "state_directory": tmp_path / "state", "path_audit": "off"}
     async with run_in_process(Reconciler, ReconcilerSettings.load({}, **values), theirs):
         yield events

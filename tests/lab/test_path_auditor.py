@@ -58,7 +58,7 @@ async def audited(whole: Lab, tmp_path: Path) -> AsyncIterator[Audited]:
     bus, ours = MemoryBus(broker), MemoryBus(broker)
     async with run_in_process(Reconciler, settings, bus) as reconciler:
         audited = Audited(reconciler)
-        await ours.consume(ROUTE_STREAM, "test", audited.take)
+        await ours.replay(ROUTE_STREAM, audited.take)
         await until(audited.agrees, within_s=30, what="the first comparison")
         yield audited
     await bus.close(1)

@@ -87,7 +87,7 @@ class FastPaths:
             made.events.append(delivery.message)
 
         theirs, ours = MemoryBus(broker), MemoryBus(broker)
-        await ours.consume(ROUTE_STREAM, "test", take)
+        await ours.replay(ROUTE_STREAM, take)
         values = {"node": made.netns, "netns": made.netns, "vtep": made.vtep, "frr_pathspace": made.netns}
         settings = FastPathSettings.load({}, uplinks=("p1", "p2"), **values, **self._settings)
         async with run_in_process(FastPath, settings, theirs) as service:

@@ -51,7 +51,7 @@ async def running(host, tmp_path, **changes):
         events.append(delivery.message)
 
     theirs, ours = MemoryBus(broker), MemoryBus(broker)
-    await ours.consume(ROUTE_STREAM, "test", take)
+    await ours.replay(ROUTE_STREAM, take)
     values = {"node": f"n{host.number}", "netns": host.name, "uplinks": tuple(host.uplinks), "vtep": host.vtep}
     values |= {"fabric_key": KEY, "frr_directory": host.directory, "state_directory": tmp_path / "state"}
     values |= {"realtime_priority": 0, "watchdog_silence_s": 0.5}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -22,7 +21,6 @@ from tests.support.limit_observer import Sample
 
 TAKE_EVERY_S: Final = 0.25
 SETTLED_S: Final = 15.0
-_serial = itertools.count()
 
 
 class InvariantChecker:
@@ -98,7 +96,7 @@ class InvariantChecker:
         subscriptions = [
             await bus.subscribe(CFS.pattern(bus.root), self._take),
             await bus.subscribe(LIMIT_DECISIONS.pattern(bus.root), self._take),
-            await bus.consume(OOM_STREAM, f"checker-{next(_serial)}", self._take_fact),
+            await bus.replay(OOM_STREAM, self._take_fact),
         ]
         following = asyncio.ensure_future(self._follow())
         try:

@@ -54,8 +54,8 @@ class ReconcilerLab:
             assert isinstance(delivery.message, RouteEvent)
             self.routes.append(delivery.message)
 
-        await self.ours.consume(TC_STREAM, "test", take_tc)
-        await self.ours.consume(ROUTE_STREAM, "test", take_route)
+        await self.ours.replay(TC_STREAM, take_tc)
+        await self.ours.replay(ROUTE_STREAM, take_route)
 
     def reconciler(self) -> Any:
         """Started inside of the block."""

@@ -48,8 +48,8 @@ class Lab:
             self.changes.append(delivery.message)
 
         await self.ours.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=4096 * MIB))
-        await self.ours.consume(OOM_STREAM, "test", take)
-        await self.ours.consume(CONTAINER_STREAM, "test", take_change)
+        await self.ours.replay(OOM_STREAM, take)
+        await self.ours.replay(CONTAINER_STREAM, take_change)
 
     @property
     def kinds(self):
