@@ -1,0 +1,250 @@
+"""The subject table against what each service does on a recording bus: an entry too few fails, and one too many.
+
+The fast path sends only from its own processes: tests/kernel has it, and the server grants it one subject.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.apps import AppSpec
+from schemas.network import DiffReply, DiffRequest, NetworkStateReply, NetworkStateRequest, RulesReply, RulesRequest
+from schemas.oom import MemoryReply
+from schemas.permissions import _BUCKET_USES, _LOOKS_UP, _REPLAYS, _STORE_USES, Role
+from schemas.predictions import PredictRequest, RankRequest
+from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply
+from schemas.registry import (
+    ADVISOR_PREDICT,
+    ADVISOR_RANK,
+    ALLOCATOR_EXPLAIN,
+    ALLOCATOR_STATE,
+    CHANNELS,
+    ENDPOINTS,
+    Delivery,
+)
+from schemas.streams import APPS, STREAMS
+from schemas.subjects import (
+    JOB_RECORDS,
+    LIMIT_UPDATES,
+    MEMORY_REQUESTS,
+    RECONCILER_DIFF,
+    RECONCILER_RULES,
+    RECONCILER_STATE,
+    wildcard,
+)
+from services._runtime.app import run_in_process
+from services._runtime.bus import Bus
+from services._runtime.bus_memory import MemoryBus
+from services._runtime.memory_broker import MemoryBroker
+from services.advisor.ports import Lesson
+from services.advisor.service import Advisor
+from services.advisor.settings import AdvisorSettings
+from services.advisor.training import learn
+from services.agent.service import Agent
+from services.agent.settings import AgentSettings
+from services.allocator.service import Allocator
+from services.allocator.settings import AllocatorSettings
+from services.cli.advise import ask
+from services.cli.allocators import allocator_explain, allocator_state
+from services.cli.network import ask_node
+from services.cli.tap import tap_command
+from services.collector.journal import Journal
+from services.collector.local_options import parse
+from services.collector.local_recording import LocalRun
+from services.collector.service import Collector
+from services.collector.settings import CollectorSettings
+from tests.support.deadline import until
+from tests.support.fake_ground import FakeGround
+from tests.support.fake_network import UPLINKS, mac
+from tests.support.fake_workers import FakeWorkers
+from tests.support.job_records import job_record, run_profile
+from tests.support.limit_orders import update
+from tests.support.reconciler_lab import ReconcilerLab
+from tests.support.recording_bus import Recorded, RecordingBus, Use
+from tests.support.training_jobs import features, records
+
+MIB = 1 << 20
+
+
+def listed(role: Role) -> dict[Use, set[str]]:
+    """What the registry and the permissions say that a service does."""
+    name = role.value
+    sent = [channel for channel in CHANNELS if name in channel.senders]
+    received = [channel for channel in CHANNELS if name in channel.receivers]
+    facts = {channel.template.text for channel in received if channel.delivery is Delivery.JETSTREAM}
+    replayed = {stream.name for stream in _REPLAYS.get(role, ())}
+    in_replays = {template.text for stream in STREAMS if stream.name in replayed for template in stream.templates}
+    assert in_replays <= facts
+    served = {endpoint.template.text for endpoint in ENDPOINTS if endpoint.service == name}
+    uses = {
+        Use.PUBLISH: {channel.template.text for channel in sent if channel.delivery is Delivery.CORE},
+        Use.PUBLISH_FACT: {channel.template.text for channel in sent if channel.delivery is Delivery.JETSTREAM},
+        Use.REQUEST: {channel.template.text for channel in sent if channel.delivery is Delivery.REQUEST},
+        Use.SERVE: served | {channel.template.text for channel in received if channel.delivery is Delivery.REQUEST},
+        Use.SUBSCRIBE: (facts - in_replays)
+        | {channel.template.text for channel in received if channel.delivery is Delivery.CORE},
+        Use.REPLAY: replayed,
+        Use.LOOK_UP: {stream.name for stream in _LOOKS_UP.get(role, ())},
+        Use.WATCH: {bucket.name for bucket, use in _BUCKET_USES.items() if role in use.watchers},
+        Use.WRITE: {bucket.name for bucket, use in _BUCKET_USES.items() if role in (*use.writers, *use.own_key)},
+        Use.STORE: {store.name for store, roles in _STORE_USES.items() if role in roles},
+    }
+    return {use: names for use, names in uses.items() if names}
+
+
+def compare(role: Role, recorded: Recorded) -> None:
+    """Fail with what is missing or superfluous. Whoever watches a bucket may read it, and need not."""
+    done = {use: names for use, names in recorded.items() if names and use is not Use.READ}
+    assert done == listed(role)
+    readers = {bucket.name for bucket, use in _BUCKET_USES.items() if role in use.readers}
+    assert readers <= recorded[Use.READ] <= readers | recorded[Use.WATCH]
+
+
+async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that starts, is sampled and needs memory; the allocator's side refuses it."""
+    ground, broker = FakeGround(), MemoryBroker()
+    monkeypatch.setattr("services.agent.service.build_host", lambda _settings, _clock: ground)
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+
+    async def refuse(_delivery: Any) -> MemoryReply:
+        return MemoryReply(app="shop", epoch=1, granted_bytes=0, reclaiming_bytes=0, refusal="full")
+
+    await ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
+    await ours.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=4096 * MIB))
+    async with run_in_process(Agent, AgentSettings.load({}, node="n1"), bus) as agent:
+        container = ground.add("web", quota_us=20_000, limit_bytes=256 * MIB)
+        container.run(0, memory_bytes=100 * MIB)
+        await until(lambda: agent.node is not None and agent.node.container_count == 1, what="the container")
+        await until(lambda: Use.SERVE in bus.recorded, what="the registration")
+        assert agent.node is not None
+        order = update({container.key: (30_000, 0)}, seq=1, incarnation=agent.node.incarnation)
+        await ours.request(LIMIT_UPDATES.subject("tb", node="n1"), order, timeout_s=5)
+        ground.touch(container, 200 * MIB)
+        await until(lambda: Use.REQUEST in bus.recorded, what="the request")
+        await until(lambda: len(bus.recorded[Use.PUBLISH_FACT]) == 2, what="both kinds of facts")
+    compare(Role.AGENT, bus.recorded)
+
+
+async def test_allocator(tmp_path: Path) -> None:
+    """It gives limits to one of two containers that want all of the application's CPU, and refuses the other one."""
+    scenario = [
+        {
+            "app": "shop",
+            "scenario": {"containers": [{"name": name, "phases": [{"duration_s": 60, "cpu_cores": 0.2}]}]},
+            "quota_us": 50_000,
+            "limit_bytes": 256 * MIB,
+        }
+        for name in ("web", "db")
+    ]
+    path = tmp_path / "scenario.json"
+    path.write_text(json.dumps(scenario))
+    broker = MemoryBroker()
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+    spec = AppSpec(name="shop", cpu_limit=1, container_min_cpu=1, memory_limit=1024 * MIB)
+    await ours.bucket(APPS).put("shop", spec)
+    agent = AgentSettings.load({}, node="n1", host="simulated", scenario_file=path)
+    allocator = AllocatorSettings.load({}, warm_up_s=0.1)
+    async with run_in_process(Agent, agent, MemoryBus(broker)), run_in_process(Allocator, allocator, bus):
+        await until(lambda: Use.PUBLISH_FACT in bus.recorded, within_s=30, what="the refusal")
+        await until(lambda: {Use.REQUEST, Use.PUBLISH} <= set(bus.recorded), within_s=30, what="limit updates")
+    compare(Role.ALLOCATOR, bus.recorded)
+
+
+async def test_reconciler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that is written, a route that changes, and other hosts' route events."""
+    broker = MemoryBroker()
+    bus = RecordingBus(broker)
+    lab = ReconcilerLab(tmp_path, MemoryBus(broker), bus, path_audit="on")
+    lab.put_in_place(monkeypatch)
+    async with lab.reconciler() as reconciler:
+        await until(lambda: reconciler.loop.last, what="the first pass")
+        lab.network.learn(mac(1), "10.255.0.2")
+        await until(lambda: lab.rules, what="the rule")
+        lab.network.route("10.255.0.2", UPLINKS[0])
+        await until(lambda: len(bus.recorded[Use.PUBLISH_FACT]) == 2, what="both kinds of facts")
+        await until(lambda: {Use.SUBSCRIBE, Use.SERVE} <= set(bus.recorded), what="its subjects")
+    compare(Role.RECONCILER, bus.recorded)
+
+
+async def test_collector(tmp_path: Path) -> None:
+    """The service with a record and a local run's profile in its journal, and a run that samples."""
+    bus = RecordingBus(MemoryBroker())
+    with Journal(tmp_path) as journal:
+        journal.append(job_record(1))
+        journal.append(run_profile(1))
+    async with run_in_process(Collector, CollectorSettings.load({}, directory=tmp_path), bus):
+        await until(lambda: len(bus.recorded[Use.PUBLISH_FACT]) == 2, what="both records")
+    options = ["--interval", "0.05", "--grace", "0.2", "--run", "r", "--out", str(tmp_path)]
+    workers = FakeWorkers(ends=[(3, 0), (3, 0)])
+    await LocalRun(parse([*options, "--", "train"]), workers, bus).live()  # type: ignore[arg-type]
+    compare(Role.COLLECTOR, bus.recorded)
+
+
+class _Trainer:
+    """Trains here and now."""
+
+    def __init__(self, _limit_s: float) -> None:
+        self._trained = 0
+
+    async def train(self, lesson: Lesson) -> bytes:
+        self._trained += 1
+        return learn(lesson, self._trained)
+
+
+async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns from what it replays, stores the model and tells a prediction that was asked for by name."""
+    monkeypatch.setattr("services.advisor.service.TrainingProcess", _Trainer)
+    broker = MemoryBroker()
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+    for record in records(("a", "b", "c")):
+        ours.publish_fact(JOB_RECORDS.subject("tb", job=record.job), record, message_id=record.job)
+    await ours.flush(5)
+    settings = AdvisorSettings.load({}, algorithm="linear", quiet_s=0.0, look_s=0.1, prices_directory=str(tmp_path))
+    async with run_in_process(Advisor, settings, bus) as advisor:
+        await until(lambda: advisor.learning is not None and advisor.learning.model is not None, within_s=30)
+        request = PredictRequest(task=features("z"), job="my.job")
+        await ours.request(ADVISOR_PREDICT.template.subject("tb"), request, timeout_s=5)
+        await until(lambda: Use.PUBLISH_FACT in bus.recorded, what="the prediction")
+    compare(Role.ADVISOR, bus.recorded)
+
+
+async def test_cli() -> None:
+    """Every question of its commands; `turnbuckle tap` reads whatever is published."""
+    broker = MemoryBroker()
+    bus, ours = RecordingBus(broker), MemoryBus(broker)
+
+    async def state(_delivery: Any) -> StateReply:
+        spec = AppSpec(name="shop", cpu_limit=1, memory_limit=64 * MIB)
+        free = {"cpu_held_us": 0, "cpu_free_us": 100_000, "memory_held_bytes": 0, "memory_free_bytes": 64 * MIB}
+        app = AppState(spec=spec, owner="other", containers=(), **free)
+        return StateReply(epoch=1, steps=1, superseded=False, replica="asked", apps=(app,))
+
+    async def explain(_delivery: Any) -> ExplainReply:
+        return ExplainReply(app="shop", summary="", decisions=(), owner="other")
+
+    await ours.serve_queries("allocator", "0", "", {ALLOCATOR_STATE: state, ALLOCATOR_EXPLAIN: explain})
+    questions: list[Callable[[Bus], Any]] = [
+        allocator_state,
+        lambda bus: allocator_explain(bus, ExplainRequest(app="shop")),
+        lambda bus: ask_node(bus, RECONCILER_STATE, "n1", NetworkStateRequest(), NetworkStateReply),
+        lambda bus: ask_node(bus, RECONCILER_DIFF, "n1", DiffRequest(), DiffReply),
+        lambda bus: ask_node(bus, RECONCILER_RULES, "n1", RulesRequest(), RulesReply),
+        lambda bus: ask(bus, RankRequest(task=features("z"), workers=(1,)), patience_s=0.0),
+    ]
+    await asyncio.gather(*(question(bus) for question in questions), return_exceptions=True)
+    queries = {endpoint.template.text for endpoint in (ALLOCATOR_STATE, ALLOCATOR_EXPLAIN, ADVISOR_RANK)}
+    assert bus.recorded[Use.REQUEST] - queries == {
+        channel.template.text for channel in CHANNELS if "cli" in channel.senders
+    }
+    assert queries <= bus.recorded[Use.REQUEST]
+    everything = wildcard("tb", inspect.signature(tap_command).parameters["subject"].default)
+    heard = {channel.template.text for channel in CHANNELS if everything.matches(channel.template.pattern("tb"))}
+    observed = {channel.template.text for channel in CHANNELS if channel.delivery is not Delivery.REQUEST}
+    assert heard >= observed == {channel.template.text for channel in CHANNELS if "cli" in channel.receivers}
