@@ -46,10 +46,10 @@ OVERVIEW: Final = (
     "turnbuckle_agent_memory_grants_total",
     "turnbuckle_agent_oom_kills_total",
     "turnbuckle_allocator_refused_containers",
-    "turnbuckle_agent_late_ticks_total",
+    "turnbuckle_agent_skipped_samples_total",
     "turnbuckle_reconciler_problems",
     "turnbuckle_reconciler_path_disagreements",
-    "turnbuckle_fast_path_held_overrides",
+    "turnbuckle_fast_path_active_overrides",
 )
 """What to look at first: is it all there, does it act, does anything hurt."""
 

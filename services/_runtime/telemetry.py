@@ -97,9 +97,9 @@ def observe_bus(telemetry: Telemetry, connected: Callable[[], bool], counters: C
     telemetry.observe("turnbuckle_bus_dropped_messages_total", read("dropped_slow"), reason="slow")
     telemetry.observe("turnbuckle_bus_handler_errors_total", read("handler_errors"))
     telemetry.observe("turnbuckle_bus_reconnects_total", read("reconnects"))
-    telemetry.observe("turnbuckle_bus_published_facts_total", read("facts_published"))
-    telemetry.observe("turnbuckle_bus_dropped_facts_total", read("facts_dropped"))
-    telemetry.observe("turnbuckle_bus_pending_facts", read("facts_pending"))
+    telemetry.observe("turnbuckle_bus_published_events_total", read("facts_published"))
+    telemetry.observe("turnbuckle_bus_dropped_events_total", read("facts_dropped"))
+    telemetry.observe("turnbuckle_bus_pending_events", read("facts_pending"))
     prefix = "undecodable_"
     telemetry.observe_by_label(
         "turnbuckle_bus_undecodable_messages_total",

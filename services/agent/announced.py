@@ -41,7 +41,7 @@ class AnnouncedLimits:
         """Reads under way; set when they end."""
         self._limiter = LogLimiter(runtime.clock.monotonic)
         node.orders.bounds = self._bounds
-        runtime.telemetry.observe("turnbuckle_agent_refused_orders_total", lambda: self.refused_orders)
+        runtime.telemetry.observe("turnbuckle_agent_rejected_limit_updates_total", lambda: self.refused_orders)
 
     def expect(self, app: str) -> None:
         """A container of it has come."""

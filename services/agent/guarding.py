@@ -201,18 +201,18 @@ class Guarding:
 
     def _register_metrics(self) -> None:
         observe, node, counters = self._runtime.telemetry.observe, self._node, self._node.journal.counters
-        observe("turnbuckle_agent_node_refusals_total", lambda: node.budget.refused)
+        observe("turnbuckle_agent_node_budget_rejections_total", lambda: node.budget.refused)
         observe("turnbuckle_agent_node_allocatable_bytes", lambda: node.budget.allocatable_bytes or 0)
         observe("turnbuckle_agent_node_committed_bytes", node.budget.committed_bytes)
         observe("turnbuckle_agent_guarded_containers", lambda: node.guard.count)
         observe("turnbuckle_agent_reserve_bytes", lambda: node.reserves.left_bytes)
         observe("turnbuckle_agent_memory_grants_total", lambda: counters.grants)
         observe("turnbuckle_agent_memory_granted_bytes_total", lambda: counters.granted_bytes)
-        observe("turnbuckle_agent_memory_traps_total", lambda: counters.traps)
+        observe("turnbuckle_agent_oom_waits_total", lambda: counters.traps)
         observe("turnbuckle_agent_memory_requests_total", lambda: counters.requests)
-        observe("turnbuckle_agent_memory_refusals_total", lambda: counters.refusals)
-        observe("turnbuckle_agent_memory_releases_total", lambda: counters.releases)
-        observe("turnbuckle_agent_memory_refused_cuts_total", lambda: counters.refused_cuts)
+        observe("turnbuckle_agent_memory_grants_denied_total", lambda: counters.refusals)
+        observe("turnbuckle_agent_oom_killer_enabled_total", lambda: counters.releases)
+        observe("turnbuckle_agent_memory_rejected_decreases_total", lambda: counters.refused_cuts)
         observe("turnbuckle_agent_memory_polls_total", lambda: counters.polls)
         observe("turnbuckle_agent_oom_kills_total", lambda: counters.kills)
         observe("turnbuckle_agent_memory_limit_hits_total", lambda: counters.limit_hits)

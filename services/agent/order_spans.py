@@ -44,7 +44,7 @@ def _span(node: str, epoch: int, seq: int, rows: int) -> AbstractContextManager[
         "agent.apply_limits",
         turnbuckle__node=node,
         turnbuckle__epoch=epoch,
-        turnbuckle__order_seq=seq,
+        turnbuckle__limit_update_seq=seq,
         turnbuckle__rows=rows,
     )
 

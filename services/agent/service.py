@@ -350,13 +350,13 @@ class Agent:
     def _register_metrics(self, node: Node, ground: Ground) -> None:
         observe = self._runtime.telemetry.observe
         observe("turnbuckle_agent_containers", lambda: node.container_count)
-        observe("turnbuckle_agent_ticks_total", lambda: node.ticks)
-        observe("turnbuckle_agent_late_ticks_total", lambda: self._ticks.late)
+        observe("turnbuckle_agent_samples_total", lambda: node.ticks)
+        observe("turnbuckle_agent_skipped_samples_total", lambda: self._ticks.late)
         observe("turnbuckle_agent_quota_writes_total", lambda: node.writes.quota_writes)
         observe("turnbuckle_agent_memory_writes_total", lambda: node.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)
         observe("turnbuckle_agent_no_op_writes_total", lambda: ground.host.no_op_writes)
-        observe("turnbuckle_agent_failed_rows_total", lambda: self._failed_rows.count)
+        observe("turnbuckle_agent_failed_limit_update_rows_total", lambda: self._failed_rows.count)
 
     def _choose_scheduling(self) -> None:
         priority = self._settings.realtime_priority

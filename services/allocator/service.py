@@ -142,7 +142,7 @@ class Allocator:
             Begin(NEW_TRACE, begun_ns=begun_ns),
             turnbuckle__batches=batches,
             turnbuckle__changes=sum(decisions.row_count for decisions in outcome.decisions),
-            turnbuckle__orders=len(outcome.updates),
+            turnbuckle__limit_updates=len(outcome.updates),
         ):
             self._act(outcome)
 
@@ -184,7 +184,7 @@ class Allocator:
             current.set(
                 turnbuckle__memory__granted_bytes=reply.granted_bytes,
                 turnbuckle__memory__reclaiming_bytes=reply.reclaiming_bytes,
-                turnbuckle__orders=len(outcome.updates),
+                turnbuckle__limit_updates=len(outcome.updates),
                 turnbuckle__refusal=reply.refusal,
             )
             self._act(outcome)
@@ -268,18 +268,18 @@ class Allocator:
             "refused_containers": lambda: len(allocation.refusals),
             "steps_total": lambda: allocation.step_count,
             "changes_total": lambda: self.changes,
-            "orders_total": lambda: self._orders.sent,
-            "lost_orders_total": lambda: self._orders.lost,
+            "limit_updates_total": lambda: self._orders.sent,
+            "unacknowledged_limit_updates_total": lambda: self._orders.lost,
             "memory_requests_total": lambda: self.memory_requests,
             "refused_memory_requests_total": lambda: self.refused_memory_requests,
             "takeovers_total": lambda: replicas.takeovers,
             "lost_leases_total": lambda: replicas.lost_leases,
             "failed_renewals_total": lambda: replicas.failed_renewals,
-            "overtaken_batches_total": lambda: roster.counts.overtaken,
+            "out_of_order_batches_total": lambda: roster.counts.overtaken,
             "stale_batches_total": lambda: roster.counts.stale,
-            "misplaced_messages_total": lambda: self._intake.misplaced,
-            "unheard_nodes": lambda: len(set().union(*allocation.attendance.missing.values())),
-            "absurd_rows_total": lambda: roster.counts.absurd_rows,
+            "subject_mismatch_total": lambda: self._intake.misplaced,
+            "nodes_not_reported": lambda: len(set().union(*allocation.attendance.missing.values())),
+            "invalid_samples_total": lambda: roster.counts.absurd_rows,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_allocator_{name}", read)
 

@@ -180,10 +180,10 @@ class Collector:
     def _register_metrics(self, journal: Journal, publisher: Publisher) -> None:
         observe, prefix = self._runtime.telemetry.observe, "turnbuckle_collector"
         observe(f"{prefix}_cloud_configured_info", lambda: float(self._settings.project is not None))
-        observe(f"{prefix}_looks_total", lambda: self.looks)
-        observe(f"{prefix}_failed_looks_total", lambda: self.failed_looks)
+        observe(f"{prefix}_cloud_polls_total", lambda: self.looks)
+        observe(f"{prefix}_cloud_poll_errors_total", lambda: self.failed_looks)
         observe(f"{prefix}_unfinished_jobs", lambda: self._look.waiting + self._look.running)
-        observe(f"{prefix}_unsettled_jobs", lambda: self._look.unsettled)
+        observe(f"{prefix}_cost_pending_jobs", lambda: self._look.unsettled)
         observe(f"{prefix}_problem_jobs", lambda: len(self._look.problems))
         observe(f"{prefix}_journal_records", lambda: len(journal))
         observe(f"{prefix}_unpublished_records", lambda: journal.waiting)

@@ -198,7 +198,7 @@ class Loop:
             turnbuckle__rules__written=sum(not write.errno for write in outcome.writes),
             turnbuckle__rules__refused=sum(bool(write.errno) for write in outcome.writes),
             turnbuckle__rules__desired=outcome.tally.desired,
-            turnbuckle__rules__right=outcome.tally.right,
+            turnbuckle__rules__in_sync=outcome.tally.right,
             turnbuckle__rules__verified=outcome.verified,
         )
 

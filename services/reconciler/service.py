@@ -368,18 +368,18 @@ class Reconciler:
         telemetry.observe_by_label(f"{prefix}_rules", "set", self._rule_counts)
         telemetry.observe_by_label(f"{prefix}_problems", "kind", self._problem_counts)
         observe(f"{prefix}_offloaded_rules", lambda: loop.last.outcome.tally.in_hw if loop.last else 0)
-        observe(f"{prefix}_passes_total", lambda: counts.passes)
-        observe(f"{prefix}_glances_total", lambda: counts.glances)
-        observe(f"{prefix}_failed_passes_total", lambda: counts.failed)
+        observe(f"{prefix}_full_reconciles_total", lambda: counts.passes)
+        observe(f"{prefix}_route_reconciles_total", lambda: counts.glances)
+        observe(f"{prefix}_failed_reconciles_total", lambda: counts.failed)
         observe(f"{prefix}_writes_total", lambda: counts.writes)
         observe(f"{prefix}_refused_writes_total", lambda: counts.refused_writes)
         observe(f"{prefix}_overruns_total", lambda: counts.overruns)
-        observe(f"{prefix}_last_pass_seconds", lambda: loop.last.outcome.duration_s if loop.last else 0.0)
+        observe(f"{prefix}_last_full_reconcile_seconds", lambda: loop.last.outcome.duration_s if loop.last else 0.0)
         observe(f"{prefix}_last_lag_seconds", lambda: loop.last.lag_s if loop.last else 0.0)
-        observe(f"{prefix}_waiting_operations", lambda: self.teller.waiting_operations)
+        observe(f"{prefix}_unpublished_operations", lambda: self.teller.waiting_operations)
         guard = self._guard
         if guard is not None:
-            observe(f"{prefix}_emptied_overrides_total", lambda: guard.emptied_total)
+            observe(f"{prefix}_flushed_overrides_total", lambda: guard.emptied_total)
         auditor = self._auditor
         if auditor is not None:
             observe(f"{prefix}_paths", lambda: len(auditor.paths))
@@ -391,7 +391,7 @@ class Reconciler:
         if self.loop is None or self.loop.last is None:
             return {}
         tally = self.loop.last.outcome.tally
-        return {"desired": tally.desired, "right": tally.right, "own": tally.own, "foreign": tally.foreign}
+        return {"desired": tally.desired, "in_sync": tally.right, "managed": tally.own, "unmanaged": tally.foreign}
 
     def _problem_counts(self) -> dict[str, float]:
         if self.loop is None or self.loop.last is None:

@@ -115,8 +115,8 @@ def test_a_hundred_containers(project, exported):
 
     Sink.taken = 0
     wait(lambda: metric("containers") == CONTAINERS, within_s=30, what="all found")
-    before = metric("ticks_total")
-    wait(lambda: metric("ticks_total") > before + PERIODS, within_s=120, what="some periods")
+    before = metric("samples_total")
+    wait(lambda: metric("samples_total") > before + PERIODS, within_s=120, what="some periods")
     highest_bytes = memory_of(int(project.container("agent").attrs["State"]["Pid"]))
     logging.getLogger("figures").info("agent, %d containers: %.1f MB", CONTAINERS, highest_bytes / 1e6)
     assert highest_bytes < MOST_BYTES

@@ -130,7 +130,7 @@ async def test_jobs_with_settled_costs_are_told_of_once(lab: Lab) -> None:
     assert {record.job: record.cost_usd for record in found} == {lab.jobs[0]: 0.75, lab.jobs[1]: 1.75}
     assert all(record.cost_kind is CostKind.BILLED for record in found)
     await answers.until("/readyz", 200)
-    await answers.until("/metrics", 200, "turnbuckle_collector_unsettled_jobs 1.0")
+    await answers.until("/metrics", 200, "turnbuckle_collector_cost_pending_jobs 1.0")
     _, metrics = await answers.get("/metrics")
     assert "turnbuckle_collector_published_records_total 2.0" in metrics
     code, log = await _end(process)

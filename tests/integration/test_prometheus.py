@@ -156,7 +156,7 @@ async def test_every_panel_has_a_query_that_is_answered(watched: Watched) -> Non
     [(labels, containers)] = watched.prometheus.query("turnbuckle_agent_containers")
     assert containers == len(SCENARIO[0]["scenario"]["containers"])  # type: ignore[index]
     assert (labels["job"], labels["service"]) == ("turnbuckle", "agent")
-    ticks = "rate(turnbuckle_agent_ticks_total[5s])"  # one each 100 ms
+    ticks = "rate(turnbuckle_agent_samples_total[5s])"  # one each 100 ms
     await watched.prometheus.until(
         lambda: 5 < watched.prometheus.query(ticks)[0][1] < 15, lambda: watched.prometheus.query(ticks)
     )

@@ -125,7 +125,7 @@ async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
         assert apps["allocator"] is True
         assert [row["app"] for row in apps["apps"]] == ["shop"]
         assert json.loads(explained)
-        assert await allocator.metric("turnbuckle_allocator_lost_orders_total") == 0
+        assert await allocator.metric("turnbuckle_allocator_unacknowledged_limit_updates_total") == 0
         assert [line for line in agent.log() if line["event"].startswith("order_refused")] == []
         await observer.close(2)
     finally:

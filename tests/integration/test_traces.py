@@ -71,7 +71,7 @@ async def test_from_a_route_event_to_applied_rules(tmp_path: Path, monkeypatch: 
                 await nats.close()
 
     passes = [span for span in receiver.spans if span.name == "reconciler.reconcile"]
-    (one,) = [span for span in passes if span.attributes["turnbuckle.rules.right"] == 1]
+    (one,) = [span for span in passes if span.attributes["turnbuckle.rules.in_sync"] == 1]
     assert one.parent_id == ""
     assert one.attributes["turnbuckle.rules.written"] > 0
     assert one.attributes["turnbuckle.rules.verified"] is True

@@ -153,13 +153,13 @@ async def test_good_messages_in_the_wrong_place_change_nothing(cluster, raw, con
     )  # fmt: skip
     messages: list[Message] = [ghost_batch, order, SPEC, StateRequest(), container_event(1), node_info(1)]
     [allocator] = cluster.running("allocator")
-    misplaced = await allocator.metric("turnbuckle_allocator_misplaced_messages_total")
+    misplaced = await allocator.metric("turnbuckle_allocator_subject_mismatch_total")
     for message, subject in itertools.product(messages, subjects(cluster)):
         await raw.publish(subject, encode(message), reply=raw.new_inbox())
     await raw.flush()
     await assert_follows(container)
 
-    assert await allocator.metric("turnbuckle_allocator_misplaced_messages_total") - misplaced == len(messages)
+    assert await allocator.metric("turnbuckle_allocator_subject_mismatch_total") - misplaced == len(messages)
     answer = decode((await raw.request(f"{cluster.bus.root}.cmd.limits.n1", encode(node_info(1)), timeout=5)).data)
     assert isinstance(answer, QueryError)
     assert (answer.code, "NodeInfo" in answer.message) == (400, True)

@@ -78,7 +78,7 @@ async def test_sums_hold_while_containers_burn_come_and_go_and_the_allocator_is_
         if turn in restarts:
             await allocator.signal(restarts[turn])
             allocator = cluster.launch_allocator()
-        batches = await agent.metric("turnbuckle_agent_ticks_total")
+        batches = await agent.metric("turnbuckle_agent_samples_total")
         await poll(lambda since=batches: _ticked(agent, since + 5), within_s=30, what="five more periods")
     await allocator.ready()
     await poll(lambda: _all_admitted(cluster, specs), within_s=30, what="all containers admitted again")
@@ -101,7 +101,7 @@ async def test_sums_hold_while_containers_burn_come_and_go_and_the_allocator_is_
 
 
 async def _ticked(agent, ticks: float) -> bool:
-    return await agent.metric("turnbuckle_agent_ticks_total") >= ticks
+    return await agent.metric("turnbuckle_agent_samples_total") >= ticks
 
 
 async def _all_admitted(cluster: ClusterLab, specs: list[AppSpec]) -> bool:

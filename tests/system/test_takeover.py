@@ -39,7 +39,7 @@ async def test_the_share_of_a_silent_node_stays_its_own_across_a_change_of_owner
         await poll(lambda: _decided_by_another(cluster, spec.name, epoch), within_s=30, what="another owner")
         async with cluster.batches(spec.name) as log:
             await until(lambda: len(log.messages) >= PERIODS, within_s=30, what="periods with a new owner")
-        assert await second.metric("turnbuckle_allocator_unheard_nodes") == 1
+        assert await second.metric("turnbuckle_allocator_nodes_not_reported") == 1
         assert there.quota_us + here.quota_us <= spec.cpu_limit_us
     finally:
         frozen.send(signal.SIGCONT)
@@ -50,7 +50,7 @@ async def test_the_share_of_a_silent_node_stays_its_own_across_a_change_of_owner
     record_figure("highest memory / limit", seen.highest_limit_bytes / int(spec.memory_limit))
     assert seen.highest_quota_us <= spec.cpu_limit_us
     assert seen.highest_limit_bytes <= spec.memory_limit
-    assert await second.metric("turnbuckle_allocator_unheard_nodes") == 0
+    assert await second.metric("turnbuckle_allocator_nodes_not_reported") == 0
     for container in (here, there):
         cluster.remove(container)
     assert await frozen.signal(signal.SIGTERM) == 0

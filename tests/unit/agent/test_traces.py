@@ -51,7 +51,7 @@ async def test_a_sample_is_no_span_and_a_decision_is(tmp_path: Path) -> None:
     assert idle.names() == []
     decided = [each for each in recorded.ended if each.name == "allocator.decide"]
     assert 0 < len(decided) <= steps
-    assert all(each.attributes["turnbuckle.orders"] >= 1 for each in decided)
+    assert all(each.attributes["turnbuckle.limit_updates"] >= 1 for each in decided)
 
 
 def below(root: str, recorded: RecordedSpans) -> set[str]:

@@ -40,7 +40,7 @@ def asked_for(receiver: OtlpReceiver, **more: str) -> OtelSettings:
 
 def make_spans(count: int) -> None:
     for _ in range(count):
-        with span("allocator.decide", turnbuckle__orders=1):
+        with span("allocator.decide", turnbuckle__limit_updates=1):
             pass
 
 
@@ -57,7 +57,7 @@ def test_spans_arrive_with_their_origin(receiver: OtlpReceiver, monkeypatch: pyt
     assert resource["deployment.environment.name"] == "lab"
     assert resource["service.instance.id"]
     assert receiver.headers[0]["authorization"] == "Bearer s3cret"
-    assert receiver.spans[0].attributes == {"turnbuckle.orders": 1}
+    assert receiver.spans[0].attributes == {"turnbuckle.limit_updates": 1}
 
 
 @pytest.mark.parametrize("asked", ["never", "within", "after"])
@@ -141,7 +141,7 @@ def test_a_sampler_of_the_operators(receiver: OtlpReceiver, monkeypatch: pytest.
 async def test_metrics_are_read_on_the_event_loop(receiver: OtlpReceiver) -> None:
     """By observable instruments, from the same registry as /metrics."""
     telemetry, loop = Telemetry(), asyncio.get_running_loop()
-    ticks = telemetry.counter("turnbuckle_agent_ticks_total")
+    ticks = telemetry.counter("turnbuckle_agent_samples_total")
     ticks.value = 7
     telemetry.observe("turnbuckle_agent_reserve_bytes", lambda: 4096)
     on_loop: list[bool] = []
@@ -154,11 +154,11 @@ async def test_metrics_are_read_on_the_event_loop(receiver: OtlpReceiver) -> Non
     health = Health(list, telemetry)
     beat = asyncio.create_task(health.beat())
     async with exporting(asked_for(receiver), ORIGIN, telemetry, health):
-        await until(lambda: any(point.name == "turnbuckle.agent.ticks" for point in receiver.points), within_s=10)
+        await until(lambda: any(point.name == "turnbuckle.agent.samples" for point in receiver.points), within_s=10)
     beat.cancel()
 
     found = {point.name: point for point in receiver.points}
-    assert (found["turnbuckle.agent.ticks"].value, found["turnbuckle.agent.ticks"].is_counter) == (7, True)
+    assert (found["turnbuckle.agent.samples"].value, found["turnbuckle.agent.samples"].is_counter) == (7, True)
     reserve = found["turnbuckle.agent.reserve"]
     assert (reserve.value, reserve.unit, reserve.is_counter) == (4096, "By", False)
     assert found["turnbuckle.bus.dropped_messages"].attributes == {"reason": "slow"}

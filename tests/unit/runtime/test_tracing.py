@@ -25,7 +25,7 @@ from tests.support.recorded_spans import recorded_spans
 
 
 def test_nothing_is_made_while_nobody_exports() -> None:
-    with span("allocator.decide", turnbuckle__orders=1) as current:
+    with span("allocator.decide", turnbuckle__limit_updates=1) as current:
         current.set(turnbuckle__changes=2)
         assert trace_headers() is None
         assert trace_ids() is None
@@ -53,7 +53,7 @@ def test_undeclared_names_are_refused_with_and_without_an_export() -> None:
 
 def test_what_is_under_way_is_the_parent() -> None:
     with recorded_spans() as recorded:
-        with span("allocator.decide", turnbuckle__orders=3) as outer, span("allocator.grant_memory") as inner:
+        with span("allocator.decide", turnbuckle__limit_updates=3) as outer, span("allocator.grant_memory") as inner:
             inner.set(turnbuckle__memory__granted_bytes=5)
         with span("agent.handle_oom", Begin(outer.carrier)):
             pass
@@ -62,7 +62,7 @@ def test_what_is_under_way_is_the_parent() -> None:
 
     assert recorded.path("allocator.grant_memory") == ["allocator.decide", "allocator.grant_memory"]
     assert recorded.path("agent.handle_oom") == ["allocator.decide", "agent.handle_oom"]
-    assert recorded.named("allocator.decide").attributes == {"turnbuckle.orders": 3}
+    assert recorded.named("allocator.decide").attributes == {"turnbuckle.limit_updates": 3}
     assert recorded.named("allocator.grant_memory").attributes == {"turnbuckle.memory.granted_bytes": 5}
     root = recorded.named("agent.apply_limits")
     assert root.parent is None
