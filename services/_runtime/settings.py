@@ -60,6 +60,8 @@ class CommonSettings(BaseSettings):
 
     service: ClassVar[str] = "common"
     """Name of the service, in lower case; set by each subclass."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Fields that had another name in an earlier version: old name to new one. A variable of that name is an error."""
 
     nats_url: Annotated[
         str | None,
@@ -276,9 +278,13 @@ def _secret_problems(cls: type[CommonSettings], environ: Mapping[str, str]) -> l
 def _unknown_variables(cls: type[CommonSettings], environ: Mapping[str, str]) -> list[str]:
     known = {cls.variable(name) for name in cls.model_fields}
     known |= {f"{cls.variable(name)}_FILE" for name, field in cls.model_fields.items() if _is_secret(field)}
+    renamed = {cls.variable(old): cls.variable(new) for old, new in cls.renamed.items()}
     problems = []
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable in known:
+            continue
+        if variable in renamed:
+            problems.append(f"{variable}: was renamed to {renamed[variable]}")
             continue
         service, separator, _ = variable.removeprefix(PREFIX).partition("__")
         mine = cls.service.upper()

@@ -37,7 +37,7 @@ class KnowledgeBase:
         self._runtime = runtime
         self._trainer = trainer
         self._settings = runtime.settings
-        self.own = self._made(Records(self._settings.leave_out), "")
+        self.own = self._made(Records(self._settings.held_out_tasks), "")
         self._shipped: Knowledge | None = None
         self._making = asyncio.Lock()
 
@@ -90,7 +90,7 @@ class KnowledgeBase:
             return self.own
         async with self._making:
             if self._shipped is None:
-                made = self._made(Records(self._settings.leave_out), SHIPPED_TOO)
+                made = self._made(Records(self._settings.held_out_tasks), SHIPPED_TOO)
                 await self._read(made.records, (SHIPPED,))
                 for profile in self.own.records.runs.values():
                     made.records.add_run(profile)

@@ -85,7 +85,7 @@ class Learning:
 
     def why_no_model(self) -> str:
         """Why no question can be answered yet."""
-        known, least = len(self._records), self._settings.least_records
+        known, least = len(self._records), self._settings.min_records
         if self._began_s is not None:
             seconds = self._clock.monotonic() - self._began_s
             return f"the first model is being trained on {known} records ({seconds:.0f} s so far): ask again"
@@ -113,11 +113,11 @@ class Learning:
                     await self._wake.wait()
 
     def _until_look_s(self) -> float:
-        return self._looked_s + self._settings.look_s - self._clock.monotonic()
+        return self._looked_s + self._settings.refresh_interval_s - self._clock.monotonic()
 
     def _patience_s(self) -> float:
         """Until the next look, or until a training has waited long enough for quiet."""
-        quiet_s = self._heard_s + self._settings.quiet_s - self._clock.monotonic()
+        quiet_s = self._heard_s + self._settings.retrain_debounce_s - self._clock.monotonic()
         return max(min(self._until_look_s(), quiet_s if self._wants() else math.inf), _LEAST_WAIT_S)
 
     async def _adopt(self) -> None:
@@ -137,7 +137,7 @@ class Learning:
     def _wants(self) -> bool:
         """Whether the records alone call for a training."""
         known = len(self._records)
-        if known < self._settings.least_records:
+        if known < self._settings.min_records:
             return False
         if self._failed_records is not None and known < self._failed_records + self._settings.retrain_after:
             return False
@@ -147,7 +147,7 @@ class Learning:
         """The seed of the training that is due now, or None."""
         if self._asked is not None:
             return self._asked.seed
-        quiet = self._clock.monotonic() - self._heard_s >= self._settings.quiet_s
+        quiet = self._clock.monotonic() - self._heard_s >= self._settings.retrain_debounce_s
         return self._settings.seed if self._wants() and quiet else None
 
     def _lesson(self, seed: int) -> Lesson:

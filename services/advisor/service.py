@@ -60,7 +60,7 @@ class Advisor:
         self._clock = runtime.clock
         self._log = runtime.log
         self.catalogue = Catalogue(settings.prices_directory, settings.price_sources, runtime.log)
-        self._trainer = TrainingProcess(settings.training_limit_s)
+        self._trainer = TrainingProcess(settings.training_timeout_s)
         self._knowledge: KnowledgeBase | None = None
         self._subscriptions: list[Subscription] = []
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="answer")
@@ -130,7 +130,7 @@ class Advisor:
 
     async def _keep_prices(self) -> None:
         while True:
-            await self._clock.sleep_until(self._clock.monotonic() + self._settings.look_s)
+            await self._clock.sleep_until(self._clock.monotonic() + self._settings.refresh_interval_s)
             await asyncio.to_thread(self.catalogue.read)
 
     # -- questions -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -17,35 +18,45 @@ class AdvisorSettings(CommonSettings):
     """What an advisor needs to know."""
 
     service: ClassVar[str] = "advisor"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "look_s": "refresh_interval_s",
+        "quiet_s": "retrain_debounce_s",
+        "least_records": "min_records",
+        "leave_out": "held_out_tasks",
+        "training_limit_s": "training_timeout_s",
+    }
 
     algorithm: Annotated[
         Literal["ours", "boosting", "forest", "linear", "thesis"],
-        Field(description="what learns: ours, or a plain regression with the same surroundings"),
+        Field(description="model: ours (a Gaussian process), or a baseline regression on the same features"),
     ] = "ours"
     seed: Annotated[
-        int, Field(ge=0, description="of trainings that nobody asked for: the same data and seed, the same model")
+        int, Field(ge=0, description="random seed of automatic trainings: the same data and seed give the same model")
     ] = 0
     datasets: Annotated[
         tuple[str, ...],
-        Field(description="record files (Parquet) that are known beside those of the bus; shipped: the project's own"),
+        Field(
+            description="record files (Parquet) used in addition to the records of the bus; shipped: the project's own"
+        ),
     ] = ()
-    leave_out: Annotated[
-        tuple[str, ...], Field(description="tasks that are not learned from: for trials; their local runs stay known")
+    held_out_tasks: Annotated[
+        tuple[str, ...], Field(description="tasks held out of the training set; their local runs are still used")
     ] = ()
-    least_records: Annotated[int, Field(ge=1, description="records from which on a first model is trained")] = 20
-    retrain_after: Annotated[int, Field(ge=1, description="new records after which the model is trained anew")] = 50
-    quiet_s: Annotated[
-        float, Field(ge=0, le=600, description="seconds without a new record before a training begins by itself")
+    min_records: Annotated[int, Field(ge=1, description="fewest records for a first model")] = 20
+    retrain_after: Annotated[int, Field(ge=1, description="new records after which the model is retrained")] = 50
+    retrain_debounce_s: Annotated[
+        float,
+        Field(ge=0, le=600, description="seconds without a new record before an automatic training starts (debounce)"),
     ] = 2.0
-    training_limit_s: Annotated[float, Field(gt=0, description="seconds after which a training is given up")] = 900.0
-    models_kept: Annotated[int, Field(ge=1, le=100, description="newest models that stay in the store")] = 5
-    look_s: Annotated[
-        float, Field(ge=0.1, le=600, description="seconds between looks for models of other replicas and new prices")
+    training_timeout_s: Annotated[float, Field(gt=0, description="seconds after which a training is aborted")] = 900.0
+    models_kept: Annotated[int, Field(ge=1, le=100, description="newest models kept in the object store")] = 5
+    refresh_interval_s: Annotated[
+        float, Field(ge=0.1, le=600, description="seconds between refreshes: models of other replicas, new prices")
     ] = 5.0
     prices_directory: Annotated[
         str,
         Field(
-            description="price snapshots beside the shipped ones; empty: where `turnbuckle prices refresh` puts them"
+            description="price snapshots besides the shipped ones; empty: where `turnbuckle prices refresh` puts them"
         ),
     ] = ""
     price_sources: Annotated[
@@ -56,13 +67,14 @@ class AdvisorSettings(CommonSettings):
         ),
     ] = ()
     spot_interruptions_per_day: Annotated[
-        float, Field(ge=0, le=1000, description="how often a spot machine is taken away; an assumption, not measured")
+        float,
+        Field(ge=0, le=1000, description="expected preemptions of a spot machine per day; an assumption, not measured"),
     ] = 0.1
     spot_restart_s: Annotated[
-        float, Field(ge=0, description="seconds until an interrupted job is where its last checkpoint was")
+        float, Field(ge=0, description="seconds until a preempted job has restarted from its last checkpoint")
     ] = 180.0
     spot_checkpoint_s: Annotated[
-        float, Field(ge=0, description="seconds between a job's checkpoints; 0: none, it begins anew")
+        float, Field(ge=0, description="seconds between a job's checkpoints; 0: none, it starts over")
     ] = 0.0
 
     def spot_terms(self) -> SpotTerms:

@@ -92,7 +92,7 @@ class Agent:
         deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in ground.source_timeouts_s.items()}
         budget = settings.memory_budget(host.memory_bytes)
         reassert = settings.on_drift == "reassert"
-        options = NodeOptions(int(settings.pause_deadline_s * 1e9), reassert, deadlines_ns, budget)
+        options = NodeOptions(int(settings.oom_wait_timeout_s * 1e9), reassert, deadlines_ns, budget)
         node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
         self._announced = AnnouncedLimits(self._runtime, node)
         await self._join_if_possible(node, ground)
@@ -106,8 +106,10 @@ class Agent:
         for maker, discovery in ground.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
         look = partial(self._look, node)
-        self._prompt_looks = PromptLooks(self._clock, host, look, settings.early_looks)
-        self._runtime.spawn(self._ticks.run(partial(self._tick, node), look, settings.early_looks), name="sampling")
+        self._prompt_looks = PromptLooks(self._clock, host, look, settings.throttle_polls_per_period)
+        self._runtime.spawn(
+            self._ticks.run(partial(self._tick, node), look, settings.throttle_polls_per_period), name="sampling"
+        )
         self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
         self._runtime.spawn(self._clear_up(node, ground), name="clear up")
         self._runtime.spawn(self._announced.run(), name="announced limits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -17,6 +18,11 @@ class AgentSettings(NodeSettings):
     """What an agent needs to know."""
 
     service: ClassVar[str] = "agent"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "early_looks": "throttle_polls_per_period",
+        "pause_deadline_s": "oom_wait_timeout_s",
+        "watchdog_silence_s": "watchdog_timeout_s",
+    }
 
     host: Annotated[
         Literal["auto", "cgroup", "simulated"],
@@ -65,28 +71,33 @@ class AgentSettings(NodeSettings):
         Path | None,
         Field(description="where `make kernel` put them; default: kernel/build of a checkout, or /usr/lib/turnbuckle"),
     ] = None
-    early_looks: Annotated[
+    throttle_polls_per_period: Annotated[
         int,
         Field(
             ge=0,
             le=9,
-            description="looks between two samples for containers that have just been throttled, at most: when the "
-            "kernel's own programs tell of one, or evenly spaced for 10 s after one, where they only read; where there "
-            "are only files, at the usage of containers that may wake up; 0: none",
+            description="extra readings between two samples of containers that have just been throttled, at most: on "
+            "each notification of the BPF programs, or evenly spaced for 10 s after throttling, where they only "
+            "read; where there are only files, of the usage of idle containers; 0: none",
         ),
     ] = 4
     realtime_priority: Annotated[
         int, Field(ge=0, le=99, description="SCHED_FIFO priority of the agent; 0: default scheduling")
     ] = 0
     state_directory: Annotated[
-        Path, Field(description="what must outlive the agent: reserves granted, original limits, locks; on a tmpfs")
+        Path, Field(description="state that outlives the agent: granted reserves, original limits, locks; on a tmpfs")
     ] = Path("/run/turnbuckle")
-    pause_deadline_s: Annotated[
+    oom_wait_timeout_s: Annotated[
         float,
-        Field(ge=0.1, le=60, description="seconds that a task may wait at its memory limit: then the kernel decides"),
+        Field(
+            ge=0.1,
+            le=60,
+            description="seconds that tasks may be blocked at their memory limit until the OOM killer is enabled again",
+        ),
     ] = 2.0
-    watchdog_silence_s: Annotated[
-        float, Field(ge=0.2, le=60, description="seconds without a sign of life after which the watchdog acts instead")
+    watchdog_timeout_s: Annotated[
+        float,
+        Field(ge=0.2, le=60, description="seconds without a heartbeat after which the watchdog acts for the agent"),
     ] = 0.5
     watchdog_groups: Annotated[
         Literal["inherit", "root"],
@@ -106,7 +117,7 @@ class AgentSettings(NodeSettings):
         MemorySize | None,
         Field(
             ge=0,
-            description="of it, kept for the system and processes that nobody manages (Kubernetes: system reserved): "
+            description="of it, kept for the system and unmanaged processes (Kubernetes: system reserved): "
             "limits and reserves of all applications add up to at most the rest; default: max(256 MiB, 5 %) or half",
         ),
     ] = None
@@ -116,7 +127,7 @@ class AgentSettings(NodeSettings):
     ] = ByteSize(100 << 20)
     on_drift: Annotated[
         Literal["reassert", "adopt"],
-        Field(description="limits changed by other hands: reassert writes the known value back, adopt takes them over"),
+        Field(description="limits that were modified externally: reassert restores them, adopt takes the new ones"),
     ] = "reassert"
 
     def memory_budget(self, host_memory_bytes: int) -> MemoryBudget:

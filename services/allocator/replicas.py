@@ -57,7 +57,7 @@ class Replicas:
         self._log = runtime.log.bind(replica=self.id)
         self._callbacks = callbacks
         self._ttl_s = runtime.settings.lease_ttl_s
-        self._core = Ownership(self.id, Patience(self._ttl_s, store_away_s=runtime.settings.store_away_s))
+        self._core = Ownership(self.id, Patience(self._ttl_s, store_away_s=runtime.settings.lease_store_outage_grace_s))
         self._tasks: list[asyncio.Task[None]] = []
         self._listed = asyncio.Event()
         self._wake = asyncio.Event()

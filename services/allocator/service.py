@@ -229,7 +229,7 @@ class Allocator:
 
         While nothing could be decided, nothing could be heard either: that time does not count.
         """
-        roster, after_s = self._allocation.roster, self._settings.forget_node_after_s
+        roster, after_s = self._allocation.roster, self._settings.node_expiry_s
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + 1.0)
             now_s = self._clock.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -13,12 +14,16 @@ class AllocatorSettings(CommonSettings):
     """What an allocator needs to know; limits and policies come with each application."""
 
     service: ClassVar[str] = "allocator"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "store_away_s": "lease_store_outage_grace_s",
+        "forget_node_after_s": "node_expiry_s",
+    }
 
     reclaim_every_s: Annotated[float, Field(gt=0, description="seconds between memory reclaims (thesis 2.4.3: 5)")] = (
         5.0
     )
     warm_up_s: Annotated[
-        float, Field(ge=0, description="seconds after taking an application over in which nothing of it is raised")
+        float, Field(ge=0, description="seconds after acquiring an application's lease in which no limit is raised")
     ] = 0.5
     lease_ttl_s: Annotated[
         float,
@@ -29,7 +34,7 @@ class AllocatorSettings(CommonSettings):
             "the same for all replicas",
         ),
     ] = 2.0
-    store_away_s: Annotated[
+    lease_store_outage_grace_s: Annotated[
         float,
         Field(
             ge=0,
@@ -39,8 +44,12 @@ class AllocatorSettings(CommonSettings):
         ),
     ] = 12.0
     stale_after_s: Annotated[
-        float, Field(gt=0, description="seconds after which a silent agent's containers are no longer decided about")
+        float,
+        Field(gt=0, description="seconds without a report after which no decisions are made for a node's containers"),
     ] = 2.0
-    forget_node_after_s: Annotated[
-        float, Field(gt=0, description="seconds after which a silent agent's containers no longer count")
+    node_expiry_s: Annotated[
+        float,
+        Field(
+            gt=0, description="seconds without a report after which a node expires and its containers no longer count"
+        ),
     ] = 30.0

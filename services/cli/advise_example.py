@@ -126,8 +126,8 @@ async def _ask(request: RankRequest, path: Path, left_out: tuple[str, ...]) -> R
         stack.push_async_callback(supervisor.stop_all)
         environment = {
             "TURNBUCKLE_ADVISOR__DATASETS": str(path),
-            "TURNBUCKLE_ADVISOR__LEAVE_OUT": ",".join(left_out),
-            "TURNBUCKLE_ADVISOR__QUIET_S": "0",
+            "TURNBUCKLE_ADVISOR__HELD_OUT_TASKS": ",".join(left_out),
+            "TURNBUCKLE_ADVISOR__RETRAIN_DEBOUNCE_S": "0",
         }
         with stderr_console().status("starting NATS and the advisor"):
             await supervisor.start("advisor", environment)

@@ -37,10 +37,10 @@ class Look:
 def patience(settings: CollectorSettings) -> Patience:
     """How sure to be of a cost."""
     return Patience(
-        looks=settings.settle_looks,
+        looks=settings.cost_stable_polls,
         apart_s=0.9 * settings.billing_poll_s,  # looks are a little irregular
-        settle_s=settings.settle_hours * 3_600,
-        give_up_s=settings.give_up_hours * 3_600,
+        settle_s=settings.cost_min_age_hours * 3_600,
+        give_up_s=settings.cost_timeout_hours * 3_600,
     )
 
 

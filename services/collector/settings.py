@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Self
 
@@ -45,6 +46,11 @@ class CollectorSettings(CommonSettings):
     """What a collector needs to know."""
 
     service: ClassVar[str] = "collector"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "settle_looks": "cost_stable_polls",
+        "settle_hours": "cost_min_age_hours",
+        "give_up_hours": "cost_timeout_hours",
+    }
 
     project: Annotated[
         str | None, Field(pattern=r"^[a-z0-9:.-]+$", description="Google Cloud project of the jobs; unset: no cloud")
@@ -57,7 +63,7 @@ class CollectorSettings(CommonSettings):
         Field(description="BigQuery table or view of the billing export; unset: costs are derived from prices"),
     ] = None
     label: Annotated[
-        str, AfterValidator(_check_label), Field(description="label key that jobs and their costs are known by")
+        str, AfterValidator(_check_label), Field(description="label key that identifies jobs and their costs")
     ] = "turnbuckle_job"
     credentials: Annotated[
         SecretStr | None,
@@ -70,22 +76,28 @@ class CollectorSettings(CommonSettings):
     billing_endpoint: Annotated[
         Endpoint | None, Field(description="other address of BigQuery; http:// is for emulators: no credentials")
     ] = None
-    poll_s: Annotated[float, Field(ge=0.05, le=86_400, description="seconds between looks at Vertex AI")] = 60.0
+    poll_s: Annotated[float, Field(ge=0.05, le=86_400, description="seconds between polls of Vertex AI")] = 60.0
     billing_poll_s: Annotated[
-        float, Field(ge=0.05, le=86_400, description="seconds between looks at the billing export (each one is billed)")
+        float,
+        Field(ge=0.05, le=86_400, description="seconds between polls of the billing export (each query is billed)"),
     ] = 3_600.0
-    settle_looks: Annotated[
-        int, Field(ge=1, le=1_000, description="looks in a row in which a job's cost has to be the same")
+    cost_stable_polls: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1_000,
+            description="consecutive polls in which a job's billed cost has to be unchanged before it is final",
+        ),
     ] = 3
-    settle_hours: Annotated[
-        float, Field(ge=0, le=720, description="hours after a job's end before its cost is believed")
+    cost_min_age_hours: Annotated[
+        float, Field(ge=0, le=720, description="hours after a job's end before its billed cost can be final")
     ] = 24.0
-    give_up_hours: Annotated[
+    cost_timeout_hours: Annotated[
         float,
         Field(ge=0, le=8_760, description="hours after a job's end after which its cost is derived from the price"),
     ] = 168.0
     lookback_days: Annotated[
-        float, Field(gt=0, le=3_650, description="days after which a job that was never seen is left alone")
+        float, Field(gt=0, le=3_650, description="days after which a job that was never seen is ignored")
     ] = 60.0
     directory: Annotated[
         Path | None, Field(description="directory of the journal; unset: below the user's state directory")
@@ -93,6 +105,6 @@ class CollectorSettings(CommonSettings):
 
     @model_validator(mode="after")
     def _check_hours(self) -> Self:
-        if self.give_up_hours < self.settle_hours:
-            raise ValueError("give_up_hours is less than settle_hours: no cost would ever be read")
+        if self.cost_timeout_hours < self.cost_min_age_hours:
+            raise ValueError("cost_timeout_hours is less than cost_min_age_hours: no cost would ever be read")
         return self

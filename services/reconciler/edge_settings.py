@@ -15,7 +15,7 @@ class EdgeSettings(NodeSettings):
     """Which network namespace, and which FRR."""
 
     netns: Annotated[
-        str | None, Field(description="network namespace to look after, by name or path; unset: the process' own")
+        str | None, Field(description="network namespace to manage, by name or path; unset: the process' own")
     ] = None
     frr_pathspace: Annotated[
         str | None, Field(description="FRR's `-N` name of the daemons to ask; unset: the host's own")

@@ -86,7 +86,7 @@ class Reconciler:
         self._take_lock()
         network = self._network()
         reconciliation = Reconciliation(network, settings.forwarding())
-        timers = Timers(settings.timer_s, settings.idle_share)
+        timers = Timers(settings.resync_interval_s, settings.resync_cpu_share)
         loop = self.loop = Loop(network, reconciliation, self._clock, self._log, timers)
         loop.on_pass, loop.on_snapshot = self._passed, self._looked
         self._queries = Queries(

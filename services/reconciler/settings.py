@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -21,6 +22,10 @@ class ReconcilerSettings(EdgeSettings):
     """What a reconciler needs to know."""
 
     service: ClassVar[str] = "reconciler"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "timer_s": "resync_interval_s",
+        "idle_share": "resync_cpu_share",
+    }
 
     ports: Annotated[
         tuple[Annotated[str, AfterValidator(_check_port)], ...],
@@ -43,13 +48,15 @@ class ReconcilerSettings(EdgeSettings):
         ),
     ] = "prefer"
     checksum: Annotated[bool, Field(description="UDP checksum of encapsulated packets over IPv4")] = True
-    timer_s: Annotated[
+    resync_interval_s: Annotated[
         float,
-        Field(ge=0.05, le=3600, description="seconds between looks without an event, as far as idle_share allows"),
+        Field(
+            ge=0.05, le=3600, description="seconds between resyncs without an event, as far as resync_cpu_share allows"
+        ),
     ] = 1.0
-    idle_share: Annotated[
+    resync_cpu_share: Annotated[
         float,
-        Field(gt=0, le=1, description="share of a core that looks without an event may take; else they are rarer"),
+        Field(gt=0, le=1, description="share of a core for resyncs without an event; they become rarer beyond it"),
     ] = 0.004
     on_shutdown: Annotated[
         Literal["keep", "flush"], Field(description="keep: rules stay and forward; flush: they are removed at the end")
@@ -57,7 +64,7 @@ class ReconcilerSettings(EdgeSettings):
     path_audit: Annotated[
         Literal["on", "off"], Field(description="compare the kernel's next hops with FRR's and BFD's")
     ] = "on"
-    path_audit_s: Annotated[float, Field(ge=0.1, le=60, description="seconds between questions to FRR")] = 0.5
+    path_audit_s: Annotated[float, Field(ge=0.1, le=60, description="seconds between queries to FRR")] = 0.5
     fast_path_table: Annotated[
         int,
         Field(ge=1, le=4_294_967_295, description="first routing table of the fast path, shown beside FRR's routes"),

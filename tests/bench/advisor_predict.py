@@ -87,7 +87,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
                 "TURNBUCKLE_NATS_URL": server.url,
                 "TURNBUCKLE_ADVISOR__DATASETS": str(path),
                 "TURNBUCKLE_ADVISOR__ALGORITHM": options.algorithm,
-                "TURNBUCKLE_ADVISOR__QUIET_S": "0",
+                "TURNBUCKLE_ADVISOR__RETRAIN_DEBOUNCE_S": "0",
             }
             advisor = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
                 [sys.executable, "-m", "services.advisor"], env=environment, stderr=subprocess.DEVNULL

@@ -91,7 +91,7 @@ async def run_way(cluster: Cluster, way: Way, seconds: float) -> Reaction:
         "MANAGED_ROOT": MANAGED_ROOT,
         "DOCKER": "off",
         "KERNEL_PROGRAMS": way.kernel_programs,
-        "EARLY_LOOKS": str(way.early_looks),
+        "THROTTLE_POLLS_PER_PERIOD": str(way.early_looks),
     }
     environment = {f"TURNBUCKLE_AGENT__{name}": value for name, value in values.items()}
     with bursting(QUOTA_US if way.mode == "enforce" else None) as groups:

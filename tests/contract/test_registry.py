@@ -206,7 +206,9 @@ async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for record in records(("a", "b", "c")):
         ours.publish_fact(JOB_RECORDS.subject("tb", job=record.job), record, message_id=record.job)
     await ours.flush(5)
-    settings = AdvisorSettings.load({}, algorithm="linear", quiet_s=0.0, look_s=0.1, prices_directory=str(tmp_path))
+    settings = AdvisorSettings.load(
+        {}, algorithm="linear", retrain_debounce_s=0.0, refresh_interval_s=0.1, prices_directory=str(tmp_path)
+    )
     async with run_in_process(Advisor, settings, bus) as advisor:
         await until(lambda: advisor.learning is not None and advisor.learning.model is not None, within_s=30)
         request = PredictRequest(task=features("z"), job="my.job")

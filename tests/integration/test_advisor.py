@@ -68,8 +68,8 @@ class Ground:
             "TURNBUCKLE_NATS_URL": self.server.url,
             "TURNBUCKLE_SUBJECT_ROOT": self.root,
             "TURNBUCKLE_ADVISOR__ALGORITHM": "linear",
-            "TURNBUCKLE_ADVISOR__LOOK_S": "0.2",
-            "TURNBUCKLE_ADVISOR__QUIET_S": "0.2",
+            "TURNBUCKLE_ADVISOR__REFRESH_INTERVAL_S": "0.2",
+            "TURNBUCKLE_ADVISOR__RETRAIN_DEBOUNCE_S": "0.2",
             "TURNBUCKLE_ADVISOR__PRICES_DIRECTORY": str(self.directory / "prices"),
             **{f"TURNBUCKLE_ADVISOR__{name.upper()}": value for name, value in settings.items()},
         }

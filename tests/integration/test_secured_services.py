@@ -200,7 +200,8 @@ async def test_jobs_become_predictions(server: SecuredNats, tmp_path: Path) -> N
     stored: list[object] = []
     await read_stored(collector, JOB_STREAM, JOB_RECORDS.pattern("tb"), 0.0, lambda it: stored.append(it.message))
     assert len(stored) == 96
-    settings = {"ADVISOR__ALGORITHM": "linear", "ADVISOR__LOOK_S": "0.2", "ADVISOR__QUIET_S": "0.2",
+    settings = {"ADVISOR__ALGORITHM": "linear", "ADVISOR__REFRESH_INTERVAL_S": "0.2",
+                "ADVISOR__RETRAIN_DEBOUNCE_S": "0.2",
                 "ADVISOR__PRICES_DIRECTORY": str(tmp_path / "prices")}  # fmt: skip
     advisor = launch(server, tmp_path, Role.ADVISOR, **settings)
     question = RankRequest(task=features("task9"), profile=profile("task9"), workers=(1, 2), batch_sizes=(16,), job="j")

@@ -132,7 +132,12 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
                 for record in records(TASKS):
                     bus.publish_fact(JOB_RECORDS.subject(bus.root, job=record.job), record, message_id=record.job)
                 await bus.flush(20)
-                advisor = {"ALGORITHM": "linear", "LOOK_S": "0.2", "QUIET_S": "0.2", "RETRAIN_AFTER": "1"}
+                advisor = {
+                    "ALGORITHM": "linear",
+                    "REFRESH_INTERVAL_S": "0.2",
+                    "RETRAIN_DEBOUNCE_S": "0.2",
+                    "RETRAIN_AFTER": "1",
+                }
                 made.start(
                     "services.advisor", **{f"TURNBUCKLE_ADVISOR__{name}": value for name, value in advisor.items()}
                 )

@@ -136,7 +136,7 @@ async def test_a_reconciler_that_begins_after_its_end(host, tmp_path) -> None:
 async def test_one_that_is_slow_for_a_moment_keeps_its_overrides(host, tmp_path) -> None:
     """It stands still for a tenth of what its watchdog and the reconciler wait for."""
     async with reconciler_of(host, tmp_path) as events:
-        with fast_path_in_a_group(host, tmp_path / "state", watchdog_silence_s="5") as group:
+        with fast_path_in_a_group(host, tmp_path / "state", watchdog_timeout_s="5") as group:
             await overridden(host)
             for _ in range(4):
                 group.freeze(on=True)

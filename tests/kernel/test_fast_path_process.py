@@ -305,7 +305,7 @@ async def test_ipv6_tunnel_addresses(tmp_path) -> None:
 
 async def test_events_that_were_lost_are_made_up_for(host, tmp_path) -> None:
     """The daemon is stopped while more happens than its socket holds: it looks at everything again."""
-    async with running(host, tmp_path, watchdog_silence_s=30, event_buffer_bytes=4096) as fast:
+    async with running(host, tmp_path, watchdog_timeout_s=30, event_buffer_bytes=4096) as fast:
         os.kill(fast.daemon, signal.SIGSTOP)
         try:
             for _ in range(40):
@@ -328,7 +328,7 @@ async def test_many_destinations_are_overridden_by_one_rule(host, tmp_path) -> N
     """Above the limit a table per uplink is kept ready; hand-back is by destination, the rule goes with the last."""
     for number in range(4, 24):
         host.frr_route(f"10.255.0.{number}", "p1", "p2")
-    async with running(host, tmp_path, standby_above=10) as fast:
+    async with running(host, tmp_path, backup_table_above=10) as fast:
         names = {f"10.255.0.{number}" for number in range(2, 24)}
         await until(lambda: host.overrides(101) == {name: ["p2"] for name in names}, what="the table for p1's end")
         await until(lambda: host.overrides(102) == {name: ["p1"] for name in names}, what="the table for p2's end")

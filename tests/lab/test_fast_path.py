@@ -34,7 +34,7 @@ NO_BLACK_HOLE_MS = 2_000.0
 @pytest.fixture(scope="module")
 def fast(dual_tor: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastPaths]:
     # One test's faults must not count in the next one's: a fault of each takes more than a second.
-    with FastPaths(dual_tor, tmp_path_factory.mktemp("state"), damper_window_s=3.0) as made:
+    with FastPaths(dual_tor, tmp_path_factory.mktemp("state"), flap_damping_window_s=3.0) as made:
         yield made
 
 

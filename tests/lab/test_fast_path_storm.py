@@ -19,7 +19,7 @@ HOLD_S = 4.0
 
 def test_a_flap_storm_is_left_to_frr(whole: Lab, tmp_path: Path) -> None:
     """A silent loss again and again, for as long as BFD needs: the fourth within the window is one too many."""
-    with FastPaths(whole, tmp_path, damper_window_s=60.0, damper_hold_s=HOLD_S) as fast:
+    with FastPaths(whole, tmp_path, flap_damping_window_s=60.0, flap_damping_hold_s=HOLD_S) as fast:
         ours = fast.hosts[0]
         for number in range(1, 5):
             with whole.fault(Fault.blackhole(1, 1)):

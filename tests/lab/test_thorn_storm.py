@@ -19,7 +19,7 @@ async def test_a_storm_costs_so_much_a_fault_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A fast path that steps back does so for half a minute: what matters here is that it comes back.
-    monkeypatch.setenv("TURNBUCKLE_FAST_PATH__DAMPER_HOLD_S", "5")
+    monkeypatch.setenv("TURNBUCKLE_FAST_PATH__FLAP_DAMPING_HOLD_S", "5")
     monkeypatch.setenv("TURNBUCKLE_NATS_URL", "")  # put back as it was: the measurement sets it
     remove_orphans()
     results = await measure(PLAN, own_prefix("st"), lambda _: None)

@@ -43,8 +43,8 @@ class FakeGoogleCloud:
             "billing_table": self.bigquery.table if billing else None,
             "poll_s": 0.05,
             "billing_poll_s": 0.05,
-            "settle_looks": 1,
-            "settle_hours": 0.0,
+            "cost_stable_polls": 1,
+            "cost_min_age_hours": 0.0,
         }
         return CollectorSettings.load({}, **(given | changes))
 
@@ -58,7 +58,7 @@ class FakeGoogleCloud:
             "BILLING_TABLE": self.bigquery.table if billing else "",
             "POLL_S": "0.05",
             "BILLING_POLL_S": "0.05",
-            "SETTLE_LOOKS": "1",
-            "SETTLE_HOURS": "0",
+            "COST_STABLE_POLLS": "1",
+            "COST_MIN_AGE_HOURS": "0",
         }
         return {f"TURNBUCKLE_COLLECTOR__{name}": value for name, value in (given | changes).items()}

@@ -54,7 +54,7 @@ async def running(host, tmp_path, **changes):
     await ours.replay(ROUTE_STREAM, take)
     values = {"node": f"n{host.number}", "netns": host.name, "uplinks": tuple(host.uplinks), "vtep": host.vtep}
     values |= {"fabric_key": KEY, "frr_directory": host.directory, "state_directory": tmp_path / "state"}
-    values |= {"realtime_priority": 0, "watchdog_silence_s": 0.5}
+    values |= {"realtime_priority": 0, "watchdog_timeout_s": 0.5}
     settings = FastPathSettings.load({}, **(values | changes))
     async with run_in_process(FastPath, settings, theirs) as service:
         made = Running(host, service, events)

@@ -119,7 +119,11 @@ class Member:
         self.frozen = self.holds_requests = self.holds_answers = self.holds_news = False
         self.owned: dict[str, int] = {}
         self.runtime = Runtime(
-            AllocatorSettings.load({}, store_away_s=lab.store_away_s), self, self, Telemetry(), get_logger("replica")
+            AllocatorSettings.load({}, lease_store_outage_grace_s=lab.store_away_s),
+            self,
+            self,
+            Telemetry(),
+            get_logger("replica"),
         )  # type: ignore[arg-type]
         self.replicas = Replicas(self.runtime, Callbacks(self._own, self._disown), name)
 

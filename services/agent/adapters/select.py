@@ -127,8 +127,8 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
     host = open_host(layout, state, programs)
     options = WatchdogOptions(
         exec_lock(settings.state_directory, settings.managed_root),
-        settings.pause_deadline_s,
-        settings.watchdog_silence_s,
+        settings.oom_wait_timeout_s,
+        settings.watchdog_timeout_s,
         leave_groups=settings.watchdog_groups == "root",
     )
     holder = _holder(settings)

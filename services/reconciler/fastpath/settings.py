@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -30,6 +31,13 @@ class FastPathSettings(EdgeSettings):
     """What a fast path needs to know."""
 
     service: ClassVar[str] = "fast_path"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "standby_above": "backup_table_above",
+        "damper_faults": "flap_damping_faults",
+        "damper_window_s": "flap_damping_window_s",
+        "damper_hold_s": "flap_damping_hold_s",
+        "watchdog_silence_s": "watchdog_timeout_s",
+    }
 
     uplinks: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=15)], ...],
@@ -44,17 +52,20 @@ class FastPathSettings(EdgeSettings):
     ] = ()
     fabric_key: Annotated[
         SecretStr | None,
-        Field(description="key of 16 characters or more, the same on all hosts; unset: hosts do not tell each other"),
+        Field(description="key of 16 characters or more, the same on all hosts; unset: no signalling between hosts"),
     ] = None
-    peer_port: Annotated[int, Field(ge=1, le=65_535, description="UDP port on which hosts tell each other")] = PORT
+    peer_port: Annotated[int, Field(ge=1, le=65_535, description="UDP port of the signalling between hosts")] = PORT
     table: Annotated[
         int,
-        Field(ge=1, le=4_294_967_000, description="routing table of overrides; the eight after it are ours as well"),
+        Field(
+            ge=1, le=4_294_967_000, description="routing table of overrides; the eight after it are reserved as well"
+        ),
     ] = Ownership().table
     rule_priority: Annotated[
-        int, Field(ge=1, le=32_764, description="priority of the rule that looks into that table; the next one is ours")
+        int,
+        Field(ge=1, le=32_764, description="priority of the ip rule for that table; the next one is reserved as well"),
     ] = Ownership().priority
-    standby_above: Annotated[
+    backup_table_above: Annotated[
         int,
         Field(
             ge=0,
@@ -64,23 +75,28 @@ class FastPathSettings(EdgeSettings):
     ] = 500
     bgp_watch: Annotated[
         Literal["on", "off"],
-        Field(description="on: a switch that closes its BGP session is left at once, for it may not hear us any more"),
+        Field(description="on: an uplink whose switch closes its BGP session is withdrawn at once"),
     ] = "on"
     hold_s: Annotated[
-        float, Field(ge=0.1, le=60, description="seconds that an override lives without a fault that is seen here")
+        float, Field(ge=0.1, le=60, description="seconds that an override lives without a locally detected fault")
     ] = Limits().t_max_s
-    damper_faults: Annotated[
+    flap_damping_faults: Annotated[
         int,
-        Field(ge=1, le=1000, description="more faults than this of one uplink within damper_window_s: no overrides"),
+        Field(
+            ge=1,
+            le=1000,
+            description="flap damping: more faults than this of one uplink within flap_damping_window_s suspend "
+            "overrides",
+        ),
     ] = Limits().damper_triggers
-    damper_window_s: Annotated[float, Field(ge=0.1, le=3600, description="seconds in which faults are counted")] = (
-        Limits().damper_window_s
-    )
-    damper_hold_s: Annotated[
-        float, Field(ge=0.1, le=3600, description="seconds without overrides after too many faults")
+    flap_damping_window_s: Annotated[
+        float, Field(ge=0.1, le=3600, description="flap damping: seconds in which faults are counted")
+    ] = Limits().damper_window_s
+    flap_damping_hold_s: Annotated[
+        float, Field(ge=0.1, le=3600, description="flap damping: seconds for which overrides are suspended")
     ] = Limits().damper_hold_s
-    watchdog_silence_s: Annotated[
-        float, Field(ge=0.2, le=60, description="seconds without a sign of life after which overrides are removed")
+    watchdog_timeout_s: Annotated[
+        float, Field(ge=0.2, le=60, description="seconds without a heartbeat after which overrides are removed")
     ] = 0.5
     realtime_priority: Annotated[
         int,
@@ -116,10 +132,10 @@ class FastPathSettings(EdgeSettings):
             port=self.peer_port,
             key=self.fabric_key.get_secret_value().encode() if self.fabric_key is not None else b"",
             ownership=Ownership(self.table, self.rule_priority),
-            limits=Limits(self.hold_s, self.damper_faults, self.damper_window_s, self.damper_hold_s),
-            standby_above=self.standby_above,
+            limits=Limits(self.hold_s, self.flap_damping_faults, self.flap_damping_window_s, self.flap_damping_hold_s),
+            standby_above=self.backup_table_above,
             bgp_watch=self.bgp_watch == "on",
             event_buffer_bytes=self.event_buffer_bytes,
-            silence_s=self.watchdog_silence_s,
+            silence_s=self.watchdog_timeout_s,
             realtime_priority=self.realtime_priority,
         )

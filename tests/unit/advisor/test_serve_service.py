@@ -86,7 +86,12 @@ class Ground:
 
     @asynccontextmanager
     async def advisor(self, **settings: Any) -> AsyncIterator[Advisor]:
-        given = {"algorithm": "linear", "quiet_s": 0.0, "look_s": 0.1, "prices_directory": str(self.directory)}
+        given = {
+            "algorithm": "linear",
+            "retrain_debounce_s": 0.0,
+            "refresh_interval_s": 0.1,
+            "prices_directory": str(self.directory),
+        }
         made = AdvisorSettings.load({}, **(given | settings))
         tutor = self.tutor
 
@@ -116,7 +121,7 @@ async def trained(advisor: Advisor, count: int) -> None:
 
 async def test_enough_records_bring_a_model(ground: Ground) -> None:
     """Too few: the answer says how many are missing and what to do. Enough: trained once, answered, not again."""
-    async with ground.advisor(least_records=48) as advisor:
+    async with ground.advisor(min_records=48) as advisor:
         await ground.tell(*records(("a",)))
         with pytest.raises(RequestRefusedError, match="24 records are known, a model needs 48") as refused:
             await ground.rank()
@@ -290,7 +295,7 @@ async def test_data_sets_are_known_beside_the_bus(ground: Ground, tmp_path: Path
     path = tmp_path / "jobs.parquet"
     write_job_file(path, records(TASKS), [profile(task) for task in TASKS])
 
-    async with ground.advisor(datasets=(str(path),), leave_out=("c",)) as advisor:
+    async with ground.advisor(datasets=(str(path),), held_out_tasks=("c",)) as advisor:
         await trained(advisor, 48)
         assert set(advisor.records.runs) == {"run-a", "run-b", "run-c"}
         assert {record.task.task for record in advisor.records.jobs.values()} == {"a", "b"}

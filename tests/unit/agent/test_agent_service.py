@@ -32,7 +32,7 @@ class Lab:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker)
         self.ours = MemoryBus(self.broker)
-        self.settings = AgentSettings.load({}, node="n1", pause_deadline_s=0.3)
+        self.settings = AgentSettings.load({}, node="n1", oom_wait_timeout_s=0.3)
         self.batches, self.lines, self.changes, self.seq = [], [], [], 0
 
     def agent(self):

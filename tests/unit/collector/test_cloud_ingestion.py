@@ -39,7 +39,11 @@ class Lab:
         self.journal.close()
         self.journal = Journal(self.directory)
         settings = self.google.settings(
-            billing=self.billing, settle_looks=3, settle_hours=24, give_up_hours=168, billing_poll_s=HOUR_S
+            billing=self.billing,
+            cost_stable_polls=3,
+            cost_min_age_hours=24,
+            cost_timeout_hours=168,
+            billing_poll_s=HOUR_S,
         )
         self.ingestion = Ingestion(open_clouds(settings), self.journal, settings)
 

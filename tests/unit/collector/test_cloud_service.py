@@ -101,7 +101,7 @@ async def test_a_directory_that_cannot_be_used_ends_it_with_the_remedy(tmp_path:
         ({"BILLING_TABLE": "x; DROP"}, "is no table: write project.dataset.table"),
         ({"LABEL": "Job Label"}, "is no label key"),
         ({"VERTEX_ENDPOINT": "ftp://x"}, "is no endpoint"),
-        ({"SETTLE_HOURS": "100", "GIVE_UP_HOURS": "10"}, "no cost would ever be read"),
+        ({"COST_MIN_AGE_HOURS": "100", "COST_TIMEOUT_HOURS": "10"}, "no cost would ever be read"),
         ({"PROJCT": "p"}, "did you mean TURNBUCKLE_COLLECTOR__PROJECT?"),
         ({"REGION": "us/central"}, "pattern"),
     ],

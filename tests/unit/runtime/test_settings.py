@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import pytest
 from pydantic import Field, SecretStr
 
+from scripts.generate_docs import settings_classes
 from services._runtime.settings import CommonSettings, SettingsError
 
 
 class DemoSettings(CommonSettings):
     service: ClassVar[str] = "demo"
+    renamed: ClassVar[Mapping[str, str]] = {"tick_s": "period_s"}
 
     node: Annotated[str, Field(description="name of this host")]
     period_s: Annotated[float, Field(gt=0, description="seconds between samples")] = 0.1
@@ -90,6 +93,21 @@ def test_every_mistake_is_told_at_once() -> None:
     assert "did you mean 'green'?" in text
     assert "TURNBUCKLE_SUBJECT_ROOT=a.b" in text
     assert "TURNBUCKLE_DEMO__NODE: must be set" in text
+
+
+def test_a_renamed_variable_names_the_new_one() -> None:
+    """Exactly, however unlike the old one it is."""
+    found = problems(REQUIRED | {"TURNBUCKLE_DEMO__TICK_S": "0.2"})
+
+    assert found == ["TURNBUCKLE_DEMO__TICK_S: was renamed to TURNBUCKLE_DEMO__PERIOD_S"]
+
+
+@pytest.mark.parametrize("settings", settings_classes(), ids=lambda settings: settings.service)
+def test_renamed_variables_lead_to_fields_that_exist(settings: type[CommonSettings]) -> None:
+    fields = set(settings.model_fields)
+
+    assert set(settings.renamed.values()) <= fields
+    assert not fields & set(settings.renamed)
 
 
 def test_variables_of_other_services_are_ignored() -> None:

@@ -102,7 +102,7 @@ async def test_what_other_hands_do_is_repaired(lab):
 
 async def test_without_any_event_the_timer_repairs(lab):
     lab.network.learn(mac(1), VTEP)
-    lab.settings = lab.settings.model_copy(update={"timer_s": 0.05})
+    lab.settings = lab.settings.model_copy(update={"resync_interval_s": 0.05})
     async with lab.reconciler():
         await until(lambda: lab.rules, what="the rule")
         (rule,) = lab.network.model.snapshot().filters
