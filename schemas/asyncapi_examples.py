@@ -227,7 +227,7 @@ def _series(worker: str, cpu_cores: float) -> WorkerSeries:
 _PROFILE: Final = RunProfile(
     run=_RUN, task=_TASK,
     configuration=Configuration(instance_type="local", provider="local", workers=2, batch_size=64, vcpu=1),
-    command=("python", "train.py", "--batch-size", "64"), started_ns=_BORN, duration_s=2.0, end=RunEnd.TIME_UP,
+    command=("python", "train.py", "--batch-size", "64"), started_ns=_BORN, duration_s=2.0, end=RunEnd.TIMED_OUT,
     workers=(_series("master", 0.9), _series("worker-1", 0.8)), load_average=0.4,
 )  # fmt: skip
 _JOBS: Final[tuple[Message, ...]] = (

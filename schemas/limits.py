@@ -17,13 +17,13 @@ class RowStatus(IntEnum):
     APPLIED = 0
     UNCHANGED = 1
     """The kernel held these values already: nothing was written."""
-    OLD_ORDER = 2
-    """A newer order for this container was seen before: this one is void for ever."""
+    STALE_SEQ = 2
+    """A newer update for this container was applied before: this one never will be."""
     SUPERSEDED = 3
-    """A newer order arrived while this one waited for its period boundary."""
+    """A newer update arrived while this one was pending until its period boundary."""
     UNKNOWN_CONTAINER = 4
     STALE_EPOCH = 5
-    """A newer owner of the application has spoken."""
+    """The application has a newer owner."""
     FAILED = 6
     """The kernel refused, for example a memory limit below usage (EBUSY); the reply says what holds now."""
     NODE_BUDGET = 7

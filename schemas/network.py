@@ -22,17 +22,23 @@ class RouteKind(StrEnum):
     AGREEMENT = "agreement"
     """They agree again."""
     OVERRIDE = "override"
-    """The fast path took dead next hops out, ahead of FRR."""
-    RELEASE = "release"
-    """The fast path handed a destination back to FRR."""
+    """The fast path installed a route without the failed next hops, ahead of FRR."""
+    OVERRIDE_REMOVED = "override_removed"
+    """The fast path removed its override: FRR's route is in force again."""
     FRR = "frr"
-    """FRR's daemons went away, or came back: meanwhile nobody can say whether paths agree."""
+    """FRR's daemons became unreachable, or reachable again: meanwhile it is unknown whether paths agree."""
     FAST_PATH = "fast_path"
-    """The fast path itself: started, blind, damped, not converging; `reason` says which."""
+    """State of the fast path itself: started, input lost, flap damped, not converging; `cause` says which."""
     DRAIN = "drain"
-    """Somebody has taken an uplink (`interface`) out of use before maintenance; told again while that lasts."""
+    """An operator has drained an uplink (`interface`) for maintenance; repeated while that lasts."""
     UNDRAIN = "undrain"
-    """It carries again."""
+    """The uplink is in use again."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> RouteKind | None:
+        """Values of 0.1, which streams may still hold."""
+        renamed = {"release": cls.OVERRIDE_REMOVED}
+        return renamed.get(value) if isinstance(value, str) else None
 
 
 class RouteEvent(Message):

@@ -9,22 +9,34 @@ from schemas.message import Count, Message
 
 
 class OomKind(StrEnum):
-    """What happened to a container's memory. Every occurrence is told once, by the line that describes it best."""
+    """What happened to a container's memory. Each incident is published once, as the kind that describes it best."""
 
-    NEAR = "near"
-    """Usage came near the limit and nothing could be granted at once: more was asked for."""
-    TRAP = "trap"
-    """Usage reached the limit: tasks wait (version 1: paused; version 2: slowed by memory.high) instead of dying."""
+    NEAR_LIMIT = "near_limit"
+    """Usage came near the limit and nothing could be granted at once: a request for more was sent."""
+    OOM_WAIT = "oom_wait"
+    """Usage reached the limit and tasks are blocked instead of killed (cgroup v1: memory.oom_control, under_oom;
+    v2: throttled by memory.high)."""
     GRANT = "grant"
     """The agent raised the limit out of its node's reserve."""
-    REFUSAL = "refusal"
-    """The application has nothing left to give, or nobody answered; `reason` says which."""
-    RELEASE = "release"
-    """The wait ended without a grant: the kernel does what it always does."""
+    GRANT_DENIED = "grant_denied"
+    """The application or the node has no memory left, or no allocator replied; `reason` says which."""
+    OOM_KILLER_ENABLED = "oom_killer_enabled"
+    """The wait ended without a grant: the OOM killer is enabled again."""
     KILL = "kill"
-    """The kernel killed; `reason` says why nothing could be done."""
+    """The OOM killer killed a task; `reason` says why no grant prevented it."""
     LIMIT_HITS = "limit_hits"
     """The kernel hit the limit, and neither did tasks wait nor did it kill: system calls can have failed."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> OomKind | None:
+        """Values of 0.1, which streams may still hold."""
+        renamed = {
+            "near": cls.NEAR_LIMIT,
+            "trap": cls.OOM_WAIT,
+            "refusal": cls.GRANT_DENIED,
+            "release": cls.OOM_KILLER_ENABLED,
+        }
+        return renamed.get(value) if isinstance(value, str) else None
 
 
 class OomCause(StrEnum):
@@ -33,25 +45,31 @@ class OomCause(StrEnum):
     THRESHOLD = "threshold"
     """A usage threshold was crossed (version 1), or memory.high reached (version 2)."""
     SAMPLE = "sample"
-    """The periodic sample, or a closer look at a container that grows fast, saw it."""
+    """The periodic sample, or an extra reading of a container that grows fast."""
     LIMIT = "limit"
     """The limit was hit."""
-    ANSWER = "answer"
-    """The allocator answered a request."""
+    ALLOCATOR_REPLY = "allocator_reply"
+    """The allocator replied to a request."""
     DEADLINE = "deadline"
-    """A task has waited for as long as the setting allows."""
+    """Tasks were blocked for as long as `TURNBUCKLE_AGENT__OOM_WAIT_TIMEOUT_S` allows."""
     WATCHDOG = "watchdog"
-    """The agent did not live: its watchdog acted, as the restarted agent tells."""
+    """The agent was not running: its watchdog acted, and the restarted agent published it."""
     SHUTDOWN = "shutdown"
     """The agent stops."""
     KERNEL = "kernel"
     """The kernel's own counter of kills has risen."""
     NODE = "node"
-    """A raise that was ordered would have passed the node's memory budget, or its MemAvailable was too low."""
+    """An increase would have exceeded the node's memory budget, or MemAvailable was too low."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> OomCause | None:
+        """Values of 0.1, which streams may still hold."""
+        renamed = {"answer": cls.ALLOCATOR_REPLY}
+        return renamed.get(value) if isinstance(value, str) else None
 
 
 class OomEvent(Message):
-    """A near-OOM, trap, grant, refusal, release or kill of one container."""
+    """A near-OOM, OOM wait, grant, denied grant, enabled OOM killer or kill of one container."""
 
     type_name: ClassVar[str] = "turnbuckle.oom.v1.OomEvent"
 

@@ -81,12 +81,18 @@ class RunEnd(StrEnum):
 
     FINISHED = "finished"
     """The command ended by itself, with exit code 0: `duration_s` is the whole training's."""
-    TIME_UP = "time_up"
-    """Stopped after the time that was given."""
+    TIMED_OUT = "timed_out"
+    """Stopped at its time limit."""
     INTERRUPTED = "interrupted"
-    """Stopped by hand."""
+    """Interrupted by a user or a signal."""
     FAILED = "failed"
     """A worker ended with another exit code."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> RunEnd | None:
+        """Values of 0.1, which streams, journals and Parquet files may still hold."""
+        renamed = {"time_up": cls.TIMED_OUT}
+        return renamed.get(value) if isinstance(value, str) else None
 
 
 class RunProfile(Message):

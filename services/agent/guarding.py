@@ -196,7 +196,7 @@ class Guarding:
             message_id = f"{self._node.incarnation}-oom-{self._told}"
         subject = OOM_EVENTS.subject(self._bus.root, app=occurrence.app, node=self._node.name)
         self._bus.publish_fact(subject, event, message_id=message_id)
-        if kind in {OomKind.RELEASE, OomKind.KILL, OomKind.LIMIT_HITS}:
+        if kind in {OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS}:
             self._log.warning(f"memory_{kind}", app=event.app, container=event.container, reason=event.reason)
 
     def _register_metrics(self) -> None:

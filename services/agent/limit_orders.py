@@ -43,7 +43,7 @@ class FailedRow(NamedTuple):
 _REASONS: Final = {
     RowStatus.UNKNOWN_CONTAINER: "this agent has no such container",
     RowStatus.STALE_EPOCH: "a newer owner of its application has ordered",
-    RowStatus.OLD_ORDER: "a newer order for it was seen before",
+    RowStatus.STALE_SEQ: "a newer order for it was seen before",
     RowStatus.FAILED: "the kernel refuses the value",
     RowStatus.NODE_BUDGET: "the node has no room for it",
 }

@@ -192,7 +192,7 @@ class MemoryGuard:
     def reserve_came(self, app: str, now_ns: int) -> None:
         """A reserve order was carried out: those that wait get what they need."""
         for guarded in self._short_of(app):
-            self.look(guarded.key, OomCause.ANSWER, now_ns)
+            self.look(guarded.key, OomCause.ALLOCATOR_REPLY, now_ns)
 
     # -- what to do --------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class MemoryGuard:
         if look.guarded.begin_pause(look.now_ns, self._pause_deadline_ns):
             usage, limit = mib(look.state.usage_bytes), mib(look.state.limit_bytes)
             seen = OomCause.LIMIT if look.cause is OomCause.LIMIT else OomCause.SAMPLE
-            self._tell(look, OomKind.TRAP, seen, f"usage {usage} reached the limit of {limit}: tasks wait")
+            self._tell(look, OomKind.OOM_WAIT, seen, f"usage {usage} reached the limit of {limit}: tasks wait")
 
     def _grant(self, look: _Look, wanted_bytes: int) -> int:
         """Raise the limit by what the reserve covers; returns by how much."""
@@ -272,7 +272,7 @@ class MemoryGuard:
             guarded.near_told = True
             usage, limit, missing = mib(state.usage_bytes), mib(state.limit_bytes), mib(missing_bytes)
             reason = f"usage {usage} is near the limit of {limit}: {missing} more are needed, the reserve has none"
-            self._tell(look, OomKind.NEAR, look.cause, reason)
+            self._tell(look, OomKind.NEAR_LIMIT, look.cause, reason)
         asking = self._asking.setdefault(guarded.app, Asking())
         if asking.may_ask(look.now_ns, guarded.paused_since_ns):
             asking.ask(look.now_ns)
@@ -312,7 +312,7 @@ class MemoryGuard:
         guarded = look.guarded
         if self._containers.members[guarded.key].handle.release() is not WriteOutcome.WRITTEN:
             return  # vanished; or refused: the next poll tries again
-        self._tell(look, OomKind.RELEASE, cause, reason, paused_us=guarded.paused_us(look.now_ns))
+        self._tell(look, OomKind.OOM_KILLER_ENABLED, cause, reason, paused_us=guarded.paused_us(look.now_ns))
         guarded.let_go(reason, look.now_ns, look.state.oom_kills)
         self._asking.setdefault(guarded.app, Asking()).released_ns = look.now_ns
         self._waits.note(guarded)
@@ -332,9 +332,16 @@ class MemoryGuard:
         asker = next((one for one in short if one.key == request.key), short[0] if short else None)
         if asker is not None and asker.state is not None and not asker.refusal_told:
             asker.refusal_told = True
-            look = _Look(asker, asker.state, OomCause.ANSWER, now_ns)
+            look = _Look(asker, asker.state, OomCause.ALLOCATOR_REPLY, now_ns)
             paused_us = asker.paused_us(now_ns)
-            self._tell(look, OomKind.REFUSAL, OomCause.ANSWER, reason, known_ns=asking.asked_ns, paused_us=paused_us)
+            self._tell(
+                look,
+                OomKind.GRANT_DENIED,
+                OomCause.ALLOCATOR_REPLY,
+                reason,
+                known_ns=asking.asked_ns,
+                paused_us=paused_us,
+            )
         if answer.refusal:
             for guarded in filter(lambda _: asking.may_release(now_ns), self._shares.by_size(short)):
                 self._kill_as_is_standard(guarded, reason, now_ns)
@@ -344,9 +351,11 @@ class MemoryGuard:
     def _kill_as_is_standard(self, guarded: Guarded, reason: str, now_ns: int) -> None:
         """A refusal ends a wait at once (thesis 2.4.4.2), unless the reserve has got something meanwhile."""
         if guarded.paused_since_ns is not None:
-            self.look(guarded.key, OomCause.ANSWER, now_ns)
+            self.look(guarded.key, OomCause.ALLOCATOR_REPLY, now_ns)
         if guarded.paused_since_ns is not None and guarded.state is not None:
-            self._release(_Look(guarded, guarded.state, OomCause.ANSWER, now_ns), OomCause.ANSWER, reason)
+            self._release(
+                _Look(guarded, guarded.state, OomCause.ALLOCATOR_REPLY, now_ns), OomCause.ALLOCATOR_REPLY, reason
+            )
 
     def kills_read(self, key: str, oom_kills: int) -> None:
         """The kernel's own counter, as read with the limits."""
@@ -373,7 +382,9 @@ class MemoryGuard:
             if guarded.paused_since_ns is not None and guarded.state is not None:
                 look = _Look(guarded, guarded.state, OomCause.SHUTDOWN, now_ns)
                 reason = "the agent stops: the kernel's own behaviour is restored"
-                self._tell(look, OomKind.RELEASE, OomCause.SHUTDOWN, reason, paused_us=guarded.paused_us(now_ns))
+                self._tell(
+                    look, OomKind.OOM_KILLER_ENABLED, OomCause.SHUTDOWN, reason, paused_us=guarded.paused_us(now_ns)
+                )
 
     def released_by_others(self, key: str, reason: str, now_ns: int) -> None:
         """The watchdog gave the kernel its kill back: armed again as after a release of our own."""

@@ -160,7 +160,7 @@ class NodeBudget:
         sentence = refusal.sentence(self._containers.book.node)
         self._journal.tell(
             Occurrence(
-                kind=OomKind.REFUSAL,
+                kind=OomKind.GRANT_DENIED,
                 cause=OomCause.NODE,
                 key=key,
                 app=limits.app,

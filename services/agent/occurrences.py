@@ -105,17 +105,17 @@ class Journal:
             case OomKind.GRANT:
                 counters.grants += 1
                 counters.granted_bytes += max(occurrence.limit_after_bytes - occurrence.limit_before_bytes, 0)
-            case OomKind.TRAP:
+            case OomKind.OOM_WAIT:
                 counters.traps += 1
-            case OomKind.REFUSAL:
+            case OomKind.GRANT_DENIED:
                 counters.refusals += 1
-            case OomKind.RELEASE:
+            case OomKind.OOM_KILLER_ENABLED:
                 counters.releases += 1
             case OomKind.KILL:
                 counters.kills += 1
             case OomKind.LIMIT_HITS:
                 counters.limit_hits += occurrence.limit_hits
-            case OomKind.NEAR:
+            case OomKind.NEAR_LIMIT:
                 pass
 
     def ask(self, request: Asked) -> None:
@@ -165,7 +165,7 @@ def of_watchdog(reports: Iterable[WatchdogReport]) -> list[Occurrence]:
     """What the watchdog did while no agent lived."""
     return [
         Occurrence(
-            kind=OomKind.GRANT if report.granted else OomKind.RELEASE,
+            kind=OomKind.GRANT if report.granted else OomKind.OOM_KILLER_ENABLED,
             cause=OomCause.WATCHDOG,
             key=report.key,
             app=report.app,

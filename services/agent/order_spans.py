@@ -13,7 +13,7 @@ from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services._runtime.tracing import Span, is_on, leave_out, span
 
 _NOT_APPLIED: Final = frozenset(
-    {RowStatus.OLD_ORDER, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.FAILED}
+    {RowStatus.STALE_SEQ, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.FAILED}
 )
 _NO_SPAN: Final = Span()
 

@@ -187,8 +187,8 @@ def _last_change(container: ContainerLive) -> Text:
     drift = f"  {_drift(container)}" if container.drifts else ""
     cell = Text.assemble((container.last_reason, "dim"), (kills, "bold red"), (drift, "yellow"))
     tally = container.memory
-    troubled = tally.refusals or tally.releases or tally.kills or tally.limit_hits
+    troubled = tally.grants_denied or tally.oom_killer_enabled or tally.kills or tally.limit_hits
     if words := tally.in_words():
-        cell.append("\n").append(f"{words}; ", "red" if troubled else "yellow" if tally.traps else "dim")
+        cell.append("\n").append(f"{words}; ", "red" if troubled else "yellow" if tally.oom_waits else "dim")
         cell.append(container.last_memory_event, "dim")
     return cell

@@ -10,7 +10,7 @@ from schemas.codec import to_plain
 from schemas.oom import OomCause, OomEvent, OomKind
 from services.cli.output import format_bytes, format_duration
 
-TROUBLE: Final = frozenset({OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL, OomKind.LIMIT_HITS})
+TROUBLE: Final = frozenset({OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS})
 """What a person asks about afterwards."""
 _BY: Final = {
     OomCause.WATCHDOG: " by the watchdog",
@@ -23,14 +23,14 @@ _BY: Final = {
 class MemoryTally:
     """What happened to the memory of a container, or of an application's containers together."""
 
-    near: int = 0
+    near_limit: int = 0
     grants: int = 0
     granted_bytes: int = 0
     slowest_grant_us: int = 0
-    traps: int = 0
+    oom_waits: int = 0
     longest_pause_us: int = 0
-    refusals: int = 0
-    releases: int = 0
+    grants_denied: int = 0
+    oom_killer_enabled: int = 0
     kills: int = 0
     """Events: one may tell of several kills, which the batches' `oom_kills` count."""
     limit_hits: int = 0
@@ -40,18 +40,18 @@ class MemoryTally:
         """Count one event."""
         self.longest_pause_us = max(self.longest_pause_us, event.paused_us)
         match event.kind:
-            case OomKind.NEAR:
-                self.near += 1
-            case OomKind.TRAP:
-                self.traps += 1
+            case OomKind.NEAR_LIMIT:
+                self.near_limit += 1
+            case OomKind.OOM_WAIT:
+                self.oom_waits += 1
             case OomKind.GRANT:
                 self.grants += 1
                 self.granted_bytes += granted_bytes(event)
                 self.slowest_grant_us = max(self.slowest_grant_us, event.latency_us)
-            case OomKind.REFUSAL:
-                self.refusals += 1
-            case OomKind.RELEASE:
-                self.releases += 1
+            case OomKind.GRANT_DENIED:
+                self.grants_denied += 1
+            case OomKind.OOM_KILLER_ENABLED:
+                self.oom_killer_enabled += 1
             case OomKind.KILL:
                 self.kills += 1
             case OomKind.LIMIT_HITS:
@@ -62,14 +62,14 @@ class MemoryTally:
         return dataclasses.asdict(self)
 
     def in_words(self) -> str:
-        """Only what happened: ``12 grants (384 MiB), 1 trap (longest wait 3 ms)``; empty if nothing did."""
+        """Only what happened: ``12 grants (384 MiB), 1 OOM wait (longest 3 ms)``; empty if nothing did."""
         granted = f" ({format_bytes(self.granted_bytes)})"
-        waited = f" (longest wait {format_duration(self.longest_pause_us)})" if self.longest_pause_us else ""
+        waited = f" (longest {format_duration(self.longest_pause_us)})" if self.longest_pause_us else ""
         parts = (
             _counted(self.grants, "grant", granted),
-            _counted(self.traps, "trap", waited),
-            _counted(self.refusals, "refusal"),
-            _counted(self.releases, "release"),
+            _counted(self.oom_waits, "OOM wait", waited),
+            _counted(self.grants_denied, "denied grant"),
+            _counted(self.oom_killer_enabled, "wait", " ended by the OOM killer"),
             _counted(self.kills, "kill"),
             _counted(self.limit_hits, "limit hit"),
         )
@@ -86,21 +86,21 @@ def describe_event(event: OomEvent) -> str:
     size = f"{format_bytes(event.usage_bytes)} of {format_bytes(event.limit_before_bytes)}"
     waited = f" after a wait of {format_duration(event.paused_us)}" if event.paused_us else ""
     match event.kind:
-        case OomKind.NEAR:
+        case OomKind.NEAR_LIMIT:
             text = "near its limit" if event.reason else f"near its limit with {size}"
-        case OomKind.TRAP:
-            text = "waits at its limit" if event.reason else f"waits at its limit with {size}"
+        case OomKind.OOM_WAIT:
+            text = "blocked at its limit" if event.reason else f"blocked at its limit with {size}"
         case OomKind.GRANT:
             change = f"{format_bytes(event.limit_before_bytes)} → {format_bytes(event.limit_after_bytes)}"
             quickly = f" in {format_duration(event.latency_us)}" if event.latency_us else ""
             text = f"granted {format_bytes(granted_bytes(event))}{quickly} ({change}){waited}"
-        case OomKind.REFUSAL:
-            text = f"refused more than {format_bytes(event.limit_before_bytes)}{waited}"
-        case OomKind.RELEASE:
-            text = f"left to the kernel with {size}{waited}"
+        case OomKind.GRANT_DENIED:
+            text = f"denied more than {format_bytes(event.limit_before_bytes)}{waited}"
+        case OomKind.OOM_KILLER_ENABLED:
+            text = f"OOM killer enabled with {size}{waited}"
         case OomKind.KILL:
             # Usage was read after it, and tells nothing.
-            text = f"killed by the kernel at its limit of {format_bytes(event.limit_before_bytes)}{waited}"
+            text = f"OOM killed at its limit of {format_bytes(event.limit_before_bytes)}{waited}"
         case OomKind.LIMIT_HITS:
             text = f"calls can have failed at its limit of {format_bytes(event.limit_before_bytes)}"
     reason = f": {event.reason}" if event.reason else ""

@@ -33,7 +33,7 @@ def route_line(event: RouteEvent) -> str:
             text = f"{head}: {_listed(event.before)} -> {_listed(event.after)}"
         case RouteKind.OVERRIDE:
             text = f"{head}: {_listed(event.after)} without {event.interface} ({event.cause}), " + _latency(event)
-        case RouteKind.RELEASE:
+        case RouteKind.OVERRIDE_REMOVED:
             text = f"{head}: {event.cause} after {format_duration(event.latency_us)}"
         case _:
             text = head

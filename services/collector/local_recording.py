@@ -107,7 +107,7 @@ class LocalRun:
             if due_s == tick * interval_s:
                 self._take(loop.time() - start_s)
             if due_s >= limit_s:
-                return RunEnd.TIME_UP
+                return RunEnd.TIMED_OUT
 
     async def _ended_before(self, deadline_s: float) -> RunEnd | None:
         """Why the run has ended; None: it goes on at the deadline."""

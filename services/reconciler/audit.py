@@ -263,8 +263,8 @@ class Teller:
         for first in range(0, len(names), MOST_TOGETHER):
             part = names[first : first + MOST_TOGETHER]
             self._route(
-                kind=RouteKind.RELEASE, source="guard", destination=part[0], also=tuple(part[1:]),
-                cause="fast_path_silent", alarm=True, reason=reason,
+                kind=RouteKind.OVERRIDE_REMOVED, source="guard", destination=part[0], also=tuple(part[1:]),
+                cause="fast_path_unresponsive", alarm=True, reason=reason,
             )  # fmt: skip
 
     def _route(self, **fields: object) -> None:

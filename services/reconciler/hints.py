@@ -23,9 +23,9 @@ DRAIN_LASTS_S: Final = 1_500.0
 """A drain is told again each ten minutes."""
 _TEXT: Final = 120
 _MARKS: Final = frozenset({RouteKind.OVERRIDE, RouteKind.DISAGREEMENT, RouteKind.DRAIN})
-_CLEARS: Final = frozenset({RouteKind.RELEASE, RouteKind.AGREEMENT, RouteKind.UNDRAIN})
+_CLEARS: Final = frozenset({RouteKind.OVERRIDE_REMOVED, RouteKind.AGREEMENT, RouteKind.UNDRAIN})
 _TOPICS: Final = {
-    RouteKind.RELEASE: RouteKind.OVERRIDE,
+    RouteKind.OVERRIDE_REMOVED: RouteKind.OVERRIDE,
     RouteKind.AGREEMENT: RouteKind.DISAGREEMENT,
     RouteKind.UNDRAIN: RouteKind.DRAIN,
 }

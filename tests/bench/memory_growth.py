@@ -67,7 +67,7 @@ class GrowthRun:
     @property
     def trapped(self) -> bool:
         """Whether tasks waited at the limit."""
-        return self.events.get(OomKind.TRAP, 0) > 0
+        return self.events.get(OomKind.OOM_WAIT, 0) > 0
 
 
 class ContainerRecord:

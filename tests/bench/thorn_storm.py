@@ -102,7 +102,7 @@ class Watch:
 
     def _totals(self) -> Counter[str]:
         found: Counter[str] = Counter()
-        for kind in (RouteKind.OVERRIDE, RouteKind.RELEASE):
+        for kind in (RouteKind.OVERRIDE, RouteKind.OVERRIDE_REMOVED):
             found[str(kind)] = len(self._told.of(kind))
         found["rule writes"] = self._told.operations
         found["lost sessions"] = sum(sum(lost_sessions(netns).values()) for netns in self._lab.topology.routers)
@@ -170,8 +170,8 @@ class Storm:
         return reach.wait_until(lambda: standing(self.lab) + self._stepped_back(), QUIET_WITHIN_S)
 
     def _stepped_back(self) -> list[str]:
-        told = {cause: len(self.told.of(RouteKind.FAST_PATH, cause)) for cause in ("damped", "undamped")}
-        return ["a fast path answers no faults"] if told["damped"] > told["undamped"] else []
+        told = {cause: len(self.told.of(RouteKind.FAST_PATH, cause)) for cause in ("flap_damped", "flap_damping_ended")}
+        return ["a fast path answers no faults"] if told["flap_damped"] > told["flap_damping_ended"] else []
 
     def _begin(self) -> float:
         self._meter.reset()

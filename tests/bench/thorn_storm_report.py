@@ -10,7 +10,7 @@ from tests.bench.machine import Machine
 BOUNDS: Final = {
     "route": 12,
     "override": 4,
-    "release": 4,
+    "override_removed": 4,
     "lost sessions": 4,
     "rule": 0,
     "fdb": 0,

@@ -174,7 +174,7 @@ async def test_bad_questions(ground: Ground) -> None:
     await ground.ask_when_ready(ADVISOR_RANK, question())
     good = question()
     unknown = configuration("large", 1, 16).model_copy(update={"instance_type": "larg", "vcpu": 0.0})
-    short = profile(ASKED, samples=3).model_copy(update={"end": RunEnd.TIME_UP})
+    short = profile(ASKED, samples=3).model_copy(update={"end": RunEnd.TIMED_OUT})
     nan = features(ASKED).model_copy(update={"attributes": {"x": float("nan")}})
     cases = {
         "did you mean 'large'": good.model_copy(update={"configurations": (unknown,)}),

@@ -155,7 +155,7 @@ async def test_bad_questions(
 
 async def test_a_profile_of_three_seconds(bus: NatsBus, asked: list[RankRequest], tmp_path: Path) -> None:
     """As a file: read here, refused by the advisor."""
-    short = profile("a", samples=3).model_copy(update={"end": RunEnd.TIME_UP})
+    short = profile("a", samples=3).model_copy(update={"end": RunEnd.TIMED_OUT})
     (tmp_path / "run.json").write_text(short.model_dump_json())
 
     code, _, err = await turnbuckle(bus, "advise", job(tmp_path), "--profile", str(tmp_path / "run.json"))

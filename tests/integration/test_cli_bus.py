@@ -283,7 +283,7 @@ async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(
     subject = OOM_EVENTS.subject("tb", app="shop", node="n1")
     events = [oom_event(OomKind.KILL, time_ns=now_ns, reason="0 of 512 MiB are free")]
     events += [oom_event(time_ns=now_ns + number) for number in range(1, 700)]
-    events += [oom_event(OomKind.TRAP, container="db-0123456789ab", time_ns=now_ns)]
+    events += [oom_event(OomKind.OOM_WAIT, container="db-0123456789ab", time_ns=now_ns)]
     for number, event in enumerate(events):
         bus.publish_fact(subject, event, message_id=str(number))
     bus.publish_fact(CONTAINER_EVENTS.subject("tb", app="shop", node="n1"), drift(), message_id="drift")
@@ -293,14 +293,14 @@ async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(
 
     assert code == 0, err
     assert "no allocator answers" in err
-    assert "Memory in the last 24h: 699 grants (21.8 GiB), 1 trap, 1 kill, 1 limits changed by other hands" in out
-    assert "web-0123456789ab  killed by the kernel at its limit of 100 MiB: 0 of 512 MiB are free" in out
+    assert "Memory in the last 24h: 699 grants (21.8 GiB), 1 OOM wait, 1 kill, 1 limits changed by other hands" in out
+    assert "web-0123456789ab  OOM killed at its limit of 100 MiB: 0 of 512 MiB are free" in out
     assert "web-0123456789ab  limits drifted: by other hands: memory limit 100 MiB became 64 MiB, put back" in out
 
     code, out, _ = await turnbuckle(bus, "explain", "shop", "--container", "db", "--json", "--since", "1h")
     memory = json.loads(out)["memory"]
 
-    assert [event["kind"] for event in memory["events"]] == ["trap"]
+    assert [event["kind"] for event in memory["events"]] == ["oom_wait"]
     assert memory["total"]["kills"] == 0
     assert (await bus.jetstream.stream_info("TB_OOM")).state.consumer_count == 0
 

@@ -81,8 +81,8 @@ async def test_replayed_orders_are_void(lab: Lab) -> None:
     assert await lab.row((50_000, 0), seq=1) is RowStatus.APPLIED
     assert await lab.row((30_000, 0), seq=2) is RowStatus.APPLIED
 
-    assert await lab.row((50_000, 0), seq=1) is RowStatus.OLD_ORDER
-    assert await lab.row((50_000, 0), seq=2) is RowStatus.OLD_ORDER
+    assert await lab.row((50_000, 0), seq=1) is RowStatus.STALE_SEQ
+    assert await lab.row((50_000, 0), seq=2) is RowStatus.STALE_SEQ
     assert await lab.row((50_000, 0), seq=9, epoch=0) is RowStatus.STALE_EPOCH
     earlier = update({lab.container.key: (50_000, 0)}, seq=9, incarnation=lab.incarnation - 1)
     elsewhere = update({lab.container.key: (50_000, 0)}, seq=9, incarnation=lab.incarnation, node=OTHER)

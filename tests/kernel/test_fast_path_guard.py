@@ -76,13 +76,13 @@ async def emptied(host, events, what, *, told=True):
         return
     await until(lambda: silent(events), what="a fact")
     (event,) = silent(events)
-    assert (event.kind, event.source, event.alarm) == (RouteKind.RELEASE, "guard", True)
+    assert (event.kind, event.source, event.alarm) == (RouteKind.OVERRIDE_REMOVED, "guard", True)
     assert {event.destination, *event.also} == {H2, H3}
     assert "no sign of life" in event.reason
 
 
 def silent(events):
-    return [event for event in events if event.cause == "fast_path_silent"]
+    return [event for event in events if event.cause == "fast_path_unresponsive"]
 
 
 async def answers_again(host):

@@ -63,7 +63,7 @@ async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> 
 
         host.frr_route(H2, "p2")
         await fast.overrides({H3: ["p2"]})
-        release = await fast.told(RouteKind.RELEASE, "frr_converged")
+        release = await fast.told(RouteKind.OVERRIDE_REMOVED, "frr_converged")
         assert (release.destination, release.interface) == (H2, "p1")
         assert (await fast.told(RouteKind.FAST_PATH, "not_converging")).alarm
         host.bfdd.change("p1", "up")
@@ -99,14 +99,14 @@ async def test_lost_carrier_is_overridden_and_a_link_that_goes_down_leaves_nothi
         await fast.told(RouteKind.OVERRIDE, "carrier", 2)
         host.ip("link", "set", "q1", "up")
         await fast.overrides({})
-        await fast.told(RouteKind.RELEASE, "timeout", 2)
+        await fast.told(RouteKind.OVERRIDE_REMOVED, "timeout", 2)
 
         # Administratively down: the kernel drops routes through it without a word, ours and FRR's.
         host.ip("link", "set", "p2", "down")
         await fast.overrides({H2: ["p1"], H3: ["p1"]})
         host.ip("link", "set", "p1", "down")
         await fast.overrides({})
-        await fast.told(RouteKind.FAST_PATH, "damped")
+        await fast.told(RouteKind.FAST_PATH, "flap_damped")
         await until(lambda: fast.service._state["routes"] == 0, what="no route left in FRR's mirror")
 
 
@@ -142,8 +142,8 @@ async def test_a_frozen_daemon_loses_its_overrides_and_begins_anew(host, tmp_pat
         finally:
             os.kill(fast.daemon, signal.SIGCONT)
         await until(host.rules, what="the rule again")
-        await fast.told(RouteKind.FAST_PATH, "stood_still")
-        await fast.told(RouteKind.RELEASE, "lost", 2)
+        await fast.told(RouteKind.FAST_PATH, "loop_stalled")
+        await fast.told(RouteKind.OVERRIDE_REMOVED, "lost", 2)
         assert host.overrides() == {}
         assert not fast.of(RouteKind.FAST_PATH, "restarted")
 
@@ -172,15 +172,17 @@ async def test_without_a_bus_faults_are_answered_and_told_afterwards_in_order(ho
         assert len(fast.events) == known
 
         fast.bus.reconnect()
-        await fast.told(RouteKind.RELEASE, "frr_converged", 2)
-        assert [event.kind for event in fast.events[known:]] == [RouteKind.OVERRIDE] * 2 + [RouteKind.RELEASE] * 2
+        await fast.told(RouteKind.OVERRIDE_REMOVED, "frr_converged", 2)
+        assert [event.kind for event in fast.events[known:]] == [RouteKind.OVERRIDE] * 2 + [
+            RouteKind.OVERRIDE_REMOVED
+        ] * 2
         assert [event.seq for event in fast.events] == list(range(1, len(fast.events) + 1))
 
 
 async def test_bfdd_restarts(host, tmp_path) -> None:
     async with running(host, tmp_path) as fast:
         host.bfdd.stop()
-        await until(lambda: (fast.service.not_ready() or "").startswith("blind"), what="blind")
+        await until(lambda: (fast.service.not_ready() or "").startswith("input lost"), what="input lost")
         host.ip("link", "set", "q1", "down")
         await fast.told(RouteKind.FAST_PATH, "suppressed")
         assert host.overrides() == {}
@@ -201,7 +203,7 @@ async def test_other_hands_in_our_table_and_rules(host, tmp_path) -> None:
         host.bfdd.change("p1", "down")
         await fast.overrides({H2: ["p2"], H3: ["p2"]})
         host.ip("route", "flush", "table", "100")
-        await fast.told(RouteKind.RELEASE, "lost", 2)
+        await fast.told(RouteKind.OVERRIDE_REMOVED, "lost", 2)
         host.ip("rule", "del", "pref", "90")
         await until(host.rules, what="the rule again")
         # A foreign route in our table survives our end, and so does FRR's.
@@ -254,7 +256,7 @@ async def test_the_other_host_is_told_and_answers(pair, tmp_path) -> None:
 
         # FRR does nothing at the second host: what it was told ends by itself, while the first one goes on.
         await two.overrides({})
-        await two.told(RouteKind.RELEASE, "timeout")
+        await two.told(RouteKind.OVERRIDE_REMOVED, "timeout")
         assert first.overrides() == {H2: ["p2"]}
 
 
@@ -298,7 +300,7 @@ async def test_ipv6_tunnel_addresses(tmp_path) -> None:
             await until(lambda: "p2" in host.ip("-6", "route", "show", "table", "100"), what="an override")
             host.ip("route", "replace", "fd00:ffff::2", "proto", "bgp", "metric", "20", "via", "fd00:2::2", "dev", "p2")
             await until(lambda: not host.ip("-6", "route", "show", "table", "100"), what="hand-back")
-            await fast.told(RouteKind.RELEASE, "frr_converged")
+            await fast.told(RouteKind.OVERRIDE_REMOVED, "frr_converged")
     finally:
         host.stop()
 
@@ -316,8 +318,8 @@ async def test_events_that_were_lost_are_made_up_for(host, tmp_path) -> None:
         finally:
             os.kill(fast.daemon, signal.SIGCONT)
         await until(lambda: fast.service._state["routes"] == 1, what="one route", within_s=30)
-        await fast.told(RouteKind.FAST_PATH, "blind")
-        await fast.told(RouteKind.FAST_PATH, "seeing", 2)
+        await fast.told(RouteKind.FAST_PATH, "input_lost")
+        await fast.told(RouteKind.FAST_PATH, "input_restored", 2)
         host.bfdd.change("p1", "down")
         host.frr_route(H3, "p1", "p2")
         await until(lambda: fast.service._state["routes"] == 2, what="two routes", within_s=30)
@@ -388,7 +390,7 @@ async def test_a_switch_that_closes_its_bgp_session_is_left(host, tmp_path) -> N
 
             switch.sendto(segment("fe80::9", bgp, rst), to)
             await fast.told(RouteKind.OVERRIDE, "bgp", 3)
-            await fast.told(RouteKind.RELEASE, "timeout", 3)
+            await fast.told(RouteKind.OVERRIDE_REMOVED, "timeout", 3)
             # A link that is made anew is watched as well.
             host.ip("link", "del", "p1")
             host.ip("link", "add", "p1", "type", "veth", "peer", "name", "q1")

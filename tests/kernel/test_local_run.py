@@ -41,15 +41,15 @@ def stored(out: Path) -> list[RunProfile]:
     return profiles
 
 
-def test_time_up(tmp_path: Path) -> None:
+def test_timed_out(tmp_path: Path) -> None:
     done = run([*arguments(tmp_path, "--seconds", "1", "--run", "cut"), "sh", "-c", SLEEP, "--api-key=hidden"])
     result = done.event("result")
     assert done.code == 0, done.stderr
-    assert (result["run"], result["end"]) == ("cut", "time_up")
+    assert (result["run"], result["end"]) == ("cut", "timed_out")
     assert 10 <= result["samples"] <= 20, "20 at most in a second; a busy machine takes fewer"
     assert result["exit_codes"] == [-15, -15, -15]
     (profile,) = stored(tmp_path)
-    assert profile.end is RunEnd.TIME_UP
+    assert profile.end is RunEnd.TIMED_OUT
     assert [worker.worker for worker in profile.workers] == ["master", "worker-1", "worker-2"]
     assert 0.9 < profile.duration_s < 10
     assert profile.command == ("sh", "-c", SLEEP, "--api-key=***")

@@ -88,8 +88,8 @@ def test_a_fault_is_overridden_at_both_hosts_and_handed_back(
     with calm.fault(fault) as injected_ns:
         local = fast.wait_told(1, RouteKind.OVERRIDE, cause)
         remote = fast.wait_told(2, RouteKind.OVERRIDE, "peer")
-        fast.wait_told(1, RouteKind.RELEASE, "frr_converged")
-        fast.wait_told(2, RouteKind.RELEASE, "frr_converged")
+        fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "frr_converged")
+        fast.wait_told(2, RouteKind.OVERRIDE_REMOVED, "frr_converged")
         assert calm.next_hops(1, 2) == calm.next_hops(2, 1) == {other}
         assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
 
@@ -106,7 +106,7 @@ def test_what_the_host_sends_is_lost_and_nothing_else(calm: Lab, fast: FastPaths
     """FRR's bfdd does not tell its peer that it hears nothing any more, but the switch closes its BGP session."""
     with calm.fault(Fault.blackhole(1, 1, Direction.FROM_HOST)) as injected_ns:
         told = fast.wait_told(1, RouteKind.OVERRIDE, "bgp")
-        fast.wait_told(1, RouteKind.RELEASE, "frr_converged")
+        fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "frr_converged")
         assert calm.next_hops(1, 2) == {"p2"}
         assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
         wait_until(lambda: not fast.hosts[0].overrides() and not fast.hosts[1].overrides(), what="hand-back")
@@ -127,7 +127,7 @@ def test_a_false_message_costs_width_for_t_max_and_no_packet_its_way(
         forged = seal(message._replace(number=2, tor="10.255.0.102"), b"not the key of this fabric")
         sender.sendto(receiver_tag(KEY.encode(), second) + forged, (second, PORT))
     fast.wait_told(2, RouteKind.OVERRIDE, "peer")
-    released = fast.wait_told(2, RouteKind.RELEASE, "timeout")
+    released = fast.wait_told(2, RouteKind.OVERRIDE_REMOVED, "timeout")
 
     assert 900_000 < released[0].latency_us < 10_000_000
     assert calm.next_hops(2, 1) == {"p1", "p2"}
@@ -144,7 +144,7 @@ def test_a_hung_control_plane_is_stood_in_for(calm: Lab, fast: FastPaths, stream
             assert set(map(tuple, fast.hosts[0].overrides().values())) == {("p2",)}
             assert calm.next_hops(1, 2) == {"p1", "p2"}, "FRR hangs"
         # Only once the uplink is alive again is it FRR's route that counts.
-        fast.wait_told(1, RouteKind.RELEASE, "timeout")
+        fast.wait_told(1, RouteKind.OVERRIDE_REMOVED, "timeout")
 
 
 def test_a_blip_shorter_than_detection_leaves_nothing(calm: Lab, fast: FastPaths, streams: OutageMeter) -> None:
@@ -210,7 +210,7 @@ def test_the_switch_closes_bfd_administratively(calm: Lab, fast: FastPaths) -> N
         wait_until(lambda: fast.hosts[0].state["uplinks"]["p1"][2] == "remote-adm-down", what="the state of p1")
         wait_until(lambda: not fast.hosts[0].overrides(), what="no override")
         assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
-        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "damped")
+        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "flap_damped")
     finally:
         shut(switch, "no shutdown")
     fast.wait_told(1, RouteKind.FAST_PATH, "bfd_opened", within_s=60)
@@ -231,7 +231,7 @@ def test_the_host_closes_its_own_bfd_administratively(calm: Lab, fast: FastPaths
         )
         wait_until(lambda: not any(host.overrides() for host in fast.hosts), what="no override")
         assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
-        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "damped")
+        assert not fast.hosts[0].told(RouteKind.FAST_PATH, "flap_damped")
         assert len(fast.hosts[0].told(RouteKind.FAST_PATH, "bfd_admin_down")) == 2, "told once for each uplink"
     finally:
         shut(here, "no shutdown")
@@ -255,10 +255,10 @@ def test_bfdd_is_restarted(calm: Lab, fast: FastPaths) -> None:
     """Blind meanwhile; sessions that come up afterwards are no fault, and the next real one is answered."""
     host = calm.topology.hosts[0].netns
     os.kill(frr_daemons.running(host)["bfdd"], signal.SIGKILL)
-    fast.wait_told(1, RouteKind.FAST_PATH, "blind")
+    fast.wait_told(1, RouteKind.FAST_PATH, "input_lost")
     wait_until(lambda: "bfdd" not in frr_daemons.running(host), what="the end of bfdd")
     build.start_router(calm.topology, calm._record, host)
-    fast.wait_told(1, RouteKind.FAST_PATH, "seeing")
+    fast.wait_told(1, RouteKind.FAST_PATH, "input_restored")
     fast.wait_quiet()
     assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
 

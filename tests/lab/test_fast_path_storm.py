@@ -25,9 +25,9 @@ def test_a_flap_storm_is_left_to_frr(whole: Lab, tmp_path: Path) -> None:
             with whole.fault(Fault.blackhole(1, 1)):
                 wait_until(lambda: ours.state["uplinks"]["p1"][2] != "up", what=f"detection {number}")
             wait_until(lambda: ours.state["uplinks"]["p1"][2] == "up", within_s=30, what=f"recovery {number}")
-        fast.wait_told(1, RouteKind.FAST_PATH, "damped")
-        assert len(fast.hosts[0].told(RouteKind.FAST_PATH, "damped")) == 1
+        fast.wait_told(1, RouteKind.FAST_PATH, "flap_damped")
+        assert len(fast.hosts[0].told(RouteKind.FAST_PATH, "flap_damped")) == 1
         assert not ours.overrides(), "nothing is overridden while damped"
         assert ours.state["counts"]["triggers"] == 3, "three were answered"
-        fast.wait_told(1, RouteKind.FAST_PATH, "undamped", within_s=HOLD_S + 30)
+        fast.wait_told(1, RouteKind.FAST_PATH, "flap_damping_ended", within_s=HOLD_S + 30)
         assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 30.0) == []

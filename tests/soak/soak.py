@@ -42,7 +42,7 @@ DEADLINE_S = 2.0
 SETTLED_S = 30.0
 AMPLE = AppSpec(name="ample", cpu_limit=0.3, memory_limit=1536 * MIB, sigma=0.6)
 SCARCE = AppSpec(name="scarce", cpu_limit=0.2, memory_limit=512 * MIB, sigma=0.05, policy="escra")
-EXPLAINS = {OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL}
+EXPLAINS = {OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL}
 OUTPUT = Path("bench-results")
 
 
@@ -237,7 +237,7 @@ class Soak:
         """Whether it waited until the deadline, the reserve empty, and nobody could have answered all that time."""
         gave_up = any(
             event.container == container
-            and event.kind is OomKind.RELEASE
+            and event.kind is OomKind.OOM_KILLER_ENABLED
             and event.paused_us >= DEADLINE_S * 1e6
             and not event.reserve_bytes
             and abs(time_s - killed_s) < EXPLAINED_S

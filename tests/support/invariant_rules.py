@@ -217,7 +217,7 @@ class Rules:
 
     def reasons_of(self, kill: Kill) -> list[str]:
         """What was said about a kill."""
-        wanted = {OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL}
+        wanted = {OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL}
         return [
             event.reason
             for time_s, event in self.events

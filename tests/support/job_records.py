@@ -46,6 +46,6 @@ def run_profile(number: int = 1, samples: int = 4) -> RunProfile:
         configuration=Configuration(instance_type="local", workers=2),
         command=("python", "train.py"),
         duration_s=float(samples),
-        end=RunEnd.TIME_UP,
+        end=RunEnd.TIMED_OUT,
         workers=(WorkerSeries(worker="master", **columns), WorkerSeries(worker="worker-1", **columns)),
     )

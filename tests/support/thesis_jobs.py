@@ -112,7 +112,7 @@ def local_run(task: str, *, samples: int = 600) -> RunProfile:
     )
     where = Configuration(instance_type="local", provider="local", workers=3, batch_size=32, vcpu=5.0, memory_gb=64.0)
     return RunProfile(
-        run=f"run-{task}", task=of.about, configuration=where, duration_s=float(samples), end=RunEnd.TIME_UP,
+        run=f"run-{task}", task=of.about, configuration=where, duration_s=float(samples), end=RunEnd.TIMED_OUT,
         workers=workers,
     )  # fmt: skip
 

@@ -57,11 +57,11 @@ async def test_without_an_allocator_and_a_reserve_the_kernel_decides_at_the_dead
         waited_s = time.monotonic() - start_s
         record_figure("waited, seconds", round(waited_s, 2))
         assert waited_s >= DEADLINE_S - 0.5
-        release = await checker.told(container.key, OomKind.RELEASE)
+        release = await checker.told(container.key, OomKind.OOM_KILLER_ENABLED)
         assert release.cause is OomCause.DEADLINE
         assert "tasks waited for 2 s: no answer from an allocator" in release.reason
         await checker.told(container.key, OomKind.KILL)
-        assert checker.events(container.key, OomKind.TRAP)
+        assert checker.events(container.key, OomKind.OOM_WAIT)
 
 
 @pytest.mark.parametrize("ending", ["SIGKILL", "SIGSTOP"])
@@ -110,6 +110,6 @@ async def test_without_agent_and_reserve_the_kernel_decides_at_the_deadline_that
             await pair.restart_agent()
         else:
             pair.agent.send(signal.SIGCONT)
-        release = await checker.told(container.key, OomKind.RELEASE)
+        release = await checker.told(container.key, OomKind.OOM_KILLER_ENABLED)
         assert release.cause is OomCause.WATCHDOG
         assert "the watchdog gave the kernel its kill back" in release.reason

@@ -54,7 +54,7 @@ async def assert_killed_with_reason(checker: InvariantChecker, container: LabCon
     event = await checker.told(container.key, OomKind.KILL)
     assert f"{spec.name} may use {int(spec.memory_limit) // MIB} MiB" in event.reason, event.reason
     assert event.oom_kills == 1
-    [refusal, *_] = checker.events(container.key, OomKind.REFUSAL, OomKind.RELEASE)
+    [refusal, *_] = checker.events(container.key, OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED)
     assert f"{spec.name} may use" in refusal.reason
 
 

@@ -57,12 +57,12 @@ async def test_growers_of_two_applications_are_refused_before_the_node_is_full(
             if limits == [each.limit_bytes for each in growers]:  # files cannot be read at one instant
                 sums.append(sum(limits))
             told[:] = [event for event in log.messages if isinstance(event, OomEvent)]
-            return any(event.kind is OomKind.REFUSAL and "budget" in event.reason for event in told)
+            return any(event.kind is OomKind.GRANT_DENIED and "budget" in event.reason for event in told)
 
         await until(refused, within_s=60, what="our refusal")
         kinds = [event.kind for event in told]
-        assert OomKind.KILL not in kinds[: kinds.index(OomKind.REFUSAL)], "refused first"
-        refusal = told[kinds.index(OomKind.REFUSAL)]
+        assert OomKind.KILL not in kinds[: kinds.index(OomKind.GRANT_DENIED)], "refused first"
+        refusal = told[kinds.index(OomKind.GRANT_DENIED)]
         assert "the memory budget of node n1 is used up" in refusal.reason
         await until(
             lambda: refused() and not all(each.alive for each in growers), within_s=60, what="the kill after it"

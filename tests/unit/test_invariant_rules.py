@@ -90,7 +90,7 @@ def kill(rules: Rules, usage_mib: int) -> None:
 def test_a_kill_while_memory_was_left_is_wrong_unless_it_was_explained(rules):
     kill(rules, 100)
     assert len(rules.killed_while_available) == 1
-    rules.oom(1.0, oom_event(OomKind.RELEASE, app=APP, container=KEY, reason="tasks waited for 2 s"))
+    rules.oom(1.0, oom_event(OomKind.OOM_KILLER_ENABLED, app=APP, container=KEY, reason="tasks waited for 2 s"))
     assert rules.finish() == []
     assert rules.reasons_of(rules.kills[0]) == ["tasks waited for 2 s"]
 
@@ -98,7 +98,7 @@ def test_a_kill_while_memory_was_left_is_wrong_unless_it_was_explained(rules):
 @pytest.mark.parametrize(
     "other",
     [
-        oom_event(OomKind.RELEASE, app=APP, container="db-0123456789ab", reason="another one"),
+        oom_event(OomKind.OOM_KILLER_ENABLED, app=APP, container="db-0123456789ab", reason="another one"),
         oom_event(OomKind.GRANT, app=APP, container=KEY, reason="no explanation"),
         oom_event(OomKind.KILL, app=APP, container=KEY, reason=""),
     ],

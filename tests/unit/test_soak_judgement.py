@@ -41,7 +41,9 @@ def test_a_kill_is_excused_only_where_nobody_could_have_answered_during_the_whol
 def judged(outages, *, app=AMPLE.name, reserve_bytes=0, reasons=("waited for 2 s",)):
     soak = Soak(SimpleNamespace(root="r"), 1)
     soak.faults.slots, soak.faults.outages = faults([]).slots, list(outages)
-    release = SimpleNamespace(container="c1", kind=OomKind.RELEASE, paused_us=2_000_000, reserve_bytes=reserve_bytes)
+    release = SimpleNamespace(
+        container="c1", kind=OomKind.OOM_KILLER_ENABLED, paused_us=2_000_000, reserve_bytes=reserve_bytes
+    )
     rules = SimpleNamespace(
         events=[(102.0, release)],
         kills=[Kill(102.0, app, "c1", 0, exhausted=False)],

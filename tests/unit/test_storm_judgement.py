@@ -11,20 +11,22 @@ from tests.bench.thorn_storm import StormPlan
 from tests.bench.thorn_storm_report import BOUNDS, Cost, StormResults, table, wrong
 
 MACHINE = Machine("a processor", 2, 8.0, "6.1", "no control groups", "3.11", (0.0, 0.0, 0.0))
-ANSWERED = {"override": 2, "release": 2, "route": 6, "lost sessions": 2}
+ANSWERED = {"override": 2, "override_removed": 2, "route": 6, "lost sessions": 2}
 CALM = StormResults(
     MACHINE,
     "8.4.4",
     realtime=True,
     costs=[
         Cost("blackhole h1-s1", 1, ANSWERED, 120.0, 2.0, 1.5),
-        Cost("link-down h1-s1 flapping", 10, {"override": 6, "release": 6, "lost sessions": 2}, 80.0, 2.0, 4.0),
+        Cost(
+            "link-down h1-s1 flapping", 10, {"override": 6, "override_removed": 6, "lost sessions": 2}, 80.0, 2.0, 4.0
+        ),
         Cost("blackhole h1-s2", 1, ANSWERED, 120.0, 2.0, 1.5),
     ],
     left=[],
     passes=12,
     writes=0,
-    alarms=["damped"],
+    alarms=["flap_damped"],
 )
 
 

@@ -181,7 +181,7 @@ class OrderBook:
         if limits.app not in claimed:
             return RowPlan(key, RowStatus.STALE_EPOCH)
         if order <= (limits.epoch, limits.seq):
-            return RowPlan(key, RowStatus.OLD_ORDER)
+            return RowPlan(key, RowStatus.STALE_SEQ)
         limits.epoch, limits.seq = order
         if room is not None and not room.admits(limits, quota_us, limit_bytes):
             return RowPlan(key, RowStatus.FAILED)

@@ -31,7 +31,7 @@ from services.allocator.core.targets import Policies, WantedBack
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the order is void. (A look-up, because `np.isin` takes ten times as long.)"""
-_IS_LOST[[RowStatus.FAILED, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.OLD_ORDER]] = True
+_IS_LOST[[RowStatus.FAILED, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.STALE_SEQ]] = True
 _IS_LOST[RowStatus.NODE_BUDGET] = True
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 POOLS_EVERY_STEPS = 10

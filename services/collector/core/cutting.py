@@ -39,7 +39,7 @@ def cut_short(profile: RunProfile, divisor: float) -> RunProfile | None:
         worker.model_copy(update={name: getattr(worker, name)[: samples * _ITEM_BYTES] for name in SERIES})
         for worker in profile.workers
     )
-    cut = {"run": cut_name(profile.run, divisor), "end": RunEnd.TIME_UP, "duration_s": duration_s, "workers": workers}
+    cut = {"run": cut_name(profile.run, divisor), "end": RunEnd.TIMED_OUT, "duration_s": duration_s, "workers": workers}
     return with_estimates(profile.model_copy(update={**cut, "exit_codes": ()}))
 
 

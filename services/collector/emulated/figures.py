@@ -79,7 +79,7 @@ def markdown(records: Sequence[JobRecord], profiles: Sequence[RunProfile]) -> st
 
 def _cuts(profiles: Sequence[RunProfile], local: Mapping[str, RunProfile]) -> list[str]:
     """What local runs that were cut told of the whole, beside what it took."""
-    cut = [one for one in profiles if one.end is RunEnd.TIME_UP and one.task.task in local]
+    cut = [one for one in profiles if one.end is RunEnd.TIMED_OUT and one.task.task in local]
     if not cut:
         return []
     return [

@@ -11,7 +11,7 @@ from services.collector.emulated.orders import Outcome
 _SECONDS_PER_HOUR = 3600
 _ENDS = {
     JobState.SUCCEEDED: RunEnd.FINISHED,
-    JobState.TIMED_OUT: RunEnd.TIME_UP,
+    JobState.TIMED_OUT: RunEnd.TIMED_OUT,
     JobState.CANCELLED: RunEnd.INTERRUPTED,
 }
 

@@ -129,7 +129,7 @@ class Audit:
             groups.setdefault(row._replace(destination="", held_s=0.0), []).append(row)
         return [
             {
-                "kind": "release",
+                "kind": "override_removed",
                 "time_ns": trigger.wall_ns,
                 "destination": names[0],
                 "also": names[1:],

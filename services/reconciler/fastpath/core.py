@@ -142,7 +142,7 @@ class FastPathCore:
                 uplink.bfd = None
             self._refresh_dead(now_s)
         if what not in self.blind:
-            self._out.statuses.append(Status("blind", f"{what}: {reason}", alarm=True))
+            self._out.statuses.append(Status("input_lost", f"{what}: {reason}", alarm=True))
         self.blind[what] = reason
         return self._take(now_s)
 
@@ -150,7 +150,7 @@ class FastPathCore:
         """It is back, with everything that it knows."""
         if self.blind.pop(what, None) is not None:
             rest = f"; still without {', '.join(self.blind)}" if self.blind else ""
-            self._out.statuses.append(Status("seeing", f"{what} is back{rest}"))
+            self._out.statuses.append(Status("input_restored", f"{what} is back{rest}"))
         return self._take(now_s)
 
     def refused(self, destination: str, reason: str, now_s: float) -> Outcome:
@@ -205,9 +205,9 @@ class FastPathCore:
         elif all(other.dead for other in self.uplinks.values()):
             self._damp("no uplink is alive", uplink.name, now_s)
         elif now_s < self.damped_until_s:
-            self._suppress(uplink, cause, "damped")
+            self._suppress(uplink, cause, "flap damped")
         elif self.blind:
-            self._suppress(uplink, cause, f"blind: without {', '.join(self.blind)}")
+            self._suppress(uplink, cause, f"input lost: {', '.join(self.blind)}")
         else:
             self._answer(uplink, Mark(now_s, cause), now_s)
             self._out = self._out._replace(tell=Tell(uplink.name, uplink.tor))
@@ -227,16 +227,16 @@ class FastPathCore:
                 self._reconsider(destination, self.routes[destination], override.marks, now_s)
 
     def _suppress(self, uplink: Uplink, cause: Cause, why: str) -> None:
-        reason = f"{uplink.name} is dead ({cause}), left to FRR: {why}"
+        reason = f"{uplink.name} is down ({cause}), left to FRR: {why}"
         self._out.statuses.append(Status("suppressed", reason, alarm=True, uplink=uplink.name))
 
     def _damp(self, why: str, uplink: str, now_s: float) -> None:
         until_s = now_s + self._limits.damper_hold_s
         reason = f"{why}: no overrides for {self._limits.damper_hold_s:g} s, FRR alone is in charge"
-        self._out.statuses.append(Status("damped", reason, alarm=True, uplink=uplink))
+        self._out.statuses.append(Status("flap_damped", reason, alarm=True, uplink=uplink))
         self.damped_until_s = until_s
         self._due_s = min(self._due_s, until_s)
-        self._release_all(Release.DAMPED, now_s)
+        self._release_all(Release.FLAP_DAMPED, now_s)
 
     def _peer(self, destination: str, tor: str, now_s: float) -> str:
         marks = {u.ifindex: Mark(now_s, Cause.PEER) for u in self.uplinks.values() if u.ifindex and u.tor == tor}
@@ -246,11 +246,11 @@ class FastPathCore:
         if route is None:
             return "no_route"
         if self.blind:
-            return "blind"
+            return "input_lost"
         if now_s < self.damped_until_s:
-            return "damped"
+            return "flap_damped"
         if self._too_many_words(destination, now_s):
-            return "damped"
+            return "flap_damped"
         named = {hop.ifindex for hop in route.hops}
         known = self._marks_of(destination)
         # Said twice is not said longer: an earlier mark keeps its time, and so its end.
@@ -264,8 +264,8 @@ class FastPathCore:
         if not self._peers.setdefault(source, FaultCount()).add(now_s, self._limits):
             return False
         self._ignored[source] = now_s + self._limits.damper_hold_s
-        reason = f"{source} told of too many faults: not listened to for {self._limits.damper_hold_s:g} s"
-        self._out.statuses.append(Status("peer_damped", reason, alarm=True, peer=source))
+        reason = f"{source} signalled too many faults: ignored for {self._limits.damper_hold_s:g} s"
+        self._out.statuses.append(Status("peer_flap_damped", reason, alarm=True, peer=source))
         return True
 
     def _marks_of(self, destination: str) -> Mapping[int, Mark]:
@@ -368,7 +368,7 @@ class FastPathCore:
         """Rule 8's T_max, rule 9's alarm, the end of rule 11's pause."""
         if self.damped and now_s >= self.damped_until_s:
             self.damped_until_s = -_NEVER
-            self._out.statuses.append(Status("undamped", "quiet again: faults are answered"))
+            self._out.statuses.append(Status("flap_damping_ended", "no faults any more: overrides are installed again"))
         due_s = self.damped_until_s if self.damped else _NEVER
         stuck: list[str] = []
         for destination, override in list(self.overrides.items()):

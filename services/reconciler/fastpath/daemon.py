@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     loop = FastPathLoop(config, ControlLink(end), beats)
     refused = become_urgent(config.realtime_priority)
     if refused is not None:
-        loop.warn("not_urgent", refused)
+        loop.warn("realtime_priority_denied", refused)
     # What there is now stays; what comes is freed by reference counts. No pause for a search in between.
     gc.collect()
     gc.freeze()

@@ -154,7 +154,7 @@ class FastPathLoop:
     def _beat(self, now_s: float) -> None:
         self._beat_s = now_s
         if trouble := self._beats.beat():
-            self.warn("heartbeat_not_sent", f"the reconciler cannot be told that we are alive: {trouble}")
+            self.warn("heartbeat_not_sent", f"no heartbeat to the reconciler: {trouble}")
         if self._bfd is None and now_s >= self._reconnect_s:
             self._connect_bfd()
         if now_s >= self._state_s:
@@ -185,7 +185,7 @@ class FastPathLoop:
         self._note(outcome, self._trigger("lost", now_s), None)
         while self._events.read().more:
             continue
-        self._start_clean("stood_still", f"no turn of the loop for {silent_s * 1e3:.0f} ms; ")
+        self._start_clean("loop_stalled", f"no iteration of the loop for {silent_s * 1e3:.0f} ms; ")
         self._beat(time.monotonic())
 
     # -- inputs ------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class FastPathLoop:
         except OSError as error:
             self._reconnect_s = time.monotonic() + RECONNECT_S
             outcome = self._core.lose(BFDD, f"{self._config.bfd_socket}: {error.strerror or error}", time.monotonic())
-            self._carry_out(outcome, self._trigger("blind", time.monotonic()))
+            self._carry_out(outcome, self._trigger("input_lost", time.monotonic()))
         else:
             self._poller.watch(self._bfd, self._on_bfd)
 
@@ -212,12 +212,12 @@ class FastPathLoop:
             self._sessions.clear()
             self._reconnect_s = time.monotonic() + RECONNECT_S
             now_s = time.monotonic()
-            self._carry_out(self._core.lose(BFDD, str(error), now_s), self._trigger("blind", now_s))
+            self._carry_out(self._core.lose(BFDD, str(error), now_s), self._trigger("input_lost", now_s))
             return
         now_s = time.monotonic()
         for each in said:
             if isinstance(each, Subscribed):
-                self._carry_out(self._core.regain(BFDD, now_s), self._trigger("seeing", now_s))
+                self._carry_out(self._core.regain(BFDD, now_s), self._trigger("input_restored", now_s))
                 self._state_s = 0.0  # the service wants to know at once
                 continue
             changed = self._sessions.update(each)
@@ -234,9 +234,9 @@ class FastPathLoop:
         received = self._events.read(EVENTS_AT_ONCE)
         now_s = time.monotonic()
         if received.overrun:
-            self._carry_out(self._core.lose(_NETLINK, "events were lost", now_s), self._trigger("blind", now_s))
+            self._carry_out(self._core.lose(_NETLINK, "events were lost", now_s), self._trigger("input_lost", now_s))
             self._look_at_everything()
-            self._carry_out(self._core.regain(_NETLINK, now_s), self._trigger("seeing", now_s))
+            self._carry_out(self._core.regain(_NETLINK, now_s), self._trigger("input_restored", now_s))
             return
         changed: dict[str, None] = {}
         for message in received.messages:
@@ -255,7 +255,7 @@ class FastPathLoop:
         rule, own = decode_rule(message.payload), self._config.ownership
         if (rule.table, rule.priority) == (own.table, own.priority):
             self._kernel.add_rules()
-            self._say("rule_restored", "somebody had deleted the rule", alarm=True)
+            self._say("rule_restored", "the rule had been deleted", alarm=True)
         elif rule.table in own.tables and rule.priority == own.priority + 1:
             outcome = self._core.switch_refused(rule.table - own.table, "somebody has deleted it", now_s)
             self._carry_out(outcome, self._trigger("lost", now_s))

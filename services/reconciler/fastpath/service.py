@@ -75,11 +75,11 @@ class FastPath:
     def not_ready(self) -> str | None:
         """Why faults would not be answered now, or None."""
         if not self._state:
-            return "the hot process has not reported yet"
+            return "the data-plane process has not reported yet"
         if self._state["blind"]:
-            return "blind: " + "; ".join(f"{what}: {why}" for what, why in self._state["blind"].items())
+            return "input lost: " + "; ".join(f"{what}: {why}" for what, why in self._state["blind"].items())
         if self._state["damped"]:
-            return "damped: too many faults, FRR alone is in charge"
+            return "flap damping: too many faults, FRR alone is in charge"
         return None
 
     # -- the hot process -----------------------------------------------------------------------------------------
@@ -95,7 +95,9 @@ class FastPath:
             self._state = {}
             code = said["ended"]
             self._log.error("hot_process_ended", code=code)
-            reason = f"the hot process has ended ({code}); the watchdog has emptied its table; it is started again"
+            reason = (
+                f"the data-plane process has exited ({code}); the watchdog has emptied its table; it is started again"
+            )
             now_ns = self._runtime.clock.time_ns()
             self._publish(
                 {"kind": "fast_path", "cause": "restarted", "time_ns": now_ns, "alarm": True, "reason": reason}

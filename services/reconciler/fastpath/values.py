@@ -60,7 +60,7 @@ class Release(StrEnum):
     """T_max is over, and nothing local speaks against the hop."""
     NO_LIVE_HOP = "no_live_hop"
     """The last live hop died as well, or FRR kept only dead ones: its route stands."""
-    DAMPED = "damped"
+    FLAP_DAMPED = "flap_damped"
     """Too many faults: FRR alone is in charge."""
     REFUSED = "refused"
     """The kernel did not take it."""
@@ -155,7 +155,7 @@ class Status(NamedTuple):
     """Something about the fast path as a whole."""
 
     kind: str
-    """blind, seeing, damped, undamped, suppressed, not_converging, peer_damped, refused..."""
+    """input_lost, input_restored, flap_damped, flap_damping_ended, suppressed, not_converging, refused..."""
     reason: str
     alarm: bool = False
     uplink: str = ""

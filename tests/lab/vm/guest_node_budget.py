@@ -170,7 +170,7 @@ def grow(*, budget: bool) -> dict[str, Any]:
                 started = True
                 for grower in growers:
                     grower.go()
-            refusals = [line for line in machine.told if line.kind is OomKind.REFUSAL]
+            refusals = [line for line in machine.told if line.kind is OomKind.GRANT_DENIED]
             if refusals and refused_s is None:
                 refused_s = now_s
             if refused_s is not None and now_s > refused_s + AFTER_S:
@@ -184,7 +184,7 @@ def grow(*, budget: bool) -> dict[str, Any]:
         "memory_total": machine.budget.capacity_bytes,
         "allocatable": machine.budget.allocatable_bytes,
         "highest": highest,
-        "refusals": [line.reason for line in machine.told if line.kind is OomKind.REFUSAL],
+        "refusals": [line.reason for line in machine.told if line.kind is OomKind.GRANT_DENIED],
         "kinds": [str(line.kind) for line in machine.told if line.kind is not OomKind.GRANT],
         "kernel": kernel_log(),
         "global": global_kills(),

@@ -39,7 +39,7 @@ def test_the_kinds_are_those_of_the_data_set() -> None:
     found = local_runs(runs, runs["whole"])
     assert [kind for kind, _ in found] == [WHOLE, NAMES[3], NAMES[10], NO_RATE, EXACT, *[SPREAD] * len(SPREAD_OVER)]
     silent = dict(found)[NO_RATE]
-    assert silent.end is RunEnd.TIME_UP
+    assert silent.end is RunEnd.TIMED_OUT
     assert silent.configuration.attributes == {}
     assert dict(found)[EXACT].configuration.attributes["whole_run_s"] == runs["whole"].duration_s
     assert [run.duration_s for kind, run in found if kind == SPREAD] == pytest.approx(

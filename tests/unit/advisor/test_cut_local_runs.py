@@ -71,7 +71,7 @@ def local_run(task: TaskFeatures, end: RunEnd, duration_s: float, **told: float 
 def cut_with_its_rate(task: TaskFeatures, duration_s: float = 600.0) -> RunProfile:
     whole_s = WORLD.seconds(task, LOCAL)
     return local_run(
-        task, RunEnd.TIME_UP, duration_s, startup_s=STARTUP_S, whole_run_s=whole_s, steps_per_s=1.0,
+        task, RunEnd.TIMED_OUT, duration_s, startup_s=STARTUP_S, whole_run_s=whole_s, steps_per_s=1.0,
         steps_per_s_from="network", rate_error=0.05,
     )  # fmt: skip
 
@@ -107,7 +107,7 @@ def test_a_cut_run_agrees_with_the_finished_one_and_is_less_sure(adviser: OurAdv
 
 def test_without_a_rate_it_is_not_known_and_what_to_do_is_said(adviser: OurAdviser) -> None:
     job = delta(LONG)
-    reply = ask(adviser, job, local_run(job, RunEnd.TIME_UP, 600.0))
+    reply = ask(adviser, job, local_run(job, RunEnd.TIMED_OUT, 600.0))
     assert reply.ranked == ()
     assert reply.rejected == {"not known": 12}
     (why,) = [one for one in reply.warnings if one.startswith("not known: ")]
@@ -118,7 +118,7 @@ def test_without_a_rate_it_is_not_known_and_what_to_do_is_said(adviser: OurAdvis
 def test_a_rate_that_may_be_of_steps_or_epochs_is_none(adviser: OurAdviser) -> None:
     job = delta(LONG)
     guessed = local_run(
-        job, RunEnd.TIME_UP, 600.0, startup_s=1.0, steps_per_s=0.5, steps_per_s_from="period", whole_run_s=9_999.0
+        job, RunEnd.TIMED_OUT, 600.0, startup_s=1.0, steps_per_s=0.5, steps_per_s_from="period", whole_run_s=9_999.0
     )
     assert ask(adviser, job, guessed).ranked == ()
 
@@ -126,10 +126,10 @@ def test_a_rate_that_may_be_of_steps_or_epochs_is_none(adviser: OurAdviser) -> N
 def test_a_rate_of_epochs_needs_their_number(adviser: OurAdviser) -> None:
     told = {"startup_s": STARTUP_S, "rate_error": 0.02, "epoch_s": 7.0}
     unknown = delta(LONG).model_copy(update={"epochs": 0})
-    reply = ask(adviser, unknown, local_run(unknown, RunEnd.TIME_UP, 600.0, **told))
+    reply = ask(adviser, unknown, local_run(unknown, RunEnd.TIMED_OUT, 600.0, **told))
     assert reply.ranked == ()
     assert any("epochs" in one and "job.yaml" in one for one in reply.warnings)
-    assert len(ask(adviser, delta(LONG), local_run(unknown, RunEnd.TIME_UP, 600.0, **told)).ranked) == 12
+    assert len(ask(adviser, delta(LONG), local_run(unknown, RunEnd.TIMED_OUT, 600.0, **told)).ranked) == 12
 
 
 def test_a_stranger_without_any_local_run_is_not_known(adviser: OurAdviser) -> None:
@@ -142,7 +142,7 @@ def test_a_stranger_without_any_local_run_is_not_known(adviser: OurAdviser) -> N
 def test_the_duration_so_far_is_a_lower_bound(adviser: OurAdviser) -> None:
     """Also of what is not known: the guess that JSON shows is no less than what was seen already."""
     job = delta(LONG)
-    stopped = local_run(job, RunEnd.TIME_UP, 3_600.0)
+    stopped = local_run(job, RunEnd.TIMED_OUT, 3_600.0)
     here = WORLD.records()[0].model_copy(
         update={"task": job, "local_run": "my-run", "configuration": LOCAL.model_copy(update={"vcpu": 2.0})}
     )
@@ -160,7 +160,9 @@ def test_start_up_never_multiplies() -> None:
     one = local_run(delta(1), RunEnd.FINISHED, 52.0, startup_s=22.0)
     assert anchor_s(delta(50), one) == pytest.approx(1_522.0)
     # cut: 22 + (322 - 22) x 50
-    cut = local_run(delta(1), RunEnd.TIME_UP, 52.0, startup_s=22.0, whole_run_s=322.0, rate_error=0.1, steps_per_s=1.0)
+    cut = local_run(
+        delta(1), RunEnd.TIMED_OUT, 52.0, startup_s=22.0, whole_run_s=322.0, rate_error=0.1, steps_per_s=1.0
+    )
     assert anchor_s(delta(50), cut) == pytest.approx(15_022.0)
 
 
@@ -175,7 +177,7 @@ def test_where_a_run_is_cut_moves_the_anchor_by_nothing(
     whole_s = startup_s + training_s
     finished = local_run(delta(1), RunEnd.FINISHED, whole_s, startup_s=startup_s)
     cut = local_run(
-        delta(1), RunEnd.TIME_UP, startup_s + part * training_s, startup_s=startup_s, whole_run_s=whole_s,
+        delta(1), RunEnd.TIMED_OUT, startup_s + part * training_s, startup_s=startup_s, whole_run_s=whole_s,
         rate_error=0.01, steps_per_s=1.0,
     )  # fmt: skip
     assert anchor_s(delta(ratio), cut) == pytest.approx(anchor_s(delta(ratio), finished))
@@ -191,7 +193,7 @@ def with_cuts(error: float, told_error: float) -> dict[str, RunProfile]:
     for at, one in enumerate(WORLD.profiles().values()):
         estimated_s = STARTUP_S + (one.duration_s - STARTUP_S) * (1.0 + error * (-1) ** at)
         cut = local_run(
-            one.task, RunEnd.TIME_UP, one.duration_s / 10, startup_s=STARTUP_S, whole_run_s=estimated_s,
+            one.task, RunEnd.TIMED_OUT, one.duration_s / 10, startup_s=STARTUP_S, whole_run_s=estimated_s,
             steps_per_s=1.0, rate_error=told_error,
         )  # fmt: skip
         runs[f"{one.run}-cut"] = cut.model_copy(update={"run": f"{one.run}-cut"})
@@ -231,7 +233,7 @@ def test_of_a_known_task_left_out_tasks_say_nothing(adviser: OurAdviser) -> None
 def test_no_reason_is_empty_or_nan(adviser: OurAdviser) -> None:
     """Of a run that was cut without a rate, and of what known tasks have in common."""
     job = delta(LONG)
-    for profile in (cut_with_its_rate(job), local_run(job, RunEnd.TIME_UP, 600.0), None):
+    for profile in (cut_with_its_rate(job), local_run(job, RunEnd.TIMED_OUT, 600.0), None):
         reply = ask(adviser, job, profile)
         said = [reason for one in (*reply.ranked, *reply.pareto) for reason in one.reasons]
         said += [word for one in reply.neighbours for word in one.alike]

@@ -253,11 +253,11 @@ def test_best_first() -> None:
         ({"task": STRANGE}, "loss is nan: it must be a finite number"),
         ({"configurations": (where("two", 1, attributes={"x": math.inf}),)}, "x is inf"),
         (
-            {"profile": profile("a", samples=3).model_copy(update={"end": RunEnd.TIME_UP})},
+            {"profile": profile("a", samples=3).model_copy(update={"end": RunEnd.TIMED_OUT})},
             r"lasted 3 s: at least 5 s are needed",
         ),
         ({"profile": profile("a").model_copy(update={"end": RunEnd.FAILED})}, "failed"),
-        ({"profile": profile("a").model_copy(update={"workers": (), "end": RunEnd.TIME_UP})}, "holds no samples"),
+        ({"profile": profile("a").model_copy(update={"workers": (), "end": RunEnd.TIMED_OUT})}, "holds no samples"),
         ({"run": "run-b"}, r"no local run 'run-b' is known"),
         ({"workers": (0,)}, "workers must be at least 1"),
         ({"workers": (100_001,)}, "at most 100,000"),

@@ -68,7 +68,7 @@ def test_local_runs_that_were_cut_stand_beside_the_whole_ones(shipped: JobFile) 
     assert len(found) >= len(whole)
     assert len(runs) == len(whole) + len(found)
     for cut in found:
-        assert runs[cut.run].end is RunEnd.TIME_UP
+        assert runs[cut.run].end is RunEnd.TIMED_OUT
         assert runs[cut.run].configuration.attributes == pytest.approx(cut.configuration.attributes)
 
 

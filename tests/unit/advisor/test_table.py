@@ -96,7 +96,7 @@ def test_the_anchor_is_scaled_to_the_jobs_work() -> None:
 
 
 def test_a_local_run_that_was_stopped_is_no_anchor_but_has_features() -> None:
-    stopped = profile("a").model_copy(update={"end": RunEnd.TIME_UP})
+    stopped = profile("a").model_copy(update={"end": RunEnd.TIMED_OUT})
     table, _ = build([record("a", "large", 1)], {"run-a": stopped})
     assert np.isnan(table.anchor_time_s[0])
     assert table.feature("local.observed_s")[0] == stopped.duration_s

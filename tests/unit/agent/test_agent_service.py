@@ -107,7 +107,7 @@ async def test_a_raise_beyond_the_memory_that_its_settings_name_is_refused_told_
 
     assert reply.column("limit_bytes").tolist() == [384 * MIB]
     assert "add up to 256.0 MiB of 384.0 MiB that are allocatable" in reply.node_refusal
-    assert (lab.lines[0].kind, lab.lines[0].cause) == (OomKind.REFUSAL, OomCause.NODE)
+    assert (lab.lines[0].kind, lab.lines[0].cause) == (OomKind.GRANT_DENIED, OomCause.NODE)
     assert (info.memory_bytes, info.allocatable_memory_bytes) == (512 * MIB, 384 * MIB)
 
 
@@ -124,11 +124,11 @@ async def test_while_memory_available_is_too_low_nobody_is_asked_for_more(lab):
         container = await lab.guarded(reserve_mib=100)
         lab.ground.host.available_bytes = 60 * MIB
         lab.ground.touch(container, 140 * MIB)
-        await until(lambda: OomKind.REFUSAL in lab.kinds, what="the refusal")
+        await until(lambda: OomKind.GRANT_DENIED in lab.kinds, what="the refusal")
 
     assert requests == []
     assert container.limit_bytes == 256 * MIB
-    refusal = lab.lines[lab.kinds.index(OomKind.REFUSAL)]
+    refusal = lab.lines[lab.kinds.index(OomKind.GRANT_DENIED)]
     assert refusal.reason == ("memory of node n1 runs out: MemAvailable is 60.0 MiB, nothing is raised below 100.0 MiB")
 
 
@@ -146,7 +146,7 @@ async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
         await until(lambda: OomKind.KILL in lab.kinds, what="the kill")
         await until(lambda: lab.batches[-1].rows()[0]["oom_kills"] == 1, what="the kill in a batch")
 
-    assert lab.kinds == [OomKind.TRAP, OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL]
+    assert lab.kinds == [OomKind.OOM_WAIT, OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL]
     assert {line.reason for line in lab.lines[1:]} == {"shop may use 256 MiB"}
     assert (requests[0].container, requests[0].paused) == (container.key, True)
     await until(lambda: lab.changes[-1].change is ContainerChange.RELEASED, what="the release of the container")
@@ -180,7 +180,7 @@ async def test_a_request_is_answered_by_a_reserve(lab):
 
         assert not container.paused
         assert container.oom_kills == 0
-        assert lab.kinds[:2] == [OomKind.TRAP, OomKind.GRANT]  # what it touched at once looks like fast growth
+        assert lab.kinds[:2] == [OomKind.OOM_WAIT, OomKind.GRANT]  # what it touched at once looks like fast growth
 
 
 async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(lab):
@@ -195,7 +195,7 @@ async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(la
         lab.bus.reconnect()
         await until(lambda: OomKind.KILL in lab.kinds, what="the events")
 
-    release = next(line for line in lab.lines if line.kind is OomKind.RELEASE)
+    release = next(line for line in lab.lines if line.kind is OomKind.OOM_KILLER_ENABLED)
     assert 300_000 <= release.paused_us < 600_000
     assert "no answer from an allocator" in release.reason
     assert len({(line.kind, line.time_ns) for line in lab.lines}) == len(lab.lines)
@@ -306,7 +306,7 @@ async def test_the_watchdog_is_fed_and_what_it_did_is_told(lab):
         lab.ground.watchdog.reports.append(
             WatchdogReport(container.key, "shop", 5, False, 256 * MIB, 256 * MIB, 256 * MIB, 2_000_000)  # noqa: FBT003
         )
-        await until(lambda: OomKind.RELEASE in lab.kinds, what="the watchdog's release")
+        await until(lambda: OomKind.OOM_KILLER_ENABLED in lab.kinds, what="the watchdog's release")
         calls = lab.ground.watchdog.calls
         assert calls[:2] == ["start", "beat"]
         await until(lambda: "forget_reports" in calls, what="the stream's acknowledgement")

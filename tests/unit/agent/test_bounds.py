@@ -112,7 +112,7 @@ def test_a_replayed_order_is_void_within_the_limit_too() -> None:
     lab.order({"a": (30_000, 0)})
     lab.seq = 0
 
-    assert lab.order({"a": (50_000, 0)})[0] == {"a": RowStatus.OLD_ORDER}
+    assert lab.order({"a": (50_000, 0)})[0] == {"a": RowStatus.STALE_SEQ}
     assert lab.order({"a": (50_000, 0)}, epoch=0)[0] == {"a": RowStatus.STALE_EPOCH}
     assert lab.book.accept(update({"a": (50_000, 0)}, seq=99, incarnation=6), lab.room()).refusal is not None
 

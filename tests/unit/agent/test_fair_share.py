@@ -96,5 +96,5 @@ def test_a_refusal_ends_the_wait_of_the_largest_first(node, host):
     node.journal.take_occurrences()
     node.guard.answered(asked, Answer(refusal="shop may use 256 MiB"), 6 * MS)
 
-    released = [line.key for line in node.journal.take_occurrences() if line.kind is OomKind.RELEASE]
+    released = [line.key for line in node.journal.take_occurrences() if line.kind is OomKind.OOM_KILLER_ENABLED]
     assert released == [key_large]

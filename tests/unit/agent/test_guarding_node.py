@@ -108,7 +108,7 @@ def test_an_empty_reserve_is_told_and_asked_for_once(node, host):
         node.take_alarms(moment * MS)
         node.guard.poll(moment * MS)
 
-    assert told(node) == [(OomKind.NEAR, OomCause.THRESHOLD)]
+    assert told(node) == [(OomKind.NEAR_LIMIT, OomCause.THRESHOLD)]
     (asked,) = node.journal.take_requests()
     assert (asked.app, asked.key, asked.paused) == ("shop", key, False)
     assert asked.wanted_bytes >= 48 * MIB
@@ -129,12 +129,12 @@ def test_a_paused_container_gets_the_reserve_that_comes(node, host):
     container.touch(200 * MIB)
     node.take_alarms(5 * MS)
     assert container.paused
-    assert told(node) == [(OomKind.TRAP, OomCause.LIMIT)]
+    assert told(node) == [(OomKind.OOM_WAIT, OomCause.LIMIT)]
 
     (reply,) = send(node, reserve_order(500 * MIB, seq=5), 9 * MS)
     assert not container.paused
     (line,) = node.journal.take_occurrences()
-    assert (line.kind, line.cause, line.paused_us) == (OomKind.GRANT, OomCause.ANSWER, 4000)
+    assert (line.kind, line.cause, line.paused_us) == (OomKind.GRANT, OomCause.ALLOCATOR_REPLY, 4000)
     assert reply.reserve_used_bytes == (container.limit_bytes - 256 * MIB,)
     (row,) = reply_rows(reply).values()
     assert row["limit_bytes"] == container.limit_bytes
@@ -160,7 +160,10 @@ def test_a_refusal_kills_at_once_as_is_standard(node, host):
     told(node)
     node.guard.answered(asked, Answer(refusal="shop may use 256 MiB"), 8 * MS)
 
-    assert told(node) == [(OomKind.REFUSAL, OomCause.ANSWER), (OomKind.RELEASE, OomCause.ANSWER)]
+    assert told(node) == [
+        (OomKind.GRANT_DENIED, OomCause.ALLOCATOR_REPLY),
+        (OomKind.OOM_KILLER_ENABLED, OomCause.ALLOCATOR_REPLY),
+    ]
     assert container.oom_kills == 1
     node.guard.poll(12 * MS)
     (line,) = node.journal.take_occurrences()
@@ -211,7 +214,7 @@ def test_a_refusal_while_nobody_waits_only_tells(node, host):
     (asked,) = node.journal.take_requests()
     node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
 
-    assert told(node) == [(OomKind.NEAR, OomCause.THRESHOLD), (OomKind.REFUSAL, OomCause.ANSWER)]
+    assert told(node) == [(OomKind.NEAR_LIMIT, OomCause.THRESHOLD), (OomKind.GRANT_DENIED, OomCause.ALLOCATOR_REPLY)]
     assert not container.kernel_kills
     container.touch(50 * MIB)
     node.take_alarms(10 * MS)
@@ -234,7 +237,7 @@ def test_without_an_answer_it_is_asked_again_until_the_deadline_then_the_kernel_
     assert 9 <= asked <= 11
     node.guard.poll(now_ns + POLL_NS)
     kinds = [line.kind for line in node.journal.take_occurrences()]
-    assert kinds == [OomKind.TRAP, OomKind.REFUSAL, OomKind.RELEASE, OomKind.KILL]
+    assert kinds == [OomKind.OOM_WAIT, OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL]
 
 
 def test_no_grant_goes_beyond_the_greatest_limit_of_a_container(node, host):
@@ -245,7 +248,12 @@ def test_no_grant_goes_beyond_the_greatest_limit_of_a_container(node, host):
     node.guard.poll(9 * MS)
 
     lines = node.journal.take_occurrences()
-    assert [line.kind for line in lines] == [OomKind.TRAP, OomKind.GRANT, OomKind.TRAP, OomKind.RELEASE]
+    assert [line.kind for line in lines] == [
+        OomKind.OOM_WAIT,
+        OomKind.GRANT,
+        OomKind.OOM_WAIT,
+        OomKind.OOM_KILLER_ENABLED,
+    ]
     assert "may have more than 260 MiB" in lines[-1].reason
     assert container.oom_kills == 1
 
@@ -268,7 +276,7 @@ def test_a_pause_below_the_limit_is_a_group_above_and_ends_at_the_deadline(node,
     poll_until(node, 5 * MS, 3 * SECOND_NS)
 
     lines = node.journal.take_occurrences()
-    assert [line.kind for line in lines][:2] == [OomKind.TRAP, OomKind.RELEASE]
+    assert [line.kind for line in lines][:2] == [OomKind.OOM_WAIT, OomKind.OOM_KILLER_ENABLED]
     assert "a group above is full" in lines[1].reason
 
 
@@ -284,7 +292,7 @@ def test_tasks_that_a_raise_did_not_wake_are_woken_and_the_limit_stays(node, hos
     assert not container.paused
     assert container.limit_bytes == 256 * MIB
     assert node.reserves.left_of("shop") == 100 * MIB
-    assert [line.kind for line in node.journal.take_occurrences()] == [OomKind.TRAP]
+    assert [line.kind for line in node.journal.take_occurrences()] == [OomKind.OOM_WAIT]
 
 
 def test_dangerous_cuts_are_refused(node, host):

@@ -152,7 +152,7 @@ def test_doubled_and_overtaken_orders_do_nothing(node, host):
     assert host.containers[found.container_id].writes == [("quota", 40_000)]
     for (reply,) in (doubled, overtaken):
         row = reply_rows(reply)[key]
-        assert (row["status"], row["quota_us"], row["order_seq"]) == (RowStatus.OLD_ORDER, 40_000, 5)
+        assert (row["status"], row["quota_us"], row["order_seq"]) == (RowStatus.STALE_SEQ, 40_000, 5)
 
 
 def test_unchanged_value_is_not_written(node, host):

@@ -57,7 +57,7 @@ def test_a_raise_beyond_the_budget_is_carried_out_in_part_and_says_why(host):
         "1000.0 MiB that are allocatable"
     )
     (line,) = node.journal.take_occurrences()
-    assert (line.kind, line.cause, line.key) == (OomKind.REFUSAL, OomCause.NODE, web)
+    assert (line.kind, line.cause, line.key) == (OomKind.GRANT_DENIED, OomCause.NODE, web)
     assert (line.limit_before_bytes, line.limit_after_bytes) == (300 * MIB, 400 * MIB)
     assert line.reason.endswith("; ordered was a limit of 500 MiB, it got 400 MiB")
 

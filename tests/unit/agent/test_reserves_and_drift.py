@@ -236,7 +236,7 @@ def test_stopping_restores_everything_and_gives_up_the_reserve(node, host):
     told(node)
     node.release_all()
 
-    assert told(node)[0] == (OomKind.RELEASE, OomCause.SHUTDOWN)
+    assert told(node)[0] == (OomKind.OOM_KILLER_ENABLED, OomCause.SHUTDOWN)
     assert (container.armed, container.kernel_kills, container.limit_bytes) == (False, True, 255 * MIB)
     assert host.reserve_book.read()["shop"].left_bytes == 0
 

@@ -43,7 +43,7 @@ def test_growers_of_both_applications_meet_our_refusal_before_the_node_is_full()
         for position in range(2):
             shared.touch(position, 20 * MIB)
         period(shared, reclaim=step % 50 == 49)
-        refusals += [line for line in shared.told if line.kind is OomKind.REFUSAL and line not in refusals]
+        refusals += [line for line in shared.told if line.kind is OomKind.GRANT_DENIED and line not in refusals]
         if refusals:
             break
 
@@ -123,7 +123,7 @@ def test_a_refused_request_says_what_the_node_lacks_not_the_application():
     shared.touch(0, 300 * MIB)
     for _ in range(3):
         period(shared)
-    (line,) = [line for line in shared.told if line.kind is OomKind.REFUSAL]
+    (line,) = [line for line in shared.told if line.kind is OomKind.GRANT_DENIED]
     assert line.reason.startswith("the memory budget of node n1 is used up")
     assert "the application's containers there have no slack" in line.reason
     assert (grower.oom_kills, grower.limit_bytes <= 92 * MIB) == (1, True)  # at its own limit, as is standard

@@ -71,11 +71,11 @@ def test_kills_are_summed_over_restarts_and_never_fewer_than_seen() -> None:
 def test_what_the_memory_guard_did_is_in_the_report() -> None:
     recording = recorded()
     recording.note_memory(oom_event(app="demo"))
-    recording.note_memory(oom_event(OomKind.TRAP, 1, app="demo", paused_us=900))
+    recording.note_memory(oom_event(OomKind.OOM_WAIT, 1, app="demo", paused_us=900))
     recording.note_container(drift(app="demo"))
     report = build_report(recording, FACTS)
 
-    assert (report["memory_events"]["grants"], report["memory_events"]["traps"], report["drifts"]) == (1, 1, 1)
+    assert (report["memory_events"]["grants"], report["memory_events"]["oom_waits"], report["drifts"]) == (1, 1, 1)
     assert report["memory_events"]["longest_pause_us"] == 900
     assert report["static"]["memory_events"]["grants"] == 0
     assert report["seconds"] == 0.9

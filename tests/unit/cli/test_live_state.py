@@ -176,7 +176,7 @@ def test_memory_events_are_counted_for_the_container_and_its_application() -> No
     (web,) = shop["containers"]
 
     assert (shop["memory"]["grants"], web["memory"]["grants"], web["memory"]["kills"]) == (2, 1, 1)
-    assert web["last_memory_event"] == "killed by the kernel at its limit of 100 MiB: refused"
+    assert web["last_memory_event"] == "OOM killed at its limit of 100 MiB: refused"
     assert (web["drifts"], shop["drifts"]) == (1, 1)
     assert "became 64 MiB" in web["last_drift"]
     assert [event["kind"] for event in snapshot["memory_events"]] == ["grant", "kill", "grant"]
@@ -226,21 +226,21 @@ def test_the_view_tells_what_happened_to_memory() -> None:
     state.decide(decisions(1, memory_reserved_bytes=96 * MIB))
     state.own("shop", Lease(owner="r1", epoch=3, time_ns=0))
     state.note_memory(oom_event(latency_us=400))
-    state.note_memory(oom_event(OomKind.REFUSAL, 1, reason="0 of 512 MiB are free"))
+    state.note_memory(oom_event(OomKind.GRANT_DENIED, 1, reason="0 of 512 MiB are free"))
     state.note_container(drift())
     console = Console(width=200, force_terminal=False)
     with console.capture() as captured:
         console.print(render(state, columns=200))
     text, lines = captured.get(), plain_lines(state)
 
-    for expected in ("reserves 96 MiB, 64 MiB at hand", "owner r1, epoch 3", "1 grant (32 MiB), 1 refusal"):
+    for expected in ("reserves 96 MiB, 64 MiB at hand", "owner r1, epoch 3", "1 grant (32 MiB), 1 denied grant"):
         assert expected in text
         assert expected in lines[1]
     assert "+32 MiB in 1" in text
     assert "drifted 1x" in text
     assert "drifted 1x" in lines[2]
-    assert "shop/web on n1: refused more than 100 MiB: 0 of 512 MiB are free" in text
-    assert lines[-1].endswith("shop/web on n1: refused more than 100 MiB: 0 of 512 MiB are free")
+    assert "shop/web on n1: denied more than 100 MiB: 0 of 512 MiB are free" in text
+    assert lines[-1].endswith("shop/web on n1: denied more than 100 MiB: 0 of 512 MiB are free")
 
 
 def test_an_early_batch_adds_throttling_and_nothing_else() -> None:

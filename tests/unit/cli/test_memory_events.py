@@ -16,23 +16,24 @@ from tests.support.oom_events import MIB, drift, oom_event
 def test_a_tally_counts_each_kind_and_keeps_the_longest_wait() -> None:
     tally = MemoryTally()
     for event in (
-        oom_event(OomKind.NEAR),
+        oom_event(OomKind.NEAR_LIMIT),
         oom_event(OomKind.GRANT, latency_us=120, paused_us=700),
         oom_event(OomKind.GRANT, latency_us=90),
-        oom_event(OomKind.TRAP),
-        oom_event(OomKind.REFUSAL, paused_us=3_000),
-        oom_event(OomKind.RELEASE),
+        oom_event(OomKind.OOM_WAIT),
+        oom_event(OomKind.GRANT_DENIED, paused_us=3_000),
+        oom_event(OomKind.OOM_KILLER_ENABLED),
         oom_event(OomKind.KILL),
         oom_event(OomKind.LIMIT_HITS, limit_hits=40),
     ):
         tally.add(event)
 
     assert tally.plain() == {
-        "near": 1, "grants": 2, "granted_bytes": 64 * MIB, "slowest_grant_us": 120, "traps": 1,
-        "longest_pause_us": 3_000, "refusals": 1, "releases": 1, "kills": 1, "limit_hits": 40,
+        "near_limit": 1, "grants": 2, "granted_bytes": 64 * MIB, "slowest_grant_us": 120, "oom_waits": 1,
+        "longest_pause_us": 3_000, "grants_denied": 1, "oom_killer_enabled": 1, "kills": 1, "limit_hits": 40,
     }  # fmt: skip
-    assert (
-        tally.in_words() == "2 grants (64 MiB), 1 trap (longest wait 3 ms), 1 refusal, 1 release, 1 kill, 40 limit hits"
+    assert tally.in_words() == (
+        "2 grants (64 MiB), 1 OOM wait (longest 3 ms), 1 denied grant, 1 wait ended by the OOM killer, 1 kill, "
+        "40 limit hits"
     )
 
 
@@ -43,8 +44,11 @@ def test_nothing_is_said_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("event", "sentence"),
     [
-        (oom_event(OomKind.NEAR), "near its limit with 95 MiB of 100 MiB"),
-        (oom_event(OomKind.TRAP, reason="usage 100 MiB: tasks wait"), "waits at its limit: usage 100 MiB: tasks wait"),
+        (oom_event(OomKind.NEAR_LIMIT), "near its limit with 95 MiB of 100 MiB"),
+        (
+            oom_event(OomKind.OOM_WAIT, reason="usage 100 MiB: tasks wait"),
+            "blocked at its limit: usage 100 MiB: tasks wait",
+        ),
         (
             oom_event(latency_us=1_200, paused_us=850),
             "granted 32 MiB in 1.2 ms (100 MiB → 132 MiB) after a wait of 850 us",
@@ -52,16 +56,16 @@ def test_nothing_is_said_of_nothing() -> None:
         (oom_event(cause=OomCause.WATCHDOG), "granted 32 MiB (100 MiB → 132 MiB) by the watchdog"),
         (oom_event(limit_before_bytes=-1), "granted 0 B (unlimited → 132 MiB)"),
         (
-            oom_event(OomKind.REFUSAL, reason="0 of 512 MiB are free"),
-            "refused more than 100 MiB: 0 of 512 MiB are free",
+            oom_event(OomKind.GRANT_DENIED, reason="0 of 512 MiB are free"),
+            "denied more than 100 MiB: 0 of 512 MiB are free",
         ),
         (
-            oom_event(OomKind.RELEASE, paused_us=2_000_000, cause=OomCause.DEADLINE),
-            "left to the kernel with 95 MiB of 100 MiB after a wait of 2 s at the deadline",
+            oom_event(OomKind.OOM_KILLER_ENABLED, paused_us=2_000_000, cause=OomCause.DEADLINE),
+            "OOM killer enabled with 95 MiB of 100 MiB after a wait of 2 s at the deadline",
         ),
         (
             oom_event(OomKind.KILL, reason="it was refused"),
-            "killed by the kernel at its limit of 100 MiB: it was refused",
+            "OOM killed at its limit of 100 MiB: it was refused",
         ),
         (
             oom_event(
@@ -103,7 +107,7 @@ def test_many_grants_do_not_hide_the_kill_before_them() -> None:
     assert history.plain()["containers"]["web-0123456789ab"]["kills"] == 1
     assert "999 grants" in history.summary("24h")
     assert "1 limits changed by other hands" in history.summary("24h")
-    assert "web-0123456789ab  killed by the kernel" in history.events[0].line()
+    assert "web-0123456789ab  OOM killed" in history.events[0].line()
 
 
 def test_who_changed_a_quota_is_in_the_history_and_its_json() -> None:

@@ -160,7 +160,7 @@ def test_attribute_docstrings_become_descriptions() -> None:
 def test_members_of_enums_and_codes_are_described() -> None:
     schemas = DOCUMENT["components"]["schemas"]
 
-    assert "- `trap`: Usage reached the limit" in schemas["OomKind"]["description"]
+    assert "- `oom_wait`: Usage reached the limit" in schemas["OomKind"]["description"]
     assert schemas["OomKind"]["description"].count("\n- ") == len(schemas["OomKind"]["enum"])
     assert "- `4 DEMAND_ROSE`" in schemas["LimitDecisions"]["properties"]["quota_reason"]["description"]
     for name in asyncapi_words.CODES:

@@ -18,7 +18,7 @@ def test_a_cut_run_is_the_beginning_of_the_whole_and_knows_no_more(samples: int,
     if cut is None:
         assert samples // divisor < 10
         return
-    assert (cut.run, cut.end, cut.exit_codes) == (f"whole-cut-{divisor}", RunEnd.TIME_UP, ())
+    assert (cut.run, cut.end, cut.exit_codes) == (f"whole-cut-{divisor}", RunEnd.TIMED_OUT, ())
     assert cut.duration_s == pytest.approx(whole.duration_s / divisor)
     for one, other in zip(cut.workers, whole.workers, strict=True):
         for name in SERIES:
@@ -38,7 +38,7 @@ def test_a_steady_run_tells_its_whole_duration_from_a_third_of_it(samples: int) 
 
 def test_only_finished_runs_are_cut_and_each_name_stays_once() -> None:
     whole = finished(300)
-    stopped = whole.model_copy(update={"end": RunEnd.TIME_UP})
+    stopped = whole.model_copy(update={"end": RunEnd.TIMED_OUT})
     assert cuts_of(stopped) == ()
     with pytest.raises(ValueError, match="had not got to its end"):
         cut_short(stopped, 3)

@@ -29,7 +29,7 @@ def found(lines: list[tuple[float, str]]) -> Pace:
     return told
 
 
-def profile(seconds: int = 60, workers: int = 1, end: RunEnd = RunEnd.TIME_UP, **task: object) -> RunProfile:
+def profile(seconds: int = 60, workers: int = 1, end: RunEnd = RunEnd.TIMED_OUT, **task: object) -> RunProfile:
     columns = {name: np.ones(seconds).tobytes() for name in SERIES}
     return RunProfile(
         run="my-run", task=TaskFeatures.model_validate({"task": "train"} | task),

@@ -44,7 +44,7 @@ def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 async def test_time_up_on_a_grid_without_drift(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workers = FakeWorkers()
     _, profile = await lived(plan_of(tmp_path, "--seconds", "1"), workers)
-    assert (profile.end, profile.exit_codes, workers.signals[0]) == (RunEnd.TIME_UP, (-15, -15), "TERM")
+    assert (profile.end, profile.exit_codes, workers.signals[0]) == (RunEnd.TIMED_OUT, (-15, -15), "TERM")
     assert [worker.samples for worker in profile.workers] == [20, 20]
     # most are near their place on the grid: were delays to add up, later ones would lie anywhere
     late_s = [seconds - round(seconds / INTERVAL_S) * INTERVAL_S for seconds in workers.elapsed]

@@ -26,7 +26,7 @@ def worker(name: str, out: np.ndarray) -> WorkerSeries:
     return WorkerSeries(worker=name, **(columns | {"network_out_bytes_per_s": np.asarray(out, "<f8").tobytes()}))
 
 
-def profile(*out: np.ndarray, end: RunEnd = RunEnd.TIME_UP, interval_s: float = 1.0, **task: float) -> RunProfile:
+def profile(*out: np.ndarray, end: RunEnd = RunEnd.TIMED_OUT, interval_s: float = 1.0, **task: float) -> RunProfile:
     fields = {"task": "t", "parameter_count": PARAMETERS} | task
     return RunProfile(
         run="r",
@@ -138,7 +138,7 @@ def test_an_estimate_is_never_less_than_what_was_seen() -> None:
     assert found.duration_s == 60.0
 
 
-@pytest.mark.parametrize("end", [RunEnd.TIME_UP, RunEnd.INTERRUPTED])
+@pytest.mark.parametrize("end", [RunEnd.TIMED_OUT, RunEnd.INTERRUPTED])
 def test_without_the_numbers_there_is_no_estimate(end: RunEnd) -> None:
     out = np.full(60, 8e6)
     cut = profile(out, out, end=end)

@@ -66,7 +66,7 @@ def test_what_follows_an_override_that_waits_is_told_after_it() -> None:
     assert not made.ready
 
     made.told(told)
-    assert [record["kind"] for record in made.ready] == ["override", "release"]
+    assert [record["kind"] for record in made.ready] == ["override", "override_removed"]
 
 
 def test_a_release_says_why_and_after_how_long() -> None:
@@ -75,7 +75,7 @@ def test_a_release_says_why_and_after_how_long() -> None:
     made.add(outcome(released=[row]), TRIGGER, None)
 
     record = made.ready[0]
-    assert (record["kind"], record["cause"], record["latency_us"]) == ("release", "frr_converged", 71_100)
+    assert (record["kind"], record["cause"], record["latency_us"]) == ("override_removed", "frr_converged", 71_100)
     assert record["reason"] == "10.255.0.2 handed back after 71.1 ms; overridden for bfd"
 
 
@@ -96,16 +96,16 @@ def test_a_group_is_told_like_any_other() -> None:
 
     assert [(r["kind"], r["cause"], r["before"], r["after"]) for r in made.ready] == [
         ("override", "bfd", ["p1", "p2"], ["p2"]),
-        ("release", "timeout", ["p2"], ["p1", "p2"]),
+        ("override_removed", "timeout", ["p2"], ["p1", "p2"]),
     ]
 
 
 def test_alarms_pass_on() -> None:
     made = audit()
-    made.add(outcome(statuses=[Status("damped", "too many", alarm=True, uplink="p1")]), TRIGGER, None)
+    made.add(outcome(statuses=[Status("flap_damped", "too many", alarm=True, uplink="p1")]), TRIGGER, None)
 
     assert made.ready[0]["alarm"]
-    assert (made.ready[0]["kind"], made.ready[0]["cause"]) == ("fast_path", "damped")
+    assert (made.ready[0]["kind"], made.ready[0]["cause"]) == ("fast_path", "flap_damped")
 
 
 def test_records_that_nobody_takes_are_dropped_and_counted() -> None:

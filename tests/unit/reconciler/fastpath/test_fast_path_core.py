@@ -171,8 +171,8 @@ def test_a_host_that_tells_of_too_many_faults_is_not_listened_to(core) -> None:
         assert core.peer(H2, TOR1, now_s)[0] == "applied"
         core.tick(now_s + 1)
 
-    assert core.peer(H2, TOR1, 16)[0] == "damped"
-    assert core.peer(H2, TOR1, 45.9)[0] == "damped"
+    assert core.peer(H2, TOR1, 16)[0] == "flap_damped"
+    assert core.peer(H2, TOR1, 45.9)[0] == "flap_damped"
     assert core.peer(H3, TOR1, 16)[0] == "applied"
     assert core.peer(H2, TOR1, 46.1)[0] == "applied"
 
@@ -184,13 +184,13 @@ def test_too_many_faults_leave_frr_in_charge(core) -> None:
 
     outcome = core.bfd("p1", "down", 16)
     assert not core.overrides
-    assert [(status.kind, status.alarm) for status in outcome.statuses] == [("damped", True)]
+    assert [(status.kind, status.alarm) for status in outcome.statuses] == [("flap_damped", True)]
     assert outcome.tell is None
     core.bfd("p1", "up", 17)
     core.bfd("p1", "down", 30)
     assert not core.overrides
     core.bfd("p1", "up", 31)
-    assert [status.kind for status in core.tick(46).statuses] == ["undamped"]
+    assert [status.kind for status in core.tick(46).statuses] == ["flap_damping_ended"]
     assert core.bfd("p1", "down", 46.1).writes
 
 
@@ -199,7 +199,7 @@ def test_no_live_uplink_leaves_frr_in_charge(core) -> None:
     outcome = core.bfd("p2", "down", 10.01)
 
     assert [write.route for write in outcome.writes] == [None, None]
-    assert {row.reason for row in outcome.released} == {Release.DAMPED}
+    assert {row.reason for row in outcome.released} == {Release.FLAP_DAMPED}
     core.tick(core.due_s)
     assert core.due_s == pytest.approx(40.01)
 
@@ -211,7 +211,7 @@ def test_blind_makes_nothing_new_and_forgets_the_sessions(core) -> None:
     assert list(core.overrides) == [H2]
     assert [status.kind for status in core.link("p2", 12, carrier=False, now_s=10.2).statuses] == ["suppressed"]
     core.link("p2", 12, carrier=True, now_s=10.3)
-    assert core.peer(H3, TOR1, 10.3)[0] == "blind"
+    assert core.peer(H3, TOR1, 10.3)[0] == "input_lost"
 
     # Its cause is not known any more: T_max ends it.
     assert [row.reason for row in core.tick(11).released] == [Release.TIMEOUT]
@@ -306,7 +306,7 @@ def test_a_switch_that_closes_again_and_again_is_not_listened_to(core) -> None:
         assert core.closed("p1", now_s).writes
         core.tick(now_s + 1)
 
-    assert [status.kind for status in core.closed("p1", 16).statuses] == ["peer_damped"]
+    assert [status.kind for status in core.closed("p1", 16).statuses] == ["peer_flap_damped"]
     assert not core.overrides
 
 

@@ -278,9 +278,9 @@ export class Model {
   }
 }
 
-const MEMORY_LEVEL: Record<string, Event["level"]> = { grant: "good", trap: "warn", refusal: "bad", release: "bad", kill: "bad" };
+const MEMORY_LEVEL: Record<string, Event["level"]> = { grant: "good", oom_wait: "warn", grant_denied: "bad", oom_killer_enabled: "bad", kill: "bad" };
 const CONTAINER_LEVEL: Record<string, Event["level"]> = { started: "good", rejected: "bad", refused: "bad", drifted: "warn" };
-const ROUTE_LEVEL: Record<string, Event["level"]> = { disagreement: "bad", override: "warn", agreement: "good", release: "good" };
+const ROUTE_LEVEL: Record<string, Event["level"]> = { disagreement: "bad", override: "warn", agreement: "good", override_removed: "good" };
 
 /** A fact as a line of the feed; null: nothing that is shown there. */
 export function describe(message: Message): Event | null {
