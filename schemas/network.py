@@ -68,9 +68,9 @@ class RouteEvent(Message):
     bfd: tuple[str, ...] = ()
     """DISAGREEMENT: uplinks whose BFD session is up."""
     cause: str = ""
-    """OVERRIDE, RELEASE: ``bfd``, ``carrier``, ``peer``, ``frr_converged``, ``timeout``, ``fast_path_silent``..."""
+    """OVERRIDE, OVERRIDE_REMOVED: ``bfd``, ``carrier``, ``frr_converged``, ``fast_path_unresponsive``..."""
     peer: str = ""
-    """OVERRIDE: the ToR's router id, or the VTEP that told of it."""
+    """OVERRIDE: the ToR's router id, or the VTEP that signalled it."""
     latency_us: Count = 0
     """OVERRIDE: trigger to the kernel's acknowledgement. RELEASE: how long it was held. AGREEMENT: how long not."""
     vtep: str = ""

@@ -218,7 +218,7 @@ class _Process:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():
-            self._log.error("ended_at_once", signal=number.name)
+            self._log.error("forced_exit", signal=number.name)
             os._exit(EXIT_INTERNAL)
         self._log.info("stopping", signal=number.name, grace_s=self._settings.shutdown_grace_s)
         self._systemd.tell(STOPPING)
@@ -309,7 +309,7 @@ class _Process:
             async with asyncio.timeout(0.6 * grace_s):
                 await service.stop()
         except TimeoutError:
-            self._log.error("stop_overran", grace_s=grace_s)
+            self._log.error("shutdown_timed_out", grace_s=grace_s)
             clean = False
         except Exception:  # noqa: BLE001 - the rest must be stopped all the same
             self._log.exception("stop_failed")

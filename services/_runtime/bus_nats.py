@@ -122,7 +122,7 @@ class NatsBus:
         if (error := joining.exception()) is not None:
             self.lost.set_exception(error)
         else:
-            self.dispatch.log.info("connected_late", servers=self.options.address)
+            self.dispatch.log.info("connected", servers=self.options.address)
 
     @property
     def jetstream(self) -> JetStreamContext:
@@ -187,7 +187,7 @@ class NatsBus:
                 if error.err_code != _TOO_LONG:
                     raise
                 self.dispatch.counts["facts_dropped"] += 1  # it would be refused for ever, and those behind it wait
-                log_once(self.dispatch.log.error, self.dispatch.limiter, "fact_too_long", subject=fact.subject,
+                log_once(self.dispatch.log.error, self.dispatch.limiter, "event_too_large", subject=fact.subject,
                          size_bytes=len(fact.data))  # fmt: skip
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
@@ -349,7 +349,7 @@ class NatsBus:
     def _on_close(self) -> None:
         joined = self._jetstream is not None  # else it was only an attempt
         if joined and not self._closing and not self.lost.done():
-            self.dispatch.log.error("connection_lost_for_good", servers=self.options.address)
+            self.dispatch.log.error("connection_closed", servers=self.options.address)
             self.lost.set_result(None)
 
     def _spawn(self, coroutine: Any, name: str) -> asyncio.Task[None]:
@@ -366,7 +366,7 @@ class NatsBus:
             except BusUnavailableError as error:
                 if self.options.connect_deadline_s is not None or self._closing:
                     raise BusUnavailableError(f"{error} (is JetStream enabled there?)") from error
-                log_once(self.dispatch.log.warning, self.dispatch.limiter, "declare_waits", 5.0, error=str(error))
+                log_once(self.dispatch.log.warning, self.dispatch.limiter, "declare_retried", 5.0, error=str(error))
                 await asyncio.sleep(_DECLARE_RETRY_S)
             else:
                 return

@@ -116,7 +116,7 @@ class Dispatch:
         kind = f"handler_error_{type(error).__name__}"
         held_back = self.limiter.admit(kind)
         if held_back is not None:
-            self.log.error("handler_error", subject=subject, held_back=held_back, exc_info=error)
+            self.log.error("handler_error", subject=subject, suppressed=held_back, exc_info=error)
 
     def call_back(self, callback: Callable[[], None]) -> None:
         """Call a callback of ours that may be anyone's code."""

@@ -59,7 +59,7 @@ class FactOutbox:
         if len(self._queue) >= self._limit:
             dropped = self._queue.popleft()
             self._dispatch.counts["facts_dropped"] += 1
-            log_once(self._dispatch.log.error, self._dispatch.limiter, "fact_dropped", subject=dropped.subject)
+            log_once(self._dispatch.log.error, self._dispatch.limiter, "event_dropped", subject=dropped.subject)
         self._queue.append(fact)
         self._empty.clear()
         self._arrived.set()
@@ -81,7 +81,9 @@ class FactOutbox:
             try:
                 await self._send(fact)
             except BusError as error:
-                log_once(self._dispatch.log.warning, self._dispatch.limiter, "fact_retried", 10.0, error=str(error))
+                log_once(
+                    self._dispatch.log.warning, self._dispatch.limiter, "event_publish_retried", 10.0, error=str(error)
+                )
                 await self._back_off(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
                 continue

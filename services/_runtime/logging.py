@@ -96,7 +96,7 @@ def log_once(log: Callable[..., Any], limiter: LogLimiter, kind: str, every_s: f
     """Log event ``kind`` through ``log`` (such as ``logger.warning``) unless the limiter holds it back."""
     held_back = limiter.admit(kind, every_s)
     if held_back is not None:
-        log(kind, **keys, **({"held_back": held_back} if held_back else {}))
+        log(kind, **keys, **({"suppressed": held_back} if held_back else {}))
 
 
 class _Sparing(stdlib_logging.Filter):

@@ -210,7 +210,7 @@ class NatsWatch:
             listing = await self._bucket.listing()
         except BusError as error:
             bus = self._bucket.bus
-            log_once(bus.dispatch.log.warning, bus.dispatch.limiter, "watch_waits", 10.0, error=str(error))
+            log_once(bus.dispatch.log.warning, bus.dispatch.limiter, "watch_retried", 10.0, error=str(error))
             return False
         if self._created is None:
             self._created = listing.created  # the first: the consumer may already have told newer things than it

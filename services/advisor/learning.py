@@ -162,7 +162,7 @@ class Learning:
         lesson = self._lesson(seed)
         forced, self._asked = self._asked is not None and self._asked.force, None
         self._began_s = self._clock.monotonic()
-        self._log.info("training_begun", version=lesson.version, records=len(lesson.records))
+        self._log.info("training_started", version=lesson.version, records=len(lesson.records))
         try:
             about = {"turnbuckle__model": lesson.version, "turnbuckle__records": len(lesson.records)}
             with span("advisor.train", self._follow_causes(), **about):

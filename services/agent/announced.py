@@ -82,7 +82,7 @@ class AnnouncedLimits:
             reason = (
                 "beyond its announced limits" if self._bounds.known.get(app) else "not announced, as far as is known"
             )
-            self._runtime.log.warning("order_refused", app=app, reason=reason, orders=self.refused_orders)
+            self._runtime.log.warning("limit_update_rejected", app=app, reason=reason, orders=self.refused_orders)
 
     def _begin(self, apps: Iterable[str]) -> None:
         for app in apps:
@@ -108,7 +108,7 @@ class AnnouncedLimits:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 entry = await self._runtime.bus.bucket(APPS).get(app)
         except (BusError, TimeoutError) as error:
-            self._runtime.log.debug("announced_limits_not_read", app=app, error=str(error))
+            self._runtime.log.debug("app_spec_not_read", app=app, error=str(error))
             return
         spec = entry.message if entry is not None else None
         if isinstance(spec, AppSpec) and spec.name == app:

@@ -41,7 +41,7 @@ class FailedRows:
                 reason=reason,
                 containers=containers[:NAMED],
                 rows=len(containers),
-                held_back=held_back,
+                suppressed=held_back,
             )
 
     def _limiter_now(self) -> LogLimiter:

@@ -70,7 +70,7 @@ class Guarding:
         self._watchdog.beat()
         reports = self._watchdog.take_reports()
         if reports:
-            self._log.warning("watchdog_has_acted", reports=len(reports))
+            self._log.warning("watchdog_intervened", reports=len(reports))
             self._node.take_reports(reports, self._now_ns())
             self.tell()
             self._untold_reports = True

@@ -49,7 +49,7 @@ class NodeName:
                 "stop it, or set TURNBUCKLE_AGENT__NODE to another name here"
             ) from error
         if self.in_doubt is not None and doubt is None:
-            self._log.warning("node_name_in_doubt", node=self._node, reason=self.in_doubt)
+            self._log.warning("duplicate_node_name_suspected", node=self._node, reason=self.in_doubt)
         return held
 
     async def release(self) -> None:

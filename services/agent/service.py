@@ -159,7 +159,7 @@ class Agent:
         try:
             await self._name.release()
         except BusError as error:
-            self._log.warning("heartbeat_not_removed", error=str(error))
+            self._log.warning("deregistration_failed", error=str(error))
         self._log.info("agent_stopped", released=len(released))
 
     def not_ready(self) -> str | None:
@@ -305,7 +305,7 @@ class Agent:
             for app in node.void_orphans():
                 self._emptied[app] = EMPTY_BATCHES
             if released := ground.release_leftovers():
-                self._log.warning("leftovers_released", containers=released)
+                self._log.warning("orphaned_limits_restored", containers=released)
 
     def _publish_event(self, found: FoundContainer, change: ContainerChange, detail: Detail) -> None:
         if self._events is not None:
@@ -315,7 +315,7 @@ class Agent:
         """Say which sources have not answered, and that the last of them has, or is no longer waited for."""
         for source in node.inventory.expire(self._now_ns()):
             self._log.warning(
-                "container_source_silent", source=str(source), remedy="its containers are managed once it answers"
+                "container_source_unresponsive", source=str(source), remedy="its containers are managed once it answers"
             )
         if (pending := node.inventory.pending) != self._sources_pending:
             self._sources_pending = pending
@@ -343,7 +343,7 @@ class Agent:
         try:
             return await self._join(node, ground)
         except BusError as error:
-            self._log.debug("bus_not_joined", error=str(error))
+            self._log.debug("registration_failed", error=str(error))
             return False
 
     def _info(self, node: Node, ground: Ground) -> NodeInfo:

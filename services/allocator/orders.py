@@ -56,7 +56,7 @@ class Orders:
         try:
             reply = await self._request(_orders_subject(self._runtime.bus.root, update.node), update)
         except BusError as error:
-            self._runtime.log.debug("order_lost", node=update.node, seq=update.seq, error=str(error))
+            self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
             reply = None
         if not isinstance(reply, LimitReply):
             self.lost += 1
@@ -64,9 +64,11 @@ class Orders:
             return
         self._allocation.take_reply(reply, update, self._moment())
         if reply.refusal:
-            self._runtime.log.warning("order_refused", node=update.node, reason=reply.refusal)
+            self._runtime.log.warning("limit_update_rejected", node=update.node, reason=reply.refusal)
         if reply.node_refusal:
-            self._runtime.log.warning("raise_refused", node=update.node, seq=update.seq, reason=reply.node_refusal)
+            self._runtime.log.warning(
+                "memory_increase_rejected", node=update.node, seq=update.seq, reason=reply.node_refusal
+            )
         self._call_back_soon()
 
     async def _request(self, subject: Subject, update: LimitUpdate) -> Message:

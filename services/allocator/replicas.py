@@ -85,7 +85,7 @@ class Replicas:
                 await self._bucket.delete(REPLICA + self.id)  # first: a lease is only taken by who should own it then
                 await asyncio.gather(*(self._try(self._carry_out, swap) for swap in swaps))
         except (BusError, TimeoutError) as error:
-            self._log.warning("left_without_farewell", error=str(error), consequence=f"waits {self._ttl_s:g} s for us")
+            self._log.warning("lease_release_failed", error=str(error), consequence=f"waits {self._ttl_s:g} s for us")
 
     # -- what is so ----------------------------------------------------------------------------------------------
 
@@ -212,9 +212,9 @@ class Replicas:
         try:
             await work(item)
         except TimeoutError:
-            self._log.info("lease_unanswered", work=work.__name__, item=str(item))
+            self._log.info("lease_operation_timed_out", work=work.__name__, item=str(item))
         except BusError as error:
-            self._log.debug("lease_not_settled", work=work.__name__, item=str(item), error=str(error))
+            self._log.debug("lease_operation_failed", work=work.__name__, item=str(item), error=str(error))
 
     async def _settle(self, app: str) -> None:
         """Read the lease, then its owner's heartbeat, then swap: in this order, see the rules."""
@@ -278,10 +278,10 @@ class Replicas:
     async def _tell_changes(self) -> None:
         for change in self._core.take_changes():
             if change.epoch is not None:
-                self._log.info("application_owned", app=change.app, epoch=change.epoch)
+                self._log.info("lease_acquired", app=change.app, epoch=change.epoch)
                 await self._begin(change.app, change.epoch)
             else:
-                event = "application_lost" if change.lost else "application_handed_over"
+                event = "lease_lost" if change.lost else "lease_released"
                 self._log.info(event, app=change.app)
                 self._callbacks.disown(change.app)
 
@@ -289,7 +289,7 @@ class Replicas:
         try:
             await self._callbacks.own(app, epoch)
         except BusError as error:
-            self._log.warning("application_not_served", app=app, error=str(error))
+            self._log.warning("app_subscribe_failed", app=app, error=str(error))
             self._core.abandon(app)
             await self._tell_changes()
 

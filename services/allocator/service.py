@@ -106,7 +106,7 @@ class Allocator:
     def _follow_lost(self) -> None:
         """Agents know a newer epoch of these: the lease says whose they are."""
         for app in self._allocation.take_lost():
-            self._log.warning("epoch_refused", app=app, epoch=self._replicas.held.get(app))
+            self._log.warning("stale_epoch", app=app, epoch=self._replicas.held.get(app))
             self._replicas.refused(app)
 
     # -- the step ----------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Allocator:
             updates = self._allocation.withdraw(app, self._moment())
             self._order(updates if self._replicas.may_decide() else ())
         self._replicas.announce(app, announced=message is not None)
-        self._log.info("application", app=app, announced=message is not None)
+        self._log.info("app_spec_changed", app=app, announced=message is not None)
 
     async def _forget_silent_nodes(self) -> None:
         """A node that is silent for long has died with its containers; its share is given back.
@@ -241,7 +241,7 @@ class Allocator:
             for index, node in enumerate(roster.nodes):
                 silent = node.heard_ns < (now_s - after_s) * 1e9 and not attendance.is_pending(node.name)
                 if silent and roster.forget_node(index):
-                    self._log.warning("node_forgotten", node=node.name, after_s=after_s)
+                    self._log.warning("node_expired", node=node.name, after_s=after_s)
 
     def _tell_refusal(self, refusal: Refusal) -> None:
         event = ContainerEvent(

@@ -80,7 +80,7 @@ class Collector:
         if under_way is not None and not under_way.done():
             await asyncio.wait({under_way}, timeout=_STOP_S)
         if under_way is not None and not under_way.done():
-            self._log.warning("look_abandoned", remedy="none needed: the next start looks again")
+            self._log.warning("cloud_poll_abandoned", remedy="none needed: the next start looks again")
         elif self._journal is not None:
             self._journal.close()
 
@@ -106,7 +106,7 @@ class Collector:
             self._failures += 1
             if self._failures >= _FAILURES_TO_TELL or self.looks == 1:
                 self._trouble("cloud", str(error))
-            self._log.warning("look_failed", failures=self._failures, error=str(error))
+            self._log.warning("cloud_poll_failed", failures=self._failures, error=str(error))
         except JournalError as error:
             self.failed_looks += 1
             self._trouble("journal", str(error))
@@ -167,9 +167,9 @@ class Collector:
         if self._told.get(place, "") != text:
             self._told[place] = text
             if text:
-                self._log.warning("trouble", place=place, reason=text)
+                self._log.warning("degraded", place=place, reason=text)
             else:
-                self._log.info("trouble_over", place=place)
+                self._log.info("recovered", place=place)
 
     @staticmethod
     def _first(problems: list[str]) -> str:

@@ -43,7 +43,7 @@ class HintListener:
             try:
                 subscription = await self._bus.subscribe(ROUTE_EVENTS.pattern(self._bus.root), self._take)
             except BusError as error:
-                log_once(self._log.debug, self._limiter, "hints_not_heard", 60.0, error=str(error))
+                log_once(self._log.debug, self._limiter, "route_hints_not_subscribed", 60.0, error=str(error))
                 await self._sleep(AGAIN_S)
                 continue
             try:

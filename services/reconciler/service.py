@@ -134,7 +134,7 @@ class Reconciler:
         try:
             mark = self._mark = AuditMark(path, self._incarnation)
         except OSError as error:
-            self._log.warning("audit_gaps_not_told", file=str(path), error=error.strerror)
+            self._log.warning("audit_gaps_not_published", file=str(path), error=error.strerror)
             return
         self.teller.previous = mark.previous
         self._reconciliation.before_write = lambda: mark.begin(self.teller.pass_id + 1)
@@ -147,17 +147,17 @@ class Reconciler:
         if self._mark is not None:
             self._mark.acknowledge(self.teller.acknowledged_pass_id)
             if self._mark.trouble:
-                log_once(self._log.warning, self._limiter, "audit_gaps_not_told", 60.0, error=self._mark.trouble)
+                log_once(self._log.warning, self._limiter, "audit_gaps_not_published", 60.0, error=self._mark.trouble)
 
     def _guard_fast_path(self) -> None:
         """Look after overrides whose author is silent, wherever this process may."""
         try:
             guard = self._guard = FastPathGuard(self._settings.netns, self._fast_path, self._clock)
         except OSError as error:
-            self._log.warning("fast_path_not_guarded", error=str(error))
+            self._log.warning("fast_path_not_monitored", error=str(error))
             return
         guard.on_emptied = self._emptied
-        guard.on_trouble = lambda trouble: self._log.warning("fast_path_not_guarded", error=trouble)
+        guard.on_trouble = lambda trouble: self._log.warning("fast_path_not_monitored", error=trouble)
         self._runtime.spawn(guard.run(), name="fast path guard")
 
     def _network(self) -> Network:
@@ -196,7 +196,7 @@ class Reconciler:
         try:
             await self._registration.release()
         except BusError as error:
-            self._log.debug("not_signed_off", error=str(error))
+            self._log.debug("deregistration_failed", error=str(error))
         for lock in (self._holder, self._lock):
             if lock is not None:
                 lock.release()
@@ -235,7 +235,7 @@ class Reconciler:
         failed = sum(bool(write.errno) for write in outcome.writes)
         log = self._log.warning if failed or outcome.problems else self._log.info
         log(
-            "pass",
+            "reconciled",
             causes=looked.causes,
             writes=len(outcome.writes),
             failed=failed,
@@ -273,7 +273,7 @@ class Reconciler:
     def _emptied(self, emptied: Emptied) -> None:
         self.teller.tell_emptied(emptied)
         self._log.warning(
-            "fast_path_silent",
+            "fast_path_unresponsive",
             overrides=len(emptied.destinations),
             destinations=emptied.destinations[:5],
             silent_s=round(emptied.silent_s, 3),
@@ -337,7 +337,7 @@ class Reconciler:
                 "stop it, or set TURNBUCKLE_RECONCILER__NODE to another name here"
             ) from error
         if self._registration.contested and not doubted:
-            self._log.warning("node_name_in_doubt", node=node, reason="registered by another reconciler")
+            self._log.warning("duplicate_node_name_suspected", node=node, reason="registered by another reconciler")
         return held
 
     async def _join_if_possible(self) -> bool:
@@ -345,7 +345,7 @@ class Reconciler:
         try:
             return await self._join()
         except BusError as error:
-            self._log.debug("bus_not_joined", error=str(error))
+            self._log.debug("registration_failed", error=str(error))
             return False
 
     async def _stay_joined(self) -> None:

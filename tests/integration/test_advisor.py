@@ -196,7 +196,7 @@ async def test_bad_questions(ground: Ground) -> None:
 async def test_killed_in_the_middle_of_a_training(ground: Ground) -> None:
     """Kill -9 while it trains: the training dies with it, the next one learns everything again and stores one model."""
     process = ground.start(algorithm="ours")
-    await until(lambda: b"training_begun" in ground.log.read_bytes(), within_s=100, what="a training")
+    await until(lambda: b"training_started" in ground.log.read_bytes(), within_s=100, what="a training")
     worker = await _child(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -234,7 +234,7 @@ async def test_two_replicas_share_a_model(ground: Ground) -> None:
     second = ground.start()
     await until(lambda: ground.log.read_bytes().count(b"advisor_started") == 2, within_s=100, what="the second one")
     await until(lambda: ground.log.read_bytes().count(b"model_in_use") == 1, within_s=60, what="its model")
-    assert ground.log.read_bytes().count(b"training_begun") == 1
+    assert ground.log.read_bytes().count(b"training_started") == 1
 
     versions = set()
     for _ in range(20):

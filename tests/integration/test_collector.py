@@ -151,7 +151,7 @@ async def test_a_cloud_that_hangs_delays_no_end(lab: Lab) -> None:
     code, log = await _end(process)
     lab.google.vertex.slow.set()
     assert code == 0
-    assert "look_abandoned" in [line["event"] for line in log]
+    assert "cloud_poll_abandoned" in [line["event"] for line in log]
 
 
 async def test_without_a_cloud_it_says_so_and_is_healthy(lab: Lab) -> None:

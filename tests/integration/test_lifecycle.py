@@ -170,7 +170,7 @@ async def test_stop_that_hangs(launch: Any, server: EmbeddedNats) -> None:
     code, log = await service.finish()
 
     assert code == 70
-    assert "stop_overran" in events(log)
+    assert "shutdown_timed_out" in events(log)
 
 
 async def test_second_signal_ends_at_once(launch: Any, server: EmbeddedNats) -> None:
@@ -183,7 +183,7 @@ async def test_second_signal_ends_at_once(launch: Any, server: EmbeddedNats) -> 
     code, log = await service.finish(within_s=5)
 
     assert code == 70
-    assert events(log)[-1] == "ended_at_once"
+    assert events(log)[-1] == "forced_exit"
 
 
 async def test_own_reason_and_taken_port(launch: Any, server: EmbeddedNats) -> None:

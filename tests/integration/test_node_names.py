@@ -69,7 +69,7 @@ async def test_after_a_kill_the_name_is_there_at_once(server: SecuredNats, opera
     try:
         after = await registered(operator, before.incarnation)
         assert after.holder == before.holder
-        assert "node_name_in_doubt" not in {line["event"] for line in second.log()}
+        assert "duplicate_node_name_suspected" not in {line["event"] for line in second.log()}
     finally:
         second.kill()
 

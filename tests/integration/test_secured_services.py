@@ -126,7 +126,7 @@ async def test_limits_move(server: SecuredNats, tmp_path: Path) -> None:
         assert [row["app"] for row in apps["apps"]] == ["shop"]
         assert json.loads(explained)
         assert await allocator.metric("turnbuckle_allocator_unacknowledged_limit_updates_total") == 0
-        assert [line for line in agent.log() if line["event"].startswith("order_refused")] == []
+        assert [line for line in agent.log() if line["event"].startswith("limit_update_rejected")] == []
         await observer.close(2)
     finally:
         for service in services:

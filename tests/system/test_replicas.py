@@ -297,9 +297,9 @@ def ownerless_s_of(shared: Shared, app: str) -> float:
     lines = [line for process in shared.cluster.services for line in process.log() if line.get("app") == app]
     times_s = {
         event: max(datetime.fromisoformat(line["timestamp"]).timestamp() for line in lines if line["event"] == event)
-        for event in ("application_handed_over", "application_owned")
+        for event in ("lease_released", "lease_acquired")
     }
-    return times_s["application_owned"] - times_s["application_handed_over"]
+    return times_s["lease_acquired"] - times_s["lease_released"]
 
 
 async def test_after_a_restart_of_the_server_nothing_has_moved(shared, record_figure):

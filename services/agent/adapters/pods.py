@@ -147,7 +147,7 @@ class PodDiscovery:
             listing = await self._runtime.list()
         except CriError as error:
             if self.available or self._retry_s == FIRST_RETRY_S:
-                get_logger("agent").warning("container_runtime_silent", error=str(error))
+                get_logger("agent").warning("container_runtime_unresponsive", error=str(error))
             self.available = False
         else:
             self.available = True

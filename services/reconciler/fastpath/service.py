@@ -57,10 +57,10 @@ class FastPath:
         except (OSError, NetlinkError) as error:
             raise UnusableSettingsError(f"routes cannot be written ({error}): run as root") from error
         if left:
-            self._log.warning("leftovers_flushed", routes=left)
+            self._log.warning("stale_routes_flushed", routes=left)
         if settings.fabric_key is None:
             remedy = "set TURNBUCKLE_FAST_PATH__FABRIC_KEY_FILE, the same on all hosts"
-            self._log.warning("hosts_do_not_tell_each_other", remedy=remedy)
+            self._log.warning("peer_signalling_disabled", remedy=remedy)
         self.supervisor = Supervisor(config, lock, self._said)
         self._register_metrics()
         self._runtime.spawn(self.supervisor.run(), name="supervisor")
@@ -94,7 +94,7 @@ class FastPath:
         elif "ended" in said:
             self._state = {}
             code = said["ended"]
-            self._log.error("hot_process_ended", code=code)
+            self._log.error("data_plane_process_exited", code=code)
             reason = (
                 f"the data-plane process has exited ({code}); the watchdog has emptied its table; it is started again"
             )
@@ -137,12 +137,12 @@ class FastPath:
             try:
                 neighbours = await frr.show_json("bgpd", "show bgp neighbors json")
             except FrrError as error:
-                self._log.debug("bgpd_not_asked", error=str(error))
+                self._log.debug("bgpd_query_failed", error=str(error))
             else:
                 found = router_ids(neighbours, self._settings.uplinks, self._state.get("sessions", {}))
                 if found != self._tors:
                     self._tors = self._tors | found
-                    self._log.info("switches", **self._tors)
+                    self._log.info("switch_router_ids", **self._tors)
                     supervisor.tell_tors(self._tors)
             pause_s = TORS_S if set(self._settings.uplinks) <= self._tors.keys() else TORS_SOON_S
             self._ask_for_tors.clear()

@@ -138,7 +138,7 @@ class Lab:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=self.environment(**settings), stderr=log)
         try:
-            until(lambda: self.lines("pass") or self._died(), "the first pass")
+            until(lambda: self.lines("reconciled") or self._died(), "the first pass")
         except AssertionError as error:
             raise AssertionError(f"{error}; its log: {self.log.read_text()[-3000:]}") from error
 
@@ -293,9 +293,9 @@ def test_after_kill_9_nothing_is_written_again(lab: Lab) -> None:
     lab.end(signal.SIGKILL)
     assert lab.rules() == before, "rules stay without anybody"
     lab.start()
-    state = until(lambda: lab.state() if lab.lines("pass") else None, "an answer")
+    state = until(lambda: lab.state() if lab.lines("reconciled") else None, "an answer")
     assert (state.writes, state.installed, state.problems) == (0, 40, ())
-    assert lab.lines("pass")[-1]["verified"]
+    assert lab.lines("reconciled")[-1]["verified"]
     assert {m: r.handle for m, r in lab.rules().items()} == {m: r.handle for m, r in before.items()}
     last = told[-1]
     news = until(lambda: [event for event in lab.audit() if event.incarnation != last.incarnation], "its first fact")

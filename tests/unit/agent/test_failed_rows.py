@@ -128,13 +128,13 @@ def test_a_failure_that_goes_on_is_told_once_and_then_with_its_count() -> None:
     for _ in range(100):
         rows.warn([FailedRow("web", RowStatus.FAILED, "why")])
         now_s += 0.1
-    assert [(line["containers"], line["held_back"]) for line in log.lines] == [(["web"], 0)]
+    assert [(line["containers"], line["suppressed"]) for line in log.lines] == [(["web"], 0)]
 
     rows.warn([FailedRow("web", RowStatus.FAILED, "something else"), FailedRow("api", RowStatus.FAILED, "why")])
     assert [line["containers"] for line in log.lines[1:]] == [["web"], ["api"]]
     now_s += EVERY_S
     rows.warn([FailedRow("web", RowStatus.FAILED, "why")])
-    assert (log.lines[-1]["held_back"], rows.count) == (99, 103)
+    assert (log.lines[-1]["suppressed"], rows.count) == (99, 103)
 
 
 def test_many_containers_are_one_line() -> None:

@@ -117,7 +117,7 @@ def test_limiter_counts_what_it_holds_back() -> None:
     now[0] = 1.0
     log_once(log, limiter, "slow", every_s=1.0, n=2)
 
-    assert lines == [("slow", {"n": 1}), ("other", {}), ("slow", {"n": 2, "held_back": 4})]
+    assert lines == [("slow", {"n": 1}), ("other", {}), ("slow", {"n": 2, "suppressed": 4})]
 
 
 def test_an_exception_is_logged_without_local_variables() -> None:

@@ -31,7 +31,7 @@ def cut_run(ends_s: np.ndarray, until_s: float, epochs: int = 1) -> RunProfile:
     task = TaskFeatures(task="t", parameter_count=PARAMETERS, samples_per_epoch=STEPS * 32 * WORKERS, epochs=epochs)
     return RunProfile(
         run="r", task=task, configuration=Configuration(instance_type="local", workers=WORKERS, batch_size=32),
-        duration_s=until_s, interval_s=INTERVAL_S, end=RunEnd.TIME_UP,
+        duration_s=until_s, interval_s=INTERVAL_S, end=RunEnd.TIMED_OUT,
         workers=tuple(WorkerSeries(worker=f"w{at}", **columns) for at in range(WORKERS)),
     )  # fmt: skip
 
