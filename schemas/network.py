@@ -152,7 +152,7 @@ class TcEvent(Message):
     installed: Count = 0
     """Filters of ours that are, verified."""
     foreign: Count = 0
-    """Filters of others on the managed ports."""
+    """Unmanaged filters on the managed ports."""
     in_hw: Count = 0
     lag_us: Count = 0
     """From the first event to the verified end."""

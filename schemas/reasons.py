@@ -27,15 +27,15 @@ Resource = Literal["cpu", "memory"]
 
 _TEXT: Final[dict[Reason, str]] = {
     Reason.NONE: "no reason recorded",
-    Reason.ADMITTED: "joined: asked for {measured}, {threshold} were free",
+    Reason.ADMITTED: "admitted: requested {measured}, {threshold} were free",
     Reason.THROTTLED: "throttled: demand about {measured}, quota was {threshold}",
-    Reason.UNUSED: "left {measured} unused, {threshold} are kept as headroom",
+    Reason.UNUSED: "{measured} unused, headroom is {threshold}",
     Reason.DEMAND_ROSE: "demand with headroom rose to {measured}, quota was {threshold}",
-    Reason.SHARED_SCARCITY: "scarce: the containers ask for {measured}, there are {threshold}",
+    Reason.SHARED_SCARCITY: "scarce: the containers demand {measured}, {threshold} are available",
     Reason.OVER_LIMIT: "over limit: the containers hold {measured}, they may hold {threshold}",
     Reason.MEMORY_GROWTH: "usage {measured} came within {threshold} of the limit",
     Reason.MEMORY_RECLAIM: "limit was {measured} above usage, {threshold} are kept",
-    Reason.RESYNC: "the kernel held {measured}, ordered was {threshold}",
+    Reason.RESYNC: "the kernel held {measured}, the limit update was {threshold}",
 }
 
 

@@ -115,7 +115,7 @@ CHANNELS: Final = (
     ),
     Channel(
         CONTAINER_EVENTS, ContainerEvent, Delivery.JETSTREAM, ("agent", "allocator"), ("cli",),
-        "a container started, exited, was released, rejected or refused, or its limits were changed by other hands",
+        "a container started, exited, was released, rejected or refused, or its limits were modified externally",
     ),
     Channel(
         LIMIT_UPDATES, LimitUpdate, Delivery.REQUEST, ("allocator",), ("agent",),
@@ -127,11 +127,11 @@ CHANNELS: Final = (
     ),
     Channel(
         OOM_EVENTS, OomEvent, Delivery.JETSTREAM, ("agent",), ("cli",),
-        "a container's memory near or at its limit: grants, refusals, releases, kills",
+        "a container's memory near or at its limit: grants, denied grants, OOM waits, kills",
     ),
     Channel(
         REPLICA_STATE, StateRequest, Delivery.REQUEST, ("cli",), ("allocator",),
-        "what one replica knows of the applications that it owns", reply=StateReply, title="ReplicaState",
+        "state of the applications that one replica owns", reply=StateReply, title="ReplicaState",
     ),
     Channel(
         REPLICA_EXPLAIN, ExplainRequest, Delivery.REQUEST, ("cli",), ("allocator",),
@@ -171,7 +171,7 @@ CHANNELS: Final = (
     ),
     Channel(
         PREDICTIONS, Prediction, Delivery.JETSTREAM, ("advisor",), ("cli",),
-        "a prediction that was given, with its model's version and the day of its prices",
+        "a prediction, with its model's version and the day of its prices",
     ),
 )  # fmt: skip
 

@@ -103,7 +103,7 @@ STREAMS: Final = (
 )  # fmt: skip
 
 APPS: Final = BucketSpec("apps", "AppSpec by application name")
-LEASES: Final = BucketSpec("leases", "allocator replicas that live, and the owner of each application with its epoch")
+LEASES: Final = BucketSpec("leases", "live allocator replicas, and the lease of each application: owner and epoch")
 NODES: Final = BucketSpec("nodes", "registration of each node's agent, renewed by heartbeats", ttl_s=30.0)
 RECONCILERS: Final = BucketSpec("reconcilers", "registration of each node's reconciler, as in nodes", ttl_s=30.0)
 BUCKETS: Final = (APPS, LEASES, NODES, RECONCILERS)

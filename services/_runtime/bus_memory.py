@@ -264,7 +264,7 @@ class MemoryBus:
         reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         with message_span("bus.request", subject.text):
             if not self.broker.publish(subject.text, data, reply, trace_headers()):
-                raise NoResponderError(f"nobody answers {subject}")
+                raise NoResponderError(f"no responders for {subject}")
             self._requests.add(reply)
             try:
                 async with asyncio.timeout(timeout_s):

@@ -228,7 +228,7 @@ class NatsBus:
         try:
             return await self.connection.request(subject.text, data, timeout=timeout_s, headers=trace_headers())
         except nats.errors.NoRespondersError as error:
-            raise NoResponderError(f"nobody answers {subject}") from error
+            raise NoResponderError(f"no responders for {subject}") from error
         except TimeoutError as error:
             raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
         except RefusedError as error:

@@ -63,9 +63,11 @@ class Frr:
         except FileNotFoundError as error:
             raise FrrError(f"{daemon} does not run: there is no {self.socket_of(daemon)}; start FRR") from error
         except PermissionError as error:
-            raise FrrError(f"no right to ask {daemon} at {self.socket_of(daemon)}: run as root or as frrvty") from error
+            raise FrrError(
+                f"not permitted to query {daemon} at {self.socket_of(daemon)}: run as root or as frrvty"
+            ) from error
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            raise FrrError(f"{daemon} does not run: {self.socket_of(daemon)} answers not ({error})") from error
+            raise FrrError(f"{daemon} does not run: {self.socket_of(daemon)} does not answer ({error})") from error
 
     async def _ask(self, daemon: str, command: str) -> str:
         reader, writer = await asyncio.open_unix_connection(self.socket_of(daemon), limit=LARGEST_ANSWER_BYTES)

@@ -90,7 +90,7 @@ class Health:
         except TimeoutError:
             return ["the event loop is busy"]
         except Exception as error:  # noqa: BLE001 - a service's bug must not look like health
-            return [f"readiness cannot be told: {type(error).__name__}: {error}"]
+            return [f"readiness is unknown: {type(error).__name__}: {error}"]
         return reasons
 
     def metrics(self) -> bytes:

@@ -37,13 +37,15 @@ def refusal(options: BusOptions, error: BaseException) -> BusError | None:
         return BusSettingsError(
             f"the NATS server at {_where(options)} speaks without TLS, and {_tls_asked_by(options)} asks for it:"
             " nothing was sent. Give the server certificates, or do without encryption (nats://, no CA file). If it"
-            " has certificates, somebody in between takes TLS away"
+            " has certificates, a man in the middle strips TLS"
         )
     if isinstance(error, ssl.SSLError):
         return _tls_failure(options, error)
     if isinstance(error, SilentServerError):
         tls = "" if options.tls_ca_file else ", or it waits for TLS: then use tls://"
-        return BusUnavailableError(f"the server at {_where(options)} takes connections and says nothing: it hangs{tls}")
+        return BusUnavailableError(
+            f"the server at {_where(options)} accepts connections but sends nothing: it hangs{tls}"
+        )
     if "authorization" in str(error).lower():
         return CredentialsRefusedError(f"the NATS server at {_where(options)} refuses the credentials: {_who(options)}")
     return None
@@ -53,7 +55,7 @@ def _tls_failure(options: BusOptions, error: ssl.SSLError) -> BusError:
     server = f"the NATS server at {_where(options)}"
     if "CERTIFICATE_REQUIRED" in (error.reason or ""):
         return BusSettingsError(
-            f"{server} asks for a certificate of ours: set TURNBUCKLE_NATS_TLS_CERT_FILE and"
+            f"{server} requires a client certificate: set TURNBUCKLE_NATS_TLS_CERT_FILE and"
             " TURNBUCKLE_NATS_TLS_KEY_FILE"
         )
     if not isinstance(error, ssl.SSLCertVerificationError):

@@ -215,7 +215,7 @@ class SecuredClient(Client):
             await self._connect_securely()
         except TimeoutError as error:
             self.abort_transport()
-            raise SilentServerError("the connection was accepted, and nothing was said on it") from error
+            raise SilentServerError("the connection was accepted, but nothing was received on it") from error
         except BaseException:
             self.abort_transport()  # while reconnecting the library leaves it open
             raise

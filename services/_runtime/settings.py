@@ -81,10 +81,10 @@ class CommonSettings(BaseSettings):
         str | None,
         Field(description="path of the CA certificates for the NATS server; set: nothing is sent without TLS"),
     ] = None
-    nats_tls_cert_file: Annotated[str | None, Field(description="path of our own certificate for the NATS server")] = (
-        None
-    )
-    nats_tls_key_file: Annotated[str | None, Field(description="path of the key of our own certificate")] = None
+    nats_tls_cert_file: Annotated[
+        str | None, Field(description="path of the client certificate for the NATS server")
+    ] = None
+    nats_tls_key_file: Annotated[str | None, Field(description="path of the key of the client certificate")] = None
     nats_tls_first: Annotated[
         bool | None,
         Field(
@@ -93,7 +93,7 @@ class CommonSettings(BaseSettings):
         ),
     ] = None
     stream_replicas: Annotated[
-        int, Field(ge=1, le=5, description="servers of a NATS cluster that keep each stream that we make: 1, 3 or 5")
+        int, Field(ge=1, le=5, description="replicas of each stream that services create: 1, 3 or 5")
     ] = 1
     subject_root: Annotated[
         str, AfterValidator(check_root), Field(description="first token of every subject, stream and bucket")
@@ -105,7 +105,7 @@ class CommonSettings(BaseSettings):
         int | None, Field(ge=0, le=65_535, description="port for /livez, /readyz and /metrics; 0: any; unset: none")
     ] = None
     shutdown_grace_s: Annotated[
-        float, Field(gt=0, le=3600, description="seconds to finish what is under way after SIGTERM")
+        float, Field(gt=0, le=3600, description="seconds for a graceful shutdown after SIGTERM")
     ] = 8.0
 
     @classmethod

@@ -66,7 +66,7 @@ class Learning:
     def ask(self, request: TrainRequest) -> str | None:
         """Ask for a training; returns why there will be none, or None."""
         if self._began_s is not None or self._asked is not None:
-            return "a training is under way already: ask again when it has ended"
+            return "a training is under way already: retry when it has ended"
         if not len(self._records):
             return "no record is known: nothing can be learned"
         version = self._lesson(request.seed).version
@@ -88,7 +88,7 @@ class Learning:
         known, least = len(self._records), self._settings.min_records
         if self._began_s is not None:
             seconds = self._clock.monotonic() - self._began_s
-            return f"the first model is being trained on {known} records ({seconds:.0f} s so far): ask again"
+            return f"the first model is being trained on {known} records ({seconds:.0f} s so far): retry"
         if self.has_failed:
             return f"no model could be trained: {self._failure}"
         if known < least:
@@ -96,7 +96,7 @@ class Learning:
                 f"{known} records are known, a model needs {least}: import some (turnbuckle jobs import), "
                 "or ask with the shipped data set (turnbuckle advise --shipped-data)"
             )
-        return f"the first model will be trained on {known} records: ask again"
+        return f"the first model will be trained on {known} records: retry"
 
     async def run(self) -> None:
         """Adopt and train for ever; cancel to stop."""

@@ -42,7 +42,7 @@ class TrainingProcess:
             await _end(process)
         if process.returncode:
             lines = said.decode(errors="replace").strip()[-_ERROR_CHARACTERS:].splitlines()
-            reason = lines[-1] if lines else f"it ended with {process.returncode} and said nothing"
+            reason = lines[-1] if lines else f"it ended with {process.returncode} without output"
             raise TrainingFailedError(reason)
         return model
 

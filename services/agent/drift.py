@@ -54,13 +54,15 @@ class DriftWatch:
             return
         writer = self._containers.host.take_quota_writer(member.handle)
         wanted_us, known.quota_us = known.quota_us, held_us
-        told = sentence(_quota_change(wanted_us, held_us, f"replaced by the order of {_us(ordered_us)}"), None, writer)
+        told = sentence(
+            _quota_change(wanted_us, held_us, f"replaced by the limit update of {_us(ordered_us)}"), None, writer
+        )
         self.journal.report(Drift(member.found, ordered_us, known.limit_bytes, told, writer))
 
     def guard_was_undone(self, key: str) -> None:
         """The kernel's kill, or memory.high, was changed, and has been put right."""
         known, found = self._containers.book.containers[key], self._containers.members[key].found
-        reason = f"{MODIFIED}: the guard of its memory was switched off; it was switched on again"
+        reason = f"{MODIFIED}: its memory guard was disabled; it was enabled again"
         self.journal.report(Drift(found, known.quota_us, known.limit_bytes, reason))
 
     def _settle_quota(self, key: str, known: ContainerLimits, held_us: int) -> Change:

@@ -152,12 +152,12 @@ class Guarding:
         try:
             reply = await self._bus.request(subject, request, timeout_s=REQUEST_TIMEOUT_S)
         except BusError as error:
-            answer = Answer(silence=f"no answer from an allocator: {error}")
+            answer = Answer(silence=f"no reply from an allocator: {error}")
         else:
             if isinstance(reply, MemoryReply):
                 answer = Answer(refusal=self._node.budget.explain_refusal(reply.refusal, asked.wanted_bytes))
             else:
-                answer = Answer(silence=f"no usable answer from an allocator: {reply.type_name}")
+                answer = Answer(silence=f"no usable reply from an allocator: {reply.type_name}")
         self._answered(asked, answer)
 
     def _answered(self, asked: Asked, answer: Answer) -> None:

@@ -32,6 +32,6 @@ def limit_hits_mean(state: MemoryState, hits: int) -> str:
 def kill_reason(guarded: Guarded, state: MemoryState, *, is_guarded: bool) -> str:
     """Why nothing could be done about a kill that was not left to the kernel."""
     if not is_guarded:
-        return f"its memory is not guarded: no order for it has come; its limit is {mib(state.limit_bytes)}"
+        return f"its memory is not guarded: no limit update for it was received; its limit is {mib(state.limit_bytes)}"
     rate = mib(guarded.growth.rate)
     return f"although guarded: it grew by {rate}/s when last seen, or a group above or the host is full"

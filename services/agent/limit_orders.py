@@ -42,8 +42,8 @@ class FailedRow(NamedTuple):
 
 _REASONS: Final = {
     RowStatus.UNKNOWN_CONTAINER: "this agent has no such container",
-    RowStatus.STALE_EPOCH: "a newer owner of its application has ordered",
-    RowStatus.STALE_SEQ: "a newer order for it was seen before",
+    RowStatus.STALE_EPOCH: "its application has a newer owner",
+    RowStatus.STALE_SEQ: "a newer limit update for it was applied before",
     RowStatus.FAILED: "the kernel refuses the value",
     RowStatus.NODE_BUDGET: "the node has no room for it",
 }

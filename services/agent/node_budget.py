@@ -168,7 +168,7 @@ class NodeBudget:
                 limit_before_bytes=before_bytes,
                 limit_after_bytes=limits.limit_bytes,
                 reserve_bytes=self.reserves.left_of(limits.app),
-                reason=f"{sentence}; ordered was a limit of {mib(ordered_bytes)}{got}",
+                reason=f"{sentence}; the limit update was {mib(ordered_bytes)}{got}",
             )
         )
 

@@ -44,8 +44,8 @@ class AgentSettings(NodeSettings):
         Field(
             gt=0,
             le=3600,
-            description="seconds after the start for which a silent Docker Engine leaves the inventory incomplete: "
-            "containers that the agent does not name meanwhile are not taken for gone",
+            description="seconds after the start for which an unresponsive Docker Engine leaves the inventory "
+            "incomplete: containers that are not reported meanwhile are not considered gone",
         ),
     ] = 30.0
     pods: Annotated[
@@ -58,7 +58,7 @@ class AgentSettings(NodeSettings):
         ),
     ] = Path("/run/containerd/containerd.sock")
     pods_timeout_s: Annotated[
-        float, Field(gt=0, le=3600, description="the same for a silent container runtime (pods)")
+        float, Field(gt=0, le=3600, description="the same for an unresponsive container runtime (pods)")
     ] = 30.0
     pod_namespaces: Annotated[
         tuple[str, ...], Field(description="namespaces whose pods may join applications; empty: all")

@@ -183,4 +183,4 @@ def _wrong(request: Message) -> QueryError:
 
 
 def _ownerless(app: str) -> QueryError:
-    return QueryError(code=503, message=f"{app!r} is changing hands between allocators: ask again in a few seconds")
+    return QueryError(code=503, message=f"{app!r} has no owner at present: retry in a few seconds")

@@ -85,7 +85,9 @@ class Replicas:
                 await self._bucket.delete(REPLICA + self.id)  # first: a lease is only taken by who should own it then
                 await asyncio.gather(*(self._try(self._carry_out, swap) for swap in swaps))
         except (BusError, TimeoutError) as error:
-            self._log.warning("lease_release_failed", error=str(error), consequence=f"waits {self._ttl_s:g} s for us")
+            self._log.warning(
+                "lease_release_failed", error=str(error), consequence=f"the leases expire after {self._ttl_s:g} s"
+            )
 
     # -- what is so ----------------------------------------------------------------------------------------------
 

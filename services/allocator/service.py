@@ -171,7 +171,7 @@ class Allocator:
             raise RequestRefusedError(400, f"unexpected {request.type_name}")
         self.memory_requests += 1
         if not self._replicas.may_decide() or request.app not in self._replicas.held:
-            raise RequestRefusedError(503, f"{request.app} is changing hands: ask again")
+            raise RequestRefusedError(503, f"{request.app} has no owner at present: retry")
         with span(
             "allocator.grant_memory",
             turnbuckle__app=request.app,

@@ -83,4 +83,4 @@ async def _explanation(bus: Bus, request: ExplainRequest) -> Message:
 
 
 def _changing_hands(app: str) -> RequestRefusedError:
-    return RequestRefusedError(503, f"{app!r} is changing hands between allocators: ask again in a few seconds")
+    return RequestRefusedError(503, f"{app!r} has no owner at present: retry in a few seconds")

@@ -38,7 +38,7 @@ def apply_command(  # noqa: PLR0913 - a command's options are its parameters
     *,
     limits_only: Annotated[bool, typer.Option("--limits-only", help="Announce the limits, create nothing.")] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Remove containers that the file no longer names.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Dry run: print what would be done.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
     server: ServerOption = None,
     context: ContextOption = None,

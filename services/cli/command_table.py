@@ -56,7 +56,7 @@ COMMANDS: Final = (
     ),
     LazyCommand(
         "explain",
-        "Say why APP's limits are what they are, and why a container was granted memory, refused, or killed.",
+        "Explain why APP's limits are what they are, and why a container was granted memory, denied it, or killed.",
         _LIMITS,
         "services.cli.explain",
         "explain_command",
@@ -91,7 +91,7 @@ COMMANDS: Final = (
     ),
     LazyCommand(
         "nats",
-        "Configuration of a NATS server with one user per service, and what services keep there.",
+        "Configuration of a NATS server with one user per service, and what services store there.",
         _OPERATION,
         "services.cli.nats_command",
         "app",
@@ -121,7 +121,7 @@ COMMANDS: Final = (
     ),
     LazyCommand(
         "lab",
-        "Hosts with two switches each on this machine, faults to order, a meter of outages. Needs root and FRR.",
+        "Hosts with two switches each on this machine, fault injection, an outage meter. Needs root and FRR.",
         _NETWORK,
         "services.cli.lab.command",
         "lab_app",

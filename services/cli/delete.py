@@ -26,7 +26,7 @@ Examples:
 def delete_command(
     app: Annotated[str, typer.Argument(help="Name of the application.")],
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON; needs --yes.")] = False,
     server: ServerOption = None,
     context: ContextOption = None,
@@ -36,7 +36,7 @@ def delete_command(
     Containers that others have made go on with the limits that they have now.
     """
     if as_json and not yes:
-        raise typer.BadParameter("--json asks nothing, so it needs --yes")
+        raise typer.BadParameter("--json cannot prompt, so it needs --yes")
     if not yes and not typer.confirm(f"Remove application {app}, its containers and its limits?", err=True):
         raise CommandError("nothing was removed")
     outcome: dict[str, Any] = {"app": app, "announced": False, "containers": [], "others": []}
@@ -73,4 +73,4 @@ def _remove_containers(app: str, outcome: dict[str, Any]) -> None:
             deployment.remove(app, done)
             outcome["others"] = deployment.foreign(app)
     except UnavailableError:
-        print_note("no Docker Engine answers here: no containers were looked for")
+        print_note("no Docker Engine answers here: no containers were searched for")

@@ -90,8 +90,8 @@ def judge_replicas(before: Mapping[str, Entry], after: Mapping[str, Entry], anno
         if key.startswith(_APP) and isinstance(entry.message, Lease)
     }
     if orphans := sorted(app for app in announced if owners.get(app) not in live):
-        text = f"nobody decides for {', '.join(orphans)}"
-        findings.append(Finding("owners", Level.NOTE, text, "ask again in 5 s: by then a live replica has taken over"))
+        text = f"no owner of {', '.join(orphans)}"
+        findings.append(Finding("owners", Level.NOTE, text, "retry in 5 s: by then a live replica has taken over"))
     elif announced:
         findings.append(Finding("owners", Level.OK, f"all {len(announced)} announced applications have an owner"))
     return findings

@@ -52,7 +52,8 @@ def check_memory_guard(find_layout: Callable[[], CgroupLayout] = detect) -> Find
     return Finding(
         "memory guard",
         Level.NOTE,
-        "usage thresholds and trap (version 1); memory.oom_control is deprecated, some kernels from 6.12 on lack it",
+        "usage thresholds and disabled OOM killer (version 1); memory.oom_control is deprecated, some kernels from "
+        "6.12 on lack it",
         "boot with systemd.unified_cgroup_hierarchy=1 to use version 2",
     )
 
@@ -136,7 +137,7 @@ def check_watchdogs(watchdogs: list[WatchdogSeen]) -> Finding:
     left = [watchdog for watchdog in watchdogs if watchdog.orphaned]
     if left:
         pids = ", ".join(str(watchdog.pid) for watchdog in left)
-        text = f"{_several(len(left), 'watchdog')} without an agent (pid {pids}) looks after its containers"
+        text = f"{_several(len(left), 'watchdog')} without an agent (pid {pids}) manages its containers"
         mend = "start the agent again; without one the kernel gets its kill back and the watchdog ends within a minute"
         return Finding("watchdogs", Level.NOTE, text, mend)
     return Finding("watchdogs", Level.OK, f"{len(watchdogs)} with an agent, none without")
@@ -182,7 +183,7 @@ def check_left_behind(groups: list[GuardedGroup], holders: dict[str, Holder], wa
     left = [group for group in groups if orphaned(group)]
     paused = [group for group in left if group.paused]
     if paused:
-        text = f"tasks wait at their memory limit and nobody looks after them: {_names(paused)}"
+        text = f"tasks are blocked at their memory limit without an agent or watchdog: {_names(paused)}"
         mend = f"start the agent, or let the kernel kill: echo 0 > {paused[0].directory}/memory.oom_control"
         return Finding("left behind", Level.FAILED, text, mend)
     if left:

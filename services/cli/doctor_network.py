@@ -83,7 +83,7 @@ def check_fabric_key(environ: Mapping[str, str]) -> Finding:
         found = f"{variable} stands in the environment, which every child process inherits"
         return Finding(name, Level.NOTE, found, f"put it into a file of mode 600, and set {variable}_FILE")
     if not environ.get(f"{variable}_FILE"):
-        found = f"{variable}_FILE is not set here: without it hosts do not tell each other of faults"
+        found = f"{variable}_FILE is not set here: without it hosts do not signal faults to each other"
         return Finding(name, Level.NOTE, found, "openssl rand -hex 32 > fabric.key, the same on all hosts, mode 600")
     path = Path(environ[f"{variable}_FILE"]).expanduser()
     try:
@@ -95,7 +95,7 @@ def check_fabric_key(environ: Mapping[str, str]) -> Finding:
         found = f"{path} holds fewer than {_SHORTEST_KEY} characters: the fast path does not start"
         return Finding(name, Level.MISSING, found, f"openssl rand -hex 32 > {path}, the same on all hosts")
     if mode & 0o077:
-        found = f"{path} has mode {mode:03o}: others than its owner can use it to tell of faults that there are not"
+        found = f"{path} has mode {mode:03o}: others than its owner can use it to signal false faults"
         return Finding(name, Level.NOTE, found, f"chmod 600 {path}")
     return Finding(name, Level.OK, f"{path}, mode {mode:03o}")
 
@@ -108,7 +108,7 @@ def check_bfdd_socket(environ: Mapping[str, str]) -> Finding:
         exposure = exposure_of(directory)
     except OSError as error:
         mend = f"turnbuckle fabric up, systemctl start frr, or set {_FAST_PATH}FRR_PATHSPACE or ..._DIRECTORY"
-        found = f"{error.filename}: {error.strerror}: the fast path is blind until bfdd runs"
+        found = f"{error.filename}: {error.strerror}: the fast path has no BFD input until bfdd runs"
         return Finding("bfdd socket", Level.MISSING, found, mend)
     if exposure is not None:
         found = f"{exposure.who} may shut BFD sessions at {directory / SOCKET}, directory {exposure.found}"
@@ -129,7 +129,7 @@ def check_fast_path_guard(environ: Mapping[str, str], sockets: str | None = None
             with inside(environ.get(f"{_FAST_PATH}NETNS")):
                 sockets = _NETLINK_SOCKETS.read_text(encoding="ascii")
     except OSError as error:
-        return [Finding(name, Level.NOTE, f"not looked at: {error.strerror}")] if configured else []
+        return [Finding(name, Level.NOTE, f"not examined: {error.strerror}")] if configured else []
     rows = (line.split() for line in sockets.splitlines()[1:])
     if any(row[1] == _ROUTE and int(row[3], 16) >> (_HEARTBEAT_GROUP - 1) & 1 for row in rows if len(row) > 3):
         return [Finding(name, Level.OK, "a reconciler listens to the fast path's heartbeat")]

@@ -64,7 +64,7 @@ def explain_command(  # noqa: PLR0913 - a command's options are its parameters
     server: ServerOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Say why APP's limits are what they are, and why a container was granted memory, refused, or killed.
+    """Explain why APP's limits are what they are, and why a container was granted memory, denied it, or killed.
 
     The allocator tells what it decided: what it measured, against which threshold, and when. Memory events and limits
     that other hands changed come from their streams, which keep a week and need no allocator.

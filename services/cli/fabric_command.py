@@ -113,7 +113,7 @@ def check_command(file: HostFileArgument, *, as_json: JsonOption = False) -> Non
     if differences:
         print_note(f"{host.name}: {len(differences)} differences")
         raise typer.Exit(ExitCode.FAILED)
-    print_note(f"{host.name} is as {file} says, and every session stands")
+    print_note(f"{host.name} is as {file} says, and every session is up")
 
 
 @app.command("down", epilog=EXAMPLES)

@@ -106,7 +106,7 @@ def _summary(app: AppLive) -> str:
 
 def _guard_summary(app: AppLive) -> str:
     """The nodes' reserves, what the guard did with them, and who decides."""
-    drifts = f"{app.drifts} limits changed by other hands" if app.drifts else ""
+    drifts = f"{app.drifts} limits modified externally" if app.drifts else ""
     owner = f"owner {app.owner}, epoch {app.epoch}" if app.owner else "no owner known"
     reserves = f"reserves {format_bytes(app.memory_reserved_bytes)}, {format_bytes(app.reserve_left_bytes)} at hand"
     return "; ".join(part for part in (reserves, app.memory.in_words(), drifts, owner) if part)

@@ -1,4 +1,4 @@
-"""What the streams still know of an application's memory and of limits changed by other hands. Pure: a fold."""
+"""What the streams still know of an application's memory and of limits modified externally. Pure: a fold."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MemoryHistory:
 
     def summary(self, period: str) -> str:
         """One sentence."""
-        drifts = f"{self.drifts} limits changed by other hands" if self.drifts else ""
+        drifts = f"{self.drifts} limits modified externally" if self.drifts else ""
         found = ", ".join(part for part in (self.total.in_words(), drifts) if part)
         return f"Memory in the last {period}: {found or 'nothing happened near or at a limit'}"
 

@@ -47,7 +47,7 @@ node away, leave it out: then `nats-server --signal reload`.
 _ROLES: Final = tuple(role for role in Role if role not in NODE_ROLES)
 
 app = typer.Typer(
-    help="Configuration of a NATS server with one user per service, and what services keep there.",
+    help="Configuration of a NATS server with one user per service, and what services store there.",
     epilog=EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -22,7 +22,7 @@ _ACCOUNT_COMMENTS: Final = {
 }
 _LAME_DUCK: Final = "30s"
 _HANDSHAKE_FIRST: Final = (
-    "  # Whoever begins with TLS is told nothing in clear text; others get the INFO that they wait for after 50 ms.",
+    "  # Clients that start with TLS receive nothing in clear text; others get the server's INFO after 50 ms.",
     '  handshake_first: "auto"',
 )
 

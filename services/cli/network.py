@@ -71,7 +71,7 @@ def rules_command(  # noqa: PLR0913 - a command's options are its parameters
 ) -> None:
     """List the tc rules on NODE's managed ports: whose packets go to which VTEP, and whether the NIC has them.
 
-    Rules of others on the same ports are listed behind. Exit code 1 with --diff if the kernel differs from what it
+    Unmanaged rules on the same ports are listed last. Exit code 1 with --diff if the kernel differs from what it
     should hold.
     """
     options = find_server(server, context)
@@ -198,8 +198,8 @@ def _print_diff(reply: DiffReply) -> None:
     console = stdout_console()
     style = "yellow" if reply.total else "green"
     console.print(
-        f"{reply.node}: {reply.installed} of {reply.desired} rules are right; {reply.total} writes are due; "
-        f"{reply.foreign} rules of others",
+        f"{reply.node}: {reply.installed} of {reply.desired} rules are in sync; {reply.total} writes are due; "
+        f"{reply.foreign} unmanaged rules",
         style=style,
     )
     for operation in reply.operations[:_LISTED]:

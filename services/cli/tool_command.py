@@ -20,7 +20,7 @@ from services._runtime.tool_parser import DESCRIBE
 from services.cli.pass_on import PassOn
 from services.cli.tool_run import Tool, run_tool
 
-_JSON_HELP: Final = "Print what the tool tells as one JSON object a line."
+_JSON_HELP: Final = "Print JSON, one object a line."
 
 
 class ToolCommand(PassOn):

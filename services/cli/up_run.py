@@ -170,7 +170,7 @@ async def _embedded_nats(run: Run) -> Any:
         if port != wanted:
             run.say(
                 f"port {wanted} is taken (another NATS server?): using {port}; "
-                f"tell other commands: export NATS_URL={server.url}"
+                f"for other commands: export NATS_URL={server.url}"
             )
         try:
             yield server
@@ -195,7 +195,7 @@ def _choose_host(run: Run) -> CgroupLayout | None:
         if reason is None:
             return layout
     run.simulated = True
-    run.say(f"simulated host, because control groups cannot be used here: {reason}. `turnbuckle doctor` says more")
+    run.say(f"simulated host, because control groups cannot be used here: {reason}. `turnbuckle doctor` has details")
     return None
 
 

@@ -62,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         help="begin no run later than that; a later start with the same directory goes on",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--plan", action="store_true", help="tell of the runs and make none")
-    what.add_argument("--figures", action="store_true", help="tell of what DIR holds, as Markdown, on standard error")
-    what.add_argument("--unmeasured", type=int, metavar="N", help="tell of N configurations that the grid leaves out")
+    what.add_argument("--plan", action="store_true", help="list the runs and make none")
+    what.add_argument("--figures", action="store_true", help="report what DIR holds, as Markdown, on standard error")
+    what.add_argument("--unmeasured", type=int, metavar="N", help="report N configurations that the grid leaves out")
     what.add_argument(
         "--join", type=Path, nargs="+", metavar="FILE", help="write what FILES (Parquet) hold as DIR's one file, no run"
     )
@@ -217,7 +217,7 @@ def _check(file: Path, out: Path, grid: Grid, rows: Sequence[Row]) -> None:
     asked = [row for row, _ in predictions]
     for row, fresh in zip(asked, never_measured(asked, _kept(out)[0]), strict=True):
         if not fresh:
-            raise BadDataError(f"{row} has been measured: a check of it would say nothing")
+            raise BadDataError(f"{row} has been measured: a check of it would show nothing")
     features = _known_features(out)
     name = f"{campaign_name(out, grid, rows)}-check"
     checked = grid.model_copy(update={"dataset": f"{grid.dataset}-check", "local_run": None})

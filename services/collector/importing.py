@@ -101,7 +101,7 @@ def import_table(path: Path, mapping: TableMapping) -> Imported:
         elif first[1] == record:
             found.duplicates.append(row.number)
         else:
-            reason = f"job: {record.job} is the name of row {first[0]} already, which says something else"
+            reason = f"job: {record.job} is the name of row {first[0]} already, with other values"
             found.rejected.append((row.number, reason))
     found.rejected.sort()
     return found

@@ -80,7 +80,7 @@ class Collector:
         if under_way is not None and not under_way.done():
             await asyncio.wait({under_way}, timeout=_STOP_S)
         if under_way is not None and not under_way.done():
-            self._log.warning("cloud_poll_abandoned", remedy="none needed: the next start looks again")
+            self._log.warning("cloud_poll_abandoned", remedy="none needed: polled again at the next start")
         elif self._journal is not None:
             self._journal.close()
 
@@ -136,7 +136,7 @@ class Collector:
                 self._ingestion = Ingestion(open_clouds(self._settings), journal, self._settings)
             return self._ingestion.look(self._clock.time_ns() / 1e9)
 
-        self._under_way = start_daemon(look, "look at the cloud")
+        self._under_way = start_daemon(look, "poll of the cloud")
         return await asyncio.shield(self._under_way)
 
     # -- the bus -----------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
         sys.exit(EXIT_UNAVAILABLE)
     except Exception as error:  # noqa: BLE001 - whatever it is, its exit code is 70
         traceback.print_exc()
-        sys.exit(_fail(f"our fault: {type(error).__name__}: {error}", EXIT_INTERNAL))
+        sys.exit(_fail(f"internal error: {type(error).__name__}: {error}", EXIT_INTERNAL))
 
 
 def _exit_code(error: Exception) -> int:

@@ -70,19 +70,19 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument(
         "--no-wait", action="store_true", help="end when the last job is submitted, not when it has ended"
     )
-    make.add_argument("--poll", type=seconds, default=30.0, metavar="S", help="seconds between looks (default: 30)")
+    make.add_argument("--poll", type=seconds, default=30.0, metavar="S", help="seconds between polls (default: 30)")
     make.add_argument("--visible-after", type=seconds, default=30.0, metavar="S", help=argparse.SUPPRESS)
     make.add_argument("--give-up", type=seconds, default=3_600.0, metavar="S", help="seconds without success (3600)")
     take = commands.add_parser("ingest", help="make records of jobs that have ended")
     take.add_argument("--grid", help="only jobs of the grid of this name")
     take.add_argument("--no-bus", action="store_true", help="write the journal only")
-    take.add_argument("--watch", action="store_true", help="look again until every job is recorded")
+    take.add_argument("--watch", action="store_true", help="poll until every job is recorded")
     take.add_argument("--billing-table", help="BigQuery table of the billing export, as project.dataset.table")
     for command in (make, take):
         command.add_argument("--project", help="Google Cloud project")
         command.add_argument("--region", help="Google Cloud region")
         command.add_argument("--out", type=Path, default=default_directory("vertex"), help=OUT_HELP)
-        command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+        command.add_argument("--dry-run", action="store_true", help="dry run: print what would be done")
     return parser
 
 

@@ -76,7 +76,7 @@ class Loop:
         self.snapshot: Snapshot | None = None
         """The last look, with routes of the last glance."""
         self.looked_s = 0.0
-        self.unreadable = "no look at the kernel has been taken yet"
+        self.unreadable = "the kernel's state has not been read yet"
         """Why nothing is known now; empty: all is well."""
         self.on_pass: Callable[[Looked], None] = lambda _looked: None
         self.on_snapshot: Callable[[Snapshot], None] = lambda _snapshot: None

@@ -203,7 +203,7 @@ class _Rounds:
         if self._lacks is not None:
             found.append(problem(ProblemKind.UNSUPPORTED, "kernel", *_split(self._lacks)))
         if self._unread:
-            found.append(problem(ProblemKind.UNEXPECTED, "kernel", self._unread, "it is asked again within a second"))
+            found.append(problem(ProblemKind.UNEXPECTED, "kernel", self._unread, "retried within a second"))
         found += [*_failures(*self._failed), *self._refused()]
         told = bool(self._writes)
         return Pass(

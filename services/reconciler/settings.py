@@ -37,9 +37,9 @@ class ReconcilerSettings(EdgeSettings):
     encapsulation_device: Annotated[
         str, Field(min_length=1, max_length=15, description="external vxlan device that rules redirect to")
     ] = "vxenc0"
-    pref: Annotated[int, Field(ge=1, le=65_535, description="preference of our tc filters; lower ones come first")] = (
-        DEFAULT_PREF
-    )
+    pref: Annotated[
+        int, Field(ge=1, le=65_535, description="preference of the managed tc filters; lower ones come first")
+    ] = DEFAULT_PREF
     offload: Annotated[
         Literal["none", "prefer", "require"],
         Field(

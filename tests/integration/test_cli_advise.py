@@ -56,7 +56,7 @@ async def asked(bus: NatsBus) -> list[RankRequest]:
         assert isinstance(delivery.message, RankRequest)
         requests.append(delivery.message)
         if delivery.message.task.task == "untrained":
-            raise RequestRefusedError(503, "the first model is being trained on 9 records (3 s so far): ask again")
+            raise RequestRefusedError(503, "the first model is being trained on 9 records (3 s so far): retry")
         try:
             return rank(delivery.message, advice)
         except BadQuestionError as error:

@@ -293,9 +293,9 @@ async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(
 
     assert code == 0, err
     assert "no allocator answers" in err
-    assert "Memory in the last 24h: 699 grants (21.8 GiB), 1 OOM wait, 1 kill, 1 limits changed by other hands" in out
+    assert "Memory in the last 24h: 699 grants (21.8 GiB), 1 OOM wait, 1 kill, 1 limits modified externally" in out
     assert "web-0123456789ab  OOM killed at its limit of 100 MiB: 0 of 512 MiB are free" in out
-    assert "web-0123456789ab  limits drifted: by other hands: memory limit 100 MiB became 64 MiB, put back" in out
+    assert "web-0123456789ab  limits drifted: modified externally: memory limit 100 MiB became 64 MiB, put back" in out
 
     code, out, _ = await turnbuckle(bus, "explain", "shop", "--container", "db", "--json", "--since", "1h")
     memory = json.loads(out)["memory"]
@@ -346,7 +346,7 @@ async def test_the_doctor_sees_replicas_that_renew_their_entries(bus: NatsBus) -
     found = {finding["name"]: finding for finding in json.loads(out)}
 
     assert found["allocators"]["found"] == "r1; silent: r2"
-    assert found["owners"]["found"] == "nobody decides for lost"
+    assert found["owners"]["found"] == "no owner of lost"
 
 
 async def test_the_doctor_sees_the_server(bus: NatsBus) -> None:

@@ -184,7 +184,7 @@ async def test_an_allocator_that_stops_is_missed_until_the_next_one(watched: Wat
         lambda: "TurnbuckleApplicationWithoutOwner" in watched.prometheus.firing(), "the alarm"
     )
     [alarm] = watched.prometheus.firing()["TurnbuckleApplicationWithoutOwner"]
-    assert alarm["annotations"]["summary"] == "nobody decides for some applications"
+    assert alarm["annotations"]["summary"] == "some applications have no owner"
     assert alarm["labels"]["severity"] == "critical"
 
     watched.start("allocator", watched.ports["allocator"])

@@ -60,8 +60,9 @@ def test_what_does_not_suit_the_host_is_named_with_its_remedy(lab):
     ip("-n", netns, "link", "set", "p1", "nomaster")
 
     ip("-n", netns, "link", "add", "br0", "type", "veth", "peer", "name", "y1")
-    assert f"{netns}: device br0 is there already, made by somebody else (veth): ip -n {netns} link del br0" in refused(
-        lab
+    assert (
+        f"{netns}: device br0 is there already, not made by turnbuckle (veth): ip -n {netns} link del br0"
+        in refused(lab)
     )
     ip("-n", netns, "link", "del", "br0")
 

@@ -39,6 +39,6 @@ def drift(tick: int = 0, **fields: Any) -> ContainerEvent:
         "source": ContainerSource.EXEC,
         "time_ns": START_NS + tick * PERIOD_NS,
         "incarnation": 1,
-        "reason": "by other hands: memory limit 100 MiB became 64 MiB, put back",
+        "reason": "modified externally: memory limit 100 MiB became 64 MiB, put back",
     }
     return ContainerEvent(**(head | fields))

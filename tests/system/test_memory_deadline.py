@@ -59,7 +59,7 @@ async def test_without_an_allocator_and_a_reserve_the_kernel_decides_at_the_dead
         assert waited_s >= DEADLINE_S - 0.5
         release = await checker.told(container.key, OomKind.OOM_KILLER_ENABLED)
         assert release.cause is OomCause.DEADLINE
-        assert "tasks waited for 2 s: no answer from an allocator" in release.reason
+        assert "tasks waited for 2 s: no reply from an allocator" in release.reason
         await checker.told(container.key, OomKind.KILL)
         assert checker.events(container.key, OomKind.OOM_WAIT)
 

@@ -142,8 +142,8 @@ def _stopped(profile: RunProfile) -> str:
 
 def _no_rate(profile: RunProfile) -> str:
     return (
-        f"{_stopped(profile)} and its rate of training is not known, so the job takes longer than that, nobody knows "
-        "how much: profile it again with its features (turnbuckle profile --features features.json), let it print "
+        f"{_stopped(profile)} and its rate of training is not known, so the job takes longer than that, by an unknown "
+        "amount: profile it again with its features (turnbuckle profile --features features.json), let it print "
         "its epochs or steps, or let it end (fewer epochs)"
     )
 

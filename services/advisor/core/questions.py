@@ -90,7 +90,7 @@ def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
             f"{task.epochs} (turnbuckle profile --epochs)"
         )
     if not task.parameter_count and not task.layers:
-        warnings.append(f"the features of {task.task} are not given (turnbuckle features): less can be told")
+        warnings.append(f"the features of {task.task} are not given (turnbuckle features): predictions are less exact")
     configurations = question.configurations
     if not configurations:
         providers, noted = _providers(question, listing, measured)
@@ -127,10 +127,10 @@ def _profile(question: Question, measured: Measured) -> RunProfile | None:
     if not lasted_enough(profile):
         raise BadQuestionError(
             f"the local run {profile.run} lasted {profile.duration_s:.3g} s: at least {LEAST_PROFILE_S:g} s are needed "
-            "to tell more than its start-up (turnbuckle profile --minutes 10)"
+            "to predict more than its start-up (turnbuckle profile --minutes 10)"
         )
     if not tells_something(profile):
-        raise BadQuestionError(f"the local run {profile.run} holds no samples, and was not finished: it tells nothing")
+        raise BadQuestionError(f"the local run {profile.run} holds no samples, and was not finished: it cannot be used")
     return profile
 
 

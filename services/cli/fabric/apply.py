@@ -62,7 +62,7 @@ def down(host: HostFile | str, progress: Progress = silent, places: Places | Non
         run = Run(machine, Journal.load(places.state, name), progress)
         left = run.take_down()
         if left:
-            raise ApplyError("\n".join([f"{name} is not all undone:", *left, "mend that, then run it again"]))
+            raise ApplyError("\n".join([f"{name} is not all undone:", *left, "fix that, then run it again"]))
         return run.steps
 
 

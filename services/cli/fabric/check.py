@@ -162,7 +162,7 @@ def _socket_access(host: HostFile, places: Places) -> Iterator[Difference]:
 
 
 async def _bfdd(host: HostFile, frr: Frr, load: str) -> AsyncIterator[Difference]:
-    assert host.bfd is not None, "asked only with BFD"
+    assert host.bfd is not None, "checked only with BFD"
     peers = await frr.show_json("bfdd", "show bfd peers json")
     timers = {
         "receive-interval": host.bfd.interval_ms,

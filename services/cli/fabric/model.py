@@ -89,7 +89,9 @@ class Uplink(_Part):
         HostAddress | None, Field(description="own address of a numbered link, such as 192.0.2.1/31")
     ] = None
     peer: Annotated[IPv4Address | None, Field(description="the switch's address on a numbered link")] = None
-    peer_asn: Annotated[Asn | None, Field(description="the switch's AS number; unset: any other than ours")] = None
+    peer_asn: Annotated[Asn | None, Field(description="the switch's AS number; unset: any other than this host's")] = (
+        None
+    )
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
@@ -195,9 +197,9 @@ class HostFile(_Part):
     """A whole host.yaml."""
 
     name: Name
-    netns: Annotated[NamespaceName | None, Field(description="network namespace that is the host; unset: our own")] = (
-        None
-    )
+    netns: Annotated[
+        NamespaceName | None, Field(description="network namespace that is the host; unset: the process's own")
+    ] = None
     asn: Asn
     vtep: Annotated[
         IPv4Address,

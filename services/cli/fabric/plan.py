@@ -126,7 +126,7 @@ class ConflictError(Exception):
     """Somebody else's device or daemon stands where ours should be."""
 
     def __init__(self, resource: Resource, current: str) -> None:
-        super().__init__(f"{resource.key} is there already, made by somebody else ({resource.show(current)})")
+        super().__init__(f"{resource.key} is there already, not made by turnbuckle ({resource.show(current)})")
         self.remedy = f"{resource.undo_commands(None)[0]}, or choose another name in the file"
 
 

@@ -154,7 +154,7 @@ def _nic(nic: str, count: int, found: Nics) -> Iterator[Problem]:
     try:
         mode = found.switch_mode(nic)
     except OSError as error:
-        yield Problem(f"the switch of {nic} cannot be asked ({error.strerror})", "see `devlink dev eswitch show`")
+        yield Problem(f"the switch of {nic} cannot be queried ({error.strerror})", "see `devlink dev eswitch show`")
         return
     if mode is None:
         yield Problem(f"{nic} has no switch that devlink can set to switchdev", "'type: veth' for its ports")

@@ -117,7 +117,7 @@ class Run:
         if current == entry.before or current is None:
             return Step(Action.KEEP, entry.resource, "is undone already", ())
         if current != entry.former and not entry.resource.is_ours(current):
-            return Step(Action.LEAVE, entry.resource, "somebody has changed it since", ())
+            return Step(Action.LEAVE, entry.resource, "modified externally since", ())
         return removal(entry)
 
     def roll_back(self) -> list[str]:

@@ -19,7 +19,7 @@ from services.cli.output import print_json, print_note, stdout_console
 lab_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Hosts with two switches each on this machine, faults to order, a meter of outages. Needs root and FRR.",
+    help="Hosts with two switches each on this machine, fault injection, an outage meter. Needs root and FRR.",
     epilog="""
 Examples:
 
@@ -180,7 +180,7 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
 
     again = every is not None or times is not None or alternate
     if kind is None and not restore:
-        raise typer.BadParameter(f"say what breaks: {', '.join(FaultKind)}; or --restore", param_hint="KIND")
+        raise typer.BadParameter(f"name the fault: {', '.join(FaultKind)}; or --restore", param_hint="KIND")
     if seconds is None and again:
         raise typer.BadParameter("--every, --times and --alternate need --for", param_hint="--for")
     if every is not None and seconds is not None and every <= seconds:

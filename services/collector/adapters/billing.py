@@ -74,7 +74,7 @@ class BigQueryBilling:
         configuration = self._configuration(since)
         configuration.dry_run = True
         configuration.use_query_cache = False
-        with as_cloud_errors(f"estimate a look at {self._table}"):
+        with as_cloud_errors(f"estimate a query of {self._table}"):
             job = self._client.query(self._sql, job_config=configuration, timeout=_CALL_S, **_NO_RETRY)
             return int(job.total_bytes_processed or 0)
 

@@ -21,9 +21,9 @@ def rate_sentence(profile: RunProfile, rate: Rate | None) -> str:
     if whole is not None:
         return f"{told}; the whole training takes about {_length(whole.duration_s)} here, as far as this run shows"
     if rate.unit is Unit.EPOCH:
-        return f"{told}; of how many epochs is not known: tell --epochs here, or epochs in job.yaml"
+        return f"{told}; of how many epochs is not known: give --epochs here, or epochs in job.yaml"
     return (
-        f"{told}; of how many steps is not known: tell --batch-size, and --epochs and --samples-per-epoch here or in "
+        f"{told}; of how many steps is not known: give --batch-size, and --epochs and --samples-per-epoch here or in "
         "job.yaml"
     )
 
@@ -31,7 +31,7 @@ def rate_sentence(profile: RunProfile, rate: Rate | None) -> str:
 def _no_rate(profile: RunProfile) -> str:
     return (
         f"no rate of training was found{_repetition(profile)}: "
-        '`turnbuckle advise` will say "not known". Any of these tells it: '
+        '`turnbuckle advise` will say "not known". Any of these gives it: '
         "--features features.json (turnbuckle features ... --json), with two workers or more; a command that prints "
         "its epochs or steps, such as `epoch 3/50`; a run that gets to its end (fewer epochs, with --epochs)"
     )
@@ -46,7 +46,7 @@ def _repetition(profile: RunProfile) -> str:
         if first is not None and (intervals := period(training)) is not None:
             return (
                 f" (the {name}'s use repeats every {intervals * profile.interval_s:.3g} s, autocorrelation "
-                f"{autocorrelation(training, round(intervals)):.2f}: a step or an epoch, it does not tell which)"
+                f"{autocorrelation(training, round(intervals)):.2f}: a step or an epoch, which of them is unknown)"
             )
     return ""
 

@@ -203,7 +203,7 @@ def _train(run: _Run) -> tuple[JobState, float | None, str]:
 def _why(run: _Run) -> str:
     dead = [worker for worker in run.workers if worker.exit_code is not None]
     if not dead:
-        return f"nothing heard for {SETUP_TIMEOUT_S:g} s"
+        return f"no output for {SETUP_TIMEOUT_S:g} s"
     first = next((worker for worker in dead if worker.error), dead[0])
     return f"{first.cell.name} ended with {first.exit_code}{': ' if first.error else ''}{first.error}"
 

@@ -56,7 +56,7 @@ class NamespaceLock:
             os.close(self._descriptor)
             who = f"pid {holder.get('pid', 'unknown')}, node {holder.get('node', 'unknown')!r}"
             raise UnusableSettingsError(
-                f"{where} is looked after by another reconciler ({who}, since {holder.get('started', 'unknown')}; "
+                f"{where} is managed by another reconciler ({who}, since {holder.get('started', 'unknown')}; "
                 f"lock {path}): stop it (kill {holder.get('pid', 'PID')}), or set TURNBUCKLE_RECONCILER__NETNS"
             )
         started = datetime.now(UTC).isoformat(timespec="seconds")

@@ -162,5 +162,5 @@ class KernelNetwork:
         if error.errno in {errno.ENOENT, errno.EINVAL} and self._netns is not None and error.filename:
             return f"there is no network namespace {self._netns!r}: turnbuckle fabric up, or ip netns add {self._netns}"
         if error.errno in {errno.EPERM, errno.EACCES}:
-            return f"no right to look after the network ({error.strerror}): run as root, or with CAP_NET_ADMIN"
+            return f"not permitted to manage the network ({error.strerror}): run as root, or with CAP_NET_ADMIN"
         return f"the kernel does not answer: {error.strerror or error}"

@@ -29,7 +29,7 @@ def obstacles_on(port: Link, rules: Iterable[Filter], macs: Collection[str], pre
         told = problem(
             ProblemKind.PREF_TAKEN,
             port.name,
-            f"somebody else's rule of another kind or protocol holds preference {pref}",
+            f"an unmanaged rule of another kind or protocol occupies preference {pref}",
             "choose another pref in the reconciler's settings",
         )
         return Obstacles(closed=True, problems=(told,))
@@ -48,7 +48,7 @@ def no_clsact(port: Link) -> Obstacles:
 def _taken(port: Link, macs: frozenset[str], pref: int) -> list[Problem]:
     if not macs:
         return []
-    what = f"somebody else's rules hold these MACs in our preference {pref}, so ours are left out"
+    what = f"unmanaged rules match these MACs at preference {pref}, so managed ones are left out"
     return [problem(ProblemKind.RULE_TAKEN, port.name, what, "delete them, or choose another pref", macs)]
 
 
@@ -60,9 +60,9 @@ def _shadows(port: Link, others: list[Filter], macs: Collection[str], pref: int)
     after = {rule.mac for rule in same if rule.mac is not None and rule.pref > pref}
     told = []
     if before:
-        what = f"somebody else's rules for the same MACs come before our preference {pref}: ours see no packet"
+        what = f"unmanaged rules for the same MACs come before preference {pref}: managed ones match no packet"
         told.append(problem(ProblemKind.SHADOWED, port.name, what, "delete them, or choose a lower pref", before))
     if after:
-        what = f"somebody else's rules for the same MACs come after our preference {pref} and see no packet"
+        what = f"unmanaged rules for the same MACs come after preference {pref} and match no packet"
         told.append(problem(ProblemKind.SHADOWED, port.name, what, "delete them, or choose a higher pref", after))
     return told

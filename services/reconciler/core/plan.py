@@ -206,7 +206,7 @@ class _Filters:
 
     def _harm(self, rule: Filter, tunnel: Tunnel | None) -> str:
         if rule.pref == self.wanted.config.pref and rule.chain == 0 and rule.protocol != ETH_P_ALL:
-            return "it keeps our preference for another protocol"
+            return "it occupies the preference for another protocol"
         if rule.mac is None:
             return "it does not match one MAC"
         if not self.wanted.redirect_to or tunnel_of(rule) is None:

@@ -189,7 +189,7 @@ _TEXT: Mapping[ProblemKind, tuple[str, str]] = {
         "delete the wrong entry: bridge fdb del MAC dev VXLAN dst VTEP",
     ),
     ProblemKind.UNUSABLE_DESTINATION: (
-        "MACs are behind an address that is no remote VTEP (our own, a group's, or of the other IP version)",
+        "MACs are behind an address that is no remote VTEP (this host's own, a group's, or of the other IP version)",
         "delete the entry: bridge fdb del MAC dev VXLAN dst VTEP",
     ),
 }

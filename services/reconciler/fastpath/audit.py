@@ -117,7 +117,7 @@ class Audit:
                 "latency_us": max(round((trigger.acked_s - trigger.noticed_s) * 1e6), 0),
                 "before": self._hops(before),
                 "after": self._hops(after),
-                "reason": f"a dead next hop was taken out for {_some(names)}",
+                "reason": f"a failed next hop was removed for {_some(names)}",
             }
             for (before, after), members in groups.items()
             for names in _parts(members)

@@ -257,7 +257,7 @@ class FastPathLoop:
             self._kernel.add_rules()
             self._say("rule_restored", "the rule had been deleted", alarm=True)
         elif rule.table in own.tables and rule.priority == own.priority + 1:
-            outcome = self._core.switch_refused(rule.table - own.table, "somebody has deleted it", now_s)
+            outcome = self._core.switch_refused(rule.table - own.table, "it had been deleted", now_s)
             self._carry_out(outcome, self._trigger("lost", now_s))
 
     def _on_route(self, message: Message, now_s: float) -> str:

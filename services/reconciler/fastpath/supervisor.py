@@ -63,7 +63,7 @@ async def take_lock(state_directory: Path, netns: str | None, node: str) -> int:
             holder = os.pread(descriptor, 4096, 0).decode(errors="replace").strip()
             os.close(descriptor)
             raise UnusableSettingsError(
-                f"another fast path looks after this network namespace ({holder or 'unknown'}; lock {path}): stop it"
+                f"another fast path manages this network namespace ({holder or 'unknown'}; lock {path}): stop it"
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "node": node}).encode(), 0)

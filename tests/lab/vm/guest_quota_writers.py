@@ -277,7 +277,9 @@ def agent() -> None:
     known.order(40_000)
     drift = known.drift()
     by = f"by sh (pid {pid}, {hand.path.name})"
-    assert drift.reason == f"modified externally {by}: quota 30 ms became no limit, replaced by the order of 40 ms"
+    assert (
+        drift.reason == f"modified externally {by}: quota 30 ms became no limit, replaced by the limit update of 40 ms"
+    )
     for _ in range(20):
         tick(known.node, time.monotonic_ns(), time.time_ns())
     assert known.node.journal.take_drifts() == [], "its own writes are not told"

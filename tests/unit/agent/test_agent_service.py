@@ -197,7 +197,7 @@ async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(la
 
     release = next(line for line in lab.lines if line.kind is OomKind.OOM_KILLER_ENABLED)
     assert 300_000 <= release.paused_us < 600_000
-    assert "no answer from an allocator" in release.reason
+    assert "no reply from an allocator" in release.reason
     assert len({(line.kind, line.time_ns) for line in lab.lines}) == len(lab.lines)
 
 

@@ -59,7 +59,7 @@ def test_a_raise_beyond_the_budget_is_carried_out_in_part_and_says_why(host):
     (line,) = node.journal.take_occurrences()
     assert (line.kind, line.cause, line.key) == (OomKind.GRANT_DENIED, OomCause.NODE, web)
     assert (line.limit_before_bytes, line.limit_after_bytes) == (300 * MIB, 400 * MIB)
-    assert line.reason.endswith("; ordered was a limit of 500 MiB, it got 400 MiB")
+    assert line.reason.endswith("; the limit update was 500 MiB, it got 400 MiB")
 
 
 def test_who_is_refused_each_period_is_told_once_a_minute(host):

@@ -226,7 +226,7 @@ def test_a_guard_that_other_hands_switched_off_is_repaired_and_told(node, host):
         run_tick(node, tick * PERIOD_NS, tick)
 
     assert not container.kernel_kills
-    assert "switched on again" in node.journal.take_drifts()[0].reason
+    assert "enabled again" in node.journal.take_drifts()[0].reason
 
 
 def test_stopping_restores_everything_and_gives_up_the_reserve(node, host):
@@ -269,4 +269,4 @@ def test_every_foreign_quota_of_a_busy_container_is_told_though_the_next_order_o
         (drift,) = node.journal.take_drifts()
         begin = f"modified externally by an unknown process: quota {ordered_us / 1000:g} ms became "
         assert drift.reason.startswith(begin)
-        assert drift.reason.endswith(f"replaced by the order of {container.quota_us / 1000:g} ms")
+        assert drift.reason.endswith(f"replaced by the limit update of {container.quota_us / 1000:g} ms")

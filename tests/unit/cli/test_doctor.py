@@ -128,7 +128,7 @@ def test_applications_without_a_live_owner_are_named() -> None:
     before = {"replica.a": entry("a", 1), "app.one": entry("", 2), "app.two": entry("dead", 3)}
     _, owners = judge_replicas(before, before | {"replica.a": entry("a", 9)}, {"one", "two", "three"})
 
-    assert (owners.level, owners.found) == (Level.NOTE, "nobody decides for one, three, two")
+    assert (owners.level, owners.found) == (Level.NOTE, "no owner of one, three, two")
 
 
 def test_no_replica_is_said_once() -> None:

@@ -58,7 +58,7 @@ def test_which_guard_will_be_used(tmp_path: Path) -> None:
     for file in ("memory.oom_control", "cgroup.event_control"):
         (tmp_path / file).touch()
 
-    assert "thresholds and trap" in guard.check_memory_guard(lambda: layout(tmp_path)).found
+    assert "thresholds and disabled OOM killer" in guard.check_memory_guard(lambda: layout(tmp_path)).found
     assert guard.check_memory_guard(lambda: layout(tmp_path, 2)).level is Level.NOTE
 
     (tmp_path / "system.slice").mkdir()

@@ -150,7 +150,7 @@ def test_who_empties_the_table_of_a_frozen_fast_path():
     assert guarded.level is Level.OK
     assert network.check_fast_path_guard({}, head + route) == [], "nobody asked for a fast path"
     (elsewhere,) = network.check_fast_path_guard(environ | {"TURNBUCKLE_FAST_PATH__NETNS": "no-such-namespace"})
-    assert "not looked at: No such file" in elsewhere.found
+    assert "not examined: No such file" in elsewhere.found
 
 
 def test_whether_bridged_frames_pass_iptables(tmp_path):

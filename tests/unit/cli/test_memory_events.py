@@ -106,7 +106,7 @@ def test_many_grants_do_not_hide_the_kill_before_them() -> None:
     assert history.total.grants == 999
     assert history.plain()["containers"]["web-0123456789ab"]["kills"] == 1
     assert "999 grants" in history.summary("24h")
-    assert "1 limits changed by other hands" in history.summary("24h")
+    assert "1 limits modified externally" in history.summary("24h")
     assert "web-0123456789ab  OOM killed" in history.events[0].line()
 
 

@@ -148,7 +148,7 @@ def test_two_jobs_of_one_name_are_not_taken_for_the_same(imported: Import) -> No
     """A mapping whose names are not unique loses no row in silence."""
     found = imported(HEADER + GOOD + GOOD.replace(",10,50,", ",11,50,") + GOOD, job={"template": "{app}"})
     assert (len(found.records), found.duplicates) == (1, [4])
-    assert found.rejected == [(3, "job: mnist is the name of row 2 already, which says something else")]
+    assert found.rejected == [(3, "job: mnist is the name of row 2 already, with other values")]
 
 
 def test_repeats_are_numbered(imported: Import) -> None:

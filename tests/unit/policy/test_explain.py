@@ -18,11 +18,11 @@ MIB = 1 << 20
         ),
         (
             (45_000, 20_000), (Reason.UNUSED, 30_000.0, 5_000.0), None,
-            "cut 0.45 cores -> 0.20 cores, left 0.30 cores unused, 0.05 cores are kept as headroom",
+            "cut 0.45 cores -> 0.20 cores, 0.30 cores unused, headroom is 0.05 cores",
         ),
         (
             (-1, 50_000), (Reason.ADMITTED, 50_000.0, 400_000.0), None,
-            "cut unlimited -> 0.50 cores, joined: asked for 0.50 cores, 4.00 cores were free",
+            "cut unlimited -> 0.50 cores, admitted: requested 0.50 cores, 4.00 cores were free",
         ),
         (
             (1, 1), (77, 1e5, 2e5), None,

@@ -30,7 +30,7 @@ LEAST_ROWS: Final = 8
 SPAN_UNKNOWN: Final = 25.0
 """An interval whose ends differ by more than this factor is no answer."""
 STRANGER: Final = "all known tasks are of one kind, and this is another: intervals are not calibrated for that"
-NO_LOCAL_RUN: Final = "without a local run (turnbuckle profile) nobody knows how long the job takes"
+NO_LOCAL_RUN: Final = "without a local run (turnbuckle profile) it is unknown how long the job takes"
 REASONS: Final = 8
 
 

@@ -99,7 +99,7 @@ def test_what_does_not_suit_is_named(nic, nics):
         "enp3s0f0np0 has 1 virtual functions, 2 are needed, and the kernel goes only through 0"
     ]
     nic.set_mode(None)
-    assert "cannot be asked" in problems(host(), nics)[0]
+    assert "cannot be queried" in problems(host(), nics)[0]
 
 
 def test_missing_commands_are_named(nics, monkeypatch, tmp_path):

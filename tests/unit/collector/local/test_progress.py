@@ -121,7 +121,7 @@ def test_train_py_as_the_readme_runs_it_gives_its_rate_without_features() -> Non
     assert (rate.unit, rate.method) == (Unit.EPOCH, Method.OUTPUT)
     assert rate.per_s == pytest.approx(1 / 0.32, rel=0.03)
     assert whole_run_of(cut, rate) is None
-    assert "of how many epochs is not known: tell --epochs" in rate_sentence(cut, rate)
+    assert "of how many epochs is not known: give --epochs" in rate_sentence(cut, rate)
     named = profile(epochs=1000)
     whole = whole_run_of(named, rate)
     assert whole is not None
@@ -135,7 +135,7 @@ def test_what_the_command_tells_of_its_epochs_is_the_tasks() -> None:
     told = found([(10.0 + 4.0 * number, f"Epoch {number}/50") for number in range(1, 12)])
     assert with_estimates(profile(), told).task.epochs == 50
     assert with_estimates(profile(epochs=7), told).task.epochs == 7
-    # it ended after eleven, and said nothing of more
+    # it ended after eleven, without output of more
     ended = found([(10.0 + 4.0 * number, f"epoch {number}") for number in range(1, 12)])
     assert with_estimates(profile(end=RunEnd.FINISHED), ended).task.epochs == 11
 
@@ -155,7 +155,7 @@ def test_a_repetition_in_the_series_is_a_hint_and_no_rate() -> None:
     alone = alone.model_copy(update={"workers": (worker,)})
     said = rate_sentence(alone, rate_of(alone))
     assert "processor's use repeats every 5 s, autocorrelation 0.9" in said
-    assert "not tell which" in said
+    assert "which of them is unknown" in said
 
 
 def test_lines_come_as_they_are_written() -> None:

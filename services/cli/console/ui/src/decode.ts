@@ -85,15 +85,15 @@ export class Frames {
 
 const REASONS: Record<number, string> = {
   0: "no reason recorded",
-  1: "joined: asked for {measured}, {threshold} were free",
+  1: "admitted: requested {measured}, {threshold} were free",
   2: "throttled: demand about {measured}, quota was {threshold}",
-  3: "left {measured} unused, {threshold} are kept as headroom",
+  3: "{measured} unused, headroom is {threshold}",
   4: "demand with headroom rose to {measured}, quota was {threshold}",
-  5: "scarce: the containers ask for {measured}, there are {threshold}",
+  5: "scarce: the containers demand {measured}, {threshold} are available",
   6: "over limit: the containers hold {measured}, they may hold {threshold}",
   7: "usage {measured} came within {threshold} of the limit",
   8: "limit was {measured} above usage, {threshold} are kept",
-  9: "the kernel held {measured}, ordered was {threshold}",
+  9: "the kernel held {measured}, the limit update was {threshold}",
 };
 
 /** schemas.reasons.sentence: why a limit was changed. */

@@ -297,7 +297,7 @@ export function describe(message: Message): Event | null {
       const took = number("latency_us") > 0 ? ` in ${duration(number("latency_us"))}` : "";
       const kind = text("kind");
       return {
-        ...base, kind: "memory", id: id(text("container"), kind), what: kind.replace("_", " "), who: shortName(text("container")),
+        ...base, kind: "memory", id: id(text("container"), kind), what: kind.replaceAll("_", " "), who: shortName(text("container")),
         text: `${change}${took}, usage ${bytes(number("usage_bytes"))}. ${sentenceCase(text("reason"))}`, level: MEMORY_LEVEL[kind] ?? "plain",
       };
     }
@@ -315,7 +315,7 @@ export function describe(message: Message): Event | null {
       const took = text("kind") === "override" && number("latency_us") > 0 ? `In ${duration(number("latency_us"))}` : "";
       const fewer = text("kind") === "route" ? Math.sign(before.length - after.length) : 0;
       return {
-        ...base, kind: "route", id: id(number("incarnation"), number("seq")), what: text("kind").replace("_", " "),
+        ...base, kind: "route", id: id(number("incarnation"), number("seq")), what: text("kind").replaceAll("_", " "),
         who: text("destination") || text("interface"), text: [change, took, sentenceCase(text("reason"))].filter(Boolean).join(". "),
         level: message.alarm === true || (fewer > 0 && after.length === 0) ? "bad" : fewer > 0 ? "warn" : fewer < 0 ? "good" : ROUTE_LEVEL[text("kind")] ?? "plain",
       };
@@ -325,9 +325,9 @@ export function describe(message: Message): Event | null {
       const causes = Object.keys((message.causes as object | undefined) ?? {}).join(", ");
       const problem = text("problem");
       return {
-        ...base, kind: "rules", id: id(number("incarnation"), number("pass_id"), number("part")), what: operations > 0 ? "rules" : "pass",
+        ...base, kind: "rules", id: id(number("incarnation"), number("pass_id"), number("part")), what: operations > 0 ? "rules" : "reconcile",
         who: `${operations} ${operations === 1 ? "write" : "writes"}`,
-        text: `${number("installed")} of ${number("desired")} rules right, ${duration(number("lag_us"))} after ${causes || "start"}. ${problem}`,
+        text: `${number("installed")} of ${number("desired")} rules in sync, ${duration(number("lag_us"))} after ${causes || "start"}. ${problem}`,
         level: problem ? "bad" : "plain",
       };
     }

@@ -35,7 +35,7 @@ class Row {
     setText(this.memory, `${bytes(container.memoryBytes)} / ${bytes(container.memoryLimitBytes)}`);
     const share = container.memoryLimitBytes > 0 ? Math.min(1, container.memoryBytes / container.memoryLimitBytes) : 0;
     setAttribute(this.bar, "value", share.toFixed(3));
-    setText(this.reason, [container.kills > 0 && `${container.kills} killed by the kernel`, container.reason].filter(Boolean).join("; "));
+    setText(this.reason, [container.kills > 0 && `${container.kills} OOM killed`, container.reason].filter(Boolean).join("; "));
     setAttribute(this.element.querySelector("button") as Element, "aria-expanded", String(open));
   }
 }
@@ -80,7 +80,7 @@ class Card {
     const head = h("tr", {}, ...columns.map((column, at) => h("th", { scope: "col", class: classes[at] }, column)));
     const legend = h("ul", { class: "legend", "aria-hidden": "true" }, ...LINES.map((line) => h("li", { class: `key ${line.colour}` }, line.label)));
     this.table = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Containers of ${app.name}` }, h("table", {}, h("thead", {}, head), this.body));
-    this.none = h("p", { class: "note" }, "No container is heard of. They belong to it by a label: ", h("code", {}, `docker run --label turnbuckle.app=${app.name} …`));
+    this.none = h("p", { class: "note" }, "No container is reported. They belong to it by a label: ", h("code", {}, `docker run --label turnbuckle.app=${app.name} …`));
     this.element = h(
       "section", { class: "card", "aria-label": `Application ${app.name}`, "data-app": app.name },
       h("div", { class: "card-head" }, h("h2", {}, app.name), this.facts, legend),

@@ -110,13 +110,13 @@ function pathsOf(network: NetworkState): HTMLElement {
     const override = overridden ? [path.override.length > 0 ? hops(path.override) : ""] : [];
     return cells([path.destination, verdict, hops(path.kernel), hops(path.frr), hops(path.bfd_up), ...override, path.agree ? "" : path.reason]);
   });
-  return table(`Paths of ${network.node}`, ["destination", "verdict", "kernel", "FRR", "BFD up", ...(overridden ? ["fast path"] : []), ""], rows);
+  return table(`Paths of ${network.node}`, ["destination", "status", "kernel", "FRR", "BFD up", ...(overridden ? ["fast path"] : []), ""], rows);
 }
 
 function rulesOf(rules: Rules): HTMLElement {
   const rows = rules.rules.slice(0, RULES_SHOWN).map((rule) => {
     const place = rule.in_hw === null ? "" : rule.in_hw ? "in hardware" : "in software";
-    return cells([rule.device, rule.mac, rule.vtep, rule.vni ? String(rule.vni) : "", place, rule.ours ? rule.note : `of others ${rule.note}`]);
+    return cells([rule.device, rule.mac, rule.vtep, rule.vni ? String(rule.vni) : "", place, rule.ours ? rule.note : `unmanaged ${rule.note}`]);
   });
   const more = rules.total > rows.length ? h("p", { class: "note" }, `${rows.length} of ${rules.total}; turnbuckle rules ${rules.node} lists all`) : "";
   return h("div", {}, table(`Rules of ${rules.node}`, ["device", "MAC", "VTEP", "VNI", "where", "note"], rows), more);
@@ -124,7 +124,7 @@ function rulesOf(rules: Rules): HTMLElement {
 
 function factsOf(network: NetworkState): string {
   const rules = network.installed === 0 ? "no rules" : `${count(network.installed, "rule")}, ${network.in_hw} in hardware`;
-  const others = network.foreign > 0 ? ` · ${count(network.foreign, "rule")} of others` : "";
+  const others = network.foreign > 0 ? ` · ${count(network.foreign, "unmanaged rule")}` : "";
   return `${rules} · ${count(network.macs, "MAC")} behind ${count(network.vteps.length, "VTEP")} · ${count(network.writes, "write")} · offload ${network.offload}${others}`;
 }
 
