@@ -131,7 +131,9 @@ def _granted(events: dict[str, int]) -> str:
 
 
 def _waits(events: dict[str, int]) -> str:
-    return f"{events['traps']}, at most {format_duration(events['longest_pause_us'])}" if events["traps"] else "0"
+    return (
+        f"{events['oom_waits']}, at most {format_duration(events['longest_pause_us'])}" if events["oom_waits"] else "0"
+    )
 
 
 def _count(number: int | None) -> str:
