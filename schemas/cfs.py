@@ -18,7 +18,7 @@ class SampleFlag(IntFlag):
     WALL_CLOCK = 2
     """No quota is set, so no periods are counted: usage is scaled from the wall clock."""
     EARLY = 4
-    """Told between two samples: the container has just been throttled, so all of its quota counts as used. The period
+    """Sent between two samples: the container has just been throttled, so all of its quota counts as used. The period
     is not over, and is part of the next sample too, which does not count it as throttled again."""
 
 
@@ -32,7 +32,7 @@ class CfsBatch(ColumnarMessage):
     incarnation: Count
     """Start time of the agent, ns since the epoch: a restarted agent has a larger one."""
     report_seq: Count
-    """Counts batches and limit replies of this incarnation together: the larger one tells the newer truth."""
+    """Counts batches and limit replies of this incarnation together: the larger one is the newer state."""
     time_ns: Count
     """When the sample was taken, ns since the epoch."""
     period_us: Annotated[int, Field(ge=1_000, le=1_000_000)]
@@ -45,7 +45,7 @@ class CfsBatch(ColumnarMessage):
     reserve_used_bytes: Count = 0
     """Of it, what the agent has granted to containers: their `memory_limit_bytes` in this batch include it."""
     reserve_order_seq: Count = 0
-    """Sequence of the newest reserve order that the agent has seen from the application's present owner; 0: none."""
+    """Sequence of the newest reserve update that the agent has seen from the application's present owner; 0: none."""
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
     """By how much memory limits and reserves on this node, of all applications together, may still rise; 0 also while
     the machine's MemAvailable is too low for raises; -1: the agent sets no bound."""
@@ -71,7 +71,7 @@ class CfsBatch(ColumnarMessage):
     memory_limit_bytes: Int64Column
     """What the kernel holds now; -1: unlimited."""
     order_seq: Int64Column
-    """Sequence of the newest limit order that the agent has accepted or refused for this container; 0: none."""
+    """Sequence of the newest limit update that the agent has accepted or rejected for this container; 0: none."""
     oom_kills: Int32Column
     """Kills by the kernel since the container was found."""
     flags: UInt8Column

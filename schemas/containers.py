@@ -17,11 +17,11 @@ class ContainerChange(StrEnum):
     RELEASED = "released"
     """The agent stopped gracefully and restored the original limits."""
     REJECTED = "rejected"
-    """Carries a label of ours that cannot be used; `reason` says why. It is left alone."""
+    """Has a turnbuckle label that cannot be used; `reason` says why. It stays unmanaged."""
     REFUSED = "refused"
-    """The application has no room for it; `reason` says why. It is left alone."""
+    """The application has no capacity for it; `reason` says why. It stays unmanaged."""
     DRIFTED = "drifted"
-    """Other hands changed its limits; `reason` says from what to what, and whether they were put back."""
+    """Its limits were modified externally; `reason` says from what to what, and whether they were restored."""
 
 
 class ContainerSource(StrEnum):

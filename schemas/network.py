@@ -52,7 +52,7 @@ class RouteEvent(Message):
     """Start of the sender, wall clock in nanoseconds; `seq` counts from 1 in it."""
     seq: Count
     source: str
-    """Part of the service that tells: ``watcher``, ``auditor``, ``guard`` or ``fast_path``."""
+    """Part of the service that published it: ``watcher``, ``auditor``, ``guard`` or ``fast_path``."""
     time_ns: Count
     destination: str = ""
     """Prefix or VTEP (ROUTE, DISAGREEMENT, OVERRIDE...), or MAC (FDB)."""
@@ -76,9 +76,9 @@ class RouteEvent(Message):
     vtep: str = ""
     """The sender's own, where it knows it: what others send to."""
     peer_ack_us: Count = 0
-    """OVERRIDE: from the trigger to the last peer's acknowledgement; 0: none was asked, or none came."""
+    """OVERRIDE: from the trigger to the last peer's acknowledgement; 0: no peer was signalled, or none replied."""
     alarm: bool = False
-    """Somebody should look."""
+    """Whether it needs an operator's attention."""
     reason: str = ""
     """A sentence with the measured values."""
 
@@ -125,32 +125,32 @@ class TcOperation(Message):
     reason: str = ""
     """Why it was due."""
     pass_id: Count = 0
-    """In an event that tells of several passes: of which one."""
+    """In an event of several passes: which one."""
 
 
 class TcEvent(Message):
-    """One pass of the reconciler that wrote, failed to, or changed its verdict; long ones come in parts."""
+    """One reconcile pass that wrote, failed to write, or whose result changed; long ones are split into parts."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.TcEvent"
 
     node: str
     incarnation: Count
     pass_id: Count
-    """Counts from 1 in an incarnation, without gaps: passes that found nothing to do have none."""
+    """Counts from 1 in an incarnation, without gaps: passes without changes have none."""
     first_pass_id: Count = 0
-    """Below `pass_id` where passes had to wait for the bus and were put together; else equal to it."""
+    """Below `pass_id` where passes waited for the bus and were merged; else equal to it."""
     part: Count = 1
     parts: Count = 1
     time_ns: Count
     causes: dict[str, int]
-    """What made the pass due: netlink events by kind, ``timer``, ``overrun``, ``signal``, ``start``..."""
+    """What triggered the pass: netlink events by kind, ``timer``, ``overrun``, ``signal``, ``start``..."""
     digest_before: str = ""
     """Of the forwarding state that the pass saw, and of the rules found; equal digests: equal content."""
     digest_after: str = ""
     desired: Count = 0
     """Filters that should be there."""
     installed: Count = 0
-    """Filters of ours that are, verified."""
+    """Managed filters that are in sync, verified."""
     foreign: Count = 0
     """Unmanaged filters on the managed ports."""
     in_hw: Count = 0
@@ -163,11 +163,11 @@ class TcEvent(Message):
     problem: str = ""
     """What still differs, and why; empty: nothing."""
     lost_operations: Count = 0
-    """Not told, because more waited for the bus than memory is given for."""
+    """Not published, because more waited for the bus than the buffer holds."""
     previous_incarnation: Count = 0
     """Pass 1 only: the incarnation before on the same host; 0: there was none since the host's start."""
     previous_pass_id: Count = 0
-    """Pass 1 only: the last pass of that incarnation that may have written. Who has not got it misses operations."""
+    """Pass 1 only: the last pass of that incarnation that may have written. A reader without it misses operations."""
     gap: bool = False
     """Pass 1 only: the bus had not acknowledged all passes of that incarnation when it ended."""
 

@@ -87,10 +87,10 @@ class Question(Message):
     workers: tuple[int, ...] = ()
     batch_sizes: tuple[int, ...] = ()
     profile: RunProfile | None = None
-    """The task's local run; or, where it was told on the bus, its name in `run`."""
+    """The task's local run; or, where it was published on the bus, its name in `run`."""
     run: str = ""
     job: str = ""
-    """Where given, the answer is told as ``evt.prediction.{job}``."""
+    """Where given, the reply is also published as ``evt.prediction.{job}``."""
     prices_as_of: date | None = None
     """A snapshot of the catalogue by its day; None: the newest."""
     providers: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class RankRequest(Question):
 
 
 class Neighbour(Message):
-    """A known task that resembles the one asked about."""
+    """A known task that resembles the queried one."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.Neighbour"
 
@@ -232,7 +232,7 @@ class TrainReply(Message):
 
 
 class Prediction(Message):
-    """A prediction that was given, as a fact: what was asked, by which model and prices, and the answer."""
+    """A prediction as an event: the query, the model and prices used, and the reply."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.Prediction"
 

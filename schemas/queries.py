@@ -49,7 +49,7 @@ class AppState(Message):
     """Part of what is held: the nodes' reserves."""
     epoch: int = 0
     owner: str = ""
-    """The allocator replica that decides for it; empty: nobody at present. Only it knows containers and pools."""
+    """The allocator replica that holds its lease; empty: none at present. Only it knows containers and pools."""
     containers: tuple[ContainerState, ...]
 
 
@@ -105,5 +105,5 @@ class QueryError(Message):
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.QueryError"
     code: int
-    """As HTTP: 400 the request is wrong, 404 unknown application, 500 our fault."""
+    """As HTTP: 400 the request is wrong, 404 unknown application, 500 internal error."""
     message: str

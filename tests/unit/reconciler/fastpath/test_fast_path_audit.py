@@ -51,7 +51,7 @@ def test_an_override_waits_for_acknowledgements() -> None:
             "latency_us": 500,
             "before": ["p1", "p2"],
             "after": ["p2"],
-            "reason": "a dead next hop was taken out for 10.255.0.2; 1 of 2 hosts have acknowledged",
+            "reason": "a failed next hop was removed for 10.255.0.2; 1 of 2 hosts have acknowledged",
             "peer_ack_us": 1_200,
         }
     ]
