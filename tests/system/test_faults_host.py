@@ -114,7 +114,7 @@ async def test_a_guard_that_other_hands_switch_off_is_switched_on_again(cluster,
     await until(lambda: container.guarded, within_s=NOTICED_S, what="guarded again")
     await until(lambda: told(events, container.key, ContainerChange.DRIFTED), what="told")
     [event] = told(events, container.key, ContainerChange.DRIFTED)
-    assert "guard of its memory was switched off" in event.reason
+    assert "its memory guard was disabled" in event.reason
     cluster.remove(container)
 
 
