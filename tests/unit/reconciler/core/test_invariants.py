@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.reconciler.core.config import OffloadPolicy
-from services.reconciler.core.operation import Operation, Phase
+from services.reconciler.core.operation import Operation, OperationKind, Phase
 from services.reconciler.core.outcome import remedies
 from services.reconciler.core.ownership import RANGE_START, owns
 from services.reconciler.core.plan import plan, tally
+from services.reconciler.core.problems import ProblemKind
 from services.reconciler.core.state import Action, ActionKind, FdbEntry, Filter, NextHop, Route, Vxlan
 from tests.support.edge_host import ENCAPSULATION, EdgeHost, another, failing, remote_mac, tunnel_to, vtep
-from tests.support.model_kernel import Hardware
+from tests.support.model_kernel import NOWHERE, Hardware
 
 MACS = st.sampled_from([remote_mac(number) for number in range(5)])
 VTEPS = st.sampled_from([vtep(number) for number in (2, 3, 4)])
@@ -148,11 +149,14 @@ class Edge(RuleBasedStateMachine):
             redirect = Action(ActionKind.MIRRED, 77, redirect_to=self.host.index(ENCAPSULATION), flags=self._flags)
             self.kernel.put_filter(replace(found, actions=(keyed, redirect)))
 
-    @rule(seed=SEEDS)
-    def edit_a_rule_to_drop(self, seed: int) -> None:
+    @rule(seed=SEEDS, seen=st.booleans())
+    def edit_a_rule_to_drop(self, seed: int, seen: bool) -> None:
+        """It loses its mark; a process that saw it before still knows it for ours."""
+        owned = self._owned() if seen else set()
         found = self._ours(seed)
         if found is not None:
             self.kernel.put_filter(replace(found, actions=(), foreign_actions=True))
+        assert not seen or self._owned() == owned
 
     @rule(seed=SEEDS, mac=st.none() | MACS)
     def edit_what_a_rule_matches(self, seed: int, mac: str | None) -> None:
@@ -284,24 +288,10 @@ class Edge(RuleBasedStateMachine):
 
     def _check_quiet(self) -> None:
         host, pref = self.host, self.host.config.pref
-        expected = host.expected()
-        for key, tunnel in list(expected.items()):
-            index = host.index(key[0])
-            # Also rules of ours that were edited while no reconciler ran: nothing tells them from somebody else's.
-            rules = host.look()[0].filters
-            peers = [f for f in rules if (f.ifindex, f.chain, f.pref) == (index, 0, pref) and not owns(f, pref)]
-            if any(peer.kind != "flower" or peer.mac == key[1] for peer in peers):
-                del expected[key]
-                assert any(p.place == key[0] for p in host.look()[1].problems), tunnel
-        own = {
-            key: lead
-            for key, lead in host.installed().items()
-            if any(
-                owns(f, pref)
-                for k, f in self.kernel.filters.items()
-                if k[:3] == (host.index(key[0]), 0, pref) and f.mac == key[1]
-            )
-        }
+        unmanaged = self._unmanaged()
+        expected = {key: tunnel for key, tunnel in host.expected().items() if not self._taken(key, unmanaged)}
+        places = {(f.ifindex, f.mac) for f in unmanaged}
+        own = {key: leads for key, leads in host.installed().items() if (host.index(key[0]), key[1]) not in places}
         assert own == expected  # I1
         snapshot, wanted = host.look()
         assert not host.due()  # I2
@@ -311,6 +301,26 @@ class Edge(RuleBasedStateMachine):
         assert sum(kind is ActionKind.MIRRED for kind, _ in bound) == bool(expected)  # I9
         assert sum(kind is ActionKind.TUNNEL_KEY for kind, _ in bound) == len(set(expected.values()))
         assert all(a.bound for a in snapshot.actions if a.ours)  # what only others bind stays, the rest is gone
+
+    def _unmanaged(self) -> list[Filter]:
+        """Filters in our preference none of whose actions carries our cookie now.
+
+        Somebody else's, and ours that were edited while no reconciler ran: nothing tells these apart. What the actions
+        hold now is in a dump only: `ModelKernel.filters` keeps them as they were when the filter was written.
+        """
+        pref = self.host.config.pref
+        return [f for f in self.kernel.snapshot().filters if (f.chain, f.pref) == (0, pref) and not f.ours]
+
+    def _taken(self, key: tuple[str, str], unmanaged: list[Filter]) -> bool:
+        """Whether such filters keep ours for a MAC off a port: then a problem says so."""
+        peers = [f for f in unmanaged if f.ifindex == self.host.index(key[0])]
+        closed = any(peer.kind != "flower" for peer in peers)
+        if not closed and all(peer.mac != key[1] for peer in peers):
+            return False
+        kind = ProblemKind.PREF_TAKEN if closed else ProblemKind.RULE_TAKEN
+        told = [p for p in self.host.look()[1].problems if (p.kind, p.place) == (kind, key[0])]
+        assert any(closed or key[1] in p.subjects for p in told), key
+        return True
 
     def _planned(self, seed: int) -> tuple[Operation, ...]:
         return plan(*self.host.look(Random(seed)))
@@ -331,6 +341,9 @@ class Edge(RuleBasedStateMachine):
                 assert found is None or found.ours, operation  # I3
             errnos.append(kernel.write(operation))
             assert not quiet or not errnos[-1], (operation, errnos[-1])
+            if isinstance(operation.target, Filter) and operation.kind is not OperationKind.DELETE and not errnos[-1]:
+                bound = [kernel.actions[action.kind, action.index] for action in operation.target.actions]
+                assert any(action.ours for action in bound), operation  # else the next process takes it for another's
             for place, leads in allowed.items():
                 now = kernel.leads(*place, pref)
                 assert now in leads, (operation, place, now)
@@ -338,6 +351,10 @@ class Edge(RuleBasedStateMachine):
             kernel.fault = None
             kernel.apply(remedies(operations, errnos))
         self.host.look()
+
+    def _owned(self) -> set[tuple[int, int, int]]:
+        """Ifindex, preference and handle of what the running process takes for ours when it looks."""
+        return {(f.ifindex, f.pref, f.handle) for f in self.host.look()[0].filters if owns(f, self.host.config.pref)}
 
     def _ours(self, seed: int) -> Filter | None:
         ours = [f for key, f in sorted(self.kernel.filters.items()) if owns(f, self.host.config.pref)]
@@ -356,3 +373,15 @@ class Edge(RuleBasedStateMachine):
 
 Edge.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestEdge = Edge.TestCase
+
+
+def test_rules_whose_shared_actions_lost_their_cookies_before_a_restart_are_told_and_left():
+    """The redirect and a VTEP's tunnel key: rules of that VTEP carry no mark any more when the next process looks."""
+    edge = Edge()
+    edge.begin(OffloadPolicy.NONE, hardware=False, linger=0)
+    edge.edit_an_action(seed=0, destination=vtep(2), redirect="rep0", keep=False)
+    edge.edit_an_action(seed=0, destination=vtep(2), redirect="rep0", keep=False)
+    edge.restart_with_other_settings(OffloadPolicy.NONE, pref=21_000)
+    edge.settle()
+    left = {f.mac: edge.kernel.leads(f.ifindex, f.mac, f.pref) for f in edge._unmanaged() if f.mac is not None}
+    assert left == {remote_mac(1): NOWHERE, remote_mac(4): NOWHERE}

@@ -11,6 +11,7 @@ from services.reconciler.core import ownership
 from services.reconciler.core.config import OffloadPolicy
 from services.reconciler.core.operation import OperationKind
 from services.reconciler.core.plan import flush, plan
+from services.reconciler.core.problems import ProblemKind
 from services.reconciler.core.state import Action, ActionKind, Filter, Tunnel
 from tests.support.edge_host import ENCAPSULATION, EdgeHost, failing, one_port, remote_mac, shape, tunnel_to, vtep
 from tests.support.model_kernel import NOWHERE, Hardware
@@ -22,6 +23,16 @@ B = remote_mac(2)
 def action_of(host: EdgeHost, destination: str) -> Action:
     tunnel = tunnel_to(destination)
     return next(a for a in host.kernel.actions.values() if a.tunnel == tunnel)
+
+
+def redirect_of(host: EdgeHost) -> Action:
+    return next(a for a in host.kernel.actions.values() if a.kind is ActionKind.MIRRED)
+
+
+def replace_with_cookie(host: EdgeHost, action: Action, **content: Tunnel | int) -> None:
+    """`tc actions replace` with somebody else's cookie: without one the kernel would keep ours."""
+    changed = replace(action, cookie=b"OVS-" + bytes(12), **content)
+    host.kernel.actions[action.kind, action.index] = changed
 
 
 def test_macs_of_a_vtep_share_its_action_and_all_share_the_redirect():
@@ -126,6 +137,48 @@ def test_an_edited_action_is_left_where_repair_would_mislead_another_mac():
         assert host.kernel.write(operation) == 0
         seen.add(host.kernel.leads(host.index("rep0"), A, host.config.pref))
     assert seen == {tunnel_to(vtep(9)), tunnel_to(vtep(3))}
+    host.settle()
+    assert host.installed() == host.expected()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_action_with_another_cookie_takes_no_rule_while_the_other_action_has_ours(restart):
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.settle()
+    replace_with_cookie(host, redirect_of(host), redirect_to=host.index("rep0"))
+    assert host.installed() == {("rep0", A): NOWHERE}
+    if restart:
+        host.restart_reconciler()
+    host.settle()
+    assert host.installed() == host.expected() == {("rep0", A): tunnel_to(vtep(2))}
+
+
+def test_rules_of_a_vtep_whose_actions_all_have_another_cookie_are_put_right_by_who_knew_them():
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.announce(B, vtep(3))
+    host.settle()
+    replace_with_cookie(host, redirect_of(host), redirect_to=host.index("rep0"))
+    replace_with_cookie(host, action_of(host, vtep(2)), tunnel=tunnel_to(vtep(2)))
+    host.settle()
+    assert host.installed() == host.expected()
+
+
+def test_rules_of_a_vtep_whose_actions_all_have_another_cookie_are_told_and_left_after_a_restart():
+    """Nothing marks them any more. The other VTEP's still carry its cookie; deleted by hand, they are made anew."""
+    host = one_port()
+    host.announce(A, vtep(2))
+    host.announce(B, vtep(3))
+    host.settle()
+    replace_with_cookie(host, redirect_of(host), redirect_to=host.index("rep0"))
+    replace_with_cookie(host, action_of(host, vtep(2)), tunnel=tunnel_to(vtep(2)))
+    host.restart_reconciler()
+    host.settle()
+    assert host.installed() == {("rep0", A): NOWHERE, ("rep0", B): tunnel_to(vtep(3))}
+    assert [(p.kind, p.place, p.subjects) for p in host.look()[1].problems] == [(ProblemKind.RULE_TAKEN, "rep0", (A,))]
+    for rule in [rule for rule in host.kernel.filters.values() if rule.mac == A]:
+        host.kernel.remove_filter(rule)
     host.settle()
     assert host.installed() == host.expected()
 
