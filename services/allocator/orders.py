@@ -30,14 +30,24 @@ class Orders:
         allocation: Allocation,
         moment: Callable[[], Moment],
         on_reply: Callable[[], None],
+        may_send: Callable[[], bool],
     ) -> None:
-        """``on_reply`` is called after replies, soon, for all that come close together at once."""
+        """Deliver for one replica.
+
+        Args:
+            runtime: of the service.
+            allocation: whose orders they are.
+            moment: now.
+            on_reply: called after replies, soon, for all that come close together at once.
+            may_send: whether this replica may still act as an owner; asked when an order goes out.
+        """
         self.sent = 0
         self.lost = 0
         self._runtime = runtime
         self._allocation = allocation
         self._moment = moment
         self._on_reply = on_reply
+        self._may_send = may_send
         self._awaited = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -53,11 +63,12 @@ class Orders:
             self._timer.cancel()
 
     async def _deliver(self, update: LimitUpdate) -> None:
+        reply = None
         try:
-            reply = await self._request(_orders_subject(self._runtime.bus.root, update.node), update)
+            if self._may_send():  # decided before the process was stopped, and sent after it, it would be too late
+                reply = await self._request(_orders_subject(self._runtime.bus.root, update.node), update)
         except BusError as error:
             self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
-            reply = None
         if not isinstance(reply, LimitReply):
             self.lost += 1
             self._allocation.take_loss(update)

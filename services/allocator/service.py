@@ -49,7 +49,7 @@ class Allocator:
         self._allocation = allocation = Allocation(int(self._settings.warm_up_s * 1e9))
         self._replicas = Replicas(runtime, Callbacks(self._own, self._disown))
         self._intake = Intake(self._bus, self._step, self._take_request, lambda: allocation.roster.group_count)
-        self._orders = Orders(runtime, allocation, self._moment, self._after_replies)
+        self._orders = Orders(runtime, allocation, self._moment, self._after_replies, self._replicas.may_decide)
         self._queries = Queries(allocation, self._replicas, self._clock)
         self._subscriptions: list[Subscription] = []
         self._reclaimed_s = self._fenced_s = self._paused_s = self._clock.monotonic()
@@ -148,6 +148,8 @@ class Allocator:
 
     def _act(self, outcome: Outcome) -> None:
         self._order(outcome.updates)
+        if not self._replicas.may_decide():  # stopped (SIGSTOP, starved) while it decided: a successor may have begun
+            return
         for decisions in outcome.decisions:
             self.changes += decisions.row_count
             self._bus.publish(_decisions_subject(self._bus.root, decisions.app), decisions)
@@ -188,6 +190,8 @@ class Allocator:
                 turnbuckle__refusal=reply.refusal,
             )
             self._act(outcome)
+        if not self._replicas.may_decide():
+            raise RequestRefusedError(503, f"{request.app} has no owner at present: retry")
         return reply
 
     # -- applications and nodes --------------------------------------------------------------------------------

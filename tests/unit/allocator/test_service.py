@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
 
 from schemas.apps import AppSpec
+from schemas.limits import LimitUpdate
 from schemas.message import Message
 from schemas.oom import MemoryReply, MemoryRequest
 from schemas.queries import ExplainRequest, StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
-from schemas.subjects import MEMORY_REQUESTS
+from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.app import run_in_process
 from services._runtime.bus import BusError, RequestRefusedError
 from services._runtime.bus_memory import MemoryBus
+from services._runtime.load_profile import demo_scenario
 from services._runtime.memory_broker import MemoryBroker
+from services.agent.service import Agent
+from services.agent.settings import AgentSettings
+from services.allocator.core.allocation import Outcome
+from services.allocator.core.ownership import Ownership
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from services.cli.allocators import allocator_explain, allocator_state
@@ -128,6 +135,35 @@ async def test_an_owner_that_cannot_renew_its_heartbeat_answers_no_requests(pair
         await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=1)
 
     assert refusal.value.code == 503
+
+
+async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeypatch, tmp_path):
+    """SIGSTOP in the middle of a step, until others have taken over: nothing of that step reaches anybody."""
+    app = next(iter(pair.held[0]))
+    owner, sent, stopped = pair.allocators[0], [], []
+    load = {"app": app, "scenario": demo_scenario().model_dump(mode="json")}
+    (tmp_path / "load.json").write_text(json.dumps([load]), encoding="utf-8")
+    settings = AgentSettings.load({}, node="n1", host="simulated", scenario_file=tmp_path / "load.json")
+    for pattern in (LIMIT_DECISIONS, LIMIT_UPDATES):
+        await pair.bus.subscribe(pattern.pattern("tb"), lambda delivery: sent.append(delivery.message))
+    step = owner._allocation.step
+
+    def stop_after(*arguments) -> Outcome:
+        outcome = step(*arguments)
+        if outcome.decisions and outcome.updates and not stopped:
+            monkeypatch.setattr(Ownership, "may_decide", lambda core, _now_s: core is not owner._replicas._core)
+            stopped.append((outcome, len(sent)))
+        return outcome
+
+    monkeypatch.setattr(owner._allocation, "step", stop_after)
+    async with run_in_process(Agent, settings, MemoryBus(pair.broker)):
+        await until(lambda: stopped, within_s=30, what="a step with decisions")
+        [(outcome, before)] = stopped
+        await until(lambda: owner._orders.lost >= len(outcome.updates), within_s=30, what="its orders given up")
+        assert not {message.seq for message in sent[before:] if isinstance(message, LimitUpdate)} & {
+            update.seq for update in outcome.updates
+        }
+        assert not any(decisions in sent for decisions in outcome.decisions)
 
 
 async def test_what_is_withdrawn_is_heard_no_longer_and_owned_again_when_it_is_back(pair):
