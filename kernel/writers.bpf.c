@@ -3,8 +3,8 @@
  *
  * Taken when the write has succeeded (fexit), while the writer is still in the system call: it may be gone, and its group
  * too, when the agent looks. A write by the agent itself deletes the group's entry: what is there was written since. One
- * entry a group and not a ring: the last write is the one that holds, and whoever writes without end displaces nobody
- * else's and wakes nobody.
+ * entry a group and not a ring buffer: only the last write is in force, and a process that writes in a loop neither
+ * displaces other groups' entries nor wakes the agent.
  */
 #include "vmlinux.h"
 
@@ -60,7 +60,7 @@ static __always_inline bool is_agent(void)
 	       seen.tgid == constants.agent_pid;
 }
 
-/* In the hierarchy of version 2, where systemd has its units; in that of cpu where nobody is in a group of the other. */
+/* The cgroup of version 2, which systemd manages; of a task in its root: the cgroup of the cpu controller. */
 static __always_inline struct kernfs_node *group_of(struct task_struct *task)
 {
 	struct css_set *groups = BPF_CORE_READ(task, cgroups);

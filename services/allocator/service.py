@@ -172,8 +172,7 @@ class Allocator:
         if not isinstance(request, MemoryRequest):
             raise RequestRefusedError(400, f"unexpected {request.type_name}")
         self.memory_requests += 1
-        if not self._replicas.may_decide() or request.app not in self._replicas.held:
-            raise RequestRefusedError(503, f"{request.app} has no owner at present: retry")
+        self._require_ownership(request.app)
         with span(
             "allocator.grant_memory",
             turnbuckle__app=request.app,
@@ -190,9 +189,12 @@ class Allocator:
                 turnbuckle__refusal=reply.refusal,
             )
             self._act(outcome)
-        if not self._replicas.may_decide():
-            raise RequestRefusedError(503, f"{request.app} has no owner at present: retry")
+        self._require_ownership(request.app)  # again: the process may have been stopped meanwhile
         return reply
+
+    def _require_ownership(self, app: str) -> None:
+        if not self._replicas.may_decide() or app not in self._replicas.held:
+            raise RequestRefusedError(503, f"{app} has no owner at present: retry")
 
     # -- applications and nodes --------------------------------------------------------------------------------
 

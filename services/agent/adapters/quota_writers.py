@@ -49,7 +49,7 @@ class QuotaWriters:
             raise
 
     def take(self, group_id: int) -> QuotaWriter | None:
-        """Who wrote last to a group since the agent did; asked again, None. None, too: nobody whom the kernel named."""
+        """The last writer of a cgroup's quota since the agent's own write; removes the entry. None: there is none."""
         with suppress(OSError):
             value = self._read(_LOOKUP_AND_DELETE, group_id)
             return None if value is None else decode(value)
@@ -71,7 +71,7 @@ class QuotaWriters:
 
 
 def decode(value: bytes) -> QuotaWriter:
-    """What ``struct tb_writer`` says; its texts are of somebody else's choice (see `_printable`)."""
+    """``struct tb_writer`` as a value. Processes choose their names: untrusted text (see `_printable`)."""
     pid, levels, comm, names = WRITER.unpack(value)
     parts = [names[at : at + WRITER_NAME_BYTES] for at in range(0, len(names), WRITER_NAME_BYTES)]
     path = [_printable(name) for name in reversed(parts[:levels])]
