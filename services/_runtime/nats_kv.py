@@ -223,6 +223,8 @@ class NatsWatch:
 
     def _compare(self, listing: Listing) -> None:
         for key, entry in listing.entries.items():
+            if self._removed.get(key, 0) <= listing.last_revision:
+                self._removed.pop(key, None)  # it is there, so it was never removed, whatever an earlier listing lacked
             self._report(key, entry, entry.revision)
         # A key that is newer than the listing was put after it: absence from the listing says nothing about it.
         for key, revision in list(self._live.items()):

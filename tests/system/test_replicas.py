@@ -15,8 +15,9 @@ import pytest_asyncio
 
 from schemas.apps import AppSpec
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
+from schemas.queries import StateReply, StateRequest
 from schemas.streams import APPS
-from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES
+from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, REPLICA_STATE
 from services._runtime.bus import BusError, Delivery
 from services.allocator.core.ownership import rightful_owner
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
@@ -95,18 +96,46 @@ class Shared:
             await asyncio.sleep(TURN_S)
 
     async def epochs(self) -> dict[str, int]:
-        """By application, once every one has an owner."""
+        """By application, once every one has an owner; else what each replica says, in the failure's text."""
+        found: dict[str, int] = {}
+        seen = ""
 
-        async def owned() -> dict[str, int] | None:
+        async def owned() -> bool:
+            nonlocal found, seen
             try:
                 states = await self.cluster.states()
-            except BusError:
-                return None
-            epochs = {app: states[app].epoch for app in APPS_SHARED if app in states and states[app].owner}
-            return epochs if len(epochs) == len(APPS_SHARED) else None
+            except BusError as error:
+                seen = repr(error)
+                return False
+            found = {app: states[app].epoch for app in APPS_SHARED if app in states and states[app].owner}
+            seen = ", ".join(
+                f"{app} {states[app].owner or 'free' if app in states else 'unknown'}" for app in APPS_SHARED
+            )
+            return len(found) == len(APPS_SHARED)
 
-        found: dict[str, int] = await poll(owned, within_s=30, what="an owner of each application")
+        try:
+            await poll(owned, within_s=30, what="an owner of each application")
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}: {seen}\n" + "\n".join([await self.told_by(p) for p in self.replicas])
+            ) from error
         return found
+
+    @property
+    def replicas(self) -> list[ServiceProcess]:
+        """Those that live."""
+        return self.cluster.running("allocator")
+
+    async def told_by(self, process: ServiceProcess) -> str:
+        """What a replica says of itself, and the end of its log."""
+        subject = REPLICA_STATE.subject(self.cluster.bus.root, replica=process.replica_id)
+        try:
+            reply: object = await self.cluster.bus.request(subject, StateRequest(), timeout_s=2)
+        except BusError as error:
+            reply = repr(error)
+        owned = [state.spec.name for state in reply.apps] if isinstance(reply, StateReply) else reply
+        log = "\n".join(f"    {line}" for line in process.log()[-20:])
+        return f"{process.replica_id} owns {owned}\n{log}"
 
     async def owners(self) -> dict[str, str]:
         await self.epochs()

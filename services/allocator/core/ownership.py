@@ -293,10 +293,12 @@ class Ownership:
             return
         confirmed = swap.generation == self._generation
         before = self._held.get(app)
+        if before is not None and before.epoch == lease.epoch:  # what was said of this epoch meanwhile still counts
+            before.revision, before.confirmed = revision, confirmed
+            return
         self._held[app] = _Holding(lease.epoch, revision, confirmed)
-        if before is None or before.epoch != lease.epoch:
-            self.taken += 1
-            self._changes.append(Change(app, lease.epoch))
+        self.taken += 1
+        self._changes.append(Change(app, lease.epoch))
 
     def conflicted(self, swap: Swap) -> None:
         """Someone else was quicker: the lease is to be read again."""

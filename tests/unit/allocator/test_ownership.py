@@ -340,6 +340,19 @@ def test_agents_that_know_a_newer_epoch_are_outdone_if_the_lease_is_ours(a):
     assert a.unsettled(10.3) == []
 
 
+def test_a_refusal_that_comes_while_the_lease_is_being_confirmed_is_not_forgotten(a):
+    own(a)
+    a.renewed(15.0, 15.0)  # interrupted for longer than the time to live: the lease is to be confirmed
+    a.read_lease(APP, StoredLease("a", WALL_MS, 4), 15.1)
+    swap = a.swap(APP, 15.1, WALL_MS)
+    a.refused(APP)
+
+    a.swapped(swap, 5, 15.2)
+
+    assert swap.lease.epoch == WALL_MS
+    assert APP in a.unsettled(15.3), "no order would be obeyed, for ever"
+
+
 # -- tidying -----------------------------------------------------------------------------------------------------
 
 

@@ -26,17 +26,18 @@ class Bucket:
         self.listed: Entry = entry(10)
         self.watch: NatsWatch | None = None
         self.news: list[Entry] = []
+        self.lacking = False
 
     async def listing(self) -> Listing:
         for each in self.news:
             assert self.watch is not None
             self.watch._report(each.key, each, each.revision)
-        return Listing(self.created, self.listed.revision, {self.listed.key: self.listed})
+        return Listing(self.created, self.listed.revision, {} if self.lacking else {self.listed.key: self.listed})
 
 
 async def watching(bucket: Bucket, monkeypatch) -> list[int]:
     seen: list[int] = []
-    bucket.watch = NatsWatch(bucket, lambda _key, each: seen.append(each.revision))
+    bucket.watch = NatsWatch(bucket, lambda _key, each: seen.append(each.revision if each else 0))
 
     async def subscribed() -> None:
         return
@@ -62,3 +63,16 @@ async def test_a_bucket_that_was_made_anew_is_told_again_with_its_small_revision
     await bucket.watch.synchronise()
 
     assert seen == [10, 3]
+
+
+async def test_what_one_listing_lacked_and_the_next_names_is_there_again(monkeypatch):
+    """An application would have stayed withdrawn for ever in the one replica that should own it."""
+    bucket = Bucket(datetime.now(UTC))
+    seen = await watching(bucket, monkeypatch)
+    bucket.lacking = True
+    await bucket.watch.synchronise()
+    bucket.lacking = False
+
+    await bucket.watch.synchronise()
+
+    assert seen == [10, 0, 10]
