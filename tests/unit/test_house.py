@@ -16,6 +16,7 @@ GOOD = House(
     floors={"services.agent": 8, "services.allocator": 9},
     file_floors={"services.agent": 12, "services.allocator": 12},
     cycles=[],
+    room_cycles=[],
     layers_kept=True,
 )
 
@@ -56,6 +57,7 @@ def test_the_real_graph_knows_imports_of_both_packages() -> None:
     ("change", "said"),
     [
         ({"cycles": [["a", "b"]]}, "cycle: a - b"),
+        ({"room_cycles": [["x", "y"]]}, "cycle: x - y"),
         ({"layers_kept": False}, "an import contract is broken: make contracts"),
         ({"rooms": {"services.cli": 131}}, "services.cli has 13.1% of all lines, at most 13% is asked"),
         (
