@@ -41,8 +41,6 @@ from schemas.subjects import (
 )
 from services._runtime.app import run_in_process
 from services._runtime.bus import Bus
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services.advisor.ports import Lesson
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings
@@ -60,6 +58,8 @@ from services.collector.local_options import parse
 from services.collector.local_recording import LocalRun
 from services.collector.service import Collector
 from services.collector.settings import CollectorSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.fake_ground import FakeGround
 from tests.support.fake_network import UPLINKS, mac

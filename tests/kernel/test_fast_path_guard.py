@@ -14,12 +14,12 @@ import pytest
 from schemas.network import RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.app import run_in_process
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services.cli.host_image import host_mounts
 from services.cli.lab.companions import fast_path_is_at_work
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.docker_lab import DockerLab
 from tests.support.fast_path_lab import HostNamespace

@@ -14,12 +14,12 @@ from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.app import run_in_process
 from services._runtime.bus import Delivery
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services.cli.lab.faults import Fault
 from services.cli.lab.lab import Lab
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]

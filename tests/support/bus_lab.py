@@ -15,11 +15,11 @@ from schemas.containers import ContainerChange, ContainerEvent, ContainerSource,
 from schemas.streams import BUCKETS, CONTAINER_STREAM, BucketSpec, ObjectStoreSpec
 from schemas.subjects import CONTAINER_EVENTS, Subject
 from services._runtime.bus import Bus
-from services._runtime.bus_memory import MemoryBus
 from services._runtime.bus_nats import NatsBus
 from services._runtime.bus_options import BusOptions
-from services._runtime.memory_broker import MemoryBroker
 from services._runtime.nats_server import EmbeddedNats
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 
 SHORT_LIVED = BucketSpec("shortlived", "expires quickly", ttl_s=0.6)
 LAB_BUCKETS = (*BUCKETS, SHORT_LIVED)

@@ -12,11 +12,11 @@ from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.app import run_in_process
 from services._runtime.bus import Delivery
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services.cli.lab.lab import Lab
 from services.reconciler.fastpath.service import FastPath
 from services.reconciler.fastpath.settings import FastPathSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import overrides_in
 

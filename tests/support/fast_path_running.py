@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 from schemas.streams import ROUTE_STREAM
 from services._runtime.app import run_in_process
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services.reconciler.fastpath.service import FastPath
 from services.reconciler.fastpath.settings import FastPathSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 
 KEY = "0123456789abcdef0123456789abcdef"

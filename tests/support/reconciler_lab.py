@@ -13,10 +13,10 @@ from schemas.streams import ROUTE_STREAM, TC_STREAM
 from schemas.subjects import SubjectTemplate
 from services._runtime.app import run_in_process
 from services._runtime.bus import Bus, Delivery
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.fake_network import APPLICATION, PORT, FakeDaemons, FakeNetwork
 
 PREF = 21_000

@@ -12,7 +12,7 @@ from schemas.registry import CHANNELS, ENDPOINTS, Endpoint
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus import Entry, FactHandler, Handler, Responder
-from services._runtime.bus_memory import MemoryBus
+from tests.support.bus.bus_memory import MemoryBus
 
 
 class Use(StrEnum):

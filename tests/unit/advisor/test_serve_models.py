@@ -17,10 +17,7 @@ import pytest
 from schemas.predictions import Objective
 from schemas.streams import MODELS
 from services._runtime.bus import BusError
-from services._runtime.bus_memory import MemoryBus
 from services._runtime.logging import get_logger
-from services._runtime.memory_broker import MemoryBroker
-from services._runtime.memory_objects import MemoryObjects
 from services.advisor.core.algorithms import ALGORITHMS
 from services.advisor.core.plain import Plain
 from services.advisor.core.thesis.model import ThesisRegressor
@@ -30,6 +27,9 @@ from services.advisor.ports import Lesson
 from services.advisor.settings import AdvisorSettings
 from services.advisor.training import learn, unpack_lesson
 from services.advisor.training_process import _pack_lesson
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
+from tests.support.bus.memory_objects import MemoryObjects
 from tests.support.fake_adviser import FakeAdviser
 from tests.support.training_jobs import profile, records
 

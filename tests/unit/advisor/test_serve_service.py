@@ -22,14 +22,14 @@ from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.app import UnusableSettingsError, run_in_process
 from services._runtime.bus import Delivery, RequestRefusedError
-from services._runtime.bus_memory import MemoryBus
 from services._runtime.job_files import write_job_file
-from services._runtime.memory_broker import MemoryBroker
 from services.advisor.ports import Lesson, TrainingFailedError
 from services.advisor.records import Records
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings
 from services.advisor.training import learn
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.training_jobs import features, profile, records
 

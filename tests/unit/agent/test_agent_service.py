@@ -12,13 +12,13 @@ from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.app import UnusableSettingsError, run_in_process
 from services._runtime.bus import NotPermittedError
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
-from services._runtime.memory_kv import MemoryKeyValue
 from services.agent.core.memory_growth import MIB
 from services.agent.ports import QuotaWriter, WatchdogReport
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
+from tests.support.bus.memory_kv import MemoryKeyValue
 from tests.support.deadline import until
 from tests.support.fake_ground import FakeGround
 from tests.support.limit_orders import reserve_order, update

@@ -8,14 +8,14 @@ from pathlib import Path
 from schemas.apps import AppSpec
 from schemas.streams import APPS
 from services._runtime.app import run_in_process
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services._runtime.tracing import Span, span, trace_ids
 from services.agent.episodes import LONGEST_NS, QUIET_NS, Episodes
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.recorded_spans import RecordedSpans, recorded_spans
 

@@ -19,9 +19,7 @@ from schemas.streams import APPS, LEASES
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.app import run_in_process
 from services._runtime.bus import BusError, RequestRefusedError
-from services._runtime.bus_memory import MemoryBus
 from services._runtime.load_profile import demo_scenario
-from services._runtime.memory_broker import MemoryBroker
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.core.allocation import Outcome
@@ -30,6 +28,8 @@ from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from services.cli.allocators import allocator_explain, allocator_state
 from services.cli.failure import CommandError
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 
 MIB = 1 << 20

@@ -12,13 +12,13 @@ import pytest
 
 from schemas.streams import JOB_STREAM
 from services._runtime.app import UnusableSettingsError, run_in_process
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services._runtime.settings import SettingsError
 from services.collector.clouds import open_clouds
 from services.collector.journal import Journal, read_journal
 from services.collector.service import Collector
 from services.collector.settings import CollectorSettings
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.fake_google_cloud import FakeGoogleCloud, HttpFailure
 from tests.support.grid_files import grid_requests

@@ -10,11 +10,11 @@ import pytest
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from services._runtime.bus import BusUnavailableError
-from services._runtime.bus_memory import MemoryBus
 from services._runtime.clock import ManualClock
-from services._runtime.memory_broker import MemoryBroker
 from services.collector.journal import Journal, read_journal
 from services.collector.publishing import Publisher
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.job_records import job_record, run_profile
 
 ROOT = "lab"

@@ -6,8 +6,8 @@ import pytest
 
 from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.app import run, run_in_process
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.bus_lab import node_info, number_of
 from tests.support.deadline import until
 from tests.support.tiny_service import TinyService, TinySettings

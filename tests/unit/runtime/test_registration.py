@@ -16,10 +16,10 @@ from schemas.apps import AppSpec
 from schemas.network import ReconcilerInfo
 from schemas.streams import NODES, RECONCILERS
 from services._runtime.bus import BusError, BusUnavailableError
-from services._runtime.bus_memory import MemoryBus
 from services._runtime.clock import ManualClock
-from services._runtime.memory_broker import MemoryBroker
 from services._runtime.registration import Holder, NameTakenError, Registration
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 
 TTL_S = RECONCILERS.ttl_s or 0.0
 HEARTBEAT_S = 5.0

@@ -14,12 +14,12 @@ from schemas.runs import RunEnd, RunProfile, RunSample
 from schemas.streams import RUN_STREAM
 from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus import Delivery
-from services._runtime.bus_memory import MemoryBus
-from services._runtime.memory_broker import MemoryBroker
 from services.collector.journal import Journal
 from services.collector.local_options import LocalRunPlan, parse
 from services.collector.local_recording import LocalRun, describe_exit
 from services.collector.local_run import publish, store
+from tests.support.bus.bus_memory import MemoryBus
+from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 from tests.support.fake_workers import FakeWorkers
 

@@ -23,10 +23,10 @@ from services._runtime.bus import (
 )
 from services._runtime.dispatch import Dispatch
 from services._runtime.facts import Fact, FactOutbox
-from services._runtime.memory_broker import MemoryBroker, MemoryStream, MemorySubscription
-from services._runtime.memory_kv import MemoryKeyValue, first_of
-from services._runtime.memory_objects import MemoryObjects
 from services._runtime.tracing import inject, message_span, trace_headers
+from tests.support.bus.memory_broker import MemoryBroker, MemoryStream, MemorySubscription
+from tests.support.bus.memory_kv import MemoryKeyValue, first_of
+from tests.support.bus.memory_objects import MemoryObjects
 
 _REDELIVERY_S: Final = 0.05
 _PENDING_MESSAGES: Final = 8_192

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.message import Message
 from services._runtime.bus import BusError, Entry
-from services._runtime.memory_broker import MemoryBucket
+from tests.support.bus.memory_broker import MemoryBucket
 
 if TYPE_CHECKING:
-    from services._runtime.bus_memory import MemoryBus
+    from tests.support.bus.bus_memory import MemoryBus
 
 
 class MemoryKeyValue:

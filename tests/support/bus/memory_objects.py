@@ -11,7 +11,7 @@ from schemas.streams import ObjectStoreSpec
 from services._runtime.bus import BusError, CorruptObjectError, ObjectInfo, ObjectStoreFullError, StoredObject
 
 if TYPE_CHECKING:
-    from services._runtime.bus_memory import MemoryBus
+    from tests.support.bus.bus_memory import MemoryBus
 
 
 @dataclass(slots=True, eq=False)

@@ -14,8 +14,8 @@ from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
 from services._runtime.bus import Incoming, RevisionConflictError
 from services._runtime.clock import Clock, SystemClock
-from services._runtime.memory_objects import MemoryObjectStore
 from services._runtime.tracing import untraced
+from tests.support.bus.memory_objects import MemoryObjectStore
 
 
 @dataclass(slots=True, eq=False)
