@@ -13,7 +13,7 @@ from typing import Final
 import schemas.asyncapi
 import services
 from scripts import asyncapi_page, permission_table, service_tables
-from services._runtime.settings import PREFIX, CommonSettings, SettingInfo
+from services._runtime.service.settings import PREFIX, CommonSettings, SettingInfo
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 

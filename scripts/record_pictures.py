@@ -19,7 +19,7 @@ from typing import Final
 from rich.console import Console
 
 from schemas.streams import LEASES
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.options import BusOptions
 from services.cli.connection import connected
 from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState

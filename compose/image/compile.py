@@ -7,7 +7,7 @@ Whatever cannot be imported fails the image's build, so this is its first test, 
 import importlib
 import sys
 
-OURS = ("services._runtime.probe", "services._runtime.entry", "services._runtime.otel")
+OURS = ("services._runtime.service.probe", "services._runtime.service.entry", "services._runtime.telemetry.otel_export")
 COMMON = (*OURS, "nkeys", "http.server", "runpy")
 OWN = {
     "agent": ("services.agent.service", "services.agent.adapters.docker_engine", "services.agent.watchdog"),

@@ -1,6 +1,6 @@
 """``turnbuckle run advisor``, or ``python -m services.advisor``."""
 
-from services._runtime.app import main
+from services._runtime.service.app import main
 from services.advisor.service import Advisor
 
 if __name__ == "__main__":

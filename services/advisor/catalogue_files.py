@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import date
 from pathlib import Path
 
-from services._runtime.logging import Logger
+from services._runtime.telemetry.logging import Logger
 from services.advisor.core.catalogue import Listing, Snapshot, listing
 from services.advisor.core.questions import BadQuestionError
 from services.advisor.price_files import directories, read_snapshots

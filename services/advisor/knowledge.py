@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
 from schemas.streams import MODELS
-from services._runtime.app import Runtime
-from services._runtime.tracing import Carrier
+from services._runtime.service.app import Runtime
+from services._runtime.telemetry.tracing import Carrier
 from services.advisor.datasets import read_datasets
 from services.advisor.learning import SHIPPED_TOO, Learning
 from services.advisor.model_store import ModelStore

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Final
 
 from schemas.predictions import TrainRequest
-from services._runtime.app import Runtime
-from services._runtime.bus import BusError
-from services._runtime.tracing import NEW_TRACE, Begin, Carrier, span, trace_headers
+from services._runtime.bus.api import BusError
+from services._runtime.service.app import Runtime
+from services._runtime.telemetry.tracing import NEW_TRACE, Begin, Carrier, span, trace_headers
 from services.advisor.model_file import UnusableModelError
 from services.advisor.model_store import Model, ModelStore
 from services.advisor.ports import Lesson, Trainer, TrainingFailedError

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.predictions import ModelName
-from services._runtime.bus import BusError, CorruptObjectError, ObjectInfo, ObjectStore, ObjectStoreFullError
-from services._runtime.logging import Logger
+from services._runtime.bus.api import BusError, CorruptObjectError, ObjectInfo, ObjectStore, ObjectStoreFullError
+from services._runtime.telemetry.logging import Logger
 from services.advisor.core.advising import Adviser
 from services.advisor.model_file import UnusableModelError, read_header, unpack
 

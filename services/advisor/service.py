@@ -25,10 +25,10 @@ from schemas.registry import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADV
 from schemas.runs import RunProfile
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from schemas.subjects import PREDICTIONS, Subject, SubjectError
-from services._runtime.app import Runtime, UnusableSettingsError
-from services._runtime.bus import Delivery, RequestRefusedError, Responder, Subscription
-from services._runtime.settings import CommonSettings
-from services._runtime.tracing import span, trace_headers
+from services._runtime.bus.api import Delivery, RequestRefusedError, Responder, Subscription
+from services._runtime.service.app import Runtime, UnusableSettingsError
+from services._runtime.service.settings import CommonSettings
+from services._runtime.telemetry.tracing import span, trace_headers
 from services.advisor.catalogue_files import Catalogue
 from services.advisor.core.answers import Advice, best_first, explain, predict, rank
 from services.advisor.core.questions import BadQuestionError

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from services._runtime.settings import CommonSettings
+from services._runtime.service.settings import CommonSettings
 from services.advisor.core.spot import SpotTerms
 
 SHIPPED = "shipped"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from schemas.codec import encode
-from services._runtime.interpreter import isolated_command
+from services._runtime.service.interpreter import isolated_command
 from services.advisor.ports import Lesson, TrainingFailedError
 
 _WORKER: Final = "services.advisor.training"

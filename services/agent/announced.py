@@ -13,9 +13,9 @@ from typing import Final
 from schemas.apps import AppSpec
 from schemas.limits import LimitUpdate
 from schemas.streams import APPS
-from services._runtime.app import Runtime
-from services._runtime.bus import BusError
-from services._runtime.logging import LogLimiter
+from services._runtime.bus.api import BusError
+from services._runtime.service.app import Runtime
+from services._runtime.telemetry.logging import LogLimiter
 from services.agent.core.bounds import Bound, Bounds
 from services.agent.node import Node
 from services.agent.settings import AgentSettings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, LimitWriter
 from schemas.subjects import CONTAINER_EVENTS
-from services._runtime.app import Runtime
+from services._runtime.service.app import Runtime
 from services.agent.node import Node
 from services.agent.occurrences import Drift
 from services.agent.ports import FoundContainer, RejectedContainer

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from services._runtime.tracing import Begin, Carrier, Span, trace_headers, trace_ids
+from services._runtime.telemetry.tracing import Begin, Carrier, Span, trace_headers, trace_ids
 
 QUIET_NS: Final = 1_000_000_000
 """After so long without a step the next one is another story."""

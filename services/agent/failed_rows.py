@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from services._runtime.logging import Logger, LogLimiter
+from services._runtime.telemetry.logging import Logger, LogLimiter
 from services.agent.limit_orders import FailedRow
 
 EVERY_S: Final = 60.0

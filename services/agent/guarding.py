@@ -8,10 +8,10 @@ from typing import Final
 
 from schemas.oom import MemoryReply, MemoryRequest, OomCause, OomEvent, OomKind
 from schemas.subjects import MEMORY_REQUESTS, OOM_EVENTS
-from services._runtime.app import Runtime
-from services._runtime.bus import BusError
+from services._runtime.bus.api import BusError
 from services._runtime.clock import monotonic_ns
-from services._runtime.tracing import span, untraced
+from services._runtime.service.app import Runtime
+from services._runtime.telemetry.tracing import span, untraced
 from services.agent.episodes import Episodes
 from services.agent.node import Node
 from services.agent.occurrences import Answer, Asked, Drift, Occurrence, described

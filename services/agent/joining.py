@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from schemas.containers import NodeInfo
 from schemas.streams import NODES
 from schemas.subjects import SubjectTemplate
-from services._runtime.app import UnusableSettingsError
-from services._runtime.bus import Bus, BusError, NotPermittedError, Responder, Subscription
+from services._runtime.bus.api import Bus, BusError, NotPermittedError, Responder, Subscription
+from services._runtime.bus.name_registration import NameTakenError, Registration, tell_not_permitted
 from services._runtime.clock import Clock
-from services._runtime.logging import Logger, LogLimiter
-from services._runtime.registration import NameTakenError, Registration, tell_not_permitted
+from services._runtime.service.app import UnusableSettingsError
+from services._runtime.telemetry.logging import Logger, LogLimiter
 
 
 class NodeName:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
-from services._runtime.tracing import Span, is_on, leave_out, span
+from services._runtime.telemetry.tracing import Span, is_on, leave_out, span
 
 _NOT_APPLIED: Final = frozenset(
     {RowStatus.STALE_SEQ, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.FAILED}

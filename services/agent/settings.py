@@ -10,7 +10,7 @@ from pydantic import ByteSize, Field
 
 from schemas.sizes import MemorySize
 from services._runtime.cgroupfs import MANAGED_ROOT
-from services._runtime.settings import NodeSettings
+from services._runtime.service.settings import NodeSettings
 from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes
 
 

@@ -1,6 +1,6 @@
 """``turnbuckle run allocator``, or ``python -m services.allocator``."""
 
-from services._runtime.app import main
+from services._runtime.service.app import main
 from services.allocator.service import Allocator
 
 if __name__ == "__main__":

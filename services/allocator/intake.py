@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from schemas.cfs import CfsBatch
 from schemas.subjects import CFS, MEMORY_REQUESTS, SubjectError
-from services._runtime.bus import Bus, BusError, Delivery, Responder, Subscription
+from services._runtime.bus.api import Bus, BusError, Delivery, Responder, Subscription
 
 GATHER_S = 0.003
 """How long the batches of a tick are waited for, to be decided in one step; when all are there, not at all."""

@@ -9,8 +9,8 @@ from functools import lru_cache
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.subjects import LIMIT_UPDATES, Subject
-from services._runtime.app import Runtime
-from services._runtime.bus import BusError
+from services._runtime.bus.api import BusError
+from services._runtime.service.app import Runtime
 from services.allocator.core.allocation import Allocation
 from services.allocator.core.standing import Moment
 from services.allocator.settings import AllocatorSettings

@@ -18,7 +18,7 @@ from schemas.queries import (
     StateReply,
     StateRequest,
 )
-from services._runtime.bus import Delivery
+from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock, monotonic_ns
 from services.allocator.core import ledger
 from services.allocator.core.allocation import Allocation

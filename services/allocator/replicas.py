@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from schemas.leases import Lease
 from schemas.streams import LEASES
-from services._runtime.app import Runtime
-from services._runtime.bus import BusError, Entry, RevisionConflictError
+from services._runtime.bus.api import BusError, Entry, RevisionConflictError
 from services._runtime.cancelling import cancel_all
+from services._runtime.service.app import Runtime
 from services.allocator.core.ownership import NO_LEASE, Ownership, Patience, StoredLease, Swap
 from services.allocator.settings import AllocatorSettings
 

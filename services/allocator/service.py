@@ -17,11 +17,11 @@ from schemas.oom import MemoryRequest
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, NODES, BucketSpec
 from schemas.subjects import CONTAINER_EVENTS, LIMIT_DECISIONS, REPLICA_EXPLAIN, REPLICA_STATE, Subject
-from services._runtime.app import Runtime
-from services._runtime.bus import Delivery, Entry, RequestRefusedError, Subscription
+from services._runtime.bus.api import Delivery, Entry, RequestRefusedError, Subscription
 from services._runtime.clock import monotonic_ns
-from services._runtime.settings import CommonSettings
-from services._runtime.tracing import NEW_TRACE, Begin, span
+from services._runtime.service.app import Runtime
+from services._runtime.service.settings import CommonSettings
+from services._runtime.telemetry.tracing import NEW_TRACE, Begin, span
 from services.allocator.core.allocation import Allocation, Outcome, Refusal
 from services.allocator.core.standing import Moment
 from services.allocator.intake import Intake

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from services._runtime.settings import CommonSettings
+from services._runtime.service.settings import CommonSettings
 
 
 class AllocatorSettings(CommonSettings):

@@ -17,7 +17,7 @@ from services.cli.failure import BadFileError, CommandError, ExitCode, Unavailab
 from services.cli.output import print_json, print_note, stderr_console, stdout_console
 
 if TYPE_CHECKING:
-    from services._runtime.bus import Bus
+    from services._runtime.bus.api import Bus
     from services.cli.job_yaml import JobYaml
 
 EXAMPLES: Final = """
@@ -187,7 +187,7 @@ def request_for(file: JobYaml, wishes: Wishes, directory: Path) -> RankRequest:
 
 
 async def _ask(request: RankRequest, options: object) -> RankReply:
-    from services._runtime.bus_options import BusOptions  # noqa: PLC0415 - quick --help
+    from services._runtime.bus.options import BusOptions  # noqa: PLC0415 - quick --help
     from services.cli.connection import connected  # noqa: PLC0415 - as above
 
     assert isinstance(options, BusOptions)
@@ -205,7 +205,7 @@ async def ask(bus: Bus, request: RankRequest, *, patience_s: float) -> RankReply
         UnavailableError: nobody answers, or there is no model.
         CommandError: the question cannot be answered; the advisor says why.
     """
-    from services._runtime.bus import (  # noqa: PLC0415 - quick --help
+    from services._runtime.bus.api import (  # noqa: PLC0415 - quick --help
         NoResponderError,
         RequestRefusedError,
         RequestTimeoutError,

@@ -20,9 +20,9 @@ import services
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import Objective, RankReply, RankRequest
 from schemas.runs import RunProfile
-from services._runtime.bus_options import BusOptions
-from services._runtime.job_files import JobFileError, read_job_file
-from services._runtime.nats_server import EmbeddedNats, NatsServerError
+from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError
+from services._runtime.bus.options import BusOptions
+from services._runtime.record_files import JobFileError, read_job_file
 from services.cli.advise import Answer, Measurements, Wishes, ask
 from services.cli.advise_view import configuration_name
 from services.cli.connection import connected

@@ -11,7 +11,7 @@ from schemas.message import Message
 from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply, StateRequest
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.subjects import REPLICA_EXPLAIN, REPLICA_STATE
-from services._runtime.bus import Bus, BusError, RequestRefusedError
+from services._runtime.bus.api import Bus, BusError, RequestRefusedError
 from services.cli.connection import QUERY_TIMEOUT_S, answered
 
 _OWNER_TIMEOUT_S = 1.0

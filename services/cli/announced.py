@@ -8,7 +8,7 @@ import difflib
 from typing import Final
 
 from schemas.streams import APPS
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.options import BusOptions
 from services.cli.connection import connected
 from services.cli.failure import NoPermissionError, UnavailableError
 from services.cli.output import print_note

@@ -11,8 +11,8 @@ import typer
 
 from schemas.apps import AppSpec
 from schemas.streams import APPS
-from services._runtime.bus import Bus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.api import Bus
+from services._runtime.bus.options import BusOptions
 from services.cli.app_file import AppFile, load_app_file
 from services.cli.capacity import capacity_warnings, read_apps, read_nodes
 from services.cli.connection import ContextOption, ServerOption, connected, find_server

@@ -13,7 +13,7 @@ from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import to_plain
 from schemas.containers import NodeInfo
 from schemas.streams import APPS, NODES
-from services._runtime.bus import Bus
+from services._runtime.bus.api import Bus
 from services.cli.output import format_bytes, format_cores
 
 MOST_NAMES: Final = 8

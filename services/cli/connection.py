@@ -14,7 +14,7 @@ import typer
 from schemas.message import Message
 from schemas.permissions import Identity, Role, allowed, grants
 from schemas.registry import Endpoint
-from services._runtime.bus import (
+from services._runtime.bus.api import (
     Bus,
     BusError,
     BusSettingsError,
@@ -24,10 +24,10 @@ from services._runtime.bus import (
     RequestRefusedError,
     RequestTimeoutError,
 )
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.logging import setup_logging
-from services._runtime.settings import CommonSettings, SettingsError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
+from services._runtime.service.settings import CommonSettings, SettingsError
+from services._runtime.telemetry.logging import setup_logging
 from services.cli.failure import BadFileError, CommandError, NoPermissionError, UnavailableError
 
 CONNECT_WITHIN_S: Final = 3.0

@@ -19,8 +19,8 @@ from services._runtime.cgroupfs import (
     managed_directory,
     parse_managed,
 )
-from services._runtime.interpreter import isolated_command
 from services._runtime.load_profile import ContainerLoad
+from services._runtime.service.interpreter import isolated_command
 from services.cli.demo import WATCH_EVERY_S, DemoPlan
 from services.cli.failure import UnavailableError
 from services.cli.managed_process import spawn_in_group

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 from schemas.leases import Lease
 from schemas.streams import APPS, LEASES
-from services._runtime.bus import BusError, BusSettingsError, CredentialsRefusedError, Entry, NotPermittedError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.api import BusError, BusSettingsError, CredentialsRefusedError, Entry, NotPermittedError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.doctor_finding import Finding, Level
 
 OLDEST_SERVER: Final = (2, 11)

@@ -17,9 +17,9 @@ from schemas.containers import NodeInfo
 from schemas.queries import ExplainReply, ExplainRequest, Explanation
 from schemas.streams import CONTAINER_STREAM, OOM_STREAM
 from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.nats_history import read_stored
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
 from services.cli.allocators import allocator_explain
 from services.cli.capacity import node_warnings, plain_node, read_nodes
 from services.cli.connection import ContextOption, ServerOption, connected, find_server

@@ -15,7 +15,7 @@ from schemas.limits import LimitDecisions
 from schemas.message import Message
 from schemas.oom import OomEvent
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
-from services._runtime.bus import Bus, Delivery, Entry
+from services._runtime.bus.api import Bus, Delivery, Entry
 from services.cli.live_state import LiveState
 
 REMEMBERED_FACTS: Final = 4_096

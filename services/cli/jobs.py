@@ -16,8 +16,8 @@ from schemas.codec import to_plain
 from schemas.jobs import JobRecord, JobState
 from schemas.streams import JOB_STREAM
 from schemas.subjects import JOB_RECORDS, SubjectTemplate
-from services._runtime.bus import Delivery
-from services._runtime.nats_history import read_stored
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats_history import read_stored
 from services.cli.advise_view import configuration_name, dollars, seconds
 from services.cli.collector_commands import EXPORT, IMPORT
 from services.cli.connection import ContextOption, ServerOption, connected, find_server

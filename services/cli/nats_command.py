@@ -12,7 +12,7 @@ import typer
 
 from schemas.permissions import NODE_ROLES, Identity, Role, uses
 from schemas.subjects import SubjectError, check_root, token
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.options import BusOptions
 from services.cli.connection import ContextOption, ServerOption, connected, find_server, key_wanted
 from services.cli.failure import BadFileError, NoPermissionError
 from services.cli.nats_config import (

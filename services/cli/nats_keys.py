@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services._runtime.bus import BusError
-from services._runtime.nats_connection import public_key
+from services._runtime.bus.api import BusError
+from services._runtime.bus.nats_connection import public_key
 from services.cli.failure import BadFileError
 
 _SECRET_MODE: Final = 0o600

@@ -23,10 +23,10 @@ from schemas.network import (
 )
 from schemas.streams import TC_STREAM
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS, SubjectTemplate
-from services._runtime.bus import Delivery, NoResponderError, RequestRefusedError, RequestTimeoutError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_history import read_stored
+from services._runtime.bus.api import Delivery, NoResponderError, RequestRefusedError, RequestTimeoutError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.options import BusOptions
 from services.cli.connection import QUERY_TIMEOUT_S, ContextOption, ServerOption, connected, find_server
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.network_lines import operation_line

@@ -1,7 +1,7 @@
 """`turnbuckle run SERVICE`: a service in place of this process, with an import path that nobody else decides.
 
-The installed command does not even come here for a service that it finds (`services._runtime.entry`): this is for help,
-completion and ``python -m services.cli``.
+The installed command does not come here for a service that it finds (`services._runtime.service.entry`): this is for
+help, completion and ``python -m services.cli``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 import typer
 
-from services._runtime.interpreter import InstalledService, become, installed_services
+from services._runtime.service.interpreter import InstalledService, become, installed_services
 from services.cli.failure import UnavailableError
 from services.cli.pass_on import PassOn
 

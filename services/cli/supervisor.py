@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services._runtime.interpreter import isolated_command
+from services._runtime.service.interpreter import isolated_command
 from services.cli.failure import ExitCode, ServiceDiedError
 
 READY_WITHIN_S: Final = 30.0

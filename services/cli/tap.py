@@ -12,8 +12,8 @@ import typer
 
 from schemas.codec import CodecError, decode, to_plain
 from schemas.subjects import SubjectError, wildcard
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_tap import tap
+from services._runtime.bus.nats_tap import tap
+from services._runtime.bus.options import BusOptions
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.network_lines import network_line
 from services.cli.output import print_json, print_line

@@ -13,7 +13,7 @@ from rich.live import Live
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.streams import APPS, LEASES, NODES
-from services._runtime.bus import Entry
+from services._runtime.bus.api import Entry
 from services.cli.allocators import allocator_state
 from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.failure import CommandError

@@ -13,7 +13,7 @@ import duckdb
 from schemas.jobs import Configuration, JobRecord, Price, TaskFeatures
 from schemas.message import Message
 from schemas.runs import RunProfile
-from services._runtime.job_files import JobFileError, write_job_file
+from services._runtime.record_files import JobFileError, write_job_file
 
 _PARTS: Final[dict[str, type[Message]]] = {"task": TaskFeatures, "configuration": Configuration, "price": Price}
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.sizes import parse_size
-from services._runtime.tool_parser import ToolParser
+from services._runtime.tools.parser import ToolParser
 from services.collector.adapters.cell_network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
 from services.collector.adapters.local_workers import CellLimits
 from services.collector.core.workers import MASTER_PORT

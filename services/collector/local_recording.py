@@ -12,7 +12,7 @@ from typing import Final
 
 from schemas.runs import RunEnd, RunProfile, RunSample
 from schemas.subjects import RUN_SAMPLES
-from services._runtime.bus import Bus
+from services._runtime.bus.api import Bus
 from services.collector.adapters.local_workers import LocalWorkers, Worker
 from services.collector.adapters.worker_output import OutputFile
 from services.collector.core.progress import Pace, ProgressReader

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 from schemas.codec import to_plain
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services._runtime.bus import Bus, BusError
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.api import Bus, BusError
+from services._runtime.bus.nats import NatsBus
 from services.collector.adapters.cell import Cells, CellUnavailableError
 from services.collector.adapters.local_workers import Launch, LocalWorkers, Worker
 from services.collector.core.rate import Rate, rate_of, whole_run_of

@@ -14,8 +14,8 @@ from typing import Final
 
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
-from services._runtime.bus import Bus, BusUnavailableError
-from services._runtime.tracing import Carrier, resumed, span
+from services._runtime.bus.api import Bus, BusUnavailableError
+from services._runtime.telemetry.tracing import Carrier, resumed, span
 from services.collector.journal import Journal, Record, record_id, record_key, record_subject
 
 _BATCH: Final = 100

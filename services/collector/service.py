@@ -7,10 +7,10 @@ from importlib.metadata import version
 from typing import ClassVar, Final
 
 from schemas.jobs import JobRecord
-from services._runtime.app import Runtime, UnusableSettingsError
-from services._runtime.bus import BusError
-from services._runtime.settings import CommonSettings
-from services._runtime.tracing import Begin, span
+from services._runtime.bus.api import BusError
+from services._runtime.service.app import Runtime, UnusableSettingsError
+from services._runtime.service.settings import CommonSettings
+from services._runtime.telemetry.tracing import Begin, span
 from services.collector.background import start_daemon
 from services.collector.clouds import open_clouds
 from services.collector.ingestion import Ingestion, Look

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from services._runtime.settings import CommonSettings
+from services._runtime.service.settings import CommonSettings
 
 _TABLE: Final = re.compile(r"(?:[A-Za-z0-9.:-]+\.)?[A-Za-z0-9_]+\.[A-Za-z0-9_-]+")
 _LABEL: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")

@@ -1,6 +1,6 @@
 """``turnbuckle run reconciler``, or ``python -m services.reconciler``."""
 
-from services._runtime.app import main
+from services._runtime.service.app import main
 from services.reconciler.service import Reconciler
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from schemas.network import RouteEvent, RouteKind, TcEvent, TcObject, TcOperation, TcOperationKind
 from schemas.subjects import ROUTE_EVENTS, TC_EVENTS
-from services._runtime.bus import Bus
+from services._runtime.bus.api import Bus
 from services._runtime.clock import Clock
 from services.reconciler.audit_mark import Mark
 from services.reconciler.auditor import Verdict

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from services._runtime.frr import DIRECTORY
-from services._runtime.settings import NodeSettings
+from services._runtime.service.settings import NodeSettings
 
 
 class EdgeSettings(NodeSettings):

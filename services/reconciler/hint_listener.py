@@ -7,9 +7,9 @@ from typing import Final
 
 from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
-from services._runtime.bus import Bus, BusError, Delivery
+from services._runtime.bus.api import Bus, BusError, Delivery
 from services._runtime.clock import Clock
-from services._runtime.logging import Logger, LogLimiter, log_once
+from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
 from services.reconciler.hints import MOST_PER_S, RouteHints
 
 AGAIN_S: Final = 1.0

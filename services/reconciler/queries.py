@@ -18,7 +18,7 @@ from schemas.network import (
     RuleState,
 )
 from schemas.queries import QueryError
-from services._runtime.bus import Delivery
+from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock
 from services.reconciler.audit import tc_operation
 from services.reconciler.core.plan import own_filters, tunnel_of

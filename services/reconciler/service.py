@@ -12,12 +12,12 @@ from typing import ClassVar
 from schemas.network import ReconcilerInfo
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
-from services._runtime.app import Runtime, UnusableSettingsError
-from services._runtime.bus import BusError, NotPermittedError, Subscription
+from services._runtime.bus.api import BusError, NotPermittedError, Subscription
+from services._runtime.bus.name_registration import Holder, NameTakenError, Registration, tell_not_permitted
 from services._runtime.frr import Frr
-from services._runtime.logging import LogLimiter, log_once
-from services._runtime.registration import Holder, NameTakenError, Registration, tell_not_permitted
-from services._runtime.settings import CommonSettings
+from services._runtime.service.app import Runtime, UnusableSettingsError
+from services._runtime.service.settings import CommonSettings
+from services._runtime.telemetry.logging import LogLimiter, log_once
 from services.reconciler.adapters.namespace_lock import NamespaceLock, lock_path
 from services.reconciler.adapters.network import KernelNetwork
 from services.reconciler.adapters.rights import why_not_allowed

@@ -23,7 +23,7 @@ import numpy as np
 
 from schemas.jobs import Configuration, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, PredictRequest
-from services._runtime.job_files import JobFile, JobFileError, read_job_file
+from services._runtime.record_files import JobFile, JobFileError, read_job_file
 from services.advisor.core.answers import FITS, Advice, predict
 from services.advisor.core.catalogue import listing
 from services.advisor.model_file import unpack

@@ -20,10 +20,10 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.streams import APPS
 from schemas.subjects import CFS
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from tests.bench.machine import (
     descendants,
     process_cpu_ns,

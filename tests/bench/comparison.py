@@ -14,9 +14,9 @@ from docker.errors import DockerException
 
 from schemas.cfs import CfsBatch
 from schemas.subjects import CFS
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services._runtime.cgroupfs import detect
 from services.agent.adapters.cgroups import open_host
 from services.agent.ports import ContainerHandle, WriteOutcome

@@ -26,9 +26,9 @@ import numpy as np
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.subjects import CFS
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.allocator.core.allocation import Allocation
 from services.allocator.core.standing import Moment
 from tests.bench.cluster import open_cluster

@@ -17,7 +17,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.oom import OomEvent, OomKind
 from schemas.subjects import CFS, OOM_EVENTS
-from services._runtime.bus import Delivery
+from services._runtime.bus.api import Delivery
 from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
 from tests.bench.cluster import Cluster, Process
 from tests.support.cgroup_lab import wait_until

@@ -22,9 +22,10 @@ from typing import Any, ClassVar
 
 from nats.aio.client import Client
 
-from services._runtime import otel, tracing
-from services._runtime.app import main
-from services._runtime.otel_spans import OtelSpan, OtelTracing
+from services._runtime.service.app import main
+from services._runtime.telemetry import otel_export as otel
+from services._runtime.telemetry import tracing
+from services._runtime.telemetry.otel_spans import OtelSpan, OtelTracing
 from tests.bench.trace import leave_trace
 
 _SERVICES = {"agent": "Agent", "allocator": "Allocator"}

@@ -23,9 +23,9 @@ from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.subjects import CFS, LIMIT_UPDATES
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from tests.bench.trace import leave_trace
 
 PERIOD_S = PERIOD_US / 1e6

@@ -23,7 +23,7 @@ from typing import Any
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.subjects import CFS
-from services._runtime.bus import Delivery
+from services._runtime.bus.api import Delivery
 from tests.bench.cluster import Cluster, Process, open_cluster
 from tests.bench.containers import MANAGED_ROOT, Containers
 from tests.bench.loop import why_not

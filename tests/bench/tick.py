@@ -26,8 +26,8 @@ import structlog
 
 from schemas.apps import AppSpec
 from schemas.streams import APPS
-from services._runtime.app import run_in_process
 from services._runtime.load_profile import demo_scenario
+from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator

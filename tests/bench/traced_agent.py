@@ -14,7 +14,7 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitUpdate, RowStatus
-from services._runtime.app import main
+from services._runtime.service.app import main
 from services.agent.node import Node
 from services.agent.service import Agent
 from tests.bench.trace import leave_trace

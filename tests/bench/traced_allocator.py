@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitUpdate
-from services._runtime.app import main
+from services._runtime.service.app import main
 from services.allocator.service import Allocator
 from tests.bench.trace import leave_trace
 

@@ -17,8 +17,8 @@ from docker.models.containers import Container
 
 from schemas.containers import ContainerChange
 from schemas.subjects import LIMIT_DECISIONS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from tests.support import compose_lab
 from tests.support.compose_lab import LOADS, ComposeProject, SumWatch
 from tests.support.compose_load import Cloud, Load, bridge_address, cloud_for_containers

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.streams import ROUTE_STREAM
 from schemas.subjects import ROUTE_EVENTS
-from services._runtime.bus import Bus, BusError, BusUnavailableError, Delivery, Replay
+from services._runtime.bus.api import Bus, BusError, BusUnavailableError, Delivery, Replay
 from tests.support.bus_lab import CONTAINER_STREAM, BusLab, container_event, event_subject, number_of
 from tests.support.deadline import until
 

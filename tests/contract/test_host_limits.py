@@ -13,8 +13,8 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from schemas.permissions import Role
 from schemas.streams import NODES, OOM_STREAM, STREAMS, StreamSpec
 from schemas.subjects import OOM_EVENTS, token
-from services._runtime.bus_nats import NatsBus
-from services._runtime.nats_history import read_stored
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
 from tests.support.bus_lab import node_info
 from tests.support.oom_events import oom_event
 from tests.support.permission_trials import MINE, OTHERS, Trial

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from schemas.streams import APPS, NODES
-from services._runtime.bus import Bus, BusError, Entry, RevisionConflictError
+from services._runtime.bus.api import Bus, BusError, Entry, RevisionConflictError
 from tests.support.bus_lab import SHORT_LIVED, BusLab, node_info, number_of
 from tests.support.deadline import until
 

@@ -15,11 +15,11 @@ from schemas.apps import AppSpec
 from schemas.message import Message
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, StreamSpec
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_UPDATES
-from services._runtime.bus import BusError, BusUnavailableError, Delivery, Entry, RequestTimeoutError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.api import BusError, BusUnavailableError, Delivery, Entry, RequestTimeoutError
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services._runtime.cancelling import cancel_all
-from services._runtime.nats_server import EmbeddedNats
 from tests.support.bus_lab import container_event, event_subject, node_info, number_of
 from tests.support.deadline import until
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from schemas.streams import APPS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats, NatsServerError, PortTakenError
+from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError, PortTakenError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from tests.support.bus_lab import node_info, number_of
 from tests.support.deadline import until
 
@@ -42,7 +42,7 @@ async def test_server_dies_with_its_parent() -> None:
     """Also where the parent is killed: nothing is left behind that holds the port."""
     program = (
         "import asyncio, sys\n"
-        "from services._runtime.nats_server import EmbeddedNats\n"
+        "from services._runtime.bus.embedded_server import EmbeddedNats\n"
         "async def main():\n"
         "    server = await EmbeddedNats().start()\n"
         "    print(server.pid, server.log_path.parent, flush=True)\n"

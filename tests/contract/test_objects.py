@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from schemas.streams import MODELS, ObjectStoreSpec
-from services._runtime.bus import BusError, BusUnavailableError, CorruptObjectError, ObjectStoreFullError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_objects import NatsObjects
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import BusError, BusUnavailableError, CorruptObjectError, ObjectStoreFullError
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_objects import NatsObjects
+from services._runtime.bus.options import BusOptions
 from tests.support.bus_lab import BusLab, Damage, NatsLab
 from tests.support.deadline import until
 
@@ -169,7 +169,7 @@ async def test_a_full_store_refuses(nats_server: EmbeddedNats) -> None:
 
 async def test_what_a_killed_put_left_is_swept_up(nats_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces without a description, once they are old; a put that goes on at the same time keeps its own."""
-    monkeypatch.setattr("services._runtime.nats_objects._ABANDONED_S", -1.0)
+    monkeypatch.setattr("services._runtime.bus.nats_objects._ABANDONED_S", -1.0)
     lab = NatsLab(nats_server)
     store = (await lab.bus()).objects(MODELS)
     raw = (await lab.raw()).jetstream()

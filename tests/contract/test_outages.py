@@ -12,7 +12,7 @@ from schemas.queries import StateReply, StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_UPDATES
-from services._runtime.bus import Bus, BusUnavailableError, Delivery
+from services._runtime.bus.api import Bus, BusUnavailableError, Delivery
 from tests.support.bus_lab import CONTAINER_STREAM, BusLab, container_event, event_subject, node_info, number_of
 from tests.support.deadline import until
 

@@ -18,10 +18,10 @@ from schemas.oom import MemoryReply, MemoryRequest
 from schemas.permissions import Role, allowed, grants
 from schemas.streams import APPS, LEASES, NODES, OOM_STREAM
 from schemas.subjects import LIMIT_UPDATES, MEMORY_REQUESTS, OOM_EVENTS, REPLICA_STATE, token
-from services._runtime.bus import BusError, BusUnavailableError, Delivery, NotPermittedError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.nats_history import read_stored
-from services._runtime.nats_tap import tap
+from services._runtime.bus.api import BusError, BusUnavailableError, Delivery, NotPermittedError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.nats_tap import tap
 from services.cli.main import app
 from tests.support.bus_lab import node_info
 from tests.support.deadline import until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.subjects import CFS, LIMIT_DECISIONS, LIMIT_UPDATES, wildcard
-from services._runtime.bus import BusError, Delivery
+from services._runtime.bus.api import BusError, Delivery
 from tests.support.bus_lab import BusLab, node_info, number_of
 from tests.support.deadline import until
 

@@ -39,8 +39,8 @@ from schemas.subjects import (
     RECONCILER_STATE,
     wildcard,
 )
-from services._runtime.app import run_in_process
-from services._runtime.bus import Bus
+from services._runtime.bus.api import Bus
+from services._runtime.service.app import run_in_process
 from services.advisor.ports import Lesson
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services._runtime.bus import Bus, Delivery, Replay
+from services._runtime.bus.api import Bus, Delivery, Replay
 from tests.support.bus_lab import CONTAINER_STREAM, BusLab, container_event, event_subject, number_of
 from tests.support.deadline import until
 

@@ -12,9 +12,9 @@ from schemas.codec import encode
 from schemas.queries import StateReply, StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 
 _TOKEN_CHARACTERS = 22
 """Of base64url: 128 bits."""

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from schemas.permissions import Role
 from schemas.streams import LEASES
-from services._runtime.bus import BusSettingsError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats, find_binary
+from services._runtime.bus.api import BusSettingsError
+from services._runtime.bus.embedded_server import EmbeddedNats, find_binary
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.main import app
 from services.cli.supervisor import free_port
 from tests.support.authority import make_ca, make_expired

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.permissions import Role
-from services._runtime.bus import BusError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import BusError
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.main import app
 from tests.support.authority import make_ca
 from tests.support.cluster_lab import ServiceProcess

@@ -7,8 +7,8 @@ from schemas.queries import StateReply, StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import CONTAINER_STREAM
 from schemas.subjects import LIMIT_UPDATES
-from services._runtime.bus import Delivery
-from services._runtime.tracing import span, trace_headers, trace_ids
+from services._runtime.bus.api import Delivery
+from services._runtime.telemetry.tracing import span, trace_headers, trace_ids
 from tests.support.bus_lab import BusLab, container_event, event_subject, node_info
 from tests.support.deadline import until
 from tests.support.recorded_spans import recorded_spans

@@ -30,10 +30,10 @@ from schemas.registry import ADVISOR_EXPLAIN, ADVISOR_PREDICT, ADVISOR_RANK, ADV
 from schemas.runs import RunEnd, RunProfile
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
-from services._runtime.bus import BusError, Delivery, RequestRefusedError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import BusError, Delivery, RequestRefusedError
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from tests.support.deadline import until
 from tests.support.training_jobs import configuration, features, profile, records
 

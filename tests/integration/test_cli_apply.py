@@ -13,7 +13,7 @@ import docker
 import pytest
 from typer.testing import CliRunner, Result
 
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
 from services.cli.host_image import ensure_host_image, host_mounts
 from services.cli.main import app as main
 

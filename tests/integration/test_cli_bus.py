@@ -22,11 +22,11 @@ from schemas.queries import AppState, ContainerState, ExplainReply, Explanation,
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES, OOM_STREAM
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
-from services._runtime.bus import Delivery, RequestRefusedError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_history import read_stored
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import Delivery, RequestRefusedError
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.options import BusOptions
 from services.cli.feed import follow
 from services.cli.live_state import LiveState
 from services.cli.main import app

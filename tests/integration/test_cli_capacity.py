@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.streams import APPS, NODES
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.main import app as main
 
 GIB = 1 << 30

@@ -20,10 +20,10 @@ import pytest
 from schemas.jobs import CostKind, JobRecord
 from schemas.streams import JOB_STREAM
 from schemas.subjects import JOB_RECORDS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_history import read_stored
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.options import BusOptions
 from services.cli.supervisor import free_port
 from services.collector.clouds import open_clouds
 from services.collector.journal import read_journal

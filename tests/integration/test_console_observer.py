@@ -21,8 +21,8 @@ from schemas.queries import StateReply
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS
 from schemas.subjects import CFS, OOM_EVENTS, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
 from services.cli.console.hub import Hub, Page, note
 from services.cli.console.source import follow_bus
 from tests.support.deadline import until

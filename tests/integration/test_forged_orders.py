@@ -15,9 +15,9 @@ from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from schemas.permissions import Role
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_UPDATES
-from services._runtime.app import run_in_process
-from services._runtime.bus import NotPermittedError
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.api import NotPermittedError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.service.app import run_in_process
 from services.agent.core.memory_growth import MIB
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings

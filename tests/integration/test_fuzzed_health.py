@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
 from tests.support.cluster_lab import ServiceProcess
 
 PATHS = (

@@ -12,11 +12,11 @@ import pytest
 from schemas.runs import RunProfile, RunSample
 from schemas.streams import RUN_STREAM
 from schemas.subjects import RUN_PROFILES, RUN_SAMPLES
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_history import read_stored
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.options import BusOptions
 from tests.support.deadline import until
 from tests.support.local_runs import ROOT, SLEEP, arguments
 

@@ -12,7 +12,7 @@ import pytest
 from schemas.containers import NodeInfo
 from schemas.permissions import Role
 from schemas.streams import NODES
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.nats import NatsBus
 from tests.support.cluster_lab import ServiceProcess, poll
 from tests.support.secured_nats import SecuredNats
 

@@ -19,9 +19,9 @@ import pytest_asyncio
 from schemas.apps import AppSpec
 from schemas.streams import APPS
 from schemas.telemetry import METRICS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.supervisor import free_port
 from tests.support.prometheus_lab import FOLDER, Prometheus, promtool
 

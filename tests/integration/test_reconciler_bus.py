@@ -11,8 +11,8 @@ import pytest
 from schemas.network import NetworkStateReply, NetworkStateRequest, TcEvent
 from schemas.streams import TC_STREAM
 from schemas.subjects import RECONCILER_STATE, TC_EVENTS
-from services._runtime.nats_history import read_stored
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats_history import read_stored
 from services.reconciler.service import Reconciler
 from tests.support.bus_lab import NatsLab
 from tests.support.deadline import until

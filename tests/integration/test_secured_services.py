@@ -19,8 +19,8 @@ from schemas.predictions import RankReply, RankRequest
 from schemas.registry import ADVISOR_RANK
 from schemas.streams import JOB_STREAM, MODELS, TC_STREAM
 from schemas.subjects import JOB_RECORDS, LIMIT_DECISIONS, RECONCILER_STATE, TC_EVENTS
-from services._runtime.bus import BusError
-from services._runtime.nats_history import read_stored
+from services._runtime.bus.api import BusError
+from services._runtime.bus.nats_history import read_stored
 from services.cli.main import app
 from services.collector.journal import Journal
 from services.collector.publishing import Publisher

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from schemas.subjects import LIMIT_UPDATES
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.supervisor import free_port
 from tests.support.bus_lab import node_info
 from tests.support.deadline import until

@@ -15,12 +15,12 @@ import pytest_asyncio
 from schemas.predictions import RankRequest
 from schemas.registry import ADVISOR_RANK
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
-from services._runtime.bus import BusError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.exporting import exporting_spans
-from services._runtime.nats_server import EmbeddedNats
-from services._runtime.otel_settings import Origin, read_otel_settings
+from services._runtime.bus.api import BusError
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
+from services._runtime.telemetry.otel_lifetime import exporting_spans
+from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
 from services.collector.clouds import open_clouds
 from tests.support.bus_lab import NatsLab
 from tests.support.deadline import until

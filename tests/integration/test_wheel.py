@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("services", "schemas")

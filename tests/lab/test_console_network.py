@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
 from services.cli.lab.faults import Fault
 from services.cli.lab.lab import Lab
 from tests.support.chromium import browser, find_chromium

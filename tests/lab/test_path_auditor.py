@@ -12,8 +12,8 @@ import pytest
 
 from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
-from services._runtime.app import run_in_process
-from services._runtime.bus import Delivery
+from services._runtime.bus.api import Delivery
+from services._runtime.service.app import run_in_process
 from services.cli.lab.faults import Fault
 from services.cli.lab.lab import Lab
 from services.reconciler.service import Reconciler

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from schemas.apps import AppSpec
 from schemas.oom import OomKind
-from services._runtime.bus import BusError
+from services._runtime.bus.api import BusError
 from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
 from tests.bench.machine import this_machine
 from tests.soak.faults import Faults

@@ -20,9 +20,9 @@ from schemas.message import ColumnarMessage, Message
 from schemas.permissions import INBOX
 from schemas.streams import LEASES, NODES
 from schemas.subjects import CFS, LIMIT_UPDATES, untoken
-from services._runtime.bus import Bus
-from services._runtime.bus_nats import NatsBus
-from services._runtime.nats_tap import tap
+from services._runtime.bus.api import Bus
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_tap import tap
 from tests.support.invariant_rules import container_of
 from tests.support.limit_observer import Sample
 

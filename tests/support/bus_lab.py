@@ -14,10 +14,10 @@ from nats.aio.client import Client
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, NodeInfo
 from schemas.streams import BUCKETS, CONTAINER_STREAM, BucketSpec, ObjectStoreSpec
 from schemas.subjects import CONTAINER_EVENTS, Subject
-from services._runtime.bus import Bus
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import Bus
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 

@@ -18,8 +18,8 @@ from schemas.message import Message
 from schemas.predictions import Prediction, RankReply, RankRequest
 from schemas.registry import ADVISOR_RANK
 from schemas.streams import JOB_STREAM, PREDICTION_STREAM, StreamSpec
-from services._runtime.bus import BusError, Delivery
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.api import BusError, Delivery
+from services._runtime.bus.nats import NatsBus
 from services.collector.clouds import open_clouds
 from services.collector.core.grid import JobRequest
 from services.collector.settings import CollectorSettings

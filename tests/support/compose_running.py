@@ -13,8 +13,8 @@ from docker.models.containers import Container
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.limits import LimitDecisions
 from schemas.streams import CONTAINER_STREAM
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
 from tests.support.compose_lab import LOADS, ComposeProject, Limits, SumWatch, limits_of
 from tests.support.deadline import until
 

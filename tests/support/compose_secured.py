@@ -15,9 +15,9 @@ from typing import Final
 
 import pytest
 
-from services._runtime.bus import BusUnavailableError
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.api import BusUnavailableError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from tests.support.compose_lab import COMPOSE, ROOT, ComposeProject
 
 OVERLAYS: Final = ("nats/compose.secure.yaml",)

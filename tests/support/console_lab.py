@@ -19,8 +19,8 @@ from schemas.message import ColumnarMessage, Message
 from schemas.network import NetworkStateReply, PathState, RulesReply, RuleState, TcEvent
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, Prediction
 from schemas.subjects import PREDICTIONS, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 
 CLI = [sys.executable, "-m", "services.cli"]
 WITHIN_MS = 20_000

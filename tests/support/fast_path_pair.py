@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
-from services._runtime.app import run_in_process
-from services._runtime.bus import Delivery
+from services._runtime.bus.api import Delivery
+from services._runtime.service.app import run_in_process
 from services.cli.lab.lab import Lab
 from services.reconciler.fastpath.service import FastPath
 from services.reconciler.fastpath.settings import FastPathSettings

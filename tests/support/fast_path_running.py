@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from schemas.streams import ROUTE_STREAM
-from services._runtime.app import run_in_process
+from services._runtime.service.app import run_in_process
 from services.reconciler.fastpath.service import FastPath
 from services.reconciler.fastpath.settings import FastPathSettings
 from tests.support.bus.bus_memory import MemoryBus

@@ -14,7 +14,7 @@ from schemas.limits import LimitDecisions
 from schemas.oom import OomEvent, OomKind
 from schemas.streams import OOM_STREAM
 from schemas.subjects import CFS, LIMIT_DECISIONS
-from services._runtime.bus import BusError, Delivery
+from services._runtime.bus.api import BusError, Delivery
 from tests.support.cluster_lab import ClusterLab, poll
 from tests.support.invariant_rules import Rules, held_by
 from tests.support.limit_observer import Sample

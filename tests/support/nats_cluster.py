@@ -13,7 +13,7 @@ import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext
 
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
 from services.cli.supervisor import free_port
 
 SIZE = 3

@@ -11,8 +11,8 @@ from schemas.message import Message
 from schemas.network import RouteEvent, TcEvent, TcObject, TcOperationKind
 from schemas.streams import ROUTE_STREAM, TC_STREAM
 from schemas.subjects import SubjectTemplate
-from services._runtime.app import run_in_process
-from services._runtime.bus import Bus, Delivery
+from services._runtime.bus.api import Bus, Delivery
+from services._runtime.service.app import run_in_process
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
 from tests.support.bus.bus_memory import MemoryBus

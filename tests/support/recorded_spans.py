@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
 
-from services._runtime import tracing
-from services._runtime.otel_spans import OtelTracing
+from services._runtime.telemetry import tracing
+from services._runtime.telemetry.otel_spans import OtelTracing
 
 
 class RecordedSpans:

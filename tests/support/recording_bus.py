@@ -11,7 +11,7 @@ from schemas.message import Message
 from schemas.registry import CHANNELS, ENDPOINTS, Endpoint
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus import Entry, FactHandler, Handler, Responder
+from services._runtime.bus.api import Entry, FactHandler, Handler, Responder
 from tests.support.bus.bus_memory import MemoryBus
 
 

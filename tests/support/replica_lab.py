@@ -10,10 +10,10 @@ from random import Random
 from typing import Any
 
 from schemas.leases import Lease
-from services._runtime.app import Runtime
-from services._runtime.bus import BusUnavailableError, Entry, RevisionConflictError
-from services._runtime.logging import get_logger
-from services._runtime.telemetry import Telemetry
+from services._runtime.bus.api import BusUnavailableError, Entry, RevisionConflictError
+from services._runtime.service.app import Runtime
+from services._runtime.telemetry.logging import get_logger
+from services._runtime.telemetry.telemetry import Telemetry
 from services.allocator.replicas import APP, Callbacks, Replicas
 from services.allocator.settings import AllocatorSettings
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from schemas.permissions import NODE_ROLES, Identity, Role, uses
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.nats_command import write
 from services.cli.nats_config import ServerPlan, User
 from services.cli.nats_keys import Keys

@@ -10,9 +10,9 @@ from pydantic import Field, SecretStr
 
 from schemas.message import Message
 from schemas.subjects import CFS, LIMIT_UPDATES
-from services._runtime.app import Runtime, main
-from services._runtime.bus import Delivery
-from services._runtime.settings import CommonSettings
+from services._runtime.bus.api import Delivery
+from services._runtime.service.app import Runtime, main
+from services._runtime.service.settings import CommonSettings
 from tests.support.bus_lab import node_info
 
 

@@ -16,9 +16,9 @@ from schemas.apps import AppSpec
 from schemas.oom import OomEvent
 from schemas.streams import APPS, BUCKETS, OOM_STREAM, STREAMS
 from schemas.subjects import OOM_EVENTS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_history import read_stored
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.options import BusOptions
 from tests.support.cluster_lab import ServiceProcess, poll
 from tests.support.nats_cluster import SIZE, NatsCluster
 from tests.support.oom_events import oom_event

@@ -13,8 +13,8 @@ from docker.models.containers import Container
 from schemas.containers import ContainerChange
 from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.options import BusOptions
 from services.cli.doctor_guard import running_watchdogs
 from tests.support import compose_lab
 from tests.support.compose_lab import LIGHT, LOADS, RUNNING, ComposeProject, Limits, SumWatch, limits_of

@@ -18,7 +18,7 @@ from schemas.limits import LimitDecisions, LimitReply, LimitUpdate
 from schemas.queries import StateReply, StateRequest
 from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, REPLICA_STATE
-from services._runtime.bus import BusError, Delivery
+from services._runtime.bus.api import BusError, Delivery
 from services.allocator.core.ownership import rightful_owner
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
 from tests.support.deadline import until

@@ -9,7 +9,7 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.streams import NODES
-from services._runtime.bus import BusError
+from services._runtime.bus.api import BusError
 from tests.support.cluster_lab import MIB, ServiceProcess, poll
 from tests.support.deadline import until
 

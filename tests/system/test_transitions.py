@@ -12,7 +12,7 @@ from schemas.apps import AppSpec
 from schemas.queries import StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
-from services._runtime.bus import RequestRefusedError
+from services._runtime.bus.api import RequestRefusedError
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, poll
 from tests.support.deadline import until
 

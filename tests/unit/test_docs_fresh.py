@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.generate_docs import DOCS, generated, settings_classes, settings_text
-from services._runtime.settings import CommonSettings
+from services._runtime.service.settings import CommonSettings
 
 GENERATED = generated()
 

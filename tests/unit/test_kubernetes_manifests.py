@@ -23,7 +23,7 @@ import yaml
 
 from schemas.permissions import NODE_ROLES, Role
 from schemas.telemetry import METRICS
-from services._runtime.settings import CommonSettings
+from services._runtime.service.settings import CommonSettings
 from services.advisor.settings import AdvisorSettings
 from services.agent.settings import AgentSettings
 from services.allocator.settings import AllocatorSettings

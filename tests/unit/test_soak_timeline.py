@@ -10,7 +10,7 @@ from schemas.codec import encode
 from schemas.leases import Lease
 from schemas.limits import LimitReply, RowStatus
 from schemas.message import Message
-from services._runtime.nats_kv import escape_key
+from services._runtime.bus.nats_kv import escape_key
 from tests.soak.timeline import AFTER_S, BEFORE_S, Timeline
 from tests.support.cfs_batches import Row, batch
 from tests.support.invariant_rules import Rules

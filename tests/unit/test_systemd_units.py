@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.interpreter import installed_services
+from services._runtime.service.interpreter import installed_services
 
 FOLDER = Path(__file__).parents[2] / "compose" / "systemd"
 UNITS = sorted(FOLDER.glob("*.service"))

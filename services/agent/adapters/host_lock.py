@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from services._runtime.app import UnusableSettingsError
+from services._runtime.service.app import UnusableSettingsError
 from services.agent.adapters.state_files import StateDirectory, as_json, read_holder, take_flock
 
 DOCKER_LOCK: Final = "docker.lock"

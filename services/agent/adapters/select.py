@@ -10,13 +10,13 @@ from typing import Any, Final, Protocol
 from pydantic import ValidationError
 
 from schemas.containers import ContainerSource
-from services._runtime.app import UnusableSettingsError
+from services._runtime.bus.name_registration import Holder
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.clock import Clock
-from services._runtime.install_hint import package_missing
 from services._runtime.kernel_programs import kernel_directory
 from services._runtime.load_profile import Scenario
-from services._runtime.registration import Holder
+from services._runtime.service.app import UnusableSettingsError
+from services._runtime.service.install_hint import package_missing
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
 from services.agent.adapters.managed import ManagedDiscovery
@@ -59,7 +59,7 @@ class Ground:
     watchdog: Watchdog
     """Not started yet."""
     holder: str
-    """Token that an agent before us had, if it is dead: see `services._runtime.registration.Holder`."""
+    """Token that an agent before us had, if it is dead: see `services._runtime.bus.name_registration.Holder`."""
     closers: tuple[Callable[[], None], ...] = ()
     source_timeouts_s: Mapping[ContainerSource, float] = field(default_factory=dict)
     """For every source of `discoveries`: how long after the start its silence leaves the inventory incomplete."""

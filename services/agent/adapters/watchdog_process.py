@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.logging import get_logger
+from services._runtime.telemetry.logging import get_logger
 from services.agent.adapters.root_groups import move_to_root_groups
 from services.agent.adapters.state_files import StateDirectory, read_report_lines, take_report_lines
 from services.agent.ports import WatchdogReport

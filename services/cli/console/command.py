@@ -16,7 +16,7 @@ from services.cli.failure import CommandError, UnavailableError
 from services.cli.output import print_json, print_line, print_note
 
 if TYPE_CHECKING:
-    from services._runtime.bus_options import BusOptions
+    from services._runtime.bus.options import BusOptions
     from services.cli.console.web import WebServer
 
 PORT: Final = 8710

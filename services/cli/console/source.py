@@ -33,11 +33,11 @@ from schemas.subjects import (
     TC_EVENTS,
     SubjectError,
 )
-from services._runtime.bus import BusError, Delivery, Entry
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.api import BusError, Delivery, Entry
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.nats_tap import tap
 from services._runtime.clock import SystemClock
-from services._runtime.nats_history import read_stored
-from services._runtime.nats_tap import tap
 from services.cli.allocators import allocator_state
 from services.cli.console.hub import Hub, note
 from services.cli.failure import CommandError

@@ -25,8 +25,8 @@ from typing import Final, NamedTuple, Self
 
 from schemas.apps import MIN_QUOTA_US, NAME_PATTERN, PERIOD_US
 from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect, write_file
-from services._runtime.interpreter import isolated_command
 from services._runtime.netns import enter
+from services._runtime.service.interpreter import isolated_command
 from services.collector.adapters.cell_network import (
     NetworkNamespace,
     NetworkUnavailableError,

@@ -59,7 +59,7 @@ def load(name: str) -> Any:
     place, separator, attribute = name.rpartition(":")
     if not separator or not place or not attribute:
         raise UserCodeError(f"{name!r} is not module:function, such as train:build_model")
-    # We were started without both (`services._runtime.interpreter`): they are for the user's modules
+    # We were started without both (`services._runtime.service.interpreter`): they are for the user's modules
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:0] = [path for path in (str(Path.cwd()), *named) if path not in sys.path]
     try:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from schemas.jobs import TaskFeatures
-from services._runtime.interpreter import isolated_command
+from services._runtime.service.interpreter import isolated_command
 from services.collector.emulated.orders import Order, Outcome
 from services.collector.tool import ToolError, UnavailableError, say
 

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.app import UnusableSettingsError
 from services._runtime.netns import netns_path
+from services._runtime.service.app import UnusableSettingsError
 
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.02

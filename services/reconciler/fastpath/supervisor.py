@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.app import UnusableSettingsError
+from services._runtime.service.app import UnusableSettingsError
 from services.reconciler.adapters.namespace_lock import lock_path
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.control import LONGEST, Order

@@ -18,9 +18,9 @@ from schemas.cfs import CfsBatch, SampleFlag
 from schemas.containers import ContainerEvent
 from schemas.oom import OomEvent, OomKind
 from schemas.subjects import CFS, CONTAINER_EVENTS, OOM_EVENTS
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.nats_subscriptions import NatsSubscription
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_consumers import NatsSubscription
 from tests.bench.escra.profile import ContainerProfile, Profile
 
 Ints: TypeAlias = NDArray[np.int64]

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from services._runtime.app import Runtime, main
+from services._runtime.service.app import Runtime, main
 from services.allocator import service
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings

@@ -21,7 +21,7 @@ import pytest
 
 from schemas.apps import AppSpec
 from schemas.streams import APPS
-from services._runtime.bus_options import BusOptions
+from services._runtime.bus.options import BusOptions
 from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory
 from services._runtime.kernel_programs import BUILT_HERE
 from services.cli.connection import connected

@@ -21,11 +21,11 @@ import pytest
 from schemas.network import NetworkStateReply, NetworkStateRequest, TcEvent, TcObject, TcOperationKind
 from schemas.streams import TC_STREAM
 from schemas.subjects import RECONCILER_STATE, TC_EVENTS
-from services._runtime.bus import Delivery
-from services._runtime.bus_nats import NatsBus
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_history import read_stored
-from services._runtime.nats_server import EmbeddedNats
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.embedded_server import EmbeddedNats
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.bus.options import BusOptions
 from services.reconciler.adapters.kernel import Kernel
 from services.reconciler.core.state import Filter
 

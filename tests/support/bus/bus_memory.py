@@ -11,7 +11,7 @@ from schemas.message import Message
 from schemas.registry import Endpoint
 from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS, BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus import (
+from services._runtime.bus.api import (
     BusError,
     BusUnavailableError,
     FactHandler,
@@ -21,9 +21,9 @@ from services._runtime.bus import (
     RequestTimeoutError,
     Responder,
 )
-from services._runtime.dispatch import Dispatch
-from services._runtime.facts import Fact, FactOutbox
-from services._runtime.tracing import inject, message_span, trace_headers
+from services._runtime.bus.dispatch import Dispatch
+from services._runtime.bus.outbox import Fact, FactOutbox
+from services._runtime.telemetry.tracing import inject, message_span, trace_headers
 from tests.support.bus.memory_broker import MemoryBroker, MemoryStream, MemorySubscription
 from tests.support.bus.memory_kv import MemoryKeyValue, first_of
 from tests.support.bus.memory_objects import MemoryObjects
@@ -110,7 +110,7 @@ class _Consumer:
 
 
 class MemoryBus:
-    """`services._runtime.bus.Bus` on a `MemoryBroker`. `disconnect` and `reconnect` provoke faults."""
+    """`services._runtime.bus.api.Bus` on a `MemoryBroker`. `disconnect` and `reconnect` provoke faults."""
 
     def __init__(
         self,

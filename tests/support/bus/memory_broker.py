@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus import Incoming, RevisionConflictError
+from services._runtime.bus.api import Incoming, RevisionConflictError
 from services._runtime.clock import Clock, SystemClock
-from services._runtime.tracing import untraced
+from services._runtime.telemetry.tracing import untraced
 from tests.support.bus.memory_objects import MemoryObjectStore
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from schemas.message import Message
-from services._runtime.bus import BusError, Entry
+from services._runtime.bus.api import BusError, Entry
 from tests.support.bus.memory_broker import MemoryBucket
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class MemoryKeyValue:
         }
 
     def watch(self, on_entry: Callable[[str, Entry | None], None]) -> AbstractAsyncContextManager[None]:
-        """See `services._runtime.bus.KeyValue.watch`."""
+        """See `services._runtime.bus.api.KeyValue.watch`."""
         return self._watch(on_entry)
 
     @asynccontextmanager

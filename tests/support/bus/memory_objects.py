@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from schemas.streams import ObjectStoreSpec
-from services._runtime.bus import BusError, CorruptObjectError, ObjectInfo, ObjectStoreFullError, StoredObject
+from services._runtime.bus.api import BusError, CorruptObjectError, ObjectInfo, ObjectStoreFullError, StoredObject
 
 if TYPE_CHECKING:
     from tests.support.bus.bus_memory import MemoryBus

@@ -16,8 +16,8 @@ import pytest
 
 from schemas.predictions import Objective
 from schemas.streams import MODELS
-from services._runtime.bus import BusError
-from services._runtime.logging import get_logger
+from services._runtime.bus.api import BusError
+from services._runtime.telemetry.logging import get_logger
 from services.advisor.core.algorithms import ALGORITHMS
 from services.advisor.core.plain import Plain
 from services.advisor.core.thesis.model import ThesisRegressor

@@ -20,9 +20,9 @@ from schemas.registry import ADVISOR_PREDICT, ADVISOR_RANK, ADVISOR_TRAIN, Endpo
 from schemas.runs import SERIES, RunEnd, RunProfile
 from schemas.streams import MODELS, PREDICTION_STREAM
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES
-from services._runtime.app import UnusableSettingsError, run_in_process
-from services._runtime.bus import Delivery, RequestRefusedError
-from services._runtime.job_files import write_job_file
+from services._runtime.bus.api import Delivery, RequestRefusedError
+from services._runtime.record_files import write_job_file
+from services._runtime.service.app import UnusableSettingsError, run_in_process
 from services.advisor.ports import Lesson, TrainingFailedError
 from services.advisor.records import Records
 from services.advisor.service import Advisor

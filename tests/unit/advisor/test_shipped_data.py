@@ -10,7 +10,7 @@ import pytest
 
 from schemas.jobs import JobState
 from schemas.runs import RunEnd
-from services._runtime.job_files import JobFile, read_job_file
+from services._runtime.record_files import JobFile, read_job_file
 from services.advisor.core.anchor import anchor_of
 from services.cli.advise_example import shipped_file
 from services.collector.core.cutting import cuts_of

@@ -10,8 +10,8 @@ from schemas.limits import LimitUpdate
 from schemas.oom import MemoryReply, OomCause, OomKind
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
-from services._runtime.app import UnusableSettingsError, run_in_process
-from services._runtime.bus import NotPermittedError
+from services._runtime.bus.api import NotPermittedError
+from services._runtime.service.app import UnusableSettingsError, run_in_process
 from services.agent.core.memory_growth import MIB
 from services.agent.ports import QuotaWriter, WatchdogReport
 from services.agent.service import Agent

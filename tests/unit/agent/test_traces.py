@@ -7,8 +7,8 @@ from pathlib import Path
 
 from schemas.apps import AppSpec
 from schemas.streams import APPS
-from services._runtime.app import run_in_process
-from services._runtime.tracing import Span, span, trace_ids
+from services._runtime.service.app import run_in_process
+from services._runtime.telemetry.tracing import Span, span, trace_ids
 from services.agent.episodes import LONGEST_NS, QUIET_NS, Episodes
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings

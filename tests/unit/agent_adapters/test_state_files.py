@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.app import UnusableSettingsError
+from services._runtime.service.app import UnusableSettingsError
 from services.agent.adapters.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.adapters.reserves import FileReserveBook, MemoryReserveBook
 from services.agent.adapters.state_files import (

@@ -17,9 +17,9 @@ from schemas.queries import ExplainRequest, StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
-from services._runtime.app import run_in_process
-from services._runtime.bus import BusError, RequestRefusedError
+from services._runtime.bus.api import BusError, RequestRefusedError
 from services._runtime.load_profile import demo_scenario
+from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.core.allocation import Outcome

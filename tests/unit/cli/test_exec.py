@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._runtime.bus import CredentialsRefusedError
-from services._runtime.bus_nats import NatsBus
+from services._runtime.bus.api import CredentialsRefusedError
+from services._runtime.bus.nats import NatsBus
 from services._runtime.cgroupfs import CgroupLayout, ControllerMount
 from services.cli.announced import note_if_unmanaged, unmanaged_sentence
 from services.cli.connection import find_server

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from services._runtime.interpreter import installed_services
+from services._runtime.service.interpreter import installed_services
 from services.cli import collector_commands
 from services.cli.command_table import COMMANDS
 from services.cli.lazy import LazyCommand, LazyGroup

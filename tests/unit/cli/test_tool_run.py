@@ -100,7 +100,7 @@ WITHOUT = """
 import runpy, sys
 sys.modules[{missing!r}] = None
 sys.argv = ["tool_start", "services.{module}", *{arguments!r}]
-runpy.run_module("services._runtime.tool_start", run_name="__main__")
+runpy.run_module("services._runtime.tools.start", run_name="__main__")
 """
 
 

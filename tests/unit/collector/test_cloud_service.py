@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from schemas.streams import JOB_STREAM
-from services._runtime.app import UnusableSettingsError, run_in_process
-from services._runtime.settings import SettingsError
+from services._runtime.service.app import UnusableSettingsError, run_in_process
+from services._runtime.service.settings import SettingsError
 from services.collector.clouds import open_clouds
 from services.collector.journal import Journal, read_journal
 from services.collector.service import Collector

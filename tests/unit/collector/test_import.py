@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from schemas.jobs import CostKind, JobRecord, JobState
-from services._runtime.job_files import read_job_file
+from services._runtime.record_files import read_job_file
 from services.collector import import_jobs
 from services.collector.importing import Imported, MappingError, TableError, import_table, read_mapping
 from services.collector.journal import Journal, read_journal

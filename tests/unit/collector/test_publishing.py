@@ -9,7 +9,7 @@ import pytest
 
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
-from services._runtime.bus import BusUnavailableError
+from services._runtime.bus.api import BusUnavailableError
 from services._runtime.clock import ManualClock
 from services.collector.journal import Journal, read_journal
 from services.collector.publishing import Publisher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.subjects import CFS, LIMIT_UPDATES
-from services._runtime.app import run, run_in_process
+from services._runtime.service.app import run, run_in_process
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.bus_lab import node_info, number_of

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from services._runtime.clock import ManualClock, SystemClock
-from services._runtime.logging import LogLimiter, get_logger, log_once, setup_logging
+from services._runtime.telemetry.logging import LogLimiter, get_logger, log_once, setup_logging
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.bus_options import DEFAULT_URL, without_credentials
-from services._runtime.contexts import ContextError, context_names, resolve, selected_context
+from services._runtime.bus.nats_contexts import ContextError, context_names, resolve, selected_context
+from services._runtime.bus.options import DEFAULT_URL, without_credentials
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from services._runtime.bus import BusUnavailableError
-from services._runtime.dispatch import Dispatch
-from services._runtime.facts import Fact, FactOutbox
+from services._runtime.bus.api import BusUnavailableError
+from services._runtime.bus.dispatch import Dispatch
+from services._runtime.bus.outbox import Fact, FactOutbox
 from tests.support.deadline import until
 
 

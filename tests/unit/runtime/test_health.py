@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services._runtime.health import Health, HealthServer
-from services._runtime.probe import probe
-from services._runtime.telemetry import Telemetry
+from services._runtime.service.health import Health, HealthServer
+from services._runtime.service.probe import probe
+from services._runtime.telemetry.telemetry import Telemetry
 
 
 @asynccontextmanager

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.install_hint import install_extra, package_missing
-from services._runtime.interpreter import installed_services, isolated_command
+from services._runtime.service.install_hint import install_extra, package_missing
+from services._runtime.service.interpreter import installed_services, isolated_command
 from services.cli.supervisor import free_port
 from tests.support.deadline import until
 
 ROOT = Path(__file__).parents[3]
-ENTRY = [sys.executable, "-P", "-c", "from services._runtime.entry import main; main()"]
+ENTRY = [sys.executable, "-P", "-c", "from services._runtime.service.entry import main; main()"]
 """As the installed script, where its own directory is not searched."""
 
 
@@ -124,7 +124,7 @@ def test_an_unknown_service_is_a_usage_error() -> None:
 WITHOUT_TYPER = """
 import sys
 sys.modules["typer"] = None
-from services._runtime.entry import main
+from services._runtime.service.entry import main
 main()
 """
 """A host or an image with services only."""

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Srv
 
-from services._runtime import nats_tls
-from services._runtime.bus import BusSettingsError
-from services._runtime.bus_options import BusOptions
-from services._runtime.nats_tls import SecuredClient, check_urls, requires_tls
+from services._runtime.bus import nats_tls
+from services._runtime.bus.api import BusSettingsError
+from services._runtime.bus.nats_tls import SecuredClient, check_urls, requires_tls
+from services._runtime.bus.options import BusOptions
 
 KEYS = ("tls_required", "tls_verify", "tls_available", "auth_required", "nonce", "connect_urls", "version", "headers")
 VALUES = st.one_of(st.booleans(), st.none(), st.integers(0, 9), st.text(max_size=5), st.just(["evil.example:4222"]))

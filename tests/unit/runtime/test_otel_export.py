@@ -11,13 +11,13 @@ from io import StringIO
 import pytest
 
 from schemas.telemetry import ATTRIBUTES, METRICS, MetricSpec
-from services._runtime.exporting import exporting, exporting_spans
-from services._runtime.health import Health
-from services._runtime.logging import get_logger, setup_logging
-from services._runtime.otel import Export
-from services._runtime.otel_settings import Origin, OtelSettings, read_otel_settings
-from services._runtime.telemetry import Sample, Telemetry
-from services._runtime.tracing import Begin, leave_out, message_span, span
+from services._runtime.service.health import Health
+from services._runtime.telemetry.logging import get_logger, setup_logging
+from services._runtime.telemetry.otel_export import Export
+from services._runtime.telemetry.otel_lifetime import exporting, exporting_spans
+from services._runtime.telemetry.otel_settings import Origin, OtelSettings, read_otel_settings
+from services._runtime.telemetry.telemetry import Sample, Telemetry
+from services._runtime.telemetry.tracing import Begin, leave_out, message_span, span
 from tests.support.deadline import until
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver, wait_for
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services._runtime import otel_settings
-from services._runtime.otel_settings import OtelSettings, SignalSettings, read_otel_settings
-from services._runtime.settings import SettingsError
+from services._runtime.service.settings import SettingsError
+from services._runtime.telemetry import otel_settings
+from services._runtime.telemetry.otel_settings import OtelSettings, SignalSettings, read_otel_settings
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 HTTP, NONE = SignalSettings("otlp", "http/protobuf"), SignalSettings("none", "http/protobuf")

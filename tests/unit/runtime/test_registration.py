@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from schemas.apps import AppSpec
 from schemas.network import ReconcilerInfo
 from schemas.streams import NODES, RECONCILERS
-from services._runtime.bus import BusError, BusUnavailableError
+from services._runtime.bus.api import BusError, BusUnavailableError
+from services._runtime.bus.name_registration import Holder, NameTakenError, Registration
 from services._runtime.clock import ManualClock
-from services._runtime.registration import Holder, NameTakenError, Registration
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 
@@ -241,7 +241,7 @@ def test_the_token_is_kept_for_the_next_one_and_for_nobody_beside_us(tmp_path: P
 
 def test_the_token_survives_a_kill(tmp_path: Path) -> None:
     source = (
-        "import os, sys; from pathlib import Path; from services._runtime.registration import Holder\n"
+        "import os, sys; from pathlib import Path; from services._runtime.bus.name_registration import Holder\n"
         "print(Holder(Path(sys.argv[1]), 'agent', 'n1').token, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from scripts.generate_docs import settings_classes
-from services._runtime.settings import CommonSettings, SettingsError
+from services._runtime.service.settings import CommonSettings, SettingsError
 
 
 class DemoSettings(CommonSettings):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.systemd import READY, STOPPING, Systemd
+from services._runtime.service.systemd import READY, STOPPING, Systemd
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from schemas.telemetry import ATTRIBUTES, EVERY_SPAN, METRICS, SPANS
-from services._runtime.telemetry import Telemetry, UndeclaredTelemetryError, observe_bus
-from services._runtime.tracing import span
+from services._runtime.telemetry.telemetry import Telemetry, UndeclaredTelemetryError, observe_bus
+from services._runtime.telemetry.tracing import span
 
 ROOT = Path(__file__).resolve().parents[3]
 EMITTERS: dict[str, Mapping[str, object]] = {

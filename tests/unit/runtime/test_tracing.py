@@ -13,10 +13,18 @@ from opentelemetry.trace import SpanKind, StatusCode
 from schemas.registry import CHANNELS, ENDPOINTS
 from schemas.streams import CONTAINER_STREAM
 from schemas.subjects import LIMIT_UPDATES
-from services._runtime import tracing
-from services._runtime.bus import RequestRefusedError
-from services._runtime.logging import get_logger, setup_logging
-from services._runtime.tracing import NEW_TRACE, Begin, message_span, span, template_of, trace_headers, trace_ids
+from services._runtime.bus.api import RequestRefusedError
+from services._runtime.telemetry import tracing
+from services._runtime.telemetry.logging import get_logger, setup_logging
+from services._runtime.telemetry.tracing import (
+    NEW_TRACE,
+    Begin,
+    message_span,
+    span,
+    template_of,
+    trace_headers,
+    trace_ids,
+)
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.bus_lab import container_event, event_subject, node_info

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 from schemas.leases import Lease
 from schemas.streams import LEASES
-from services._runtime.bus import Entry
-from services._runtime.dispatch import Dispatch
-from services._runtime.nats_kv import Listing, NatsWatch
+from services._runtime.bus.api import Entry
+from services._runtime.bus.dispatch import Dispatch
+from services._runtime.bus.nats_kv import Listing, NatsWatch
 
 
 def entry(revision: int) -> Entry:

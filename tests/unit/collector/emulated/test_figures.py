@@ -7,7 +7,7 @@ import json
 import pytest
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
-from services._runtime.job_files import read_job_file, write_job_file
+from services._runtime.record_files import read_job_file, write_job_file
 from services.collector import emulate
 from services.collector.emulated.campaign import Campaign, campaign_name
 from services.collector.emulated.figures import markdown, repeat_variations

@@ -13,7 +13,7 @@ import pytest
 from schemas.runs import RunEnd, RunProfile, RunSample
 from schemas.streams import RUN_STREAM
 from schemas.subjects import RUN_SAMPLES
-from services._runtime.bus import Delivery
+from services._runtime.bus.api import Delivery
 from services.collector.journal import Journal
 from services.collector.local_options import LocalRunPlan, parse
 from services.collector.local_recording import LocalRun, describe_exit

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from services._runtime.kernel_support import FEATURES
-from services._runtime.settings import SettingsError
+from services._runtime.service.settings import SettingsError
 from services.reconciler.adapters import network as network_module
 from services.reconciler.adapters.framing import Message
 from services.reconciler.adapters.network import KernelNetwork, cause_of

@@ -23,7 +23,7 @@ from schemas.network import (
 )
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
-from services._runtime.app import UnusableSettingsError
+from services._runtime.service.app import UnusableSettingsError
 from services.reconciler.adapters.namespace_lock import lock_path
 from services.reconciler.audit_mark import RECORD_BYTES, AuditMark, Mark
 from services.reconciler.core.state import Filter

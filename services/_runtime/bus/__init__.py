@@ -1,0 +1,1 @@
+"""The message bus: NATS with JetStream."""

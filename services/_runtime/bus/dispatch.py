@@ -1,0 +1,174 @@
+"""What both buses do with a received message: decode, count, call, answer; nothing that comes in may break them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final
+
+from schemas.codec import CodecError, decode, decode_as, encode, encode_json, is_json
+from schemas.message import Message
+from schemas.queries import QueryError
+from services._runtime.bus.api import (
+    BusError,
+    Delivery,
+    Entry,
+    FactHandler,
+    Handler,
+    Incoming,
+    RequestRefusedError,
+    Responder,
+)
+from services._runtime.telemetry.logging import LogLimiter, get_logger, log_once
+from services._runtime.telemetry.tracing import NEW_TRACE, Begin, message_span
+
+MAX_REQUESTS_IN_FLIGHT: Final = 1_024
+"""Per served subject; more are answered with a QueryError 503."""
+_OUR_FAULT: Final = 500
+
+_COUNTER_NAMES: Final = (
+    "published",
+    "received",
+    "dropped_disconnected",
+    "dropped_slow",
+    "handler_errors",
+    "reconnects",
+    "facts_published",
+    "facts_dropped",
+)
+
+
+class Dispatch:
+    """Counters, and the guarded calls of handlers and responders."""
+
+    def __init__(self) -> None:
+        self.counts: defaultdict[str, int] = defaultdict(int, dict.fromkeys(_COUNTER_NAMES, 0))
+        self.log = get_logger("bus")
+        self.limiter = LogLimiter()
+
+    def encode(self, message: Message) -> bytes:
+        """The message as msgpack.
+
+        Raises:
+            BusError: it exceeds the size limit.
+        """
+        try:
+            return encode(message)
+        except CodecError as error:
+            raise BusError(str(error)) from error
+
+    def decode(self, subject: str, data: bytes) -> Delivery | None:
+        """The message, or None where it was counted and logged as undecodable."""
+        try:
+            return Delivery(subject, decode(data), len(data))
+        except CodecError as error:
+            self.count_undecodable(subject, error)
+            return None
+
+    def decode_entry(self, key: str, data: bytes, revision: int) -> Entry:
+        """A KV entry; undecodable bytes are counted and become None."""
+        delivery = self.decode(f"kv {key}", data)
+        return Entry(key, delivery.message if delivery else None, revision)
+
+    def count_undecodable(self, subject: str, error: CodecError) -> None:
+        """Count by kind, log at most once per kind and second."""
+        self.counts[f"undecodable_{error.kind}"] += 1
+        log_once(self.log.warning, self.limiter, f"undecodable_{error.kind}", subject=subject[:200], error=str(error))
+
+    def deliver(self, handler: Handler, subject: str, data: bytes) -> None:
+        """Decode and hand over; whatever the handler raises is counted and logged."""
+        self.counts["received"] += 1
+        try:
+            message = decode(data)
+        except CodecError as error:
+            self.count_undecodable(subject, error)
+            return
+        try:
+            handler(Delivery(subject, message, len(data)))
+        except Exception as error:  # noqa: BLE001 - a handler's bug must not stop later messages
+            self.count_handler_error(subject, error)
+
+    async def deliver_fact(self, handler: FactHandler, incoming: Incoming) -> bool | None:
+        """Hand over a stored message. True: handled; False: deliver it again; None: undecodable, never again."""
+        self.counts["received"] += 1
+        delivery = self.decode(incoming.subject, incoming.data)
+        if delivery is None:
+            return None
+        if incoming.is_history:
+            return await self._hand_over(handler, delivery) is None
+        with message_span("bus.handle_fact", incoming.subject, Begin(incoming.headers or NEW_TRACE)) as current:
+            error = await self._hand_over(handler, delivery)
+            if error is not None:
+                current.fail(type(error).__name__, str(error))
+        return error is None
+
+    async def _hand_over(self, handler: FactHandler, delivery: Delivery) -> Exception | None:
+        try:
+            await handler(delivery)
+        except Exception as error:  # noqa: BLE001 - see deliver
+            self.count_handler_error(delivery.subject, error)
+            return error
+        return None
+
+    def count_handler_error(self, subject: str, error: BaseException) -> None:
+        """Count, and log with its traceback at most once per exception type and second."""
+        self.counts["handler_errors"] += 1
+        kind = f"handler_error_{type(error).__name__}"
+        held_back = self.limiter.admit(kind)
+        if held_back is not None:
+            self.log.error("handler_error", subject=subject, suppressed=held_back, exc_info=error)
+
+    def call_back(self, callback: Callable[[], None]) -> None:
+        """Call a callback of ours that may be anyone's code."""
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001 - see deliver
+            self.count_handler_error("callback", error)
+
+    async def answer(
+        self, responder: Responder, incoming: Incoming, model: type[Message] | None = None
+    ) -> tuple[bytes, QueryError | None]:
+        """The encoded reply, and the error that it holds, if any. JSON (or nothing) asks for JSON."""
+        self.counts["received"] += 1
+        subject, data = incoming.subject, incoming.data
+        with message_span("bus.respond", subject, Begin(incoming.headers or NEW_TRACE)) as current:
+            reply = await self._reply(responder, subject, data, model)
+            if isinstance(reply, QueryError) and reply.code >= _OUR_FAULT:
+                current.fail(str(reply.code), reply.message)
+        as_bytes = encode_json if is_json(data) else encode
+        try:
+            encoded = as_bytes(reply)
+        except CodecError as error:
+            log_once(self.log.error, self.limiter, "reply_oversized", subject=subject, error=str(error))
+            reply = QueryError(code=500, message=f"the reply cannot be sent: {error}")
+            encoded = as_bytes(reply)
+        return encoded, reply if isinstance(reply, QueryError) else None
+
+    async def _reply(self, responder: Responder, subject: str, data: bytes, model: type[Message] | None) -> Message:
+        try:
+            message = decode(data) if model is None else decode_as(data, model)
+        except CodecError as error:
+            self.count_undecodable(subject, error)
+            return QueryError(code=400, message=str(error))
+        try:
+            return await responder(Delivery(subject, message, len(data)))
+        except RequestRefusedError as refusal:
+            return QueryError(code=refusal.code, message=str(refusal))
+        except Exception as error:  # noqa: BLE001 - see deliver
+            self.count_handler_error(subject, error)
+            return QueryError(code=500, message=f"{type(error).__name__}: {error}")
+
+    def read_reply(self, subject: str, data: bytes) -> Message:
+        """The reply to a request.
+
+        Raises:
+            RequestRefusedError: it is a QueryError, or cannot be decoded (code 502).
+        """
+        try:
+            message = decode(data)
+        except CodecError as error:
+            self.count_undecodable(subject, error)
+            raise RequestRefusedError(502, f"undecodable reply from {subject}: {error}") from error
+        if isinstance(message, QueryError):
+            raise RequestRefusedError(message.code, message.message)
+        return message

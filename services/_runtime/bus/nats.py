@@ -1,0 +1,377 @@
+"""The bus over NATS. The facts about nats-py that this rests on are in `nats_connection` and beside each use."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from schemas.codec import CodecError, encode
+from schemas.message import Message
+from schemas.registry import Endpoint
+from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
+from schemas.subjects import Subject
+from services._runtime.bus.api import (
+    BusError,
+    BusUnavailableError,
+    FactHandler,
+    Handler,
+    NoResponderError,
+    NotPermittedError,
+    RequestTimeoutError,
+    Responder,
+)
+from services._runtime.bus.dispatch import Dispatch
+from services._runtime.bus.message_ids import MessageIds
+from services._runtime.bus.nats_connection import (
+    Connection,
+    ConnectionEvents,
+    RefusedError,
+    as_bus_errors,
+    open_connection,
+)
+from services._runtime.bus.nats_consumers import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe
+from services._runtime.bus.nats_failures import describe
+from services._runtime.bus.nats_kv import NatsKeyValue, NatsWatch
+from services._runtime.bus.nats_objects import NatsObjects
+from services._runtime.bus.nats_streams import declare
+from services._runtime.bus.options import BusOptions
+from services._runtime.bus.outbox import Fact, FactOutbox
+from services._runtime.telemetry.logging import log_once
+from services._runtime.telemetry.tracing import inject, message_span, trace_headers
+
+_JETSTREAM_TIMEOUT_S: Final = 5.0
+_DECLARE_RETRY_S: Final = 1.0
+_TOO_LONG: Final = 10054
+"""Error of the server: the stream takes no message of this size."""
+
+
+class NatsBus:
+    """`services._runtime.bus.api.Bus` on one NATS connection. Make it with `connect`."""
+
+    def __init__(self, options: BusOptions) -> None:
+        self.options = options
+        self.root = options.root
+        self.dispatch = Dispatch()
+        self.connection: Connection = Connection()
+        self._jetstream: JetStreamContext | None = None
+        self.subscriptions: set[NatsSubscription | NatsMicroService | NatsConsumer] = set()
+        self.watches: set[NatsWatch] = set()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the server has closed the connection for good (revoked credentials): only a restart helps.
+
+        Or where the first connection, waited for in the background, cannot be had: then with that exception.
+        """
+        self.undeclared: list[str] = []
+        """Streams that this user may not make as they should be."""
+        self._message_ids: MessageIds | None = None
+        self._outbox = FactOutbox(self._send_fact, self.dispatch)
+        self._callbacks: list[Callable[[], None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    @classmethod
+    async def connect(cls, options: BusOptions, *, patience_s: float | None = None) -> Self:
+        """Connect and declare streams and buckets; without a `connect_deadline_s` this tries for ever.
+
+        Args:
+            options: where and who.
+            patience_s: return after so long also without a connection, and go on trying in the background. Until it
+                comes everything is as while disconnected, and what subscribes or serves raises `BusUnavailableError`.
+
+        Raises:
+            BusUnavailableError: the deadline passed; the text says what to do.
+            BusError: the options cannot be used.
+        """
+        bus = cls(options)
+        joining = bus._spawn(bus._join(), "connect")
+        try:
+            await asyncio.wait({joining}, timeout=patience_s)
+        except asyncio.CancelledError:
+            joining.cancel()
+            await asyncio.wait({joining})
+            raise
+        if joining.done():
+            joining.result()
+        else:
+            joining.add_done_callback(bus._joined_late)
+        return bus
+
+    async def _join(self) -> None:
+        events = ConnectionEvents(self._on_disconnect, self._on_reconnect, self._on_close)
+        self.connection = await open_connection(self.options, self.dispatch, events)
+        self._message_ids = MessageIds(self.options)
+        self._jetstream = self.connection.jetstream(timeout=_JETSTREAM_TIMEOUT_S)
+        try:
+            await self._declare_all()
+        except BaseException:
+            self._closing = True
+            await self._close_connection(1.0)
+            raise
+        self._spawn(self._outbox.run(), "facts")
+
+    def _joined_late(self, joining: asyncio.Task[None]) -> None:
+        if joining.cancelled() or self.lost.done():
+            return
+        if (error := joining.exception()) is not None:
+            self.lost.set_exception(error)
+        else:
+            self.dispatch.log.info("connected", servers=self.options.address)
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        """Raises `BusUnavailableError` before the first connection."""
+        self._require_first_connection()
+        assert self._jetstream is not None
+        return self._jetstream
+
+    def _require_first_connection(self) -> None:
+        if self._jetstream is None:
+            raise BusUnavailableError(f"no connection yet to NATS at {self.options.address}")
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server can be reached right now."""
+        return bool(self.connection.is_connected)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Plain counts by name."""
+        return dict(self.dispatch.counts) | {"facts_pending": len(self._outbox)}
+
+    def publish(self, subject: Subject, message: Message) -> None:
+        """Send a lossy observation; dropped and counted while disconnected or while the server reads too slowly."""
+        counts = self.dispatch.counts
+        connection = self.connection
+        if not connection.is_connected:
+            counts["dropped_disconnected"] += 1
+            return
+        if connection.pending_data_size > self.options.outbound_bytes:
+            counts["dropped_slow"] += 1
+            return
+        _refuse_pattern(subject)
+        try:
+            connection.send_now(subject.text, encode(message))
+        except (CodecError, nats.errors.Error) as error:  # as_bus_errors would cost a microsecond here
+            raise BusError(f"publish to {subject}: {describe(error)}") from error
+        counts["published"] += 1
+
+    def send_reply(self, reply_subject: str, data: bytes) -> None:
+        """Answer a request; if the connection is gone, so is the one who asked."""
+        try:
+            self.connection.send_now(reply_subject, data)
+        except nats.errors.Error as error:
+            self.dispatch.counts["dropped_disconnected"] += 1
+            log_once(self.dispatch.log.warning, self.dispatch.limiter, "reply_not_sent", error=describe(error))
+
+    def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
+        """Queue a fact; see `FactOutbox`."""
+        _refuse_pattern(subject)
+        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
+
+    async def _send_fact(self, fact: Fact) -> None:
+        if not self.connected or self._message_ids is None:  # no span for each vain attempt
+            raise BusUnavailableError("not connected")
+        headers = {"Nats-Msg-Id": self._message_ids.wire_id(fact.message_id)}
+        with as_bus_errors(f"store a fact on {fact.subject}"), fact.span():
+            inject(headers)
+            try:
+                await self.jetstream.publish(fact.subject, fact.data, headers=headers)
+            except nats.js.errors.APIError as error:
+                if error.err_code != _TOO_LONG:
+                    raise
+                self.dispatch.counts["facts_dropped"] += 1  # it would be refused for ever, and those behind it wait
+                log_once(self.dispatch.log.error, self.dispatch.limiter, "event_too_large", subject=fact.subject,
+                         size_bytes=len(fact.data))  # fmt: skip
+
+    async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
+        """Receive observations."""
+        self._require_first_connection()
+        return await subscribe(self, pattern, handler, queue)
+
+    async def replay(self, stream: StreamSpec, handler: FactHandler) -> NatsConsumer:
+        """Receive all facts, for this process alone."""
+        self._require_first_connection()
+        consumer = NatsConsumer(self, stream, handler)
+        await consumer.start()
+        return consumer
+
+    async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
+        """Whether the stream holds a fact on this subject."""
+        name = stream.stream_name(self.root)
+        if stream.stored_by_host(self.root) is not None:
+            raise BusError(
+                f"stream {name} keeps a host's facts under one subject, and cannot tell {subject} from others"
+            )
+        with as_bus_errors(f"look for {subject} in stream {name}"):
+            try:
+                await self.jetstream.get_last_msg(name, subject.text)  # from the leader: a replica may lag
+            except nats.js.errors.NotFoundError:
+                return False
+        return True
+
+    async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
+        """Send a command and wait for the reply."""
+        _refuse_pattern(subject)
+        data = self.dispatch.encode(message)
+        with message_span("bus.request", subject.text):
+            reply = await self._exchange(subject, data, timeout_s)
+            return self.dispatch.read_reply(subject.text, reply.data)
+
+    async def _exchange(self, subject: Subject, data: bytes, timeout_s: float) -> Msg:
+        try:
+            return await self.connection.request(subject.text, data, timeout=timeout_s, headers=trace_headers())
+        except nats.errors.NoRespondersError as error:
+            raise NoResponderError(f"no responders for {subject}") from error
+        except TimeoutError as error:
+            raise RequestTimeoutError(f"no reply from {subject} within {timeout_s:g} s") from error
+        except RefusedError as error:
+            raise NotPermittedError(f"request to {subject}: {describe(error)}", error.subject) from error
+        except nats.errors.Error as error:
+            raise BusUnavailableError(f"request to {subject}: {describe(error)}") from error
+
+    async def serve(self, subject: Subject, responder: Responder) -> NatsSubscription:
+        """Answer commands on a subject."""
+        self._require_first_connection()
+        server = NatsServer(self)
+        await server.serve(subject.text, responder)
+        return server
+
+    async def serve_queries(
+        self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]
+    ) -> NatsMicroService:
+        """Register a NATS micro service."""
+        self._require_first_connection()
+        micro = NatsMicroService(self)
+        await micro.start(service, version, description, endpoints)
+        return micro
+
+    def bucket(self, spec: BucketSpec) -> NatsKeyValue:
+        """A KV bucket, declared at connect."""
+        return NatsKeyValue(self, spec)
+
+    def objects(self, spec: ObjectStoreSpec) -> NatsObjects:
+        """An object store, declared at connect."""
+        return NatsObjects(self, spec)
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call back each time the connection has come back."""
+        self._callbacks.append(callback)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until what was published has reached the server, facts included."""
+        deadline = time.monotonic() + timeout_s
+        if not await self._outbox.wait_empty(timeout_s):
+            raise BusUnavailableError(f"{len(self._outbox)} facts are not stored after {timeout_s:g} s")
+        if not self.connected:
+            raise BusUnavailableError("flush: not connected")
+        with as_bus_errors("flush"):
+            # nats-py declares an int, but hands it to wait_for, which takes any number.
+            await self.connection.flush(max(0.01, deadline - time.monotonic()))  # type: ignore[arg-type]
+
+    async def close(self, timeout_s: float) -> dict[str, int]:
+        """Drain and close; returns what could not be delivered, by kind."""
+        if self._closing:
+            return {}
+        self._closing = True
+        deadline = time.monotonic() + timeout_s
+        undelivered: dict[str, int] = {}
+        unfinished = await self._stop_subscriptions(deadline)
+        if unfinished:
+            undelivered["subscriptions"] = unfinished
+        try:
+            await self.flush(max(0.01, deadline - time.monotonic()) if self.connected else 0.01)
+        except BusError as error:
+            self.dispatch.log.warning("not_flushed", error=str(error))
+            if self.connection.pending_data_size:
+                undelivered["bytes"] = self.connection.pending_data_size
+        if len(self._outbox):
+            undelivered["facts"] = len(self._outbox)
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._close_connection(max(0.2, deadline - time.monotonic()))
+        return undelivered
+
+    async def _stop_subscriptions(self, deadline: float) -> int:
+        stops = [asyncio.ensure_future(subscription.stop()) for subscription in list(self.subscriptions)]
+        if not stops:
+            return 0
+        _, unfinished = await asyncio.wait(stops, timeout=max(0.01, deadline - time.monotonic()))
+        for stop in unfinished:
+            stop.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished)
+        return len(unfinished)
+
+    async def _close_connection(self, timeout_s: float) -> None:
+        """Everything of ours is drained: what `Connection.drain` would add is only that it may hang."""
+        if self._jetstream is None:
+            return
+        closing = asyncio.ensure_future(self.connection.close())
+        _, unfinished = await asyncio.wait({closing}, timeout=timeout_s)
+        if unfinished:
+            self.connection.abort_transport()
+            await asyncio.wait({closing}, timeout=1.0)
+            closing.cancel()
+
+    def _on_disconnect(self) -> None:
+        if self._jetstream is not None and not self._closing:
+            self.dispatch.log.warning("disconnected", servers=self.options.address)
+
+    def _on_reconnect(self) -> None:
+        self.dispatch.counts["reconnects"] += 1
+        self.dispatch.log.info("reconnected", servers=self.options.address)
+        self._outbox.retry_now()
+        self._spawn(self._recover(), "declare")
+        for callback in self._callbacks:
+            self.dispatch.call_back(callback)
+
+    async def _recover(self) -> None:
+        """The server may have come back empty: streams and buckets first, then those that read them."""
+        try:
+            await self._declare_all()
+        except BusError as error:
+            log_once(self.dispatch.log.error, self.dispatch.limiter, "not_declared", error=str(error))
+        for subscription in list(self.subscriptions):
+            if isinstance(subscription, NatsConsumer):
+                subscription.pull_again()
+        for watch in list(self.watches):
+            watch.synchronise_soon()
+
+    def _on_close(self) -> None:
+        joined = self._jetstream is not None  # else it was only an attempt
+        if joined and not self._closing and not self.lost.done():
+            self.dispatch.log.error("connection_closed", servers=self.options.address)
+            self.lost.set_result(None)
+
+    def _spawn(self, coroutine: Any, name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"bus {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _declare_all(self) -> None:
+        """Make streams and buckets exist as specified; services that start together may all do so at once."""
+        while True:
+            try:
+                self.undeclared = await declare(self.jetstream, self.options, self.dispatch)
+            except BusUnavailableError as error:
+                if self.options.connect_deadline_s is not None or self._closing:
+                    raise BusUnavailableError(f"{error} (is JetStream enabled there?)") from error
+                log_once(self.dispatch.log.warning, self.dispatch.limiter, "declare_retried", 5.0, error=str(error))
+                await asyncio.sleep(_DECLARE_RETRY_S)
+            else:
+                return
+
+
+def _refuse_pattern(subject: Subject) -> None:
+    if "*" in subject.text or ">" in subject.text:
+        raise BusError(f"{subject} is a pattern: it can only be subscribed to")

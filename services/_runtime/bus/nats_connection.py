@@ -1,0 +1,397 @@
+"""The connection under `nats`: nats-py 2.16 with its traps closed. Everything that touches its insides is here.
+
+* Nothing is buffered while disconnected (``pending_size=0``), and what was written but not sent when the connection
+  broke is thrown away: stale messages are never replayed.
+* Requests that wait when the connection breaks fail at once instead of at their deadline.
+* A PONG that arrives after its `flush` gave up would raise in the read loop and silence the connection.
+* A PING takes its turn behind what was sent before it: nats-py lets it overtake, so its `flush` is no barrier.
+* A transport with unsent bytes to a dead peer is aborted: waiting for it to close could take a quarter of an hour.
+* An unexpected error while reconnecting (a garbled INFO line) does not end the attempts.
+* A request that the server does not permit fails at once: nats-py only reports the server's error line.
+* TLS that is asked for is never left out (`nats_tls`).
+* Inboxes, and the reply subject of each request, end with 128 random bits: nats-py counts them up, so who has answered
+  one request could have answered the next ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Server
+from nats.aio.msg import Msg
+
+from schemas.permissions import INBOX
+from schemas.subjects import token
+from services._runtime.bus.api import (
+    BusError,
+    BusSettingsError,
+    BusUnavailableError,
+    CredentialsRefusedError,
+    NotPermittedError,
+)
+from services._runtime.bus.dispatch import Dispatch
+from services._runtime.bus.nats_failures import describe, failure, refusal
+from services._runtime.bus.nats_tls import SecuredClient, check_urls, requires_tls, tls_context
+from services._runtime.bus.options import BusOptions
+from services._runtime.bus.random_tokens import RandomTokens
+from services._runtime.cancelling import cancel_all
+from services._runtime.telemetry.logging import log_once
+
+_CONNECT_TIMEOUT_S: Final = 2
+_LAST_RETRY_S: Final = 2.0
+_PING: Final = b"PING\r\n"
+_REFUSALS_KEPT: Final = 1_000
+_VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+_OLDEST_SERVER: Final = (2, 11)
+_UNAVAILABLE: Final = (
+    nats.errors.OutboundBufferLimitError,
+    nats.errors.ConnectionClosedError,
+    nats.errors.ConnectionDrainingError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.StaleConnectionError,
+    nats.errors.NoRespondersError,
+    nats.js.errors.ServiceUnavailableError,
+    nats.js.errors.NoStreamResponseError,
+    TimeoutError,
+    OSError,
+)
+
+
+@contextmanager
+def as_bus_errors(action: str) -> Iterator[None]:
+    """Turn what nats-py raises into a `BusError` that says what was tried."""
+    try:
+        yield
+    except BusError:
+        raise
+    except _UNAVAILABLE as error:
+        raise BusUnavailableError(f"{action}: {describe(error)}") from error
+    except RefusedError as error:
+        raise NotPermittedError(f"{action}: {describe(error)}", error.subject) from error
+    except (nats.errors.Error, ValueError) as error:
+        raise BusError(f"{action}: {describe(error)}") from error
+
+
+class RefusedError(nats.errors.Error):
+    """The server does not permit a publication."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"this user may not publish to {subject}")
+        self.subject = subject
+
+
+@dataclass(slots=True)
+class ConnectionEvents:
+    """Called on the event loop; must return at once."""
+
+    disconnected: Callable[[], None]
+    reconnected: Callable[[], None]
+    closed: Callable[[], None]
+
+
+class Connection(SecuredClient):
+    """A nats-py client that never replays and never gives up."""
+
+    def __init__(self, *, tls_required: bool = False, tls_first: bool | None = None) -> None:
+        super().__init__(tls_required=tls_required, tls_first=tls_first)
+        self._nuid = RandomTokens()  # type: ignore[assignment]  # all that nats-py calls is `next`
+        self._asked: dict[str, str] = {}
+        """Subjects of the requests that wait for a reply, by the reply's token."""
+        self._refused: set[str] = set()
+        """What the server did not let us publish to or hear."""
+        self._first_attempts = 0
+
+    def send_now(self, subject: str, data: bytes) -> None:
+        """Publish without a task: `Client.publish` never suspends when buffering is off, so one step runs it whole.
+
+        Raises:
+            nats.errors.Error: not connected, or the payload exceeds the server's limit.
+        """
+        step = self.publish(subject, data)
+        try:
+            step.send(None)
+        except StopIteration:
+            return
+        step.close()
+        raise RuntimeError("nats-py's publish() suspended: this version of it cannot be used")
+
+    def forget_unsent(self) -> None:
+        """Throw away what was not written to the socket, and fail the requests that wait for a reply."""
+        self._pending.clear()
+        self._pending_data_size = 0
+        for future in list(self._resp_map.values()):
+            if not future.done():
+                future.set_exception(nats.errors.ConnectionReconnectingError())
+                future.exception()  # seen, also where nobody waits any more
+
+    def has_refused(self, subject: str) -> bool:
+        """Whether the server did not let us publish to a subject, or hear a pattern."""
+        return subject.lower() in self._refused
+
+    def refused(self, violation: str) -> None:
+        """The server has refused something; what waits for it fails."""
+        found = _VIOLATION.search(violation)
+        if found is None:
+            return
+        subject = found[2].lower()  # the library has written it so
+        if len(self._refused) < _REFUSALS_KEPT:
+            self._refused.add(subject)
+        for key, asked in list(self._asked.items()):
+            future = self._resp_map.get(key)
+            if asked.lower() == subject and future is not None and not future.done():
+                future.set_exception(RefusedError(asked))
+
+    async def _request_new_style(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout: float = 1,  # noqa: ASYNC109 - the overridden method's
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """As nats-py's, but it forgets a request that it could not send, and knows which subject waits."""
+        if not self.is_connected:
+            raise nats.errors.ConnectionReconnectingError
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        assert self._resp_sub_prefix is not None
+        key = self._nuid.next().decode()
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._resp_map[key], self._asked[key] = future, subject
+        try:
+            await self.publish(subject, payload, reply=f"{self._resp_sub_prefix.decode()}{key}", headers=headers)
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError as error:
+            raise nats.errors.TimeoutError from error
+        finally:
+            del self._asked[key]
+            self._resp_map.pop(key, None)
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        await self._send_command(_PING)
+        await self._flush_pending()
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs.pop(0)
+            self._pings_outstanding = 0
+            return
+        await super()._process_pong()
+
+    async def _select_next_server(self) -> None:
+        """As nats-py's, which comes here at the first connection only, and at once after a refusal."""
+        if self._first_attempts:
+            await asyncio.sleep(_pause_s(self._first_attempts - 1))
+        self._first_attempts += 1
+        await super()._select_next_server()
+
+    async def _attempt_reconnect(self) -> None:
+        while True:
+            self.abort_transport()
+            try:
+                await super()._attempt_reconnect()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the only way out is to try again
+                await self._error_cb(error)
+                await asyncio.sleep(_LAST_RETRY_S)
+            else:
+                return
+
+
+async def open_connection(options: BusOptions, dispatch: Dispatch, events: ConnectionEvents) -> Connection:
+    """Connect, trying again until it works or the options' deadline has passed.
+
+    Raises:
+        CredentialsRefusedError: with a deadline: the server refuses us.
+        BusUnavailableError: the deadline has passed; the text says what to do.
+        BusSettingsError: the options cannot be used (a missing file, a bad URL), or with a deadline: TLS failed.
+    """
+    check_urls(options)
+    errors = _ErrorWatch(options, dispatch)
+    deadline = options.connect_deadline_s
+    loop = asyncio.get_running_loop()
+    give_up_at = None if deadline is None else loop.time() + deadline
+    while True:
+        connection = Connection(tls_required=requires_tls(options), tls_first=options.tls_first)
+        arguments = _arguments(options, errors, events, connection)
+        task = loop.create_task(connection.connect(**arguments))
+        waiting = {task} if give_up_at is None else {task, errors.refused}
+        timeout_s = None if give_up_at is None else max(0.0, give_up_at - loop.time())
+        try:
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done() or task.cancelled() or task.exception() is not None:
+                await _abandon(connection, task)
+        if not task.cancelled() and task.exception() is None:
+            _check_version(connection, dispatch)
+            return connection
+        if not task.cancelled() and isinstance(task.exception(), (nats.errors.Error, FileNotFoundError)):
+            raise BusSettingsError(f"cannot use {options.address} ({options.origin}): {describe(task.exception())}")  # type: ignore[arg-type]
+        if give_up_at is not None and (errors.refused.done() or loop.time() >= give_up_at):
+            raise errors.failure()
+        await asyncio.sleep(1.0)
+
+
+async def _abandon(connection: Connection, task: asyncio.Task[None]) -> None:
+    await cancel_all({task})
+    connection.abort_transport()
+    if connection._flush_queue is not None:  # noqa: SLF001 - close() asserts it, and a bad URL fails before it exists
+        await connection.close()
+
+
+class _ErrorWatch:
+    """nats-py's error callback: it is awaited in the read loop, so it only counts, and logs at most once a second."""
+
+    def __init__(self, options: BusOptions, dispatch: Dispatch) -> None:
+        self._options = options
+        self._dispatch = dispatch
+        self._last: BaseException | None = None
+        self._refusal: BusError | None = None
+        self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done where another attempt is of no use."""
+
+    async def __call__(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._dispatch.counts["dropped_slow"] += 1
+            log_once(self._dispatch.log.warning, self._dispatch.limiter, "slow_consumer", subject=error.subject)
+            return
+        why = refusal(self._options, error)
+        self._last, self._refusal = error, why or self._refusal
+        final = isinstance(why, CredentialsRefusedError) or (
+            isinstance(why, BusSettingsError) and len(self._options.servers) == 1  # else another one may do
+        )
+        if final and not self.refused.done():
+            self.refused.set_result(None)
+        log_once(
+            self._dispatch.log.warning,
+            self._dispatch.limiter,
+            f"nats_error_{type(error).__name__}",
+            5.0,
+            error=str(why or describe(error)),
+            servers=self._options.address,
+        )
+
+    def failure(self) -> BusError:
+        """What went wrong and what to do about it."""
+        return self._refusal or failure(self._options, self._last)
+
+
+def _arguments(
+    options: BusOptions, errors: _ErrorWatch, events: ConnectionEvents, connection: Connection
+) -> dict[str, Any]:
+    async def on_error(error: Exception) -> None:
+        connection.refused(str(error))
+        await errors(error)
+
+    async def on_disconnect() -> None:
+        connection.forget_unsent()
+        events.disconnected()
+
+    async def on_reconnect() -> None:
+        events.reconnected()
+
+    async def on_close() -> None:
+        events.closed()
+
+    return {
+        "servers": list(options.servers),
+        "name": options.name,
+        "error_cb": on_error,
+        "disconnected_cb": on_disconnect,
+        "reconnected_cb": on_reconnect,
+        "closed_cb": on_close,
+        "max_reconnect_attempts": -1,
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "reconnect_time_wait": random.uniform(0.1, 0.3),  # noqa: S311 - jitter, not a secret
+        "reconnect_to_server_handler": _next_server,
+        "ping_interval": options.ping_interval_s,
+        "pending_size": 0,
+        "inbox_prefix": inbox_prefix(options),
+        "user": options.user,
+        "password": options.password,
+        "token": options.token,
+        "user_credentials": _existing(options.creds_file, "TURNBUCKLE_NATS_CREDS_FILE"),
+        "nkeys_seed": _existing(options.nkey_seed_file),
+        "tls": tls_context(options),
+    }
+
+
+def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
+    """The server with the fewest failed attempts, after a growing pause (seconds)."""
+    server = min(servers, key=lambda each: each.reconnects)
+    return server, _pause_s(server.reconnects)
+
+
+def _pause_s(failures: int) -> float:
+    """Seconds until the next attempt after so many that failed."""
+    return min(_LAST_RETRY_S, 0.1 * 2.0 ** min(failures, 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+
+def inbox_prefix(options: BusOptions) -> str:
+    """Where replies to this user arrive: nobody else is permitted to listen there (`schemas.permissions`).
+
+    Raises:
+        BusSettingsError: the seed cannot be read.
+    """
+    if options.nkey_seed_file is not None:
+        return f"{INBOX}.{public_key(options.nkey_seed_file)}"
+    user = options.user or next(filter(None, map(_user_in, options.servers)), None)
+    return INBOX if user is None else f"{INBOX}.{token(user)}"
+
+
+def _user_in(url: str) -> str | None:
+    """The user in a URL; one without a password is a token, and secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    return unquote(parts.username) if parts.username and parts.password else None
+
+
+def public_key(seed_file: str) -> str:
+    """The public key that belongs to a seed. Nothing of the seed is told, whatever is wrong with it.
+
+    Raises:
+        BusSettingsError: there is no usable seed in the file.
+    """
+    path = _existing(seed_file)
+    import nkeys  # type: ignore[import-untyped,unused-ignore] # noqa: PLC0415 - only needed with credentials
+
+    try:
+        return str(nkeys.from_seed(bytearray(Path(str(path)).read_bytes().strip())).public_key.decode())
+    except OSError as error:
+        raise BusSettingsError(f"NKEY seed file {path} cannot be read: {error.strerror}") from None
+    except Exception:  # noqa: BLE001 - the library's errors may quote what they were given
+        raise BusSettingsError(f"{path} holds no NKEY seed (a line that begins with SU)") from None
+
+
+def _existing(path: str | None, variable: str = "TURNBUCKLE_NATS_NKEY_SEED_FILE") -> str | None:
+    if path is None:
+        return None
+    expanded = Path(path).expanduser()
+    if not expanded.is_file():
+        raise BusSettingsError(f"{variable}: {expanded} does not exist")
+    try:
+        import nkeys  # type: ignore[import-not-found,unused-ignore] # noqa: F401, PLC0415 - only needed with credentials
+    except ImportError as error:
+        raise BusSettingsError("credentials files need the package nkeys: pip install nkeys") from error
+    return str(expanded)
+
+
+def _check_version(connection: Connection, dispatch: Dispatch) -> None:
+    version = connection.connected_server_version
+    if (version.major, version.minor) < _OLDEST_SERVER:
+        dispatch.log.warning(
+            "server_too_old",
+            version=f"{version.major}.{version.minor}.{version.patch}",
+            consequence="histories cannot be read; before 2.10, times to live are ignored silently: use 2.11 or later",
+        )

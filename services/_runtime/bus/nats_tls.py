@@ -1,0 +1,247 @@
+"""TLS of the connection to NATS. Where it is required, nothing of ours is sent before it: no CONNECT, no signature.
+
+nats-py upgrades to TLS only if the server's INFO says so, and INFO comes in clear text: who sits in between takes
+``tls_required`` out and reads everything (nats/aio/client.py, `_process_connect_init`). Here TLS is required by our own
+settings alone, at the first connection as at every later one. The handshake comes first where the server allows it
+(``handshake_first``); another server speaks first, and then of its INFO nothing is used but that TLS follows: addresses
+of further servers in it (``connect_urls``) may be anybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import ParseResult, urlsplit
+
+import nats.errors
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
+from nats.aio.transport import TcpTransport
+
+from services._runtime.bus.api import BusSettingsError
+from services._runtime.bus.options import BusOptions, without_credentials
+
+_SCHEMES: Final = ("nats", "tls")
+
+
+class TlsMissingError(nats.errors.Error):
+    """The server, or somebody in between, speaks without TLS although it is required."""
+
+
+class SilentServerError(nats.errors.Error):
+    """A connection was accepted, and nothing was said on it."""
+
+
+def check_urls(options: BusOptions) -> None:
+    """Whether the addresses can be those of NATS servers.
+
+    Raises:
+        BusSettingsError: one cannot; the text has it without credentials.
+    """
+    for url in options.servers:
+        scheme, separator, _ = url.partition("://")
+        if separator and scheme not in _SCHEMES:
+            shown = without_credentials(url)
+            raise BusSettingsError(
+                f"cannot use {shown} ({options.origin}): the URL of a NATS server begins with tls:// or nats://"
+            )
+        try:
+            parts = urlsplit(url if separator else f"nats://{url}")
+            usable = bool(parts.hostname) and parts.port != 0 and parts.path in {"", "/"}
+        except ValueError:
+            usable = False
+        if not usable:
+            raise BusSettingsError(
+                f"cannot use {without_credentials(url)} ({options.origin}): it is not of the form tls://HOST:PORT"
+            )
+
+
+def requires_tls(options: BusOptions) -> bool:
+    """Whether the settings ask for TLS: by a URL, a CA file, a certificate of our own, or a handshake at first."""
+    return bool(options.tls_ca_file or options.tls_cert_file or options.tls_first) or any(
+        url.startswith("tls://") for url in options.servers
+    )
+
+
+def tls_context(options: BusOptions) -> ssl.SSLContext | None:
+    """Certificates, and that the server's has to be of a known authority and for its host name; None without TLS.
+
+    Raises:
+        BusSettingsError: a file cannot be used; the text names it and its setting.
+    """
+    if not requires_tls(options):
+        return None
+    authority, certificate, key = options.tls_ca_file, options.tls_cert_file, options.tls_key_file
+    for path, name in ((authority, "CA"), (certificate, "CERT"), (key, "KEY")):
+        if path is not None:
+            _check_readable(path, f"TURNBUCKLE_NATS_TLS_{name}_FILE")
+    try:
+        context = ssl.create_default_context(cafile=authority and str(Path(authority).expanduser()))
+    except (OSError, ValueError) as error:
+        raise BusSettingsError(f"TURNBUCKLE_NATS_TLS_CA_FILE: {authority} holds no certificate (PEM)") from error
+    if certificate is not None:
+        try:
+            context.load_cert_chain(Path(certificate).expanduser(), key and Path(key).expanduser())
+        except (OSError, ValueError) as error:
+            raise BusSettingsError(
+                f"TURNBUCKLE_NATS_TLS_CERT_FILE and _KEY_FILE: {certificate} and {key} are no certificate and its key"
+            ) from error
+    return context
+
+
+def _check_readable(path: str, variable: str) -> None:
+    try:
+        with Path(path).expanduser().open("rb"):
+            return
+    except OSError as error:
+        raise BusSettingsError(f"{variable}: {path} cannot be read: {error.strerror}") from error
+
+
+class _EncryptedProtocol(asyncio.StreamReaderProtocol):
+    """Reads below TLS. asyncio warns at each end of a connection of a protocol that would keep it half open."""
+
+    def eof_received(self) -> bool:
+        """The other side has closed; so do we."""
+        super().eof_received()
+        return False
+
+
+class _Transport(TcpTransport):
+    """A TCP connection that knows whether the server has said anything before the TLS handshake."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.spoke_in_clear = False
+        """What was read last, or is read next, came without encryption."""
+        self._early = b""
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        """As the library's."""
+        self.spoke_in_clear, self._early = False, b""
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    async def connect_tls(
+        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        """As the library's; an INFO line that was there before we began is read afterwards."""
+        assert self._io_writer is not None
+        assert self._bare_io_reader is not None
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=2 * buffer_size)
+        protocol = _EncryptedProtocol(reader)
+        name = uri if isinstance(uri, str) else uri.hostname
+        async with asyncio.timeout(connect_timeout):
+            transport = await loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=name)
+        assert transport is not None
+        self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        if not self.spoke_in_clear:  # else it has been read, and what followed it may be anybody's
+            self._bare_io_reader.feed_eof()
+            early, newline, _ = (await self._bare_io_reader.read()).partition(b"\n")
+            self._early = early + newline
+            self.spoke_in_clear = bool(self._early)
+
+    async def readline(self) -> bytes:
+        """As the library's."""
+        if self._early:
+            line, self._early = self._early, b""
+            return line
+        self.spoke_in_clear = not self.is_encrypted
+        return bytes(await super().readline())  # type: ignore[no-untyped-call]
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether a TLS handshake has succeeded."""
+        return self._io_writer is not None and self._io_writer.get_extra_info("ssl_object") is not None
+
+    def abort(self) -> None:
+        """Close the socket without waiting for unsent bytes."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
+
+class SecuredClient(Client):
+    """A nats-py client that sends CONNECT on an encrypted connection only, where TLS is required."""
+
+    def __init__(self, *, tls_required: bool = False, tls_first: bool | None = None) -> None:
+        """Both as in `BusOptions`."""
+        super().__init__()
+        self._tls_required = tls_required
+        self._tls_first = tls_first
+        self._speaks_first: set[str] = set()
+        """Servers whose INFO comes before the TLS handshake."""
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether a TLS handshake has succeeded on the present connection."""
+        return isinstance(self._transport, _Transport) and self._transport.is_encrypted
+
+    def abort_transport(self) -> None:
+        """Close the socket without waiting for unsent bytes."""
+        if isinstance(self._transport, _Transport):
+            self._transport.abort()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        s.last_attempt = time.monotonic()
+        if self._transport is None:
+            self._transport = _Transport()
+        await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+
+    def _connect_command(self) -> bytes:
+        """All that is secret goes through here: the last gate, whatever led to it."""
+        self._require_encryption()
+        return bytes(super()._connect_command())
+
+    def _require_encryption(self) -> None:
+        if self._tls_required and not self.is_encrypted:
+            raise TlsMissingError("the server speaks without TLS")
+
+    async def _process_info(
+        self,
+        info: dict[str, Any],
+        initial_connection: bool = False,  # noqa: FBT002 - the overridden method's
+    ) -> None:
+        transport = self._transport
+        assert isinstance(transport, _Transport)
+        if self._tls_required and initial_connection and transport.spoke_in_clear:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                self._require_encryption()
+            info["tls_required"] = True
+            info.pop("connect_urls", None)
+        await super()._process_info(info, initial_connection)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await self._connect_securely()
+        except TimeoutError as error:
+            self.abort_transport()
+            raise SilentServerError("the connection was accepted, but nothing was received on it") from error
+        except BaseException:
+            self.abort_transport()  # while reconnecting the library leaves it open
+            raise
+
+    async def _connect_securely(self) -> None:
+        server = self._current_server
+        assert server is not None
+        if not self._tls_required or self._tls_first is False:
+            await self._log_in(handshake_first=False)
+            return
+        address = server.uri.netloc
+        if self._tls_first is None and address in self._speaks_first:
+            self._speaks_first.discard(address)  # asked again where it is not so any more
+        else:
+            try:
+                await self._log_in(handshake_first=True)
+            except (ssl.SSLError, ConnectionError) as error:
+                if self._tls_first or self.is_encrypted or isinstance(error, ssl.SSLCertVerificationError):
+                    raise
+            else:
+                return
+            self.abort_transport()
+            await self._connect_to_server(server)
+        await self._log_in(handshake_first=False)
+        self._speaks_first.add(address)
+
+    async def _log_in(self, *, handshake_first: bool) -> None:
+        self.options["tls_handshake_first"] = handshake_first
+        await super()._process_connect_init()

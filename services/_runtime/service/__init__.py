@@ -1,0 +1,1 @@
+"""Life of a service process: start, settings, health, clean stop."""

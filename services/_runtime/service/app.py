@@ -1,0 +1,363 @@
+"""The life of a service process: settings, logs, health, bus, start, signals, drain, exit code.
+
+A service's ``__main__`` is ``main(TheService)``. Exit codes: 0 clean, 2 a wrong command line; of sysexits.h 78 bad
+settings, 69 something that is needed cannot be had, 70 our own fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar
+
+from services._runtime.bus.api import Bus, BusError, BusUnavailableError
+from services._runtime.bus.nats import NatsBus
+from services._runtime.cancelling import cancel_all
+from services._runtime.clock import Clock, SystemClock
+from services._runtime.service.health import BEAT_S, Health, HealthServer
+from services._runtime.service.settings import CommonSettings, SettingsError
+from services._runtime.service.systemd import READY, STOPPING, Systemd
+from services._runtime.telemetry.logging import Logger, get_logger, setup_logging
+from services._runtime.telemetry.otel_lifetime import exporting
+from services._runtime.telemetry.otel_settings import Origin, OtelSettings, read_otel_settings
+from services._runtime.telemetry.telemetry import Telemetry, observe_bus
+
+EXIT_OK: Final = 0
+EXIT_USAGE: Final = 2
+EXIT_UNAVAILABLE: Final = 69
+EXIT_INTERNAL: Final = 70
+EXIT_SETTINGS: Final = 78
+_LAST_RESORT_S: Final = 2.0
+"""Seconds beyond the grace after which the process ends, whatever hangs."""
+
+SettingsT = TypeVar("SettingsT", bound=CommonSettings)
+
+
+class UnusableSettingsError(Exception):
+    """Raised by `Service.start`: the settings do not fit this machine; the text says what to do. Exit code 78."""
+
+
+@dataclass(slots=True)
+class Runtime(Generic[SettingsT]):
+    """What a service is given."""
+
+    settings: SettingsT
+    bus: Bus
+    clock: Clock
+    telemetry: Telemetry
+    log: Logger
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _crash: asyncio.Future[BaseException] | None = None
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Run a long task, cancelled when we stop. If it raises, that is logged and the process ends with 70.
+
+        With 78 where it raises `UnusableSettingsError`.
+        """
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self.log.error("task_crashed", task=task.get_name(), exc_info=error)
+        if not self.crashed.done():
+            self.crashed.set_result(error)
+
+    @property
+    def crashed(self) -> asyncio.Future[BaseException]:
+        """Done, with the exception, once a spawned task has raised."""
+        if self._crash is None:
+            self._crash = asyncio.get_running_loop().create_future()
+        return self._crash
+
+    async def cancel_tasks(self, timeout_s: float = 2.0) -> list[str]:
+        """Cancel what was spawned; returns the names of those that did not end in time."""
+        unfinished = await cancel_all(self._tasks, timeout_s, again_s=timeout_s / 2)
+        return sorted(task.get_name() for task in unfinished)
+
+
+class Service(Protocol):
+    """What a service is to the runtime. Its constructor takes the `Runtime` and does nothing that may fail or wait.
+
+    A class that declares ``bus_patience_s`` is started after so many seconds also while no server can be reached; it
+    has to subscribe later by itself then.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    settings_class: ClassVar[type[CommonSettings]]
+
+    def __init__(self, runtime: Runtime[Any]) -> None: ...
+
+    async def start(self) -> None:
+        """Subscribe and spawn; the bus is connected, unless the class declares ``bus_patience_s``."""
+
+    async def stop(self) -> None:
+        """Finish what is under way; the bus still works. Called once, also when `start` failed."""
+
+    def not_ready(self) -> str | None:
+        """Why no work should come here, in a sentence, or None."""
+
+
+def main(service_class: type[Service], arguments: list[str] | None = None) -> NoReturn:
+    """Run a service as this process."""
+    sys.exit(run(service_class, sys.argv[1:] if arguments is None else arguments))
+
+
+def run(service_class: type[Service], arguments: list[str]) -> int:
+    """As `main`, returning the exit code."""
+    name = service_class.name
+    if "--help" in arguments or "-h" in arguments:
+        print(_help(service_class))  # noqa: T201 - that is what was asked for
+        return EXIT_OK
+    if "--version" in arguments:
+        print(f"turnbuckle-{name} {service_class.version}")  # noqa: T201 - as above
+        return EXIT_OK
+    unknown = [argument for argument in arguments if argument != "--print-config"]
+    if unknown:
+        print(f"unknown argument {unknown[0]!r}; see --help", file=sys.stderr)  # noqa: T201 - logs are not set up yet
+        return EXIT_USAGE
+    try:
+        settings = service_class.settings_class.load()
+        settings.bus_options()
+        otel = read_otel_settings(name, os.environ)
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - as above
+        return EXIT_SETTINGS
+    if "--print-config" in arguments:
+        print(settings.print_config())  # noqa: T201 - as above
+        return EXIT_OK
+    setup_logging(name, level=settings.log_level, log_format=settings.log_format)
+    return asyncio.run(_Process(service_class, settings, otel).live())
+
+
+def _help(service_class: type[Service]) -> str:
+    lines = [
+        f"turnbuckle-{service_class.name} {service_class.version}",
+        (service_class.__doc__ or "").strip().partition("\n")[0],
+        "",
+        "Options: --help, --version, --print-config (the settings in force, secrets masked)",
+        "Settings are environment variables; NATS_URL, NATS_CONTEXT and the selected NATS context are honoured:",
+        "",
+    ]
+    for setting in service_class.settings_class.describe():
+        lines.append(f"  {setting.variable}  ({setting.type}; default: {setting.default})")
+        lines.append(f"      {setting.description}")
+    return "\n".join(lines)
+
+
+class _Process:
+    """One service in one process."""
+
+    def __init__(
+        self, service_class: type[Service], settings: CommonSettings, otel: OtelSettings | None = None
+    ) -> None:
+        self._service_class = service_class
+        self._settings = settings
+        self._otel = otel
+        self._log = get_logger(service_class.name)
+        self._telemetry = Telemetry()
+        self._health = Health(self._reasons_not_ready, self._telemetry)
+        self._systemd = Systemd.from_environment()
+        self._stop = asyncio.Event()
+        self._bus: NatsBus | None = None
+        self._service: Service | None = None
+        self._started = False
+
+    def _reasons_not_ready(self) -> list[str]:
+        reasons = []
+        if self._stop.is_set():
+            reasons.append("draining")
+        if self._bus is None or not self._bus.connected:
+            reasons.append(f"no connection to NATS at {self._settings.bus_options().address}")
+        if not self._started:
+            reasons.append("not started")
+        elif self._service is not None and (reason := self._service.not_ready()):
+            reasons.append(reason)
+        return reasons
+
+    async def live(self) -> int:
+        """Run until told to stop; returns the exit code."""
+        self._handle_signals()
+        self._observe()
+        loop = asyncio.get_running_loop()
+        beats = [loop.create_task(work, name="heartbeat") for work in (self._health.beat(), self._tell_alive())]
+        server: HealthServer | None = None
+        try:
+            if self._settings.health_port is not None:
+                server = HealthServer(self._health, self._settings.health_host, self._settings.health_port)
+                try:
+                    port = server.start()
+                except OSError as error:
+                    self._log.error("cannot_listen", setting="TURNBUCKLE_HEALTH_PORT", error=str(error))
+                    return EXIT_UNAVAILABLE
+                self._log.info("health_listening", host=self._settings.health_host, port=port)
+            origin = Origin(self._service_class.name, self._service_class.version)
+            async with exporting(self._otel, origin, self._telemetry, self._health):
+                return await self._live_on_bus()
+        finally:
+            for beat in beats:
+                beat.cancel()
+            if server is not None:
+                server.stop()
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self._log.error("forced_exit", signal=number.name)
+            os._exit(EXIT_INTERNAL)
+        self._log.info("stopping", signal=number.name, grace_s=self._settings.shutdown_grace_s)
+        self._systemd.tell(STOPPING)
+        self._stop.set()
+
+    async def _tell_alive(self) -> None:
+        """Show systemd that the event loop turns; cancel to stop."""
+        while True:
+            self._systemd.alive()
+            await asyncio.sleep(BEAT_S)
+
+    def _observe(self) -> None:
+        name, version = self._service_class.name, self._service_class.version
+        self._telemetry.observe("turnbuckle_build_info", lambda: 1, service=name, version=version)
+        self._telemetry.observe("turnbuckle_event_loop_lag_seconds", lambda: self._health.beat_age_s)
+
+    async def _live_on_bus(self) -> int:
+        options = self._settings.bus_options()
+        self._log.info("starting", version=self._service_class.version, nats=options.address, nats_from=options.origin)
+        self._systemd.status(f"connecting to NATS at {options.address}")
+        try:
+            patience_s = getattr(self._service_class, "bus_patience_s", None)
+            bus = await _unless(self._stop, NatsBus.connect(options, patience_s=patience_s))
+        except BusError as error:
+            self._log.error("bus_unusable", error=str(error))
+            return EXIT_SETTINGS
+        if bus is None:
+            return EXIT_OK
+        self._bus = bus
+        observe_bus(self._telemetry, lambda: bus.connected, lambda: bus.counters)
+        runtime = Runtime(self._settings, bus, SystemClock(), self._telemetry, self._log)
+        self._service = self._service_class(runtime)
+        code = await self._work(self._service, runtime, bus)
+        self._stop.set()  # not ready any more, also where no signal came
+        self._end_in_any_case()
+        clean = await self._drain(self._service, runtime, bus)
+        self._log.info("stopped", clean=clean)
+        return code or (EXIT_OK if clean else EXIT_INTERNAL)
+
+    def _end_in_any_case(self) -> None:
+        """A thread that never returns, a task that ignores its cancellation: nothing keeps us beyond the grace."""
+        watchdog = threading.Timer(self._settings.shutdown_grace_s + _LAST_RESORT_S, os._exit, (EXIT_INTERNAL,))
+        watchdog.daemon = True
+        watchdog.start()
+
+    async def _work(self, service: Service, runtime: Runtime[Any], bus: NatsBus) -> int:
+        """Start and run until there is a reason to stop."""
+        stop = asyncio.ensure_future(self._stop.wait())
+        start = asyncio.ensure_future(service.start())
+        try:
+            endings: set[asyncio.Future[Any]] = {stop, bus.lost, runtime.crashed}
+            await asyncio.wait({start, *endings}, return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+                self._started = True
+                self._log.info("started")
+                self._systemd.tell(READY, "STATUS=at work")
+                await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        except BusUnavailableError as error:
+            self._log.error("start_failed", error=str(error))
+            return EXIT_UNAVAILABLE
+        except UnusableSettingsError as error:
+            self._log.error("start_failed", error=str(error))
+            return EXIT_SETTINGS
+        except Exception:  # noqa: BLE001 - whatever it is, it is logged and ends the process
+            self._log.exception("start_failed")
+            return EXIT_INTERNAL
+        finally:
+            for waiting in (start, stop):
+                waiting.cancel()
+            await asyncio.wait({start, stop})
+        if runtime.crashed.done():
+            return EXIT_SETTINGS if isinstance(runtime.crashed.result(), UnusableSettingsError) else EXIT_INTERNAL
+        return self._why_lost(bus) if bus.lost.done() else EXIT_OK
+
+    def _why_lost(self, bus: NatsBus) -> int:
+        error = bus.lost.exception()
+        if error is None:
+            return EXIT_UNAVAILABLE
+        self._log.error("bus_unusable", error=str(error))
+        return EXIT_UNAVAILABLE if isinstance(error, BusUnavailableError) else EXIT_SETTINGS
+
+    async def _drain(self, service: Service, runtime: Runtime[Any], bus: NatsBus) -> bool:
+        """Stop the service, then its tasks, then the bus, each in its share of the grace; whether all went well."""
+        grace_s = self._settings.shutdown_grace_s
+        clean = True
+        try:
+            async with asyncio.timeout(0.6 * grace_s):
+                await service.stop()
+        except TimeoutError:
+            self._log.error("shutdown_timed_out", grace_s=grace_s)
+            clean = False
+        except Exception:  # noqa: BLE001 - the rest must be stopped all the same
+            self._log.exception("stop_failed")
+            clean = False
+        for name in await runtime.cancel_tasks(0.1 * grace_s):
+            self._log.error("task_ignores_cancellation", task=name)
+            clean = False
+        undelivered = await bus.close(0.3 * grace_s)
+        if undelivered:
+            self._log.warning("undelivered", **undelivered)
+        return clean
+
+
+T = TypeVar("T")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work, or None where we are told to stop before."""
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, stopping):
+            each.cancel()
+        await asyncio.wait({task, stopping})
+
+
+ServiceT = TypeVar("ServiceT", bound=Service)
+
+
+@asynccontextmanager
+async def run_in_process(
+    service_class: type[ServiceT], settings: CommonSettings, bus: Bus, *, clock: Clock | None = None
+) -> AsyncIterator[ServiceT]:
+    """A started service inside a test's own process; stopped at the end, the bus is left open.
+
+    Raises:
+        BaseException: what a spawned task has raised, at the end of the block.
+    """
+    runtime = Runtime(settings, bus, clock or SystemClock(), Telemetry(), get_logger(service_class.name))
+    service = service_class(runtime)
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+        await runtime.cancel_tasks()
+    if runtime.crashed.done():
+        raise runtime.crashed.result()

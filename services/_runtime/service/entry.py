@@ -1,0 +1,41 @@
+"""The installed command: `turnbuckle run SERVICE` needs nothing but that service, everything else the extra ``cli``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+from services._runtime.service.install_hint import package_missing
+from services._runtime.service.interpreter import become, installed_services
+
+EXIT_USAGE: Final = 2
+EXIT_UNAVAILABLE: Final = 69
+_CLI: Final = "services.cli.main"
+
+
+def main() -> None:
+    """Entry point."""
+    words = sys.argv[1:]
+    running = words[:1] == ["run"]
+    if running and (service := installed_services().get(next(iter(words[1:]), ""))) is not None:
+        become(service, words[2:])
+    try:
+        command = importlib.import_module(_CLI)
+    except ModuleNotFoundError as error:
+        sys.exit(_without_cli(error.name or _CLI, words))
+    command.main()
+
+
+def _without_cli(missing: str, words: list[str]) -> int:
+    """What a host that has only services says."""
+    if words[:1] != ["run"]:
+        print(f"turnbuckle {' '.join(words[:1])}: {package_missing(missing, 'cli')}", file=sys.stderr)  # noqa: T201
+        return EXIT_UNAVAILABLE
+    asked = words[1:] in ([], ["-h"], ["--help"])
+    lines = [f"  {service.name:<12}{service.summary}" for service in installed_services().values()]
+    if not asked:
+        lines.insert(0, f"there is no service {words[1]!r} here:")
+    out = sys.stdout if asked else sys.stderr
+    print("usage: turnbuckle run SERVICE [--help | --version | --print-config]", *lines, sep="\n", file=out)
+    return 0 if words[1:] and asked else EXIT_USAGE

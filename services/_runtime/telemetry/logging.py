@@ -1,0 +1,112 @@
+"""Logs as events: a constant name and keys. JSON where a program reads them, coloured lines where a person does."""
+
+from __future__ import annotations
+
+import logging as stdlib_logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.typing import FilteringBoundLogger, Processor
+
+from services._runtime.telemetry.tracing import trace_ids
+
+LogFormat = Literal["auto", "json", "console"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Logger = FilteringBoundLogger
+
+
+def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> None:
+    """Send every log, ours and those of libraries, to ``stream`` (default: standard error) as one line each."""
+    target = stream or sys.stderr
+    as_json = log_format == "json" or (log_format == "auto" and not target.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_service(service),
+        _add_trace,
+    ]
+    # Without local variables: they hold message contents, and could hold secrets.
+    frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+    renderer: list[Processor] = (
+        [structlog.processors.ExceptionRenderer(frames), structlog.processors.JSONRenderer(default=str)]
+        if as_json
+        else [structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+    )
+    threshold = stdlib_logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.PrintLoggerFactory(target),
+        cache_logger_on_first_use=False,
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+    )
+    handler = stdlib_logging.StreamHandler(target)
+    handler.setFormatter(formatter)
+    handler.addFilter(_Sparing("opentelemetry"))
+    stdlib_logging.basicConfig(handlers=[handler], level=max(threshold, stdlib_logging.WARNING), force=True)
+
+
+def get_logger(component: str) -> Logger:
+    """A logger whose events carry ``component``; it follows `setup_logging`, whenever that is called."""
+    logger: Logger = structlog.get_logger(component=component)
+    return logger
+
+
+def _add_service(service: str) -> Processor:
+    def add(_logger: Any, _method: str, event: Any) -> Any:
+        event["service"] = service
+        return event
+
+    return add
+
+
+def _add_trace(_logger: Any, _method: str, event: Any) -> Any:
+    ids = trace_ids()
+    if ids is not None:
+        event["trace_id"], event["span_id"] = ids
+    return event
+
+
+class LogLimiter:
+    """Lets an event of one kind through at most once per interval and tells how many were held back."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._next_s: dict[str, float] = {}
+        self._held_back: dict[str, int] = {}
+
+    def admit(self, kind: str, every_s: float = 1.0) -> int | None:
+        """How many events of this kind were held back since the last one, or None: hold this one back too."""
+        now = self._monotonic()
+        if now < self._next_s.get(kind, float("-inf")):
+            self._held_back[kind] = self._held_back.get(kind, 0) + 1
+            return None
+        self._next_s[kind] = now + every_s
+        return self._held_back.pop(kind, 0)
+
+
+def log_once(log: Callable[..., Any], limiter: LogLimiter, kind: str, every_s: float = 1.0, **keys: Any) -> None:
+    """Log event ``kind`` through ``log`` (such as ``logger.warning``) unless the limiter holds it back."""
+    held_back = limiter.admit(kind, every_s)
+    if held_back is not None:
+        log(kind, **keys, **({"suppressed": held_back} if held_back else {}))
+
+
+class _Sparing(stdlib_logging.Filter):
+    """Lets what a library says again and again through once a minute: a collector may be away for days."""
+
+    _every_s = 60.0
+
+    def __init__(self, library: str) -> None:
+        super().__init__(library)
+        self._limiter = LogLimiter()
+
+    def filter(self, record: stdlib_logging.LogRecord) -> bool:
+        return not super().filter(record) or self._limiter.admit(str(record.msg), self._every_s) is not None

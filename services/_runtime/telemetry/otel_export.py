@@ -1,0 +1,220 @@
+"""Export to an OpenTelemetry collector, beside everything else: nothing here may hold up the event loop.
+
+Spans go through a bounded queue to a thread of their own, metrics are read by another; a collector that is dead or
+hangs costs telemetry, which is counted, and nothing else. Imported only where ``OTEL_*`` variables ask for an export.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, cast
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, MetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
+
+from services._runtime.telemetry import tracing
+from services._runtime.telemetry.logging import get_logger
+from services._runtime.telemetry.otel_metrics import observe_all
+from services._runtime.telemetry.otel_settings import Origin, OtelSettings, SignalSettings
+from services._runtime.telemetry.otel_spans import OtelSpan, OtelTracing
+from services._runtime.telemetry.telemetry import Sample, Telemetry
+
+SCOPE: Final = "turnbuckle"
+FLUSH_S: Final = 1.5
+"""For what is left at the end; a collector that hangs keeps no service from stopping."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of spans, and of exports of metrics."""
+
+    exported: int = 0
+    overflow: int = 0
+    """Spans that were thrown away because the queue was full: the oldest ones."""
+    refused: int = 0
+    """Spans that no collector took."""
+    failed_metric_exports: int = 0
+
+
+def _resource(origin: Origin) -> Resource:
+    """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win over what we know ourselves."""
+    ours: dict[str, str | bool | int | float] = {
+        "service.name": f"turnbuckle-{origin.service}",
+        "service.version": origin.version,
+        "service.instance.id": str(uuid.uuid4()),
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+    }
+    return Resource.create(ours).merge(OTELResourceDetector().detect())
+
+
+class Export:
+    """The exporters of one process. They run from the construction until `close`."""
+
+    def __init__(self, settings: OtelSettings, origin: Origin, collect: Callable[[], list[Sample]] | None) -> None:
+        """``collect`` reads all metrics, from any thread; None: there are none."""
+        self.counts = Counts()
+        self._exporters: list[SpanExporter | MetricExporter] = []
+        self._providers: list[TracerProvider | MeterProvider] = []
+        resource = _resource(origin)
+        if settings.traces.exporter != "none":
+            self._export_spans(settings.traces, resource, origin.version)
+        if settings.metrics.exporter != "none" and collect is not None:
+            self._export_metrics(settings.metrics, resource, collect)
+        log = get_logger("telemetry")
+        log.info("telemetry_exported", traces=settings.traces.exporter, metrics=settings.metrics.exporter)
+        for sentence in settings.ignored:
+            log.warning("telemetry_setting_ignored", reason=sentence)
+
+    def _export_spans(self, settings: SignalSettings, resource: Resource, version: str) -> None:
+        exporter = _span_exporter(settings)
+        _note_results(exporter, self._note_spans)
+        self._exporters.append(exporter)
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        _make_first(exporter, resource, version)
+        batches = _Batches(exporter, self.counts)
+        provider.add_span_processor(batches)
+        self._providers.append(provider)
+        tracing.install(OtelTracing(provider.get_tracer(SCOPE, version), batches.defer))
+
+    def _export_metrics(
+        self, settings: SignalSettings, resource: Resource, collect: Callable[[], list[Sample]]
+    ) -> None:
+        exporter = _metric_exporter(settings)
+        _note_results(exporter, self._note_metrics)
+        self._exporters.append(exporter)
+        provider = MeterProvider([PeriodicExportingMetricReader(exporter)], resource, shutdown_on_exit=False)
+        self._providers.append(provider)
+        observe_all(provider.get_meter(SCOPE), collect)
+
+    def observe(self, telemetry: Telemetry) -> None:
+        """Offer what became of telemetry as metrics."""
+        counts, lost = self.counts, "turnbuckle_telemetry_lost_spans_total"
+        telemetry.observe("turnbuckle_telemetry_exported_spans_total", lambda: counts.exported)
+        telemetry.observe(lost, lambda: counts.overflow, reason="overflow")
+        telemetry.observe(lost, lambda: counts.refused, reason="refused")
+        telemetry.observe("turnbuckle_telemetry_failed_metric_exports_total", lambda: counts.failed_metric_exports)
+
+    def close(self, within_s: float = FLUSH_S) -> bool:
+        """Send what is left; False: there was no time for it. Blocks, and the event loop must turn meanwhile."""
+        tracing.install(None)
+        end_s = time.monotonic() + within_s
+        endings = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self._providers]
+        for ending in endings:
+            ending.start()
+        for ending in endings:
+            ending.join(max(0.0, end_s - time.monotonic()))
+        flushed = not any(ending.is_alive() for ending in endings)
+        if not flushed:
+            get_logger("telemetry").warning("telemetry_not_flushed", within_s=within_s)
+            for exporter in self._exporters:
+                exporter.shutdown()  # no more attempts; the threads end with the process
+        return flushed
+
+    def _note_spans(self, batch: Any, done: bool) -> None:
+        if done:
+            self.counts.exported += len(batch)
+        else:
+            self.counts.refused += len(batch)
+
+    def _note_metrics(self, _batch: Any, done: bool) -> None:
+        self.counts.failed_metric_exports += not done
+
+
+class _Batches(BatchSpanProcessor):
+    """The SDK's queue; it throws the oldest span away where it is full, and we count that."""
+
+    def __init__(self, exporter: SpanExporter, counts: Counts) -> None:
+        super().__init__(exporter)
+        self._counts = counts
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._count_overflow()
+        super().on_end(span)
+
+    def defer(self, span: OtelSpan) -> None:
+        """Queue a span that `_make_first` is going to make."""
+        self._count_overflow()
+        self._batch_processor.emit(cast("ReadableSpan", span))
+
+    def _count_overflow(self) -> None:
+        queue = self._batch_processor._queue  # noqa: SLF001 - that one gives way is told nowhere else
+        self._counts.overflow += len(queue) == queue.maxlen
+
+
+class _Sampled(SpanProcessor):
+    """Keeps the spans that ended, and are to be exported."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self.spans.append(span)
+
+
+def _make_first(exporter: SpanExporter, resource: Resource, version: str) -> None:
+    """Have the exporter make the spans that the event loop has only noted."""
+    made = _Sampled()
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(made)
+    tracer = provider.get_tracer(SCOPE, version)
+    export = exporter.export
+
+    def export_made(batch: Sequence[ReadableSpan | OtelSpan]) -> SpanExportResult:
+        for span in batch:
+            if isinstance(span, OtelSpan):
+                span.make(tracer)
+            else:
+                made.spans.append(span)
+        spans, made.spans = made.spans, []
+        return export(spans) if spans else SpanExportResult.SUCCESS
+
+    exporter.export = export_made  # type: ignore[method-assign,assignment]
+
+
+def _span_exporter(settings: SignalSettings) -> SpanExporter:
+    if settings.exporter == "console":
+        return ConsoleSpanExporter()
+    made: SpanExporter = _otlp_module(settings, "trace").OTLPSpanExporter()
+    return made
+
+
+def _metric_exporter(settings: SignalSettings) -> MetricExporter:
+    if settings.exporter == "console":
+        return ConsoleMetricExporter()
+    made: MetricExporter = _otlp_module(settings, "metric").OTLPMetricExporter()
+    return made
+
+
+def _otlp_module(settings: SignalSettings, signal: str) -> Any:
+    return import_module(
+        f"opentelemetry.exporter.otlp.proto.{settings.protocol.removesuffix('/protobuf')}.{signal}_exporter"
+    )
+
+
+def _note_results(exporter: SpanExporter | MetricExporter, note: Callable[[Any, bool], None]) -> None:
+    """Call ``note`` with each batch and whether it was taken."""
+    export = exporter.export
+
+    def noted(batch: Any, *arguments: Any, **keywords: Any) -> Any:
+        done = False
+        try:
+            result: Any = export(batch, *arguments, **keywords)
+            done = result.name == "SUCCESS"
+        finally:
+            note(batch, done)
+        return result
+
+    exporter.export = noted  # type: ignore[method-assign,assignment]

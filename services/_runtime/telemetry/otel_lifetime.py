@@ -1,0 +1,71 @@
+"""Telemetry of a process for as long as a block runs; nothing, and no import, where none is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from services._runtime.service.health import Health
+from services._runtime.telemetry.otel_settings import Origin, OtelSettings
+from services._runtime.telemetry.telemetry import Sample, Telemetry
+
+if TYPE_CHECKING:
+    from services._runtime.telemetry.otel_export import Export
+
+
+@asynccontextmanager
+async def exporting(
+    settings: OtelSettings | None, origin: Origin, telemetry: Telemetry, health: Health
+) -> AsyncIterator[None]:
+    """Export the spans and metrics of a service; what is left at the end is sent, within a deadline."""
+    if settings is None:
+        yield
+        return
+
+    def collect() -> list[Sample]:
+        samples: list[Sample] = health.on_loop(lambda: list(telemetry.collect()))
+        return samples
+
+    export = _export(settings, origin, collect)
+    export.observe(telemetry)
+    try:
+        yield
+    finally:
+        await _beside(export.close)
+
+
+@contextmanager
+def exporting_spans(settings: OtelSettings | None, origin: Origin) -> Iterator[None]:
+    """Export the spans of a command; it ends a little later where the collector is slow."""
+    if settings is None:
+        yield
+        return
+    export = _export(settings, origin, None)
+    try:
+        yield
+    finally:
+        export.close()
+
+
+def _export(settings: OtelSettings, origin: Origin, collect: Callable[[], list[Sample]] | None) -> Export:
+    from services._runtime.telemetry.otel_export import Export  # noqa: PLC0415 - 20 MB that most processes do not need
+
+    return Export(settings, origin, collect)
+
+
+async def _beside(work: Callable[[], object]) -> None:
+    """Run what blocks in a thread that keeps no interpreter from ending."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name="telemetry end", daemon=True).start()
+    await done.wait()

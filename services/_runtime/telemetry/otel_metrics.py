@@ -1,0 +1,58 @@
+"""The metrics of `telemetry` as OpenTelemetry's observable instruments. Imported only where something is exported."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
+
+from schemas.telemetry import METRICS
+from services._runtime.telemetry.telemetry import Sample
+
+_FRESH_S: Final = 0.5
+"""The instruments of one export are read one after another: one look at everything serves them all."""
+
+
+def observe_all(meter: Meter, collect: Callable[[], list[Sample]]) -> None:
+    """Make an instrument of each declared metric; what nobody has registered reads as nothing.
+
+    Args:
+        meter: where they are made.
+        collect: reads everything; called from the exporting thread. May raise `TimeoutError`: there is nothing to tell.
+    """
+    readings = _Readings(collect)
+    for spec in METRICS.values():
+        make = meter.create_observable_counter if spec.kind == "counter" else meter.create_observable_gauge
+        make(spec.otel_name, callbacks=[readings.of(spec.name)], unit=spec.otel_unit, description=spec.description)
+
+
+class _Readings:
+    """One look at all metrics at a time."""
+
+    def __init__(self, collect: Callable[[], list[Sample]]) -> None:
+        self._collect = collect
+        self._read_s = float("-inf")
+        self._by_name: defaultdict[str, list[Sample]] = defaultdict(list)
+
+    def of(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """The callback of one instrument."""
+
+        def read(_options: CallbackOptions) -> Iterable[Observation]:
+            self._look()
+            return [Observation(sample.value, dict(sample.labels)) for sample in self._by_name[name]]
+
+        return read
+
+    def _look(self) -> None:
+        if time.monotonic() - self._read_s < _FRESH_S:
+            return
+        found: defaultdict[str, list[Sample]] = defaultdict(list)
+        try:
+            for sample in self._collect():
+                found[sample.spec.name].append(sample)
+        except TimeoutError:
+            pass  # the event loop is busy or has ended
+        self._by_name, self._read_s = found, time.monotonic()

@@ -1,0 +1,115 @@
+"""Metrics: plain integers that are read on demand, by `/metrics` and by OpenTelemetry alike. Spans are in `tracing`.
+
+Nothing here may cost anything on the hot path: a counter is an attribute that its owner increments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from schemas.telemetry import METRICS, MetricSpec
+from services._runtime.telemetry.tracing import UndeclaredTelemetryError, undeclared
+
+__all__ = ["Counter", "Sample", "Telemetry", "UndeclaredTelemetryError", "observe_bus"]
+
+
+@dataclass(slots=True, eq=False)
+class Counter:
+    """A count. The owner adds to `value` itself where a call would cost too much."""
+
+    value: int = 0
+
+    def add(self, amount: int = 1) -> None:
+        """Count."""
+        self.value += amount
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of one metric."""
+
+    spec: MetricSpec
+    labels: Mapping[str, str]
+    value: float
+
+
+Labelled = Callable[[], Mapping[str, float]]
+
+
+@dataclass(slots=True)
+class _Observer:
+    spec: MetricSpec
+    labels: dict[str, str]
+    read: Callable[[], float]
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """The metrics of one process."""
+
+    _observers: list[_Observer] = field(default_factory=list)
+    _families: list[tuple[MetricSpec, str, Labelled]] = field(default_factory=list)
+
+    def counter(self, name: str, **labels: str) -> Counter:
+        """A new counter under a declared name.
+
+        Raises:
+            UndeclaredTelemetryError: see `schemas.telemetry`.
+        """
+        counter = Counter()
+        self.observe(name, lambda: counter.value, **labels)
+        return counter
+
+    def observe(self, name: str, read: Callable[[], float], **labels: str) -> None:
+        """Have a counter or gauge read by `read`, on the event loop, whenever someone asks."""
+        spec = _declared(name)
+        if set(labels) != set(spec.labels):
+            raise UndeclaredTelemetryError(f"metric {name} has the labels {spec.labels}, not {tuple(labels)}")
+        self._observers.append(_Observer(spec, labels, read))
+
+    def observe_by_label(self, name: str, label: str, read: Labelled) -> None:
+        """As `observe`, for values by label value that come into being at run time."""
+        spec = _declared(name)
+        if spec.labels != (label,):
+            raise UndeclaredTelemetryError(f"metric {name} has the labels {spec.labels}, not {(label,)}")
+        self._families.append((spec, label, read))
+
+    def collect(self) -> Iterator[Sample]:
+        """Read everything."""
+        for observer in self._observers:
+            yield Sample(observer.spec, observer.labels, observer.read())
+        for spec, label, read in self._families:
+            for value, number in read().items():
+                yield Sample(spec, {label: value}, number)
+
+
+def observe_bus(telemetry: Telemetry, connected: Callable[[], bool], counters: Callable[[], dict[str, int]]) -> None:
+    """Offer a bus's counters as metrics."""
+
+    def read(name: str) -> Callable[[], float]:
+        return lambda: counters().get(name, 0)
+
+    telemetry.observe("turnbuckle_bus_connected_info", lambda: float(connected()))
+    telemetry.observe("turnbuckle_bus_published_messages_total", read("published"))
+    telemetry.observe("turnbuckle_bus_received_messages_total", read("received"))
+    telemetry.observe("turnbuckle_bus_dropped_messages_total", read("dropped_disconnected"), reason="disconnected")
+    telemetry.observe("turnbuckle_bus_dropped_messages_total", read("dropped_slow"), reason="slow")
+    telemetry.observe("turnbuckle_bus_handler_errors_total", read("handler_errors"))
+    telemetry.observe("turnbuckle_bus_reconnects_total", read("reconnects"))
+    telemetry.observe("turnbuckle_bus_published_events_total", read("facts_published"))
+    telemetry.observe("turnbuckle_bus_dropped_events_total", read("facts_dropped"))
+    telemetry.observe("turnbuckle_bus_pending_events", read("facts_pending"))
+    prefix = "undecodable_"
+    telemetry.observe_by_label(
+        "turnbuckle_bus_undecodable_messages_total",
+        "kind",
+        lambda: {name.removeprefix(prefix): n for name, n in counters().items() if name.startswith(prefix)},
+    )
+
+
+def _declared(name: str) -> MetricSpec:
+    spec = METRICS.get(name)
+    if spec is None:
+        raise UndeclaredTelemetryError(undeclared("metric", name, METRICS))
+    return spec

@@ -1,0 +1,33 @@
+"""A tool as a process: ``python -m services._runtime.tools.start MODULE ARGUMENTS...`` runs the module as a program.
+
+A package that the tool needs and that is not installed is said in a sentence (exit code 69), not by a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from typing import Final
+
+from services._runtime.service.install_hint import package_missing
+
+EXIT_UNAVAILABLE: Final = 69
+
+
+def main() -> int | None:
+    """Run it; returns only where it cannot be run."""
+    _, module, *arguments = sys.argv
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        text = package_missing(error.name or module, module.split(".")[1])
+        sys.stderr.write(f"error: {text}\n")
+        sys.stdout.write(json.dumps({"event": "error", "message": text, "exit_code": EXIT_UNAVAILABLE}) + "\n")
+        return EXIT_UNAVAILABLE
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
