@@ -14,11 +14,11 @@ from schemas.limits import LimitReply, LimitUpdate
 from schemas.message import Message
 from schemas.queries import QueryError
 from schemas.subjects import CFS, LIMIT_UPDATES
+from services._host.scheduling import become_realtime, request_short_slices
 from services._runtime.bus.api import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
-from services.agent.adapters.scheduling import become_realtime, request_short_slices
 from services.agent.adapters.select import Ground, build_host
 from services.agent.announced import AnnouncedLimits
 from services.agent.container_events import ContainerEvents, Detail

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ByteSize, Field
 
 from schemas.sizes import MemorySize
-from services._runtime.cgroupfs import MANAGED_ROOT
+from services._host.cgroupfs import MANAGED_ROOT
 from services._runtime.service.settings import NodeSettings
 from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from pydantic import ByteSize
 
 from schemas.apps import AppSpec, Policy
-from services._runtime.load_profile import (
+from services._host.simulation.load_profile import (
     DEMO_CPU_LIMIT,
     DEMO_MEMORY_LIMIT_BYTES,
     ContainerLoad,

@@ -17,7 +17,7 @@ from docker.models.containers import Container
 
 import services
 from schemas.apps import PERIOD_US
-from services._runtime.load_profile import ContainerLoad
+from services._host.simulation.load_profile import ContainerLoad
 from services.cli.demo import DemoPlan
 from services.cli.demo_processes import RESTART_AFTER_S, WORKER_MODULE, worker_arguments
 from services.cli.deployer import APP_LABEL, NAME_LABEL

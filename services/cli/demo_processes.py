@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services._runtime.cgroupfs import (
+from services._host.cgroupfs import (
     MANAGED_ID_LENGTH,
     CgroupLayout,
     CgroupUnavailableError,
@@ -19,13 +19,13 @@ from services._runtime.cgroupfs import (
     managed_directory,
     parse_managed,
 )
-from services._runtime.load_profile import ContainerLoad
+from services._host.simulation.load_profile import ContainerLoad
 from services._runtime.service.interpreter import isolated_command
 from services.cli.demo import WATCH_EVERY_S, DemoPlan
 from services.cli.failure import UnavailableError
 from services.cli.managed_process import spawn_in_group
 
-WORKER_MODULE: Final = "services._runtime.load_worker"
+WORKER_MODULE: Final = "services._host.simulation.load_worker"
 RESTART_AFTER_S: Final = 1.0
 
 

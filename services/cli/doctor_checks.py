@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.bus.embedded_server import NatsServerError, find_binary
 from services._runtime.bus.options import BusOptions
-from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services.cli.doctor_bus import check_bus
 from services.cli.doctor_edge import check_network_edge
 from services.cli.doctor_finding import Finding, Level

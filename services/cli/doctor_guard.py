@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
 from services.cli.doctor_finding import Finding, Level
 
 STATE_DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__STATE_DIRECTORY"

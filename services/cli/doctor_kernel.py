@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
-from services._runtime.kernel_programs import LOADER, hierarchies_of, kernel_directory, loader_command
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
+from services._host.kernel_programs import LOADER, hierarchies_of, kernel_directory, loader_command
 from services.cli.doctor_finding import Finding, Level
 
 DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__KERNEL_DIRECTORY"

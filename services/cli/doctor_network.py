@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from services._runtime.frr import DIRECTORY, Frr, FrrError
-from services._runtime.kernel_support import FEATURES, CannotTryError, Feature, missing_features
-from services._runtime.netns import inside
+from services._host.frr import DIRECTORY, Frr, FrrError
+from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
+from services._host.netns import inside
 from services.cli.doctor_finding import Finding, Level
 from services.cli.fabric.access import SOCKET, access_of, exposure_of
 

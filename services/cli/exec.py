@@ -37,7 +37,7 @@ def exec_command(  # noqa: PLR0913, PLR0917 - a command's options are its parame
     exit code is the command's (128 + n if signal n ended it). What it leaves running is ended with it. Where APP is not
     announced, a note says so at once: the command runs all the same, unmanaged until `turnbuckle apply`.
     """
-    from services._runtime.cgroupfs import MANAGED_ROOT  # noqa: PLC0415 - quick --help
+    from services._host.cgroupfs import MANAGED_ROOT  # noqa: PLC0415 - quick --help
     from services.cli.announced import note_if_unmanaged  # noqa: PLC0415 - as above
     from services.cli.connection import find_server, quiet_logs  # noqa: PLC0415
     from services.cli.managed_process import ManagedCommand, run_in_group, usable_layout  # noqa: PLC0415

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from schemas.apps import MIN_QUOTA_US, PERIOD_US
-from services._runtime.cgroupfs import (
+from services._host.cgroupfs import (
     MANAGED_ID_LENGTH,
     MANAGED_ROOT,
     CgroupLayout,

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from schemas.apps import Policy
 from schemas.streams import APPS, LEASES, NODES
+from services._host.cgroupfs import MANAGED_ROOT, CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.bus.api import Bus
 from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError, PortTakenError
 from services._runtime.bus.options import BusOptions
-from services._runtime.cgroupfs import MANAGED_ROOT, CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services.cli.agent_metrics import read_write_counts
 from services.cli.connection import connected
 from services.cli.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_demo

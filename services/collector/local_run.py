@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from schemas.codec import to_plain
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
+from services._host.sandbox.sandbox import Cells, CellUnavailableError
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus
-from services.collector.adapters.cell import Cells, CellUnavailableError
 from services.collector.adapters.local_workers import Launch, LocalWorkers, Worker
 from services.collector.core.rate import Rate, rate_of, whole_run_of
 from services.collector.core.rate_words import rate_sentence

@@ -13,13 +13,13 @@ from typing import Any, Final, NamedTuple
 
 from schemas.network import RouteEvent, RouteKind, TcEvent, TcObject, TcOperation, TcOperationKind
 from schemas.subjects import ROUTE_EVENTS, TC_EVENTS
+from services._host.netlink.objects import Action, Clsact, FdbEntry, Filter
 from services._runtime.bus.api import Bus
 from services._runtime.clock import Clock
 from services.reconciler.audit_mark import Mark
 from services.reconciler.auditor import Verdict
 from services.reconciler.core.operation import Operation, Target
 from services.reconciler.core.plan import tunnel_of
-from services.reconciler.core.state import Action, Clsact, FdbEntry, Filter
 from services.reconciler.fast_path_guard import Emptied
 from services.reconciler.loop import Looked
 from services.reconciler.passes import Pass, Write

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from services._host.frr import FrrError
+from services._host.netlink.objects import FdbEntry, Snapshot
 from services._runtime.clock import Clock
-from services._runtime.frr import FrrError
-from services.reconciler.core.state import FdbEntry, Snapshot
 from services.reconciler.fastpath.values import Ownership
 from services.reconciler.inaccessible import question, read_inaccessible, suspects
 from services.reconciler.paths import Comparison, FrrView, Path, Sessions, destinations_of, read_routes, read_sessions

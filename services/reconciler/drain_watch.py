@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from services._host.frr import FrrError
+from services._host.frr_drain import RUNNING, drained
 from services._runtime.clock import Clock
-from services._runtime.frr import FrrError
-from services._runtime.frr_drain import RUNNING, drained
 from services.reconciler.ports import Daemons
 
 ASK_EVERY_S: Final = 2.0

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from services._host.netlink.attributes import NetlinkError
+from services._host.netlink.subscription import Namespace
 from services._runtime.clock import Clock
-from services.reconciler.adapters.attributes import NetlinkError
-from services.reconciler.adapters.subscription import Namespace
 from services.reconciler.fastpath.heartbeat import Beat, HeartbeatReceiver
 from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.values import Ownership

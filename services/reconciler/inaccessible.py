@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from services._runtime.frr import FrrError
+from services._host.frr import FrrError
 
 MOST_ASKED: Final = 64
 """Destinations for which bgpd is asked at one look, of 0.3 ms each: a next hop is inaccessible for all at once."""

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from services._host.netlink.objects import Snapshot
 from services._runtime.clock import Clock
 from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
 from services._runtime.telemetry.tracing import NEW_TRACE, Begin, Span, span
-from services.reconciler.core.state import Snapshot
 from services.reconciler.passes import Pass, Reconciliation
 from services.reconciler.ports import Events, Network, UnreadableError
 from services.reconciler.triggers import Burst, Timers

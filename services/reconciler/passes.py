@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from services._host.netlink.objects import Filter, Snapshot
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import Desired, desired
 from services.reconciler.core.digest import forwarding_digest, rules_digest
@@ -17,7 +18,6 @@ from services.reconciler.core.outcome import Refusals, Verdict, failures, remedi
 from services.reconciler.core.ownership import KnownPlaces
 from services.reconciler.core.plan import Tally, flush, plan, tally
 from services.reconciler.core.problems import Problem, ProblemKind, problem
-from services.reconciler.core.state import Filter, Snapshot
 from services.reconciler.ports import Network, UnreadableError
 
 ROUNDS: Final = 3

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services._runtime.frr import FrrError
-from services.reconciler.core.state import NextHop, Snapshot
+from services._host.frr import FrrError
+from services._host.netlink.objects import NextHop, Snapshot
 from services.reconciler.fastpath.values import Ownership
 from services.reconciler.watcher import hops_text
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from services._host.netlink.objects import Link, Route, Snapshot
 from services.reconciler.core.operation import Operation
-from services.reconciler.core.state import Link, Route, Snapshot
 
 
 class UnreadableError(Exception):
@@ -80,7 +80,7 @@ class Daemons(Protocol):
     """FRR's daemons."""
 
     async def show_json(self, daemon: str, command: str) -> Any:
-        """The parsed answer of one daemon to a show command. Raises `services._runtime.frr.FrrError`."""
+        """The parsed answer of one daemon to a show command. Raises `services._host.frr.FrrError`."""
 
     async def ask(self, daemon: str, command: str) -> str:
-        """The answer of one daemon as text. Raises `services._runtime.frr.FrrError`."""
+        """The answer of one daemon as text. Raises `services._host.frr.FrrError`."""

@@ -18,11 +18,11 @@ from schemas.network import (
     RuleState,
 )
 from schemas.queries import QueryError
+from services._host.netlink.objects import Filter, Snapshot
 from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock
 from services.reconciler.audit import tc_operation
 from services.reconciler.core.plan import own_filters, tunnel_of
-from services.reconciler.core.state import Filter, Snapshot
 from services.reconciler.loop import Loop
 from services.reconciler.passes import Reconciliation
 from services.reconciler.paths import FrrView, Path, destinations_of

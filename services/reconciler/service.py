@@ -12,19 +12,19 @@ from typing import ClassVar
 from schemas.network import ReconcilerInfo
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
+from services._host.frr import Frr
+from services._host.namespace_lock import NamespaceLock, lock_path
+from services._host.netlink.objects import Snapshot
 from services._runtime.bus.api import BusError, NotPermittedError, Subscription
 from services._runtime.bus.name_registration import Holder, NameTakenError, Registration, tell_not_permitted
-from services._runtime.frr import Frr
 from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.logging import LogLimiter, log_once
-from services.reconciler.adapters.namespace_lock import NamespaceLock, lock_path
 from services.reconciler.adapters.network import KernelNetwork
 from services.reconciler.adapters.rights import why_not_allowed
 from services.reconciler.audit import BEHIND, FAR_BEHIND, Teller
 from services.reconciler.audit_mark import AuditMark
 from services.reconciler.auditor import PathAuditor, Verdict
-from services.reconciler.core.state import Snapshot
 from services.reconciler.drain_watch import DrainWatch
 from services.reconciler.fast_path_guard import Emptied, FastPathGuard
 from services.reconciler.fastpath.values import Ownership

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from services._host.edge_settings import EdgeSettings
 from services.reconciler.core.config import DEFAULT_PREF, ForwardingConfig, OffloadPolicy
-from services.reconciler.edge_settings import EdgeSettings
 
 
 def _check_port(text: str) -> str:

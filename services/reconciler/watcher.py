@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from schemas.network import RouteKind
-from services.reconciler.core.state import Link, NextHop, Snapshot
+from services._host.netlink.objects import Link, NextHop, Snapshot
 
 TOGETHER: Final = 16
 """More changes of one kind than this in one look are put together where the very same happened to several."""

@@ -14,10 +14,10 @@ from docker.errors import DockerException
 
 from schemas.cfs import CfsBatch
 from schemas.subjects import CFS
+from services._host.cgroupfs import detect
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services._runtime.cgroupfs import detect
 from services.agent.adapters.cgroups import open_host
 from services.agent.ports import ContainerHandle, WriteOutcome
 from services.cli.host_image import ensure_host_image, host_mounts

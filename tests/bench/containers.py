@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory, parse_managed
+from services._host.cgroupfs import ManagedCgroup, detect, managed_directory, parse_managed
 from services.agent.ports import FoundContainer
 
 MANAGED_ROOT = "turnbuckle-bench"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schemas.apps import Policy
-from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
+from services._host.cgroupfs import CgroupUnavailableError, can_manage, detect
 from tests.bench import comparison, report
 from tests.bench.cluster import Cluster, open_cluster
 from tests.bench.containers import Containers

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services._runtime.cgroupfs import CgroupUnavailableError, detect
+from services._host.cgroupfs import CgroupUnavailableError, detect
 
 _CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

@@ -17,8 +17,8 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.oom import OomEvent, OomKind
 from schemas.subjects import CFS, OOM_EVENTS
+from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from services._runtime.bus.api import Delivery
-from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
 from tests.bench.cluster import Cluster, Process
 from tests.support.cgroup_lab import wait_until
 from tests.support.memory_load import MemoryLoad

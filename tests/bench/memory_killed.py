@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from schemas.apps import AppSpec
 from schemas.subjects import CFS, OOM_EVENTS
-from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
+from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from tests.bench.cluster import Cluster, open_cluster
 from tests.bench.figures import Spread
 from tests.bench.machine import Machine

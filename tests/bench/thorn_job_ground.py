@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from services._runtime.netns import NETNS_DIRECTORY
+from services._host.netns import NETNS_DIRECTORY
 from services.cli.lab.topology import APPLICATION_MTU_BYTES
 
 FaultName = Literal["blackhole", "link-down"]

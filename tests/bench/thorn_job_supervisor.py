@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.netns import command_in
+from services._host.netns import command_in
 from tests.bench.thorn_job_faults import FaultCycle, FaultInjector, InjectedFault
 from tests.bench.thorn_job_ground import Ground
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services._runtime.netns import inside
+from services._host.netns import inside
 
 TC_ACT_PIPE: Final = 3
 TUNNEL_KEY_SET: Final = 1

@@ -24,8 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from services.reconciler.adapters.netlink import CREATE, REPLACE, NetlinkSocket, Request
-from services.reconciler.adapters.rtnetlink import AF_BRIDGE, NTF_EXT_LEARNED, NTF_SELF, NUD_REACHABLE, Rtm
+from services._host.netlink.constants import AF_BRIDGE, NTF_EXT_LEARNED, NTF_SELF, NUD_REACHABLE, Rtm
+from services._host.netlink.socket import CREATE, REPLACE, NetlinkSocket, Request
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import desired
 from services.reconciler.core.plan import plan

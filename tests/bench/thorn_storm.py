@@ -24,8 +24,8 @@ from typing import Final, Self
 
 from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RouteKind, TcEvent
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS, TC_EVENTS
+from services._host.frr import Frr
 from services._runtime.bus.api import BusError, Delivery
-from services._runtime.frr import Frr
 from services.cli.failure import UnavailableError
 from services.cli.lab import reach
 from services.cli.lab.faults import Fault, repeated

@@ -26,7 +26,7 @@ import structlog
 
 from schemas.apps import AppSpec
 from schemas.streams import APPS
-from services._runtime.load_profile import demo_scenario
+from services._host.simulation.load_profile import demo_scenario
 from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from services._host.cgroupfs import CgroupLayout, ManagedCgroup, detect
 from services._runtime.bus.embedded_server import EmbeddedNats
-from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup, detect
 from services.cli.main import app as main
 
 EXEC = [sys.executable, "-m", "services.cli", "exec"]

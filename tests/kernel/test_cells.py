@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.cgroupfs import ManagedCgroup, detect
-from services.collector.adapters.cell import Cell, Cells, CellSample, CellUnavailableError, Output
-from services.collector.adapters.cell_records import RECORDS, Owner, RunRecord
+from services._host.cgroupfs import ManagedCgroup, detect
+from services._host.sandbox.records import RECORDS, Owner, RunRecord
+from services._host.sandbox.sandbox import Cell, Cells, CellSample, CellUnavailableError, Output
 from tests.support.cgroup_lab import wait_until
 from tests.support.local_runs import ROOT, cell_directories, child_of, lives, network_of, record_of, wait_gone
 
@@ -243,7 +243,7 @@ def test_the_end_of_the_run_leaves_nothing() -> None:
 
 OWNER = """
 import sys
-from services.collector.adapters.cell import Cells
+from services._host.sandbox.sandbox import Cells
 with Cells() as cells:
     cell = cells.create("worker")
     shell = cell.spawn(["sh", "-c", "sleep 1000 & sleep 1000 & wait"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.cgroupfs import write_file
+from services._host.cgroupfs import write_file
 from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
 from tests.support.cgroup_lab import BURN, wait_until
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import detect
+from services._host.cgroupfs import detect
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.docker_engine import DockerDiscovery
 from services.agent.ports import (

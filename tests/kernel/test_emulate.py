@@ -14,9 +14,9 @@ import pytest
 
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import ConfigurationPrediction, Estimate
-from services._runtime.cgroupfs import detect
+from services._host.cgroupfs import detect
+from services._host.sandbox.records import CELLS_ROOT, RECORDS, RunRecord
 from services._runtime.record_files import read_job_file
-from services.collector.adapters.cell_records import CELLS_ROOT, RECORDS, RunRecord
 from services.collector.emulated.campaign import Campaign, campaign_name, machine_cores
 from services.collector.emulated.grid import expand, read
 from services.collector.emulated.instance_types import InstanceType

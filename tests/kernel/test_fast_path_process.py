@@ -11,10 +11,10 @@ import time
 import pytest
 
 from schemas.network import RouteKind
-from services._runtime.netns import socket_in
+from services._host.netlink.socket import NetlinkSocket
+from services._host.netns import socket_in
 from services._runtime.service.app import UnusableSettingsError
 from services.cli.lab.companions import fast_path_is_at_work
-from services.reconciler.adapters.netlink import NetlinkSocket
 from services.reconciler.fastpath.flush import main as flush_by_hand
 from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from services.reconciler.fastpath.routes import Write, override_request

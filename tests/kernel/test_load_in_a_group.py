@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.load_profile import ContainerLoad, LoadPhase
+from services._host.simulation.load_profile import ContainerLoad, LoadPhase
 from tests.support.cgroup_lab import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -28,7 +28,7 @@ def test_cpu_and_memory_follow_the_profile(lab):
     group = lab.group(quota_us=200_000)
     handle = lab.handle(group)
     join = "import os, sys; sys.stdin.readline(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    worker = ["-m", "services._runtime.load_worker", "--profile", load.model_dump_json(), "--exit-with-parent"]
+    worker = ["-m", "services._host.simulation.load_worker", "--profile", load.model_dump_json(), "--exit-with-parent"]
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", join, *worker], stdin=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.cgroupfs import (
+from services._host.cgroupfs import (
     CgroupUnavailableError,
     ManagedCgroup,
     can_manage,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.cgroupfs import ManagedCgroup, write_file
+from services._host.cgroupfs import ManagedCgroup, write_file
 from services.agent.ports import AlarmKind, WriteOutcome
 from tests.support.cgroup_lab import wait_until
 from tests.support.memory_lab import (

@@ -19,7 +19,7 @@ from uuid import uuid4
 import pytest
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import CgroupLayout, detect
+from services._host.cgroupfs import CgroupLayout, detect
 from services._runtime.clock import SystemClock
 from services.agent.adapters.pods import PodDiscovery
 from services.agent.adapters.select import build_host

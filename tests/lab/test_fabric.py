@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._runtime.netns import inside, socket_in
-from services._runtime.readiness import readable
+from services._host.netns import inside, socket_in
+from services._host.readiness import readable
 from services.cli.fabric.apply import ApplyError, down, up
 from services.cli.fabric.check import check
 from services.cli.fabric.host_file import parse_host_file

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from schemas.network import RouteKind
-from services._runtime.netns import socket_in
+from services._host.netns import socket_in
 from services.cli.lab import build, frr_daemons, reach
 from services.cli.lab.faults import Direction, Fault
 from services.cli.lab.lab import Lab

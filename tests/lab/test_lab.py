@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._runtime.netns import NETNS_DIRECTORY, command_in
-from services._runtime.readiness import readable
+from services._host.netns import NETNS_DIRECTORY, command_in
+from services._host.readiness import readable
 from services.cli.failure import CommandError, ExitCode
 from services.cli.lab import frr_daemons, record
 from services.cli.lab.faults import Direction, Fault

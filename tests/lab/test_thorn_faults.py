@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services._runtime.frr import Frr, FrrError
+from services._host.frr import Frr, FrrError
 from services.cli.lab import reach
 from services.cli.lab.faults import Direction, Fault, alternating
 from services.cli.lab.lab import Lab

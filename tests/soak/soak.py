@@ -28,8 +28,8 @@ from pathlib import Path
 
 from schemas.apps import AppSpec
 from schemas.oom import OomKind
+from services._host.cgroupfs import CgroupUnavailableError, can_manage, detect
 from services._runtime.bus.api import BusError
-from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
 from tests.bench.machine import this_machine
 from tests.soak.faults import Faults
 from tests.soak.loads import LEAST_MIB, RATES, Loads, Place

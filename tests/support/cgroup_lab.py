@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory, parse_managed
+from services._host.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory, parse_managed
 from services.agent.adapters.cgroup_host import CgroupHost
 from services.agent.adapters.cgroups import open_host
 from services.agent.ports import ContainerHandle, FoundContainer

@@ -23,11 +23,11 @@ from schemas.message import Message
 from schemas.queries import AppState, StateReply, StateRequest
 from schemas.streams import APPS
 from schemas.subjects import CFS, LIMIT_DECISIONS, Subject
+from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from services._runtime.bus.api import Bus, Delivery
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
 from services.agent.adapters.host_lock import exec_lock
 from services.agent.settings import AgentSettings
 from services.cli.allocators import whole_state

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services._runtime.netns import command_in
+from services._host.netns import command_in
 
 _PROGRAM = """
 import socket, sys

@@ -8,13 +8,13 @@ from ipaddress import ip_address
 from itertools import count
 from random import Random
 
+from services._host.netlink.objects import FdbEntry, Link, Snapshot, Tunnel, Vxlan
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import Desired, desired
 from services.reconciler.core.operation import Operation
 from services.reconciler.core.outcome import Refusals, remedies
 from services.reconciler.core.ownership import KnownPlaces
 from services.reconciler.core.plan import plan
-from services.reconciler.core.state import FdbEntry, Link, Snapshot, Tunnel, Vxlan
 from tests.support.model_kernel import ModelKernel
 
 LOCAL = "10.255.0.1"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services._runtime.netns import inside, socket_in
+from services._host.netns import inside, socket_in
 from services.cli.fabric.check import check
 from services.cli.fabric.model import HostFile
 from services.cli.fabric.places import FrrPaths, Places

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import CgroupLayout, ControllerMount
+from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services.agent.ports import FoundContainer
 
 APP, NAME, ID = "shop", "web", "0123456789ab"

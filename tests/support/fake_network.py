@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from threading import RLock
 from typing import Any
 
-from services._runtime.frr import FrrError
+from services._host.frr import FrrError
+from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot, Vxlan
 from services.reconciler.core.operation import Operation
-from services.reconciler.core.state import FdbEntry, Link, NextHop, Route, Snapshot, Vxlan
 from services.reconciler.ports import Happened, Paths, UnreadableError
 from tests.support.model_kernel import ModelKernel
 

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from services._runtime.netns import inside
+from services._host.netns import inside
 
 _FRAME = struct.Struct("!IHBB")
 _counter = itertools.count()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.reconciler.adapters.tc_decode import actions_in, decode_action
-from services.reconciler.core.state import Action
+from services._host.netlink.objects import Action
+from services._host.netlink.tc_decode import actions_in, decode_action
 
 RULE: Final = bytes.fromhex(
     "000000000300000001000000f2ffffff000364000b000100666c6f776572000008000b0000000000b80102000a000400"

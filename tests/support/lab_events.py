@@ -7,9 +7,9 @@ import struct
 from collections import Counter
 from typing import Final
 
-from services._runtime.netns import inside
-from services.reconciler.adapters.rtnetlink import AF_BRIDGE, Group, Rtm
-from services.reconciler.adapters.subscription import Subscription
+from services._host.netlink.constants import AF_BRIDGE, Group, Rtm
+from services._host.netlink.subscription import Subscription
+from services._host.netns import inside
 
 OVERLAY: Final = ("br0", "vx100", "vxenc0", "rep0")
 _ROUTES: Final = frozenset({Rtm.NEWROUTE, Rtm.DELROUTE})

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services._runtime.cgroupfs import detect
-from services.collector.adapters.cell_records import CELLS_ROOT, RECORDS
+from services._host.cgroupfs import detect
+from services._host.sandbox.records import CELLS_ROOT, RECORDS
 from tests.support.cgroup_lab import wait_until
 
 ROOT = Path(__file__).parents[2]

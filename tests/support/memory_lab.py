@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from services._runtime.cgroupfs import ManagedCgroup
+from services._host.cgroupfs import ManagedCgroup
 from services.agent.adapters.cgroup_host import CgroupHost
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.state_files import StateDirectory

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final, TypeVar
 
-from services.reconciler.core.operation import Operation, OperationKind
-from services.reconciler.core.state import (
+from services._host.netlink.objects import (
     ACTION_SKIP_HW,
     ACTION_SKIP_SW,
     Action,
@@ -33,6 +32,7 @@ from services.reconciler.core.state import (
     Snapshot,
     Tunnel,
 )
+from services.reconciler.core.operation import Operation, OperationKind
 
 ActionKey = tuple[ActionKind, int]
 FilterKey = tuple[int, int, int, int]

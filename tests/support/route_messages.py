@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from services.reconciler.adapters.attributes import address_bytes, attribute, u32
-from services.reconciler.adapters.nexthop_codec import NexthopObject
-from services.reconciler.adapters.route_codec import Hop, KernelRoute
-from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTNH_F_ONLINK
+from services._host.netlink.attributes import address_bytes, attribute, u32
+from services._host.netlink.constants import AF_INET, AF_INET6, RTNH_F_ONLINK
+from services._host.netlink.nexthop_codec import NexthopObject
+from services._host.netlink.route_codec import Hop, KernelRoute
 
 
 def route_message(route: KernelRoute) -> bytes:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import detect, parse_managed
+from services._host.cgroupfs import detect, parse_managed
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess

@@ -10,7 +10,7 @@ from typing import Any
 import docker
 import pytest
 
-from services._runtime.kernel_programs import BUILT_HERE, LOADER
+from services._host.kernel_programs import BUILT_HERE, LOADER
 from tests.support import compose_lab
 from tests.support.compose_lab import LIGHT, ROOT
 from tests.support.image_files import SECRET_NAME, files_of_image, secrets_in_image

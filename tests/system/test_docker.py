@@ -14,7 +14,7 @@ import pytest_asyncio
 from schemas.apps import AppSpec
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.subjects import CONTAINER_EVENTS
-from services._runtime.cgroupfs import paths_of_pid
+from services._host.cgroupfs import paths_of_pid
 from tests.support.cluster_lab import MIB, ClusterLab, MessageLog, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.docker_lab import DockerLab

@@ -13,8 +13,8 @@ import pytest_asyncio
 from schemas.apps import AppSpec
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.subjects import CONTAINER_EVENTS
+from services._host.cgroupfs import paths_of_pid
 from services._runtime.bus.api import RequestRefusedError
-from services._runtime.cgroupfs import paths_of_pid
 from tests.support import other_hands
 from tests.support.cluster_lab import MIB, ClusterLab, MessageLog, poll
 from tests.support.deadline import until

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from services._runtime.cgroupfs import detect
+from services._host.cgroupfs import detect
 from services.cli.doctor_guard import running_watchdogs
 from services.cli.supervisor import free_port
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.apps import PERIOD_US
-from services._runtime.load_schedule import Schedule
+from services._host.simulation.load_schedule import Schedule
 from services.agent.ports import UNLIMITED
 
 STEP_US: Final = 1_000

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import ClassVar, Final, cast
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import CgroupLayout, paths_of_pid
-from services._runtime.kernel_programs import hierarchies_of
+from services._host.cgroupfs import CgroupLayout, paths_of_pid
+from services._host.host_cpu import read_idle
+from services._host.kernel_programs import hierarchies_of
 from services.agent.adapters.alarms import AlarmBoard
 from services.agent.adapters.bell import Bell
 from services.agent.adapters.cgroup_handle import CgroupHandle, HostParts
 from services.agent.adapters.control_file import WriteTally, is_gone
-from services.agent.adapters.host_cpu import read_idle
 from services.agent.adapters.host_memory import memory_capacity, read_available, read_pressure
 from services.agent.adapters.kernel_programs import KernelProgramsError
 from services.agent.adapters.kernel_telemetry import KernelTelemetry

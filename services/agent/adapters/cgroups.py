@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services._runtime.cgroupfs import CgroupLayout
+from services._host.cgroupfs import CgroupLayout
 from services.agent.adapters.cgroup_host import CgroupHost
 from services.agent.adapters.cgroup_v1 import CgroupV1Host
 from services.agent.adapters.cgroup_v2 import CgroupV2Host
@@ -14,6 +14,6 @@ from services.agent.adapters.state_files import StateDirectory
 def open_host(
     layout: CgroupLayout, state: StateDirectory | None = None, kernel_directory: Path | None = None
 ) -> CgroupHost:
-    """The host adapter for a layout that `services._runtime.cgroupfs.detect` found; the rest as for `CgroupHost`."""
+    """The host adapter for a layout that `services._host.cgroupfs.detect` found; the rest as for `CgroupHost`."""
     host = CgroupV1Host if layout.version == 1 else CgroupV2Host
     return host(layout, state, kernel_directory)

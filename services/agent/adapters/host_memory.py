@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services._runtime.cgroupfs import CgroupLayout
+from services._host.cgroupfs import CgroupLayout
 from services.agent.adapters.control_file import PAGE_BYTES
 from services.agent.ports import Pressure
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from services._runtime.kernel_programs import LOADER, loader_command
+from services._host.kernel_programs import LOADER, loader_command
 from services.agent.adapters.kernel_records import HEADER_BYTES, OOM_FIELDS, VERSION, Kind
 from services.agent.core.periods import PERIOD_FIELDS
 from services.agent.core.readings import IntArray

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import MANAGED_ROOT, CgroupLayout, ManagedCgroup, ManagedName, parse_managed
+from services._host.cgroupfs import MANAGED_ROOT, CgroupLayout, ManagedCgroup, ManagedName, parse_managed
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 EMPTY_S: Final = 2.0

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from services._runtime.cgroupfs import CgroupLayout
+from services._host.cgroupfs import CgroupLayout
 
 _TOP: Final = re.compile(r"(?:[a-z0-9_-]+-)?kubepods(?:\.slice)?")
 _CLASS: Final = re.compile(r"(?:[a-z0-9_-]+-)?(?:burstable|besteffort)(?:\.slice)?")

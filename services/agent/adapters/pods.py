@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import CgroupLayout
+from services._host.cgroupfs import CgroupLayout
 from services._runtime.telemetry.logging import get_logger
 from services.agent.adapters.cri import CriError, Listing
 from services.agent.adapters.labels import APP_LABEL, NAME_LABEL, refuse_names

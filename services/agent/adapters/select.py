@@ -10,11 +10,11 @@ from typing import Any, Final, Protocol
 from pydantic import ValidationError
 
 from schemas.containers import ContainerSource
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
+from services._host.kernel_programs import kernel_directory
+from services._host.simulation.load_profile import Scenario
 from services._runtime.bus.name_registration import Holder
-from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.clock import Clock
-from services._runtime.kernel_programs import kernel_directory
-from services._runtime.load_profile import Scenario
 from services._runtime.service.app import UnusableSettingsError
 from services._runtime.service.install_hint import package_missing
 from services.agent.adapters.cgroups import open_host

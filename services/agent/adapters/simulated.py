@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from schemas.apps import PERIOD_US
 from schemas.containers import ContainerSource
-from services._runtime.load_profile import Scenario
+from services._host.simulation.load_profile import Scenario
 from services.agent.adapters.cfs_model import STEP_US, SimulatedContainer
 from services.agent.adapters.control_file import PAGE_BYTES, WriteTally
 from services.agent.core.readings import Readings, read_each

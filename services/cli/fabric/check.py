@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.frr import Frr, FrrError
+from services._host.frr import Frr, FrrError
 from services.cli.fabric.access import SOCKET, SOCKETS_ACCESS, exposure_of
 from services.cli.fabric.journal import Journal
 from services.cli.fabric.layout import DAEMON_PRIORITIES, layout, load_command

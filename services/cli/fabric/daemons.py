@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services._runtime.netns import command_in
-from services._runtime.readiness import readable
+from services._host.netns import command_in
+from services._host.readiness import readable
 from services.cli.fabric.resources import Daemon
 
 MARK: Final = "TURNBUCKLE_FABRIC_DIGEST"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.frr import Frr, FrrError
-from services._runtime.frr_drain import RUNNING, attached, drained
+from services._host.frr import Frr, FrrError
+from services._host.frr_drain import RUNNING, attached, drained
 from services.cli.fabric.drain_plan import drain_steps
 from services.cli.fabric.model import HostFile, Uplink
 from services.cli.fabric.places import Places

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from pyroute2 import IPRoute, NetlinkError  # type: ignore[import-untyped]  # it has no py.typed
 
-from services._runtime.netns import inside, netns_path
+from services._host.netns import inside, netns_path
 from services.cli.fabric.resources import Device, bridge_text, veth_text, vxlan_text
 
 _ADDRESS_MODES: Final = {"eui64": 0, "none": 1, "stable_secret": 2, "random": 3}

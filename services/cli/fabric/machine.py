@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from services._runtime.netns import inside, netns_path
+from services._host.netns import inside, netns_path
 from services.cli.fabric import daemons
 from services.cli.fabric.access import access_of
 from services.cli.fabric.links import Links

@@ -8,7 +8,7 @@ from ipaddress import IPv4Interface, ip_interface
 from pathlib import Path
 from typing import Any
 
-from services._runtime.netns import netns_path
+from services._host.netns import netns_path
 from services.cli.fabric import prerequisites
 from services.cli.fabric.machine import Machine
 from services.cli.fabric.model import SMALLEST_MTU_BYTES, HostFile, Port

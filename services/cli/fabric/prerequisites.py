@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.netns import netns_path
+from services._host.netns import netns_path
 from services.cli.fabric.access import VTY_GROUP
 from services.cli.fabric.daemons import find_process
 from services.cli.fabric.layout import DAEMON_PRIORITIES, frr_resources

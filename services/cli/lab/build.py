@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from services._runtime.kernel_support import CannotTryError, missing_features
-from services._runtime.netns import NETNS_DIRECTORY
+from services._host.kernel_support import CannotTryError, missing_features
+from services._host.netns import NETNS_DIRECTORY
 from services.cli.fabric.places import Places
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab import companions, frr_daemons, hosts, network, record

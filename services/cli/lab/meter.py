@@ -16,8 +16,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
-from services._runtime.netns import inside
-from services._runtime.readiness import readable
+from services._host.netns import inside
+from services._host.readiness import readable
 from services._runtime.service.interpreter import isolated_command
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab.faults import Fault

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from services._runtime.netns import inside, socket_in
+from services._host.netns import inside, socket_in
 
 _NLMSG_ERROR: Final = 2
 _NLMSG_DONE: Final = 3

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from services._runtime.netns import inside
+from services._host.netns import inside
 from services.cli.failure import CommandError
 from services.cli.lab.netlink import LabNetlink, PortState
 from services.cli.lab.topology import UNDERLAY_MTU_BYTES, Cable, DualTor

@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from services._runtime.netns import socket_in
-from services._runtime.readiness import readable
+from services._host.netns import socket_in
+from services._host.readiness import readable
 from services.cli.lab.netlink import LabNetlink
 from services.cli.lab.topology import DualTor
 

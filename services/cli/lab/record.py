@@ -15,7 +15,7 @@ from typing import Final
 
 from pydantic import BaseModel, Field, ValidationError
 
-from services._runtime.netns import NETNS_DIRECTORY
+from services._host.netns import NETNS_DIRECTORY
 from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab.faults import Fault
 from services.cli.lab.topology import LabSettings

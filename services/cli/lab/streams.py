@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from services._runtime.netns import socket_in
+from services._host.netns import socket_in
 
 PRIORITY: Final = 10
 """SCHED_RR; below FRR's and the fast path's."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.collector.adapters.cell import Cell, Cells, Output
-from services.collector.adapters.cell_network import DEVICE
+from services._host.sandbox.network import DEVICE
+from services._host.sandbox.sandbox import Cell, Cells, Output
 from services.collector.core.series import Counters
 from services.collector.core.workers import Rendezvous, threads_per_worker, worker_environment, worker_names
 

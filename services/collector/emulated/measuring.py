@@ -17,8 +17,8 @@ from typing import Final
 
 from schemas.jobs import JobState
 from schemas.runs import WorkerSeries
-from services.collector.adapters.cell import Cell, Cells
-from services.collector.adapters.cell_network import DEVICE
+from services._host.sandbox.network import DEVICE
+from services._host.sandbox.sandbox import Cell, Cells
 from services.collector.core.series import Counters, Recording, series_of
 from services.collector.emulated.orders import SETUP_TIMEOUT_S, Order, Outcome
 from services.collector.emulated.training import Place

@@ -20,7 +20,7 @@ import torch._dynamo  # its 900 modules would be imported by each worker, with t
 from torch.utils.data import TensorDataset
 
 from schemas.jobs import TaskFeatures
-from services.collector.adapters.cell import Cells, CellUnavailableError
+from services._host.sandbox.sandbox import Cells, CellUnavailableError
 from services.collector.emulated.describing import describe
 from services.collector.emulated.measuring import AbandonedError, Bench, measure
 from services.collector.emulated.orders import Order

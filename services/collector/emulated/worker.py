@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch
 from torch.utils.data import TensorDataset
 
-from services.collector.adapters.cell import Cell
+from services._host.sandbox.sandbox import Cell
 from services.collector.emulated.tasks.task import TrainingTask
 from services.collector.emulated.training import Place, train
 

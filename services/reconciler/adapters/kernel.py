@@ -12,24 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from services.reconciler.adapters import link_codec, nexthop_codec, route_codec, rule_codec, tc_codec
-from services.reconciler.adapters.attributes import NetlinkError
-from services.reconciler.adapters.framing import FIRST_OWN, framed
-from services.reconciler.adapters.netlink import Ack, Namespace, NetlinkSocket, Request, Subscription
-from services.reconciler.adapters.nexthop_codec import NexthopObject
-from services.reconciler.adapters.route_codec import Hop, KernelRoute
-from services.reconciler.adapters.row_memory import RowMemory
-from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTN_UNICAST, WATCHED
-from services.reconciler.adapters.subscription import RECEIVE_BYTES
-from services.reconciler.adapters.tc_decode import (
-    FilterReader,
-    actions_in,
-    counters_of_action,
-    decode_action,
-    decode_qdisc,
-)
-from services.reconciler.core.operation import Operation, OperationKind
-from services.reconciler.core.state import (
+from services._host.netlink import link_codec, nexthop_codec, route_codec, rule_codec, tc_codec
+from services._host.netlink.attributes import NetlinkError
+from services._host.netlink.constants import AF_INET, AF_INET6, RTN_UNICAST, WATCHED
+from services._host.netlink.dump_cache import RowMemory
+from services._host.netlink.messages import FIRST_OWN, framed
+from services._host.netlink.nexthop_codec import NexthopObject
+from services._host.netlink.objects import (
     Action,
     ActionKind,
     Clsact,
@@ -41,6 +30,17 @@ from services.reconciler.core.state import (
     Route,
     Snapshot,
 )
+from services._host.netlink.route_codec import Hop, KernelRoute
+from services._host.netlink.socket import Ack, Namespace, NetlinkSocket, Request, Subscription
+from services._host.netlink.subscription import RECEIVE_BYTES
+from services._host.netlink.tc_decode import (
+    FilterReader,
+    actions_in,
+    counters_of_action,
+    decode_action,
+    decode_qdisc,
+)
+from services.reconciler.core.operation import Operation, OperationKind
 
 _Value = TypeVar("_Value")
 _NO_TABLE: Final = {errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP}

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Final, TypeVar
 
-from services._runtime.kernel_support import CannotTryError, missing_features
-from services.reconciler.adapters.attributes import NetlinkError
-from services.reconciler.adapters.framing import Message
+from services._host.kernel_support import CannotTryError, missing_features
+from services._host.netlink.attributes import NetlinkError
+from services._host.netlink.constants import AF_BRIDGE, WATCHED, Rtm
+from services._host.netlink.messages import Message
+from services._host.netlink.objects import Snapshot
+from services._host.netlink.subscription import Subscription
 from services.reconciler.adapters.kernel import Kernel, Probe
-from services.reconciler.adapters.rtnetlink import AF_BRIDGE, WATCHED, Rtm
-from services.reconciler.adapters.subscription import Subscription
 from services.reconciler.core.operation import Operation
-from services.reconciler.core.state import Snapshot
 from services.reconciler.ports import Happened, Paths, UnreadableError
 
 TRY_AGAIN_S: Final = 10.0

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from services._host.netlink.objects import Action, ActionKind, Filter, Snapshot, Tunnel
 from services.reconciler.core.desired import Desired
 from services.reconciler.core.operation import Operation, OperationKind, Phase
 from services.reconciler.core.ownership import (
@@ -15,7 +16,6 @@ from services.reconciler.core.ownership import (
     preferred_index,
     tunnel_cookie,
 )
-from services.reconciler.core.state import Action, ActionKind, Filter, Snapshot, Tunnel
 
 ActionKey = tuple[ActionKind, int]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from services.reconciler.core.state import ACTION_SKIP_HW, ACTION_SKIP_SW
+from services._host.netlink.objects import ACTION_SKIP_HW, ACTION_SKIP_SW
 
 DEFAULT_PREF: Final = 21_000
 """Preference of our filters; lower ones come first. Between what people write by hand (1 and up) and what the kernel

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from services._host.netlink.objects import FdbEntry, Link, Snapshot, Tunnel
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.foreign import Obstacles, no_clsact, obstacles_on
 from services.reconciler.core.problems import Problem, ProblemKind, problem
 from services.reconciler.core.segment import Segment, View, segment_of, vtep_of
-from services.reconciler.core.state import FdbEntry, Link, Snapshot, Tunnel
 
 
 @dataclass(frozen=True, slots=True, order=True)

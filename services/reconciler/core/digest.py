@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from services._host.netlink.objects import Filter, Snapshot, Tunnel
 from services.reconciler.core.plan import own_filters
-from services.reconciler.core.state import Filter, Snapshot, Tunnel
 
 _BYTES = 8
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from services._host.netlink.objects import ETH_P_ALL, Filter, Link
 from services.reconciler.core.ownership import owns
 from services.reconciler.core.problems import Problem, ProblemKind, problem
-from services.reconciler.core.state import ETH_P_ALL, Filter, Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from services.reconciler.core.state import Action, Clsact, FdbEntry, Filter
+from services._host.netlink.objects import Action, Clsact, FdbEntry, Filter
 
 Target = Clsact | Action | Filter | FdbEntry
 OperationKey = tuple[str, int, str]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from services._host.netlink.objects import Action, Filter
 from services.reconciler.core.operation import Operation, OperationKey, OperationKind, Phase
 from services.reconciler.core.problems import Problem, ProblemKind, problem
-from services.reconciler.core.state import Action, Filter
 
 PROBES: Final = 4
 """So many of the refused rules are tried again in each pass, to notice that there is room again."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
-from services.reconciler.core.state import COOKIE_MAGIC, Filter, Snapshot, Tunnel
+from services._host.netlink.objects import COOKIE_MAGIC, Filter, Snapshot, Tunnel
 
 RANGE_START: Final = 0x54000000
 """First handle and index of ours. The kernel counts its own from 1, so nobody's automatic number is in the way."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from services._host.netlink.objects import ETH_P_ALL, Action, ActionKind, Clsact, FdbEntry, Filter, Snapshot, Tunnel
 from services.reconciler.core.actions import ActionTable, action_table
 from services.reconciler.core.desired import Desired, Rule
 from services.reconciler.core.operation import Operation, OperationKind, Phase
 from services.reconciler.core.ownership import RANGE_START, free_number, owns
-from services.reconciler.core.state import ETH_P_ALL, Action, ActionKind, Clsact, FdbEntry, Filter, Snapshot, Tunnel
 
 
 @dataclass(frozen=True, slots=True)

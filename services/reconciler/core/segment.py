@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+from services._host.netlink.objects import FdbEntry, Filter, Link, Snapshot, Tunnel, Vxlan
 from services.reconciler.core.config import ForwardingConfig, is_unicast
 from services.reconciler.core.problems import Problem, ProblemKind, problem
-from services.reconciler.core.state import FdbEntry, Filter, Link, Snapshot, Tunnel, Vxlan
 
 
 @dataclass(slots=True)

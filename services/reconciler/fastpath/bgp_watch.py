@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from services._runtime.netns import socket_in
+from services._host.netns import socket_in
 from services.reconciler.fastpath.packet_filter import (
     AND,
     ANY_BIT,

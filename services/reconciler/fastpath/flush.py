@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from services.reconciler.adapters.attributes import NetlinkError
+from services._host.netlink.attributes import NetlinkError
 from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.values import Ownership
 

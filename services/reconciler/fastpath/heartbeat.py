@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-from services._runtime.netns import socket_in
+from services._host.netns import socket_in
 from services.reconciler.fastpath.values import Ownership
 
 GROUP: Final = 14

@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple, Self
 
-from services.reconciler.adapters import route_codec, rule_codec
-from services.reconciler.adapters.netlink import Message, NetlinkSocket, Request
-from services.reconciler.adapters.rtnetlink import AF_INET6, RT_TABLE_MAIN
-from services.reconciler.adapters.rule_codec import Rule
+from services._host.netlink import route_codec, rule_codec
+from services._host.netlink.constants import AF_INET6, RT_TABLE_MAIN
+from services._host.netlink.rule_codec import Rule
+from services._host.netlink.socket import Message, NetlinkSocket, Request
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.routes import (
     FAMILIES,

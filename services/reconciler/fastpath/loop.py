@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from services.reconciler.adapters.netlink import Message, Subscription
-from services.reconciler.adapters.rtnetlink import Group, Rtm
-from services.reconciler.adapters.rule_codec import decode_rule
+from services._host.netlink.constants import Group, Rtm
+from services._host.netlink.rule_codec import decode_rule
+from services._host.netlink.socket import Message, Subscription
 from services.reconciler.fastpath.audit import Audit, Trigger
 from services.reconciler.fastpath.beats import Beats
 from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed, admin_down_news

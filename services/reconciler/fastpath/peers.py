@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services._runtime.netns import socket_in
+from services._host.netns import socket_in
 from services.reconciler.fastpath.limiter import Denied, SourceLimiter
 from services.reconciler.fastpath.packet_filter import attach, datagram_filter, dropped_by
 from services.reconciler.fastpath.protocol import (

@@ -10,9 +10,8 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-from services.reconciler.adapters.attributes import MalformedError, attribute, attributes, number, u32
-from services.reconciler.adapters.netlink import CREATE, REPLACE, Message, Request
-from services.reconciler.adapters.rtnetlink import (
+from services._host.netlink.attributes import MalformedError, attribute, attributes, number, u32
+from services._host.netlink.constants import (
     IFF_LOWER_UP,
     IFF_UP,
     RT_TABLE_MAIN,
@@ -21,6 +20,7 @@ from services.reconciler.adapters.rtnetlink import (
     RTNH_F_ONLINK,
     Rtm,
 )
+from services._host.netlink.socket import CREATE, REPLACE, Message, Request
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.values import PROTOCOL, FrrRoute, Hop, Ownership, Write
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
-from services._runtime.frr import Frr, FrrError
+from services._host.frr import Frr, FrrError
+from services._host.netlink.attributes import NetlinkError
 from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
-from services.reconciler.adapters.attributes import NetlinkError
 from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.settings import FastPathSettings
 from services.reconciler.fastpath.supervisor import Supervisor, take_lock

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from services.reconciler.edge_settings import EdgeSettings
+from services._host.edge_settings import EdgeSettings
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.protocol import PORT
 from services.reconciler.fastpath.values import STANDBY_TABLES, Limits, Ownership

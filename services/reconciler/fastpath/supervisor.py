@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from services._host.namespace_lock import lock_path
 from services._runtime.service.app import UnusableSettingsError
-from services.reconciler.adapters.namespace_lock import lock_path
 from services.reconciler.fastpath.config import Config
 from services.reconciler.fastpath.control import LONGEST, Order
 

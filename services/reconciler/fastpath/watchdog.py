@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services.reconciler.adapters.attributes import NetlinkError
+from services._host.netlink.attributes import NetlinkError
 from services.reconciler.fastpath.kernel import FastPathKernel
 from services.reconciler.fastpath.values import Ownership
 

@@ -13,10 +13,10 @@ from typing import Final
 
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.streams import APPS
+from services._host.cgroupfs import CgroupLayout, detect
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services._runtime.cgroupfs import CgroupLayout, detect
 from tests.bench.escra.measure import Recorder, Tick
 from tests.bench.escra.plan import AppLimits
 from tests.bench.escra.policies import PolicySpec

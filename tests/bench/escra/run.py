@@ -27,7 +27,7 @@ from typing import Any, Final
 import docker
 from docker.errors import DockerException, ImageNotFound
 
-from services._runtime.cgroupfs import CgroupUnavailableError, can_manage, detect
+from services._host.cgroupfs import CgroupUnavailableError, can_manage, detect
 from tests.bench.escra import report, sensitivity
 from tests.bench.escra.apps.application import BatchApplication
 from tests.bench.escra.apps.registry import APPLICATIONS

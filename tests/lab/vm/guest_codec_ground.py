@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from services._host.netlink.objects import Action, ActionKind, Clsact, Filter, Tunnel
+from services._host.netlink.socket import Ack
 from services.reconciler.adapters.kernel import Kernel
-from services.reconciler.adapters.netlink import Ack
 from services.reconciler.core.operation import Operation, OperationKind, Phase, Target
-from services.reconciler.core.state import Action, ActionKind, Clsact, Filter, Tunnel
 
 NETNS = "codec"
 MODULES = ("veth", "vxlan", "cls_flower", "act_tunnel_key", "act_mirred", "act_gact", "sch_ingress")

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from services._runtime.netns import inside, socket_in
+from services._host.netlink.objects import Filter
+from services._host.netns import inside, socket_in
 from services.cli.lab import record
 from services.cli.lab.faults import Fault
 from services.cli.lab.lab import Lab
 from services.cli.lab.topology import Bfd, HostNode, LabSettings
 from services.reconciler.adapters.kernel import Kernel
-from services.reconciler.core.state import Filter
 from tests.support.lab_events import LabEvents
 
 PACKETS = 200

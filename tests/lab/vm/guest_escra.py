@@ -21,9 +21,9 @@ import pytest
 
 from schemas.apps import AppSpec
 from schemas.streams import APPS
+from services._host.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory
+from services._host.kernel_programs import BUILT_HERE
 from services._runtime.bus.options import BusOptions
-from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory
-from services._runtime.kernel_programs import BUILT_HERE
 from services.cli.connection import connected
 from services.cli.failure import UnavailableError
 from tests.support.cgroup_lab import BURN

@@ -17,7 +17,7 @@ from schemas.apps import AppSpec
 from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.oom import MemoryRequest, OomKind
-from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
+from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.host_memory import read_pressure
 from services.agent.adapters.reserves import MemoryReserveBook

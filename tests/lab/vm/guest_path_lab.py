@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services._runtime.netns import socket_in
+from services._host.netns import socket_in
 
 VNI: Final = 100
 PORT: Final = 4789

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import ManagedCgroup, detect, managed_directory
+from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from services.agent.adapters.cgroups import open_host
 from services.agent.adapters.quota_writers import QuotaWriters
 from services.agent.adapters.reserves import MemoryReserveBook

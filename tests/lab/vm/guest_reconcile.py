@@ -9,13 +9,13 @@ import select
 import sys
 from collections.abc import Sequence
 
+from services._host.netlink.objects import Snapshot
 from services.reconciler.adapters.kernel import Kernel
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import desired
 from services.reconciler.core.operation import Operation
 from services.reconciler.core.outcome import Verdict, verdict
 from services.reconciler.core.plan import plan
-from services.reconciler.core.state import Snapshot
 
 EVERY_S = 1.0
 SETTLE_S = 0.05

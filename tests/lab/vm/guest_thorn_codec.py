@@ -14,13 +14,13 @@ from dataclasses import replace
 
 import pytest
 
+from services._host.netlink.constants import Group, Rtm
+from services._host.netlink.objects import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Clsact, Tunnel
+from services._host.netlink.socket import Ack, Message, NetlinkSocket
+from services._host.netlink.tc_codec import dump_filters
+from services._host.netlink.tc_decode import decode_filter
 from services.reconciler.adapters.kernel import Kernel
-from services.reconciler.adapters.netlink import Ack, Message, NetlinkSocket
-from services.reconciler.adapters.rtnetlink import Group, Rtm
-from services.reconciler.adapters.tc_codec import dump_filters
-from services.reconciler.adapters.tc_decode import decode_filter
 from services.reconciler.core.operation import Operation, Phase, Target
-from services.reconciler.core.state import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Clsact, Tunnel
 from tests.lab.vm.guest_codec_ground import ADD, DELETE, MAC, NETNS, OTHER, PREF, REPLACE, V6, Ground, settle, shown, tc
 
 

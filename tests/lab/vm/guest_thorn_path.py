@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from services._host.netlink.objects import Action, Filter
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.operation import OperationKind
-from services.reconciler.core.state import Action, Filter
 from tests.lab.vm.guest_path_lab import Host, PathLab, batch
 from tests.lab.vm.guest_reconcile import Passes
 

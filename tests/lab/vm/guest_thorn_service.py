@@ -21,13 +21,13 @@ import pytest
 from schemas.network import NetworkStateReply, NetworkStateRequest, TcEvent, TcObject, TcOperationKind
 from schemas.streams import TC_STREAM
 from schemas.subjects import RECONCILER_STATE, TC_EVENTS
+from services._host.netlink.objects import Filter
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
 from services.reconciler.adapters.kernel import Kernel
-from services.reconciler.core.state import Filter
 
 pytestmark = pytest.mark.timeout(600)
 

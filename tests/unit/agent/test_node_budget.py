@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
-from services._runtime.cgroupfs import CgroupLayout, ControllerMount
+from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services.agent.adapters.host_memory import memory_capacity, read_available, read_pressure
 from services.agent.core.memory_growth import MIB
 from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes, grant_refusal, headroom

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.apps import NAME_PATTERN
 from schemas.containers import ContainerSource
-from services._runtime.cgroupfs import (
+from services._host.cgroupfs import (
     CgroupUnavailableError,
     ControllerMount,
     ManagedName,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from schemas.apps import AppSpec
-from services._runtime.load_profile import (
+from services._host.simulation.load_profile import (
     DEMO_CPU_LIMIT,
     DEMO_CYCLE_S,
     DEMO_MEMORY_LIMIT_BYTES,
@@ -22,7 +22,7 @@ from services._runtime.load_profile import (
     demo_scenario,
     load_scenario,
 )
-from services._runtime.load_worker import schedule_of
+from services._host.simulation.load_worker import schedule_of
 
 MIB = 1 << 20
 LOAD = ContainerLoad(

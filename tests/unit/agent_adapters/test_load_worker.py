@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.load_schedule import Schedule
-from services._runtime.load_worker import CHUNK_BYTES, Burner, HeldMemory
+from services._host.simulation.load_schedule import Schedule
+from services._host.simulation.load_worker import CHUNK_BYTES, Burner, HeldMemory
 from tests.support.deadline import until
 
 
@@ -53,7 +53,7 @@ def test_without_demand_it_sleeps():
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "services._runtime.load_worker", *arguments]
+    command = [sys.executable, "-m", "services._host.simulation.load_worker", *arguments]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
 
 
@@ -78,7 +78,7 @@ async def test_it_ends_on_sigterm_idle_or_busy(tmp_path, cores):
 
 def test_it_imports_nothing_but_the_standard_library():
     code = (
-        "import sys, services._runtime.load_worker;"
+        "import sys, services._host.simulation.load_worker;"
         "print(*{m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'__main__'})"
     )
     listed = subprocess.run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.cgroupfs import CgroupUnavailableError, ManagedCgroup, can_manage
+from services._host.cgroupfs import CgroupUnavailableError, ManagedCgroup, can_manage
 from tests.support.fake_cgroupfs import DIRECTORY, fake_layout, materialise
 
 

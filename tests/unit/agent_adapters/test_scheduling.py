@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.agent.adapters import scheduling
+from services._host import scheduling
 
 READ_BACK = """
 import ctypes, os, struct, sys

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.containers import ContainerSource
-from services._runtime.load_profile import ContainerLoad, LoadPhase, Scenario, demo_scenario
+from services._host.simulation.load_profile import ContainerLoad, LoadPhase, Scenario, demo_scenario
 from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
 from services.agent.ports import UNLIMITED, GoneContainer, Limits, SourceAnswered, WriteOutcome
 from tests.support.deadline import until

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.leases import Lease
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, ControllerMount
 from services._runtime.bus.api import Entry
 from services._runtime.bus.embedded_server import NatsServerError
 from services._runtime.bus.options import BusOptions
-from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, ControllerMount
 from services.agent.adapters.cgroup_host import FILES_PER_CONTAINER
 from services.cli import doctor_checks as checks
 from services.cli.docker_deployment import check_docker

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.cgroupfs import CgroupLayout, ControllerMount
+from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services.agent.adapters.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.adapters.state_files import FoundValues, inode_of
 from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess

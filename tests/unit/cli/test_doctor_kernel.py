@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError
 from services.cli.doctor_finding import Level
 from services.cli.doctor_kernel import DIRECTORY_VARIABLE, check_kernel_programs
 from tests.support.fake_cgroupfs import fake_layout

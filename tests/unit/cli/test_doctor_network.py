@@ -2,8 +2,8 @@
 
 import asyncio
 
-from services._runtime.frr import Frr
-from services._runtime.kernel_support import FEATURES, CannotTryError
+from services._host.frr import Frr
+from services._host.kernel_support import FEATURES, CannotTryError
 from services.cli import doctor_network as network
 from services.cli.doctor_finding import Level
 from services.cli.fabric import access

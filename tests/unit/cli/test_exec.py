@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services._runtime.bus.api import CredentialsRefusedError
 from services._runtime.bus.nats import NatsBus
-from services._runtime.cgroupfs import CgroupLayout, ControllerMount
 from services.cli.announced import note_if_unmanaged, unmanaged_sentence
 from services.cli.connection import find_server
 from services.cli.main import app

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._runtime.load_profile import ScenarioError, load_scenario
+from services._host.simulation.load_profile import ScenarioError, load_scenario
 from services._runtime.yaml_aliases import MAX_VALUES, BoundedLoader
 from services.cli.app_file import load_app_file
 from services.cli.fabric.host_file import load_host_file

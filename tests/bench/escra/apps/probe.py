@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services._runtime.cgroupfs import detect
+from services._host.cgroupfs import detect
 from tests.bench.escra.apps.application import Application, BatchApplication
 from tests.bench.escra.apps.registry import APPLICATIONS
 from tests.bench.escra.deploy import Deployment, deploy

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
+from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
 from services.cli.fabric.drain import UplinkState, chosen, status
 from services.cli.fabric.drain_plan import drain_steps
 from services.cli.fabric.model import HostFile

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services._runtime.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS, UPLINK_MAPS
+from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS, UPLINK_MAPS
 from services.cli.fabric.drain_plan import drain_steps
 from services.cli.fabric.model import HostFile
 from tests.support.bgp_model import Fabric

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.cgroupfs import CgroupLayout, ControllerMount
-from services.collector.adapters.cell_network import Traffic, address_of, check_rate, read_traffic
-from services.collector.adapters.cell_records import Owner, RunRecord, forget, sweep
-from services.collector.adapters.cell_usage import Usage, field_of
+from services._host.cgroupfs import CgroupLayout, ControllerMount
+from services._host.sandbox.network import Traffic, address_of, check_rate, read_traffic
+from services._host.sandbox.records import Owner, RunRecord, forget, sweep
+from services._host.sandbox.usage import Usage, field_of
 
 V1 = {
     "cpuacct.usage": "2500000000\n",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reconciler.adapters import attributes as at
-from services.reconciler.adapters.attributes import MalformedError
+from services._host.netlink import attributes as at
+from services._host.netlink.attributes import MalformedError
 
 KINDS = st.integers(0, 0x3FFF)
 PAYLOADS = st.binary(max_size=70)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reconciler.adapters.attributes import MalformedError, text
-from services.reconciler.adapters.framing import HEADER, Ack, framed, leading_int, read_ack
-from services.reconciler.adapters.route_codec import decode_route
+from services._host.netlink.attributes import MalformedError, text
+from services._host.netlink.messages import HEADER, Ack, framed, leading_int, read_ack
+from services._host.netlink.route_codec import decode_route
 
 MESSAGES = st.lists(st.tuples(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF), st.binary(max_size=60)), max_size=6)
 

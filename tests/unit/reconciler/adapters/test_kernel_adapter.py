@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.reconciler.adapters.kernel import Kernel, NamespaceGoneError
-from services.reconciler.adapters.rtnetlink import Group, Rtm
-from services.reconciler.core.operation import Operation, OperationKind, Phase, Target
-from services.reconciler.core.state import (
+from services._host.netlink.constants import Group, Rtm
+from services._host.netlink.objects import (
     Action,
     ActionKind,
     Clsact,
@@ -24,6 +22,8 @@ from services.reconciler.core.state import (
     Route,
     Vxlan,
 )
+from services.reconciler.adapters.kernel import Kernel, NamespaceGoneError
+from services.reconciler.core.operation import Operation, OperationKind, Phase, Target
 from tests.support.netlink_ground import NetlinkGround, netlink_ground, run
 
 pytestmark = [pytest.mark.root, pytest.mark.netns]

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reconciler.adapters import netlink, subscription
-from services.reconciler.adapters.framing import HEADER
-from services.reconciler.adapters.netlink import (
+from services._host.netlink import socket as netlink
+from services._host.netlink import subscription
+from services._host.netlink.messages import HEADER
+from services._host.netlink.socket import (
     Ack,
     DumpInterruptedError,
     MalformedError,

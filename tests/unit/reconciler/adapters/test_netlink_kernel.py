@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from services._runtime.readiness import readable
-from services.reconciler.adapters import nexthop_codec, route_codec, rule_codec
-from services.reconciler.adapters.attributes import attribute
-from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, HEADER
-from services.reconciler.adapters.netlink import Ack, DumpInterruptedError, NetlinkSocket, Request, Subscription
-from services.reconciler.adapters.nexthop_codec import NexthopObject
-from services.reconciler.adapters.route_codec import Hop, KernelRoute
-from services.reconciler.adapters.rtnetlink import AF_INET, AF_INET6, RTNH_F_ONLINK, Group, Rtm
-from services.reconciler.adapters.rule_codec import Rule
+from services._host.netlink import nexthop_codec, route_codec, rule_codec
+from services._host.netlink.attributes import attribute
+from services._host.netlink.constants import AF_INET, AF_INET6, RTNH_F_ONLINK, Group, Rtm
+from services._host.netlink.messages import CREATE, EXCLUSIVE, HEADER
+from services._host.netlink.nexthop_codec import NexthopObject
+from services._host.netlink.route_codec import Hop, KernelRoute
+from services._host.netlink.rule_codec import Rule
+from services._host.netlink.socket import Ack, DumpInterruptedError, NetlinkSocket, Request, Subscription
+from services._host.readiness import readable
 from services.reconciler.fastpath import routes as fast_path
 from services.reconciler.fastpath.values import FrrRoute, Write
 from tests.support.netlink_ground import NetlinkGround, netlink_ground

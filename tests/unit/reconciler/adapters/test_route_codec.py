@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reconciler.adapters import nexthop_codec as nh
-from services.reconciler.adapters import route_codec as rc
-from services.reconciler.adapters.attributes import MalformedError, address_bytes, attribute, u32
-from services.reconciler.adapters.framing import Message
-from services.reconciler.adapters.nexthop_codec import NexthopObject
-from services.reconciler.adapters.route_codec import Hop, KernelRoute
-from services.reconciler.adapters.rule_codec import Rule, add_rule, decode_rule, delete_rule
+from services._host.netlink import nexthop_codec as nh
+from services._host.netlink import route_codec as rc
+from services._host.netlink.attributes import MalformedError, address_bytes, attribute, u32
+from services._host.netlink.messages import Message
+from services._host.netlink.nexthop_codec import NexthopObject
+from services._host.netlink.route_codec import Hop, KernelRoute
+from services._host.netlink.rule_codec import Rule, add_rule, decode_rule, delete_rule
 from services.reconciler.fastpath import routes as fp
 from services.reconciler.fastpath.mirror import Row
 from services.reconciler.fastpath.values import FrrRoute, Ownership, Write

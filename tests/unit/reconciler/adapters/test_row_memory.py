@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reconciler.adapters.attributes import MalformedError, attribute, u16
-from services.reconciler.adapters.link_codec import add_fdb, ages, decode_fdb
-from services.reconciler.adapters.row_memory import RowMemory
-from services.reconciler.adapters.tc_decode import actions_in, counters_of_action, decode_action
-from services.reconciler.core.state import FdbEntry
+from services._host.netlink.attributes import MalformedError, attribute, u16
+from services._host.netlink.dump_cache import RowMemory
+from services._host.netlink.link_codec import add_fdb, ages, decode_fdb
+from services._host.netlink.objects import FdbEntry
+from services._host.netlink.tc_decode import actions_in, counters_of_action, decode_action
 from tests.support import flower_messages as sent
 
 MACS = st.binary(min_size=6, max_size=6).map(lambda raw: raw.hex(":"))

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services._runtime import kernel_support
-from services.reconciler.adapters import link_codec, tc_decode
-from services.reconciler.adapters import tc_codec as tc
-from services.reconciler.adapters.attributes import MalformedError, attribute, nested, u32
-from services.reconciler.adapters.framing import HEADER
-from services.reconciler.adapters.rtnetlink import Rtm
-from services.reconciler.core.state import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Filter, Tunnel
+from services._host import kernel_support
+from services._host.netlink import link_codec, tc_decode
+from services._host.netlink import tc_codec as tc
+from services._host.netlink.attributes import MalformedError, attribute, nested, u32
+from services._host.netlink.constants import Rtm
+from services._host.netlink.messages import HEADER
+from services._host.netlink.objects import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Filter, Tunnel
 from tests.support import flower_messages as sent
 
 KEY = Action(ActionKind.TUNNEL_KEY, 1, b"THRN" + bytes(8), Tunnel("10.255.0.1", "10.255.0.2", 100, 4789))

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from services._host.netlink.objects import ETH_P_ALL, Action, ActionKind, FdbEntry, Filter, Snapshot, Tunnel, Vxlan
 from services.reconciler.core.config import ForwardingConfig, OffloadPolicy
 from services.reconciler.core.desired import Desired, desired
 from services.reconciler.core.problems import ProblemKind
-from services.reconciler.core.state import ETH_P_ALL, Action, ActionKind, FdbEntry, Filter, Snapshot, Tunnel, Vxlan
 from tests.support.edge_host import APPLICATION, ENCAPSULATION, EdgeHost, another, remote_mac, tunnel_to, vtep
 
 A = remote_mac(1)

@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services._host.netlink.objects import Action, ActionKind, FdbEntry, Filter, NextHop, Route, Vxlan
 from services.reconciler.core.config import OffloadPolicy
 from services.reconciler.core.operation import Operation, OperationKind, Phase
 from services.reconciler.core.outcome import remedies
 from services.reconciler.core.ownership import RANGE_START, owns
 from services.reconciler.core.plan import plan, tally
 from services.reconciler.core.problems import ProblemKind
-from services.reconciler.core.state import Action, ActionKind, FdbEntry, Filter, NextHop, Route, Vxlan
 from tests.support.edge_host import ENCAPSULATION, EdgeHost, another, failing, remote_mac, tunnel_to, vtep
 from tests.support.model_kernel import NOWHERE, Hardware
 

@@ -6,11 +6,11 @@ import errno
 
 import pytest
 
+from services._host.netlink.objects import Action, ActionKind, Clsact, FdbEntry, Filter
 from services.reconciler.core.config import OffloadPolicy
 from services.reconciler.core.operation import Operation, OperationKind, Phase
 from services.reconciler.core.outcome import PROBES, Refusals, Verdict, failures, remedies, verdict
 from services.reconciler.core.problems import ProblemKind
-from services.reconciler.core.state import Action, ActionKind, Clsact, FdbEntry, Filter
 from tests.support.edge_host import EdgeHost, another, failing, remote_mac, tunnel_to, vtep
 from tests.support.model_kernel import Hardware
 

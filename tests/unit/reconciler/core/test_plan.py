@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services._host.netlink.objects import Action, ActionKind, Clsact, FdbEntry, Filter, NextHop, Route
 from services.reconciler.core import ownership
 from services.reconciler.core.config import ForwardingConfig, OffloadPolicy
 from services.reconciler.core.digest import forwarding_digest, rules_digest
 from services.reconciler.core.operation import OperationKind, Phase
 from services.reconciler.core.plan import flush, plan, tally, tunnel_of
 from services.reconciler.core.problems import ProblemKind
-from services.reconciler.core.state import Action, ActionKind, Clsact, FdbEntry, Filter, NextHop, Route
 from tests.support.edge_host import (
     APPLICATION,
     ENCAPSULATION,

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from services._host.netlink.objects import Action, ActionKind, Filter, Tunnel
 from services.reconciler.core import ownership
 from services.reconciler.core.config import OffloadPolicy
 from services.reconciler.core.operation import OperationKind
 from services.reconciler.core.plan import flush, plan
 from services.reconciler.core.problems import ProblemKind
-from services.reconciler.core.state import Action, ActionKind, Filter, Tunnel
 from tests.support.edge_host import ENCAPSULATION, EdgeHost, failing, one_port, remote_mac, shape, tunnel_to, vtep
 from tests.support.model_kernel import NOWHERE, Hardware
 

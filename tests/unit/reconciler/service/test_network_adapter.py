@@ -4,14 +4,14 @@ import errno
 
 import pytest
 
-from services._runtime.kernel_support import FEATURES
+from services._host.kernel_support import FEATURES
+from services._host.netlink.constants import AF_BRIDGE, AF_INET, Rtm
+from services._host.netlink.messages import Message
+from services._host.netlink.objects import Snapshot
 from services._runtime.service.settings import SettingsError
 from services.reconciler.adapters import network as network_module
-from services.reconciler.adapters.framing import Message
 from services.reconciler.adapters.network import KernelNetwork, cause_of
 from services.reconciler.adapters.rights import why_not_allowed
-from services.reconciler.adapters.rtnetlink import AF_BRIDGE, AF_INET, Rtm
-from services.reconciler.core.state import Snapshot
 from services.reconciler.ports import UnreadableError
 from services.reconciler.settings import ReconcilerSettings
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from schemas.network import RouteKind
+from services._host.frr import Frr, FrrError
+from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
 from services._runtime.clock import ManualClock
-from services._runtime.frr import Frr, FrrError
 from services.reconciler.auditor import PathAuditor
-from services.reconciler.core.state import FdbEntry, Link, NextHop, Route, Snapshot
 from services.reconciler.fastpath.values import Ownership
 from services.reconciler.inaccessible import MOST_ASKED, question, read_inaccessible, suspects
 from services.reconciler.paths import Comparison, FrrView, Sessions, read_routes, read_sessions

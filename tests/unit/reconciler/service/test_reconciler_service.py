@@ -23,10 +23,10 @@ from schemas.network import (
 )
 from schemas.streams import RECONCILERS
 from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
+from services._host.namespace_lock import lock_path
+from services._host.netlink.objects import Filter
 from services._runtime.service.app import UnusableSettingsError
-from services.reconciler.adapters.namespace_lock import lock_path
 from services.reconciler.audit_mark import RECORD_BYTES, AuditMark, Mark
-from services.reconciler.core.state import Filter
 from services.reconciler.passes import Reconciliation
 from tests.support.deadline import until
 from tests.support.fake_network import UPLINKS, mac

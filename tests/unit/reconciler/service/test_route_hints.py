@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, RouteKind
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS
+from services._host.frr_drain import drained
 from services._runtime.clock import ManualClock
-from services._runtime.frr_drain import drained
 from services.reconciler.drain_watch import ASK_EVERY_S, SAY_AGAIN_S, DrainWatch
 from services.reconciler.hints import (
     DRAIN_LASTS_S,

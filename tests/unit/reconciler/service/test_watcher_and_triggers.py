@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.network import RouteKind
-from services.reconciler.core.state import FdbEntry, Link, NextHop, Route, Snapshot
+from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
 from services.reconciler.triggers import BURST_S, LAST_BACKOFF_S, Burst, Timers
 from services.reconciler.watcher import MOST_TOGETHER, Watcher
 from tests.support.fake_network import mac

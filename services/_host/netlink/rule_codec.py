@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from services.reconciler.adapters.attributes import MalformedError, attributes, number, u8, u32
-from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, Request
-from services.reconciler.adapters.rtnetlink import Rtm
+from services._host.netlink.attributes import MalformedError, attributes, number, u8, u32
+from services._host.netlink.constants import Rtm
+from services._host.netlink.messages import CREATE, EXCLUSIVE, Request
 
 _RULE: Final = struct.Struct("=8BI")
 """fib_rule_hdr: family, destination and source length, TOS, table, two reserved, action, flags."""

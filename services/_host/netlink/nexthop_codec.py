@@ -6,10 +6,10 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from services.reconciler.adapters.attributes import MalformedError, address_text, attributes, number
-from services.reconciler.adapters.framing import Request
-from services.reconciler.adapters.route_codec import Hop
-from services.reconciler.adapters.rtnetlink import RTNH_F_DEAD, RTNH_F_LINKDOWN, RTNH_F_ONLINK, Rtm
+from services._host.netlink.attributes import MalformedError, address_text, attributes, number
+from services._host.netlink.constants import RTNH_F_DEAD, RTNH_F_LINKDOWN, RTNH_F_ONLINK, Rtm
+from services._host.netlink.messages import Request
+from services._host.netlink.route_codec import Hop
 
 _NHMSG: Final = struct.Struct("=4BI")
 _NH_ID, _NH_GROUP, _NH_BLACKHOLE, _NH_OIF, _NH_GATEWAY, _NH_FDB = 1, 2, 4, 5, 6, 11

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
-from services._runtime.cgroupfs import CgroupLayout
+from services._host.cgroupfs import CgroupLayout
 
 _GONE: Final = (errno.ENOENT, errno.ENODEV)
 _FILE_BYTES: Final = 16 << 10

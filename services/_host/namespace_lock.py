@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.netns import netns_path
+from services._host.netns import netns_path
 from services._runtime.service.app import UnusableSettingsError
 
 _ATTEMPTS: Final = 10

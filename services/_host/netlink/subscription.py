@@ -8,9 +8,9 @@ import socket
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Self
 
-from services._runtime.netns import netns_path, socket_in
-from services.reconciler.adapters.attributes import MalformedError
-from services.reconciler.adapters.framing import Message, framed
+from services._host.netlink.attributes import MalformedError
+from services._host.netlink.messages import Message, framed
+from services._host.netns import netns_path, socket_in
 
 RECEIVE_BYTES: Final = 32 << 20
 """Measured: 20,000 events at once fit, where the default loses all but a few hundred."""

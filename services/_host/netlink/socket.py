@@ -13,8 +13,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final, Self
 
-from services.reconciler.adapters.attributes import MalformedError, NetlinkError
-from services.reconciler.adapters.framing import (
+from services._host.netlink.attributes import MalformedError, NetlinkError
+from services._host.netlink.messages import (
     ACK,
     CREATE,
     DUMP,
@@ -33,7 +33,7 @@ from services.reconciler.adapters.framing import (
     leading_int,
     read_ack,
 )
-from services.reconciler.adapters.subscription import (
+from services._host.netlink.subscription import (
     LARGEST_DATAGRAM,
     RECEIVE_BYTES,
     SOL_NETLINK,

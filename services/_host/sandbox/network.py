@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from services._runtime.netns import CLONE_NEWNET, enter
+from services._host.netns import CLONE_NEWNET, enter
 from services._runtime.service.install_hint import package_missing
 
 DEVICE: Final = "eth0"

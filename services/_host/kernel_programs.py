@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from services._runtime.cgroupfs import CgroupLayout
+from services._host.cgroupfs import CgroupLayout
 
 LOADER: Final = "turnbuckle-kernel"
 BUILT_HERE: Final = Path(__file__).resolve().parents[2] / "kernel" / "build"

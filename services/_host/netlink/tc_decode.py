@@ -12,8 +12,8 @@ import struct
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from services.reconciler.adapters import tc_codec as tc
-from services.reconciler.adapters.attributes import (
+from services._host.netlink import tc_codec as tc
+from services._host.netlink.attributes import (
     NESTED,
     MalformedError,
     address_text,
@@ -25,10 +25,10 @@ from services.reconciler.adapters.attributes import (
     spans,
     string,
 )
-from services.reconciler.adapters.framing import framed
-from services.reconciler.adapters.row_memory import Varying
-from services.reconciler.adapters.rtnetlink import Rtm
-from services.reconciler.core.state import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Filter, Tunnel
+from services._host.netlink.constants import Rtm
+from services._host.netlink.dump_cache import Varying
+from services._host.netlink.messages import framed
+from services._host.netlink.objects import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Filter, Tunnel
 
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _MIRRED_PARMS: Final = struct.Struct("=IIiiiiI")

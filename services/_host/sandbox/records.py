@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from services._runtime.cgroupfs import CgroupLayout, ManagedCgroup
+from services._host.cgroupfs import CgroupLayout, ManagedCgroup
 
 CELLS_ROOT: Final = "turnbuckle-cells"
 """Below each controller's mount. Not the agent's managed root: these are no containers of an application."""

@@ -24,17 +24,16 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from schemas.apps import MIN_QUOTA_US, NAME_PATTERN, PERIOD_US
-from services._runtime.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect, write_file
-from services._runtime.netns import enter
-from services._runtime.service.interpreter import isolated_command
-from services.collector.adapters.cell_network import (
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, ManagedCgroup, detect, write_file
+from services._host.netns import enter
+from services._host.sandbox.network import (
     NetworkNamespace,
     NetworkUnavailableError,
     Switch,
     check_rate,
     read_traffic,
 )
-from services.collector.adapters.cell_records import (
+from services._host.sandbox.records import (
     CELLS_ROOT,
     RECORDS,
     Owner,
@@ -43,7 +42,8 @@ from services.collector.adapters.cell_records import (
     remove_run,
     sweep,
 )
-from services.collector.adapters.cell_usage import Usage
+from services._host.sandbox.usage import Usage
+from services._runtime.service.interpreter import isolated_command
 
 _NAME: Final = re.compile(NAME_PATTERN)
 REAPED_WITHIN_S: Final = 2.0
@@ -231,7 +231,7 @@ class Cells:
     def _start_warden(self) -> subprocess.Popen[bytes]:
         path = self._records / f"{self._record.token}.json"
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            isolated_command("services.collector.adapters.cell_warden", str(path)),
+            isolated_command("services._host.sandbox.reaper", str(path)),
             stdin=subprocess.PIPE,
             start_new_session=True,
         )

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from services.reconciler.adapters.attributes import MalformedError, each_attribute, string
+from services._host.netlink.attributes import MalformedError, each_attribute, string
 
 HEADER: Final = struct.Struct("=IHHII")
 """Length, type, flags, sequence number, port id."""

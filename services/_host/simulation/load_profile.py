@@ -10,7 +10,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from schemas.apps import Name
-from services._runtime.load_schedule import Schedule
+from services._host.simulation.load_schedule import Schedule
 
 _MIB: Final = 1 << 20
 DEMO_CYCLE_S: Final = 20.0

@@ -1,4 +1,4 @@
-"""Ends a run's cells when its owner has died: ``python -m services.collector.adapters.cell_warden RECORD``.
+"""Ends a run's cells when its owner has died: ``python -m services._host.sandbox.reaper RECORD``.
 
 Its standard input is a pipe that only the owner can write to. At the pipe's end it removes the run's control groups, if
 the owner has not: a process whose parent was killed with SIGKILL cannot do so itself, and one that the user's program
@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from services._runtime.cgroupfs import detect
-from services.collector.adapters.cell_records import RunRecord, forget, remove_run
+from services._host.cgroupfs import detect
+from services._host.sandbox.records import RunRecord, forget, remove_run
 
 
 def main() -> int:

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from services.reconciler.adapters.attributes import (
+from services._host.netlink.attributes import (
     MalformedError,
     address_text,
     attributes,
     number,
     u32,
 )
-from services.reconciler.adapters.framing import Request
-from services.reconciler.adapters.rtnetlink import (
+from services._host.netlink.constants import (
     AF_INET,
     AF_INET6,
     RT_TABLE_MAIN,
@@ -29,6 +28,7 @@ from services.reconciler.adapters.rtnetlink import (
     RTNH_F_ONLINK,
     Rtm,
 )
+from services._host.netlink.messages import Request
 
 _RTMSG: Final = struct.Struct("=8BI")
 _RTNEXTHOP: Final = struct.Struct("=HBBi")

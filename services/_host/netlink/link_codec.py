@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from services.reconciler.adapters.attributes import (
+from services._host.netlink.attributes import (
     MalformedError,
     address_bytes,
     address_text,
@@ -21,9 +21,7 @@ from services.reconciler.adapters.attributes import (
     u16,
     u32,
 )
-from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, REPLACE, Request
-from services.reconciler.adapters.row_memory import Varying
-from services.reconciler.adapters.rtnetlink import (
+from services._host.netlink.constants import (
     AF_BRIDGE,
     AF_INET,
     AF_INET6,
@@ -38,7 +36,9 @@ from services.reconciler.adapters.rtnetlink import (
     NUD_VALID,
     Rtm,
 )
-from services.reconciler.core.state import FdbEntry, Link, Neighbour, Vxlan
+from services._host.netlink.dump_cache import Varying
+from services._host.netlink.messages import CREATE, EXCLUSIVE, REPLACE, Request
+from services._host.netlink.objects import FdbEntry, Link, Neighbour, Vxlan
 
 _IFINFO: Final = struct.Struct("=BxHiII")
 _NDMSG: Final = struct.Struct("=BxxxiHBB")

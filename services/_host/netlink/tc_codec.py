@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from services.reconciler.adapters.attributes import (
+from services._host.netlink.attributes import (
     address_bytes,
     attribute,
     be16,
@@ -22,9 +22,9 @@ from services.reconciler.adapters.attributes import (
     u8,
     u32,
 )
-from services.reconciler.adapters.framing import CREATE, EXCLUSIVE, REPLACE, Request
-from services.reconciler.adapters.rtnetlink import Rtm
-from services.reconciler.core.state import Action, ActionKind, Filter, Tunnel
+from services._host.netlink.constants import Rtm
+from services._host.netlink.messages import CREATE, EXCLUSIVE, REPLACE, Request
+from services._host.netlink.objects import Action, ActionKind, Filter, Tunnel
 
 TCMSG: Final = struct.Struct("=BxxxiIII")
 TCAMSG: Final = struct.Struct("=Bxxx")

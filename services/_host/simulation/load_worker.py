@@ -1,11 +1,11 @@
-"""A process that makes the load of one demo container: ``python -m services._runtime.load_worker --profile JSON``.
+"""The load of one demo container: ``python -m services._host.simulation.load_worker --profile JSON``.
 
 It burns CPU by hashing and holds memory in pages that it has really touched, on top of what the interpreter itself
 needs (some 10 MB). The loop is open: demand belongs to its moment, and what a throttled moment could not do is not
 caught up later. In a phase without demand it sleeps through, so that the kernel's period timer really stops.
 
-Standard library only, for a quick start and a small footprint. `services._runtime.load_profile.ContainerLoad` is the
-validated form of the JSON.
+Standard library only, for a quick start and a small footprint. The JSON's validated form is
+`services._host.simulation.load_profile.ContainerLoad`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from types import FrameType
 from typing import Final
 
-from services._runtime.load_schedule import Schedule
+from services._host.simulation.load_schedule import Schedule
 
 SLICE_S: Final = 0.01
 CHUNK_BYTES: Final = 1 << 20

@@ -1,0 +1,1 @@
+"""What services need of the host: control groups, namespaces, netlink, locks, processes."""

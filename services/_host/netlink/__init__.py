@@ -1,0 +1,1 @@
+"""Netlink: sockets, messages, and the objects that they carry."""

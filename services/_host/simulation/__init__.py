@@ -1,0 +1,1 @@
+"""Load profiles, and a host whose containers are arithmetic."""
