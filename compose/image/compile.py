@@ -11,7 +11,7 @@ OURS = ("services._runtime.service.probe", "services._runtime.service.entry", "s
 COMMON = (*OURS, "nkeys", "http.server", "runpy")
 OWN = {
     "agent": ("services.agent.service", "services.agent.adapters.docker_engine", "services.agent.watchdog"),
-    "reconciler": ("services.reconciler.service", "services.reconciler.fastpath.service"),
+    "reconciler": ("services.reconciler.service", "services.fastpath.service"),
     "collector": ("services.collector.service", "services.collector.adapters.billing"),
     "advisor": ("services.advisor.service", "services.advisor.training"),
     "cli": ("services.cli.main",),

@@ -26,7 +26,7 @@ _NETLINK_SOCKETS: Final = Path("/proc/thread-self/net/netlink")
 _ROUTE: Final = "0"
 """NETLINK_ROUTE."""
 _HEARTBEAT_GROUP: Final = 14
-"""See `services.reconciler.fastpath.heartbeat`."""
+"""See `services.fastpath.heartbeat`."""
 _SHORTEST_KEY: Final = 16
 _BRIDGED_FRAMES: Final = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _VERSION: Final = re.compile(r"FRRouting (?P<text>(?P<major>\d+)\.(?P<minor>\d+)\S*)")

@@ -14,7 +14,7 @@ from typing import Final
 from services._host.frr import FrrError
 from services._host.netlink.objects import FdbEntry, Snapshot
 from services._runtime.clock import Clock
-from services.reconciler.fastpath.values import Ownership
+from services.fastpath.values import Ownership
 from services.reconciler.inaccessible import question, read_inaccessible, suspects
 from services.reconciler.paths import Comparison, FrrView, Path, Sessions, destinations_of, read_routes, read_sessions
 from services.reconciler.ports import Daemons

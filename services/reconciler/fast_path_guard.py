@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 from services._host.netlink.attributes import NetlinkError
 from services._host.netlink.subscription import Namespace
 from services._runtime.clock import Clock
-from services.reconciler.fastpath.heartbeat import Beat, HeartbeatReceiver
-from services.reconciler.fastpath.kernel import FastPathKernel
-from services.reconciler.fastpath.values import Ownership
+from services.fastpath.heartbeat import Beat, HeartbeatReceiver
+from services.fastpath.kernel import FastPathKernel
+from services.fastpath.values import Ownership
 
 MARGIN_S: Final = 0.2
 """The watchdog comes first."""

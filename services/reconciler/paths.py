@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from services._host.frr import FrrError
 from services._host.netlink.objects import NextHop, Snapshot
-from services.reconciler.fastpath.values import Ownership
+from services.fastpath.values import Ownership
 from services.reconciler.watcher import hops_text
 
 MAIN_TABLE: Final = 254

@@ -20,6 +20,7 @@ from services._runtime.bus.name_registration import Holder, NameTakenError, Regi
 from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.logging import LogLimiter, log_once
+from services.fastpath.values import Ownership
 from services.reconciler.adapters.network import KernelNetwork
 from services.reconciler.adapters.rights import why_not_allowed
 from services.reconciler.audit import BEHIND, FAR_BEHIND, Teller
@@ -27,7 +28,6 @@ from services.reconciler.audit_mark import AuditMark
 from services.reconciler.auditor import PathAuditor, Verdict
 from services.reconciler.drain_watch import DrainWatch
 from services.reconciler.fast_path_guard import Emptied, FastPathGuard
-from services.reconciler.fastpath.values import Ownership
 from services.reconciler.hint_listener import HintListener
 from services.reconciler.hints import RouteHints
 from services.reconciler.loop import Looked, Loop

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from schemas.network import RouteKind
-from services.reconciler.fastpath.protocol import PORT, SIZE, TAG_BYTES, receiver_tag
+from services.fastpath.protocol import PORT, SIZE, TAG_BYTES, receiver_tag
 from tests.support.datagram_flood import flooding
 from tests.support.deadline import until
 from tests.support.fast_path_lab import HostNamespace

@@ -159,7 +159,7 @@ def container(host, tmp_path):
     writable = [f"{path}:{path}" for path in (tmp_path / "state", host.directory, "/run/netns")]
     created = lab.client.create_container(
         lab.image,
-        ["/usr/bin/env", *words, sys.executable, "-m", "services.reconciler.fastpath"],
+        ["/usr/bin/env", *words, sys.executable, "-m", "services.fastpath"],
         name=f"tb-fast-path-{os.getpid()}",
         working_dir=repository,
         host_config=lab.client.create_host_config(

@@ -15,10 +15,10 @@ from services._host.netlink.socket import NetlinkSocket
 from services._host.netns import socket_in
 from services._runtime.service.app import UnusableSettingsError
 from services.cli.lab.companions import fast_path_is_at_work
-from services.reconciler.fastpath.flush import main as flush_by_hand
-from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
-from services.reconciler.fastpath.routes import Write, override_request
-from services.reconciler.fastpath.values import FrrRoute, Hop
+from services.fastpath.flush import main as flush_by_hand
+from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
+from services.fastpath.routes import Write, override_request
+from services.fastpath.values import FrrRoute, Hop
 from tests.support.deadline import until
 from tests.support.fast_path_lab import HostNamespace
 from tests.support.fast_path_running import KEY, running

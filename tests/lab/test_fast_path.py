@@ -20,7 +20,7 @@ from services.cli.lab import build, frr_daemons, reach
 from services.cli.lab.faults import Direction, Fault
 from services.cli.lab.lab import Lab
 from services.cli.lab.meter import OutageMeter
-from services.reconciler.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
+from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import run
 from tests.support.fast_path_pair import KEY, FastPaths, pause_until

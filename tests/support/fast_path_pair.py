@@ -13,8 +13,8 @@ from schemas.streams import ROUTE_STREAM
 from services._runtime.bus.api import Delivery
 from services._runtime.service.app import run_in_process
 from services.cli.lab.lab import Lab
-from services.reconciler.fastpath.service import FastPath
-from services.reconciler.fastpath.settings import FastPathSettings
+from services.fastpath.service import FastPath
+from services.fastpath.settings import FastPathSettings
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.cgroup_lab import wait_until

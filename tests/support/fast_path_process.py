@@ -68,7 +68,7 @@ def fast_path_in_a_group(host: HostNamespace, state: Path, **settings: str) -> I
     group = FreezerGroup()
     join = ["/bin/sh", "-c", 'echo $$ > "$1" && shift && exec "$@"', "sh", str(group.path / "cgroup.procs")]
     process = subprocess.Popen(
-        [*join, sys.executable, "-m", "services.reconciler.fastpath"],
+        [*join, sys.executable, "-m", "services.fastpath"],
         env={**os.environ, **environment_of(host, state, **settings)},
         stderr=subprocess.DEVNULL,
     )

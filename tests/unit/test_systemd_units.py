@@ -60,7 +60,7 @@ def test_the_agents_watchdog_and_state_outlive_it() -> None:
 def test_nothing_of_a_fast_path_stays_in_the_tables() -> None:
     unit = FOLDER / "turnbuckle-fast-path.service"
 
-    flush = [f"{PYTHON} -I -m services.reconciler.fastpath.flush"]
+    flush = [f"{PYTHON} -I -m services.fastpath.flush"]
     assert values(unit, "ExecStartPre") == values(unit, "ExecStopPost") == flush
 
 

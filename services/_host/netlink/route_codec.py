@@ -1,6 +1,6 @@
 """Routes, from messages of rtnetlink(7). Encapsulations (MPLS, SRv6) and metrics (MTU...) are not kept.
 
-The reconciler writes none; the fast path writes its own, see `services.reconciler.fastpath.routes`.
+The reconciler writes none; the fast path writes its own, see `services.fastpath.routes`.
 """
 
 from __future__ import annotations

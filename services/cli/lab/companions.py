@@ -28,7 +28,7 @@ _LIVES_FOR_S: Final = 1.0
 """A service that has not ended by then has accepted its settings."""
 _AT_WORK_WITHIN_S: Final = 30.0
 _FAST_PATH_PROTOCOL: Final = 200
-"""RTPROT_* of what a fast path writes, see `services.reconciler.fastpath.values`."""
+"""RTPROT_* of what a fast path writes, see `services.fastpath.values`."""
 _END_WITHIN_S: Final = 5.0
 _POLL_S: Final = 0.02
 _KEY_BYTES: Final = 32
@@ -146,7 +146,7 @@ def _fast_path(host: HostNode, key: Path, logs: Path) -> _Companion:
         f"{prefix}FABRIC_KEY_FILE": str(key),
     }
     log = logs / f"fast-path-{host.name}.log"
-    return _Companion(name, "services.reconciler.fastpath", environment, log, lambda: fast_path_is_at_work(host.netns))
+    return _Companion(name, "services.fastpath", environment, log, lambda: fast_path_is_at_work(host.netns))
 
 
 def _reconciler(host: HostNode, logs: Path) -> _Companion:

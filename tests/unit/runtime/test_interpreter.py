@@ -78,7 +78,7 @@ def test_services_are_found_with_a_line_each() -> None:
     found = installed_services()
 
     assert found.keys() == {"agent", "allocator", "reconciler", "fastpath", "collector", "advisor"}
-    assert found["fastpath"].module == "services.reconciler.fastpath"
+    assert found["fastpath"].module == "services.fastpath"
     assert all(20 < len(service.summary) <= 110 for service in found.values())
     assert all(service.summary.lower().startswith(("the " + name)[:7]) for name, service in found.items())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.cli.fabric.environment import fast_path_environment, reconciler_environment
 from services.cli.fabric.model import HostFile
-from services.reconciler.fastpath.settings import FastPathSettings
+from services.fastpath.settings import FastPathSettings
 from services.reconciler.settings import ReconcilerSettings
 
 PORTS = [

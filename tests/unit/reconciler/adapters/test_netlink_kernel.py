@@ -19,8 +19,8 @@ from services._host.netlink.route_codec import Hop, KernelRoute
 from services._host.netlink.rule_codec import Rule
 from services._host.netlink.socket import Ack, DumpInterruptedError, NetlinkSocket, Request, Subscription
 from services._host.readiness import readable
-from services.reconciler.fastpath import routes as fast_path
-from services.reconciler.fastpath.values import FrrRoute, Write
+from services.fastpath import routes as fast_path
+from services.fastpath.values import FrrRoute, Write
 from tests.support.netlink_ground import NetlinkGround, netlink_ground
 from tests.support.route_messages import nexthop_message
 

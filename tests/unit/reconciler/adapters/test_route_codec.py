@@ -19,9 +19,9 @@ from services._host.netlink.messages import Message
 from services._host.netlink.nexthop_codec import NexthopObject
 from services._host.netlink.route_codec import Hop, KernelRoute
 from services._host.netlink.rule_codec import Rule, add_rule, decode_rule, delete_rule
-from services.reconciler.fastpath import routes as fp
-from services.reconciler.fastpath.mirror import Row
-from services.reconciler.fastpath.values import FrrRoute, Ownership, Write
+from services.fastpath import routes as fp
+from services.fastpath.mirror import Row
+from services.fastpath.values import FrrRoute, Ownership, Write
 from tests.support.route_messages import nexthop_message, route_message
 
 V4 = st.ip_addresses(v=4).map(str)

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.reconciler.fastpath.bgp_watch import Closings
+from services.fastpath.bgp_watch import Closings
 
 FIN, RST, ACK = 0x01, 0x04, 0x10
 

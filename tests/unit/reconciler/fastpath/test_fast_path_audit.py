@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.reconciler.fastpath.audit import KEPT, Audit, Trigger
-from services.reconciler.fastpath.peers import Announcement
-from services.reconciler.fastpath.values import (
+from services.fastpath.audit import KEPT, Audit, Trigger
+from services.fastpath.peers import Announcement
+from services.fastpath.values import (
     Cause,
     FrrRoute,
     GroupChange,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.reconciler.fastpath.control import LONGEST, ControlLink, Order, Received
+from services.fastpath.control import LONGEST, ControlLink, Order, Received
 
 BEYOND_SELECT = 1_024
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.reconciler.fastpath.core import BFDD, FastPathCore
-from services.reconciler.fastpath.values import FrrRoute, Hop, Limits, Release, Tell, Write
+from services.fastpath.core import BFDD, FastPathCore
+from services.fastpath.values import FrrRoute, Hop, Limits, Release, Tell, Write
 
 TOR1, TOR2 = "10.255.0.101", "10.255.0.102"
 H2, H3 = "10.255.0.2", "10.255.0.3"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from services._runtime.service.settings import SettingsError
-from services.reconciler.fastpath.bfd import (
+from services.fastpath.bfd import (
     BfdError,
     FrameReader,
     Session,
@@ -20,12 +20,12 @@ from services.reconciler.fastpath.bfd import (
     combined,
     subscribe_frame,
 )
-from services.reconciler.fastpath.config import Config
-from services.reconciler.fastpath.mirror import RouteMirror, Row
-from services.reconciler.fastpath.routes import gateway_text
-from services.reconciler.fastpath.service import router_ids
-from services.reconciler.fastpath.settings import FastPathSettings
-from services.reconciler.fastpath.values import FrrRoute, Hop
+from services.fastpath.config import Config
+from services.fastpath.mirror import RouteMirror, Row
+from services.fastpath.routes import gateway_text
+from services.fastpath.service import router_ids
+from services.fastpath.settings import FastPathSettings
+from services.fastpath.values import FrrRoute, Hop
 from tests.support.fast_path_lab import frame, session
 
 H2 = "10.255.0.2"

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from services.reconciler.fastpath.limiter import (
+from services.fastpath.limiter import (
     DENIED_S,
     MOST_DENIED,
     PAUSE_S,
@@ -19,10 +19,10 @@ from services.reconciler.fastpath.limiter import (
     Bucket,
     SourceLimiter,
 )
-from services.reconciler.fastpath.packet_filter import attach, datagram_filter, dropped_by
-from services.reconciler.fastpath.peer_watch import PeerWatch
-from services.reconciler.fastpath.peers import PeerLink
-from services.reconciler.fastpath.protocol import SIZE, TAG_BYTES, receiver_tag
+from services.fastpath.packet_filter import attach, datagram_filter, dropped_by
+from services.fastpath.peer_watch import PeerWatch
+from services.fastpath.peers import PeerLink
+from services.fastpath.protocol import SIZE, TAG_BYTES, receiver_tag
 
 PEER, FLOODER = "10.255.0.2", "10.255.0.66"
 TAG = b"\x01\x02\x03\x04\xf5\x06\x07\x08"

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.reconciler.fastpath.core import BFDD, WORDS
-from services.reconciler.fastpath.group import GroupedCore
-from services.reconciler.fastpath.values import FrrRoute, Hop, Limits, Release, Switch
+from services.fastpath.core import BFDD, WORDS
+from services.fastpath.group import GroupedCore
+from services.fastpath.values import FrrRoute, Hop, Limits, Release, Switch
 
 UPLINKS = {"p1": 11, "p2": 12, "p3": 13}
 TORS = {"p1": "1.1.1.1", "p2": "2.2.2.2", "p3": "2.2.2.2"}

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from services.reconciler.fastpath import peers
-from services.reconciler.fastpath.peers import REPEAT_S, REPEATS, Fault, PeerLink
-from services.reconciler.fastpath.protocol import (
+from services.fastpath import peers
+from services.fastpath.peers import REPEAT_S, REPEATS, Fault, PeerLink
+from services.fastpath.protocol import (
     SIZE,
     Kind,
     PeerMessage,

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.reconciler.fastpath import peers
-from services.reconciler.fastpath.peers import REPEAT_S, PeerLink
-from services.reconciler.fastpath.protocol import Kind, PeerMessage, ReplayGuard, Verdict
+from services.fastpath import peers
+from services.fastpath.peers import REPEAT_S, PeerLink
+from services.fastpath.protocol import Kind, PeerMessage, ReplayGuard, Verdict
 
 KEY = b"sixteen bytes or more"
 SENDER, RECEIVER, TOR = "10.255.0.1", "10.255.0.2", "10.255.0.101"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from services._runtime.clock import ManualClock
+from services.fastpath.heartbeat import Beat, decode_beat, encode_beat
+from services.fastpath.values import Ownership
 from services.reconciler import fast_path_guard
 from services.reconciler.fast_path_guard import AGAIN_S, DEFAULT_SILENCE_S, MARGIN_S, FastPathGuard, Silence
-from services.reconciler.fastpath.heartbeat import Beat, decode_beat, encode_beat
-from services.reconciler.fastpath.values import Ownership
 from tests.support.deadline import until
 
 BEAT = Beat(Ownership(300, 95), 0.5)

@@ -9,8 +9,8 @@ from schemas.network import RouteKind
 from services._host.frr import Frr, FrrError
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
 from services._runtime.clock import ManualClock
+from services.fastpath.values import Ownership
 from services.reconciler.auditor import PathAuditor
-from services.reconciler.fastpath.values import Ownership
 from services.reconciler.inaccessible import MOST_ASKED, question, read_inaccessible, suspects
 from services.reconciler.paths import Comparison, FrrView, Sessions, read_routes, read_sessions
 from tests.support.deadline import until

@@ -1,4 +1,4 @@
-"""Leave nothing of the fast path behind, by hand: ``python -m services.reconciler.fastpath.flush``.
+"""Leave nothing of the fast path behind, by hand: ``python -m services.fastpath.flush``.
 
 Arguments: [NETNS [TABLE [PRIORITY]]]. For systemd's ExecStartPre and ExecStopPost as well. Standard library only.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 from services._host.netlink.attributes import NetlinkError
-from services.reconciler.fastpath.kernel import FastPathKernel
-from services.reconciler.fastpath.values import Ownership
+from services.fastpath.kernel import FastPathKernel
+from services.fastpath.values import Ownership
 
 
 def main(arguments: list[str]) -> int:

@@ -14,10 +14,10 @@ from services._host.frr import Frr, FrrError
 from services._host.netlink.attributes import NetlinkError
 from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
-from services.reconciler.fastpath.kernel import FastPathKernel
-from services.reconciler.fastpath.settings import FastPathSettings
-from services.reconciler.fastpath.supervisor import Supervisor, take_lock
-from services.reconciler.fastpath.values import ADMIN_DOWN
+from services.fastpath.kernel import FastPathKernel
+from services.fastpath.settings import FastPathSettings
+from services.fastpath.supervisor import Supervisor, take_lock
+from services.fastpath.values import ADMIN_DOWN
 
 _UNKNOWN = "0.0.0.0"  # noqa: S104 - bgpd's word for a neighbour that has not spoken yet
 TORS_S: float = 30.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.reconciler.fastpath.peers import Announcement, Fault, PeerLink
-from services.reconciler.fastpath.poller import Poller
+from services.fastpath.peers import Announcement, Fault, PeerLink
+from services.fastpath.poller import Poller
 
 
 class PeerWatch:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from services._host.netns import socket_in
-from services.reconciler.fastpath.limiter import Denied, SourceLimiter
-from services.reconciler.fastpath.packet_filter import attach, datagram_filter, dropped_by
-from services.reconciler.fastpath.protocol import (
+from services.fastpath.limiter import Denied, SourceLimiter
+from services.fastpath.packet_filter import attach, datagram_filter, dropped_by
+from services.fastpath.protocol import (
     Kind,
     PeerMessage,
     Refusal,

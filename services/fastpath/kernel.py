@@ -11,8 +11,8 @@ from services._host.netlink import route_codec, rule_codec
 from services._host.netlink.constants import AF_INET6, RT_TABLE_MAIN
 from services._host.netlink.rule_codec import Rule
 from services._host.netlink.socket import Message, NetlinkSocket, Request
-from services.reconciler.fastpath.mirror import Row
-from services.reconciler.fastpath.routes import (
+from services.fastpath.mirror import Row
+from services.fastpath.routes import (
     FAMILIES,
     LinkRow,
     OwnRow,
@@ -21,7 +21,7 @@ from services.reconciler.fastpath.routes import (
     read_link,
     read_route,
 )
-from services.reconciler.fastpath.values import PROTOCOL, Ownership, Switch, Write
+from services.fastpath.values import PROTOCOL, Ownership, Switch, Write
 
 _ABSENT = frozenset({errno.ESRCH, errno.ENOENT})
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EOPNOTSUPP})

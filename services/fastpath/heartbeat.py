@@ -15,7 +15,7 @@ import struct
 from typing import Final, NamedTuple
 
 from services._host.netns import socket_in
-from services.reconciler.fastpath.values import Ownership
+from services.fastpath.values import Ownership
 
 GROUP: Final = 14
 """RTNLGRP_NOP2 (linux/rtnetlink.h)."""

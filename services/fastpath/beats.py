@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from services.reconciler.fastpath.heartbeat import HeartbeatSender
-from services.reconciler.fastpath.watchdog import BYE
+from services.fastpath.heartbeat import HeartbeatSender
+from services.fastpath.watchdog import BYE
 
 
 class Beats:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from services._host.netlink.attributes import NetlinkError
-from services.reconciler.fastpath.kernel import FastPathKernel
-from services.reconciler.fastpath.values import Ownership
+from services.fastpath.kernel import FastPathKernel
+from services.fastpath.values import Ownership
 
 BYE: Final = b"q"
 _AGAIN_S: Final = 0.02

@@ -6,11 +6,11 @@ import ipaddress
 import json
 from typing import NamedTuple, Self
 
-from services.reconciler.fastpath.values import Limits, Ownership
+from services.fastpath.values import Limits, Ownership
 
 
 class Config(NamedTuple):
-    """Settings of the hot process; see `services.reconciler.fastpath.settings`."""
+    """Settings of the hot process; see `services.fastpath.settings`."""
 
     netns: str | None
     uplinks: tuple[str, ...]

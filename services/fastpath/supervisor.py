@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from services._host.namespace_lock import lock_path
 from services._runtime.service.app import UnusableSettingsError
-from services.reconciler.fastpath.config import Config
-from services.reconciler.fastpath.control import LONGEST, Order
+from services.fastpath.config import Config
+from services.fastpath.control import LONGEST, Order
 
-_PACKAGE: Final = "services.reconciler.fastpath"
+_PACKAGE: Final = "services.fastpath"
 _IMPORT_ROOT: Final = Path(__file__).parents[3]
 _NOT_FOR_THEM: Final = (signal.SIGINT, signal.SIGHUP)
 _LOCK_WITHIN_S: Final = 2.0

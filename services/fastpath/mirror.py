@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from services.reconciler.fastpath.values import FrrRoute
+from services.fastpath.values import FrrRoute
 
 BGP: Final = 186
 """RTPROT_BGP, which zebra gives to what bgpd installs."""

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from services.reconciler.fastpath.protocol import SIZE, TAG_BYTES
+from services.fastpath.protocol import SIZE, TAG_BYTES
 
 LOAD_WORD, LOAD_HALF, LOAD_BYTE, LOAD_LENGTH = 0x20, 0x28, 0x30, 0x80
 EQUAL, ANY_BIT, AND, RETURN = 0x15, 0x45, 0x54, 0x06

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Self
 PROTOCOL: Final = 200
 """Of every route and rule of ours: nobody else's is ever deleted."""
 STANDBY_TABLES: Final = 8
-"""At most so many uplinks have a table of their own, see `services.reconciler.fastpath.group`."""
+"""At most so many uplinks have a table of their own, see `services.fastpath.group`."""
 
 UP: Final = "up"
 DOWN: Final = frozenset({"down", "init"})

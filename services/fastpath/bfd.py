@@ -12,7 +12,7 @@ import socket
 import struct
 from typing import Any, Final, NamedTuple
 
-from services.reconciler.fastpath.values import (
+from services.fastpath.values import (
     ADMIN_DOWN,
     DOWN,
     LOCAL_ADMIN_DOWN,

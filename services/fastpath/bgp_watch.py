@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from services._host.netns import socket_in
-from services.reconciler.fastpath.packet_filter import (
+from services.fastpath.packet_filter import (
     AND,
     ANY_BIT,
     EQUAL,
@@ -28,7 +28,7 @@ from services.reconciler.fastpath.packet_filter import (
     assemble,
     attach,
 )
-from services.reconciler.fastpath.poller import Poller
+from services.fastpath.poller import Poller
 
 _ETH_P_IPV6: Final = 0x86DD
 _MOST: Final = 16

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from services.reconciler.fastpath.core import FastPathCore
-from services.reconciler.fastpath.values import (
+from services.fastpath.core import FastPathCore
+from services.fastpath.values import (
     FrrRoute,
     GroupChange,
     Limits,

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from services.reconciler.fastpath.values import (
+from services.fastpath.values import (
     DOWN,
     UP,
     Cause,

@@ -1,4 +1,4 @@
-"""The hot process: ``python -m services.reconciler.fastpath.daemon CONTROL BEATS``, started by the service only.
+"""The hot process: ``python -m services.fastpath.daemon CONTROL BEATS``, started by the service only.
 
 Both arguments are descriptors. Standard library only, so that it starts within some hundredths of a second and nothing
 of the bus, of logging or of asyncio can hold it up: a thread beside the event loop would wait for the interpreter lock,
@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services.reconciler.fastpath.config import Config
-from services.reconciler.fastpath.control import LONGEST, ControlLink
-from services.reconciler.fastpath.loop import FastPathLoop
+from services.fastpath.config import Config
+from services.fastpath.control import LONGEST, ControlLink
+from services.fastpath.loop import FastPathLoop
 
 _MCL_CURRENT_AND_FUTURE: Final = 3
 

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from services.reconciler.fastpath.peers import Announcement
-from services.reconciler.fastpath.routes import gateway_text
-from services.reconciler.fastpath.values import GroupChange, Hop, Outcome, Overridden, Released, Status
+from services.fastpath.peers import Announcement
+from services.fastpath.routes import gateway_text
+from services.fastpath.values import GroupChange, Hop, Outcome, Overridden, Released, Status
 
 SEPARATE: Final = 16
 """Up to so many destinations at once have a record each."""

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services._host.edge_settings import EdgeSettings
-from services.reconciler.fastpath.config import Config
-from services.reconciler.fastpath.protocol import PORT
-from services.reconciler.fastpath.values import STANDBY_TABLES, Limits, Ownership
+from services.fastpath.config import Config
+from services.fastpath.protocol import PORT
+from services.fastpath.values import STANDBY_TABLES, Limits, Ownership
 
 SHORTEST_KEY: int = 16
 _KERNEL_TABLES = range(253, 256)

@@ -21,8 +21,8 @@ from services._host.netlink.constants import (
     Rtm,
 )
 from services._host.netlink.socket import CREATE, REPLACE, Message, Request
-from services.reconciler.fastpath.mirror import Row
-from services.reconciler.fastpath.values import PROTOCOL, FrrRoute, Hop, Ownership, Write
+from services.fastpath.mirror import Row
+from services.fastpath.values import PROTOCOL, FrrRoute, Hop, Ownership, Write
 
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 """rtmsg: family, destination and source length, TOS, table, protocol, scope, type, flags."""

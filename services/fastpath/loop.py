@@ -13,22 +13,22 @@ from typing import Final
 from services._host.netlink.constants import Group, Rtm
 from services._host.netlink.rule_codec import decode_rule
 from services._host.netlink.socket import Message, Subscription
-from services.reconciler.fastpath.audit import Audit, Trigger
-from services.reconciler.fastpath.beats import Beats
-from services.reconciler.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed, admin_down_news
-from services.reconciler.fastpath.bgp_watch import BgpWatch
-from services.reconciler.fastpath.config import Config
-from services.reconciler.fastpath.control import ControlLink, Order
-from services.reconciler.fastpath.core import BFDD
-from services.reconciler.fastpath.group import GroupedCore
-from services.reconciler.fastpath.heartbeat import Beat, HeartbeatSender
-from services.reconciler.fastpath.kernel import FastPathKernel
-from services.reconciler.fastpath.mirror import RouteMirror, Row
-from services.reconciler.fastpath.peer_watch import PeerWatch
-from services.reconciler.fastpath.peers import Announcement, PeerLink
-from services.reconciler.fastpath.poller import Poller
-from services.reconciler.fastpath.routes import LinkRow, OwnRow, read_link, read_route
-from services.reconciler.fastpath.values import UP, FrrRoute, Outcome, Release, Status, Tell, Write
+from services.fastpath.audit import Audit, Trigger
+from services.fastpath.beats import Beats
+from services.fastpath.bfd import BfdClient, BfdError, Sessions, Subscribed, admin_down_news
+from services.fastpath.bgp_watch import BgpWatch
+from services.fastpath.config import Config
+from services.fastpath.control import ControlLink, Order
+from services.fastpath.core import BFDD
+from services.fastpath.group import GroupedCore
+from services.fastpath.heartbeat import Beat, HeartbeatSender
+from services.fastpath.kernel import FastPathKernel
+from services.fastpath.mirror import RouteMirror, Row
+from services.fastpath.peer_watch import PeerWatch
+from services.fastpath.peers import Announcement, PeerLink
+from services.fastpath.poller import Poller
+from services.fastpath.routes import LinkRow, OwnRow, read_link, read_route
+from services.fastpath.values import UP, FrrRoute, Outcome, Release, Status, Tell, Write
 
 BEAT_S: Final = 0.1
 STATE_S: Final = 1.0
