@@ -20,7 +20,7 @@ from rich.console import Console
 
 from schemas.streams import LEASES
 from services._runtime.bus.options import BusOptions
-from services.cli.connection import connected
+from services._runtime.command.connection import connected
 from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
 from services.cli.live_view import render

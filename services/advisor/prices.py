@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.tools.parser import ToolParser
+from services._runtime.command.tool_parser import ToolParser
 from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_skypilot, parse_snapshot
 from services.advisor.price_files import directories, parse_day, read_snapshots, read_text, write_snapshot
 

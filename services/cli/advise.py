@@ -12,9 +12,9 @@ import typer
 from schemas.codec import to_plain
 from schemas.predictions import Objective, RankReply, RankRequest
 from schemas.registry import ADVISOR_RANK
-from services.cli.connection import ContextOption, ServerOption
-from services.cli.failure import BadFileError, CommandError, ExitCode, UnavailableError
-from services.cli.output import print_json, print_note, stderr_console, stdout_console
+from services._runtime.command.connection import ContextOption, ServerOption
+from services._runtime.command.failure import BadFileError, CommandError, ExitCode, UnavailableError
+from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
 
 if TYPE_CHECKING:
     from services._runtime.bus.api import Bus
@@ -118,7 +118,7 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
         return
     if job is None:
         raise typer.BadParameter("name a job.yaml, or try --example")
-    from services.cli.connection import find_server  # noqa: PLC0415 - quick --help
+    from services._runtime.command.connection import find_server  # noqa: PLC0415 - quick --help
     from services.cli.job_yaml import load_job  # noqa: PLC0415 - as above
     from services.cli.tracing import traced  # noqa: PLC0415 - as above
 
@@ -188,7 +188,7 @@ def request_for(file: JobYaml, wishes: Wishes, directory: Path) -> RankRequest:
 
 async def _ask(request: RankRequest, options: object) -> RankReply:
     from services._runtime.bus.options import BusOptions  # noqa: PLC0415 - quick --help
-    from services.cli.connection import connected  # noqa: PLC0415 - as above
+    from services._runtime.command.connection import connected  # noqa: PLC0415 - as above
 
     assert isinstance(options, BusOptions)
     async with connected(options) as bus:

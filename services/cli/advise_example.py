@@ -22,13 +22,13 @@ from schemas.predictions import Objective, RankReply, RankRequest
 from schemas.runs import RunProfile
 from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError
 from services._runtime.bus.options import BusOptions
+from services._runtime.command.connection import connected
+from services._runtime.command.failure import BadFileError, UnavailableError
+from services._runtime.command.output import print_note, stderr_console
 from services._runtime.record_files import JobFileError, read_job_file
 from services.cli.advise import Answer, Measurements, Wishes, ask
 from services.cli.advise_view import configuration_name
-from services.cli.connection import connected
-from services.cli.failure import BadFileError, UnavailableError
 from services.cli.job_yaml import SECONDS_PER_HOUR
-from services.cli.output import print_note, stderr_console
 from services.cli.supervisor import Supervisor
 
 PATIENCE_S: Final = 180.0

@@ -12,7 +12,7 @@ from schemas.queries import AppState, ExplainReply, ExplainRequest, StateReply, 
 from schemas.registry import ALLOCATOR_EXPLAIN, ALLOCATOR_STATE
 from schemas.subjects import REPLICA_EXPLAIN, REPLICA_STATE
 from services._runtime.bus.api import Bus, BusError, RequestRefusedError
-from services.cli.connection import QUERY_TIMEOUT_S, answered
+from services._runtime.command.connection import QUERY_TIMEOUT_S, answered
 
 _OWNER_TIMEOUT_S = 1.0
 

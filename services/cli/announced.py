@@ -9,9 +9,9 @@ from typing import Final
 
 from schemas.streams import APPS
 from services._runtime.bus.options import BusOptions
-from services.cli.connection import connected
-from services.cli.failure import NoPermissionError, UnavailableError
-from services.cli.output import print_note
+from services._runtime.command.connection import connected
+from services._runtime.command.failure import NoPermissionError, UnavailableError
+from services._runtime.command.output import print_note
 
 _CONNECT_WITHIN_S: Final = 1.0
 

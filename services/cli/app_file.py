@@ -30,9 +30,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from schemas.apps import NAME_PATTERN, AppSpec, Name
-from services.cli.app_file_errors import describe_foreign_file, describe_mistakes, dotted
-from services.cli.failure import BadFileError
-from services.cli.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
+from services._runtime.command.failure import BadFileError
+from services._runtime.command.file_errors import describe_foreign_file, describe_mistakes, dotted
+from services._runtime.command.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
 
 LABEL_PREFIX: Final = "turnbuckle."
 MAX_REPLICAS: Final = 10_000

@@ -13,12 +13,19 @@ from schemas.apps import AppSpec
 from schemas.streams import APPS
 from services._runtime.bus.api import Bus
 from services._runtime.bus.options import BusOptions
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import UnavailableError
+from services._runtime.command.output import (
+    format_bytes,
+    format_cores,
+    format_size,
+    print_json,
+    print_note,
+    print_warning,
+)
 from services.cli.app_file import AppFile, load_app_file
 from services.cli.capacity import capacity_warnings, read_apps, read_nodes
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
 from services.cli.deployer import Action, Plan, Step, plan_deployment
-from services.cli.failure import UnavailableError
-from services.cli.output import format_bytes, format_cores, format_size, print_json, print_note, print_warning
 from services.cli.progress import plain_step, print_step
 
 DRY_RUN_CONNECT_S: Final = 0.5

@@ -11,10 +11,10 @@ from rich.table import Table
 from schemas.apps import AppSpec
 from schemas.queries import AppState
 from schemas.streams import APPS
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import UnavailableError
+from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
 from services.cli.allocators import allocator_state
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
-from services.cli.failure import UnavailableError
-from services.cli.output import format_bytes, format_cores, print_json, print_note, stdout_console
 
 EXAMPLES = """
 Examples:

@@ -14,7 +14,7 @@ from schemas.codec import to_plain
 from schemas.containers import NodeInfo
 from schemas.streams import APPS, NODES
 from services._runtime.bus.api import Bus
-from services.cli.output import format_bytes, format_cores
+from services._runtime.command.output import format_bytes, format_cores
 
 MOST_NAMES: Final = 8
 """Applications that a warning names, the largest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.cli.lazy import LazyCommand
+from services._runtime.command.lazy import LazyCommand
 
 _LIMITS: Final = "Containers and limits"
 _NETWORK: Final = "Network edge (THORN)"

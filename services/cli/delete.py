@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from schemas.streams import APPS
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.output import print_json, print_note
 from services.cli.deployer import Step
-from services.cli.failure import CommandError, UnavailableError
-from services.cli.output import print_json, print_note
 from services.cli.progress import plain_step, print_step
 
 EXAMPLES = """

@@ -18,11 +18,11 @@ from docker.models.containers import Container
 import services
 from schemas.apps import PERIOD_US
 from services._host.simulation.load_profile import ContainerLoad
+from services._runtime.command.failure import CommandError
 from services.cli.demo import DemoPlan
 from services.cli.demo_processes import RESTART_AFTER_S, WORKER_MODULE, worker_arguments
 from services.cli.deployer import APP_LABEL, NAME_LABEL
 from services.cli.docker_engine import FAILURES, first_line, open_engine
-from services.cli.failure import CommandError
 from services.cli.host_image import ensure_host_image, host_mounts
 
 OWNER_LABEL: Final = "turnbuckle.demo-pid"

@@ -20,9 +20,9 @@ from services._host.cgroupfs import (
     parse_managed,
 )
 from services._host.simulation.load_profile import ContainerLoad
+from services._runtime.command.failure import UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services.cli.demo import WATCH_EVERY_S, DemoPlan
-from services.cli.failure import UnavailableError
 from services.cli.managed_process import spawn_in_group
 
 WORKER_MODULE: Final = "services._host.simulation.load_worker"

@@ -19,8 +19,8 @@ from enum import StrEnum
 from typing import Final
 
 from schemas.apps import AppSpec
+from services._runtime.command.failure import BadFileError
 from services.cli.app_file import AppFile, ContainerTemplate, Instance
-from services.cli.failure import BadFileError
 
 APP_LABEL: Final = "turnbuckle.app"
 NAME_LABEL: Final = "turnbuckle.name"

@@ -12,6 +12,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from docker.models.containers import Container
 
 from schemas.apps import PERIOD_US
+from services._runtime.command.failure import CommandError, UnavailableError
 from services.cli.app_file import PORT_PATTERN, ContainerTemplate
 from services.cli.deployer import (
     APP_LABEL,
@@ -26,7 +27,6 @@ from services.cli.deployer import (
 )
 from services.cli.docker_engine import FAILURES, first_line, open_engine
 from services.cli.doctor_finding import Finding, Level
-from services.cli.failure import CommandError, UnavailableError
 
 STOP_GRACE_S: Final = 10
 _EXEC_HINT: Final = "turnbuckle exec --app APP --name NAME -- CMD"

@@ -10,12 +10,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from services.cli.connection import CONNECT_WITHIN_S, ContextOption, ServerOption, find_server, quiet_logs
+from services._runtime.command.connection import CONNECT_WITHIN_S, ContextOption, ServerOption, find_server, quiet_logs
+from services._runtime.command.failure import ExitCode
+from services._runtime.command.output import print_json, stdout_console
 from services.cli.doctor_bus import BUS
 from services.cli.doctor_checks import run_checks
 from services.cli.doctor_finding import Finding, Level
-from services.cli.failure import ExitCode
-from services.cli.output import print_json, stdout_console
 
 EXAMPLES = """
 Examples:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.connection import ContextOption, ServerOption
+from services._runtime.command.connection import ContextOption, ServerOption
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 EXAMPLES = """
@@ -38,8 +38,8 @@ def exec_command(  # noqa: PLR0913, PLR0917 - a command's options are its parame
     announced, a note says so at once: the command runs all the same, unmanaged until `turnbuckle apply`.
     """
     from services._host.cgroupfs import MANAGED_ROOT  # noqa: PLC0415 - quick --help
+    from services._runtime.command.connection import find_server, quiet_logs  # noqa: PLC0415
     from services.cli.announced import note_if_unmanaged  # noqa: PLC0415 - as above
-    from services.cli.connection import find_server, quiet_logs  # noqa: PLC0415
     from services.cli.managed_process import ManagedCommand, run_in_group, usable_layout  # noqa: PLC0415
 
     root = managed_root or MANAGED_ROOT

@@ -20,12 +20,12 @@ from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import CommandError
+from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
 from services.cli.allocators import allocator_explain
 from services.cli.capacity import node_warnings, plain_node, read_nodes
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
-from services.cli.failure import CommandError
 from services.cli.memory_history import MemoryHistory
-from services.cli.output import format_bytes, format_cores, print_json, print_note, stdout_console
 
 EXAMPLES = """
 Examples:

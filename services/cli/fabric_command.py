@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from services.cli.failure import ExitCode
-from services.cli.output import print_json, print_note, stderr_console, stdout_console
+from services._runtime.command.failure import ExitCode
+from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
 
 if TYPE_CHECKING:
     from services.cli.fabric.check import Difference

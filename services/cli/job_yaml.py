@@ -14,9 +14,9 @@ from schemas.jobs import Configuration, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Objective
 from schemas.runs import RunProfile
 from schemas.subjects import MAX_TOKEN_CHARACTERS
-from services.cli.app_file_errors import describe_mistakes
-from services.cli.failure import BadFileError
-from services.cli.yaml_source import FieldPath, YamlSource, read_yaml
+from services._runtime.command.failure import BadFileError
+from services._runtime.command.file_errors import describe_mistakes
+from services._runtime.command.yaml_source import FieldPath, YamlSource, read_yaml
 
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 _MAX_BYTES: Final = 1 << 20

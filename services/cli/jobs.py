@@ -18,11 +18,11 @@ from schemas.streams import JOB_STREAM
 from schemas.subjects import JOB_RECORDS, SubjectTemplate
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats_history import read_stored
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import CommandError
+from services._runtime.command.output import print_json, print_note, stdout_console
 from services.cli.advise_view import configuration_name, dollars, seconds
 from services.cli.collector_commands import EXPORT, IMPORT
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
-from services.cli.failure import CommandError
-from services.cli.output import print_json, print_note, stdout_console
 from services.cli.tool_command import add_tool
 
 EXAMPLES: Final = """

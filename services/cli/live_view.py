@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from schemas.oom import OomEvent
+from services._runtime.command.output import format_bytes, format_cores
 from services.cli.live_state import AppLive, ContainerLive, LiveState
 from services.cli.memory_events import TROUBLE, container_name, describe_event
-from services.cli.output import format_bytes, format_cores
 
 BAR_CELLS: Final = 18
 NARROW_BAR_CELLS: Final = 6

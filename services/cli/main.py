@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from services._runtime.command.failure import CommandError
+from services._runtime.command.lazy import LazyGroup
+from services._runtime.command.output import discard_stdout, print_error, stdout_console
 from services.cli.command_table import COMMANDS
-from services.cli.failure import CommandError
-from services.cli.lazy import LazyGroup
-from services.cli.output import discard_stdout, print_error, stdout_console
 
 
 class TurnbuckleGroup(LazyGroup):

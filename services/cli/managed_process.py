@@ -22,8 +22,8 @@ from services._host.cgroupfs import (
     detect,
     managed_directory,
 )
-from services.cli.failure import CommandError, UnavailableError
-from services.cli.output import print_note
+from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.output import print_note
 from services.cli.supervisor import die_with_parent
 
 FORWARDED_SIGNALS: Final = frozenset(

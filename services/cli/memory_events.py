@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from schemas.codec import to_plain
 from schemas.oom import OomCause, OomEvent, OomKind
-from services.cli.output import format_bytes, format_duration
+from services._runtime.command.output import format_bytes, format_duration
 
 TROUBLE: Final = frozenset({OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS})
 """What a person asks about afterwards."""

@@ -13,8 +13,9 @@ import typer
 from schemas.permissions import NODE_ROLES, Identity, Role, uses
 from schemas.subjects import SubjectError, check_root, token
 from services._runtime.bus.options import BusOptions
-from services.cli.connection import ContextOption, ServerOption, connected, find_server, key_wanted
-from services.cli.failure import BadFileError, NoPermissionError
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server, key_wanted
+from services._runtime.command.failure import BadFileError, NoPermissionError
+from services._runtime.command.output import print_json, stdout_console
 from services.cli.nats_config import (
     CLUSTER_FILE,
     LOOPBACK,
@@ -28,7 +29,6 @@ from services.cli.nats_config import (
     users_text,
 )
 from services.cli.nats_keys import Keys, Owner
-from services.cli.output import print_json, stdout_console
 
 EXAMPLES: Final = """
 Examples:

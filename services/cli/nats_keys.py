@@ -10,7 +10,7 @@ from typing import Final
 
 from services._runtime.bus.api import BusError
 from services._runtime.bus.nats_connection import public_key
-from services.cli.failure import BadFileError
+from services._runtime.command.failure import BadFileError
 
 _SECRET_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services._runtime.command.output import print_note, stdout_console
 from services.cli.nats_certificates import CA_FILE, CA_KEY_FILE, SERVER_FILE, SERVER_KEY_FILE, Certificates
 from services.cli.nats_config import LOOPBACK, WILDCARDS, ServerPlan
 from services.cli.nats_keys import Keys
-from services.cli.output import print_note, stdout_console
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from services._runtime.bus.api import Delivery, NoResponderError, RequestRefused
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
-from services.cli.connection import QUERY_TIMEOUT_S, ContextOption, ServerOption, connected, find_server
-from services.cli.failure import CommandError, UnavailableError
+from services._runtime.command.connection import QUERY_TIMEOUT_S, ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.output import print_json, print_note, stdout_console
 from services.cli.network_lines import operation_line
-from services.cli.output import print_json, print_note, stdout_console
 
 RULES_EXAMPLES: Final = """
 Examples:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from schemas.message import Message
 from schemas.network import RouteEvent, RouteKind, TcEvent, TcObject, TcOperation
-from services.cli.output import format_duration
+from services._runtime.command.output import format_duration
 
 _SHOWN = 3
 

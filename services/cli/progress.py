@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from rich.markup import escape
 
+from services._runtime.command.output import stderr_console
 from services.cli.deployer import Action, Step
-from services.cli.output import stderr_console
 
 _COLOURS: Final = {
     Action.CREATE: "green",

@@ -11,8 +11,8 @@ from typing import Final
 
 import typer
 
+from services._runtime.command.failure import UnavailableError
 from services._runtime.service.interpreter import InstalledService, become, installed_services
-from services.cli.failure import UnavailableError
 from services.cli.pass_on import PassOn
 
 EXAMPLES: Final = """

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from schemas.jobs import Configuration
+from services._runtime.command.failure import CommandError
 from services.cli.advise_view import dollars, price_of, seconds
-from services.cli.failure import CommandError
 
 if TYPE_CHECKING:
     from services.cli.advise import Answer

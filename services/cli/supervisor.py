@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from services._runtime.command.failure import ExitCode, ServiceDiedError
 from services._runtime.service.interpreter import isolated_command
-from services.cli.failure import ExitCode, ServiceDiedError
 
 READY_WITHIN_S: Final = 30.0
 STOP_WITHIN_S: Final = 15.0

@@ -14,9 +14,9 @@ from schemas.codec import CodecError, decode, to_plain
 from schemas.subjects import SubjectError, wildcard
 from services._runtime.bus.nats_tap import tap
 from services._runtime.bus.options import BusOptions
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.output import print_json, print_line
 from services.cli.network_lines import network_line
-from services.cli.output import print_json, print_line
 
 MAX_WAITING: Final = 10_000
 """Messages between the bus and a slow reader; the newest beyond are dropped, and the tap says how many."""

@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from services._runtime.tools.parser import DESCRIBE
+from services._runtime.command.tool_parser import DESCRIBE
 from services.cli.pass_on import PassOn
 from services.cli.tool_run import Tool, run_tool
 

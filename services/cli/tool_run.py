@@ -21,12 +21,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from services._runtime.command.failure import CommandError
+from services._runtime.command.output import print_line, stderr_console, stdout_console
 from services._runtime.service.interpreter import isolated_command
-from services.cli.failure import CommandError
-from services.cli.output import print_line, stderr_console, stdout_console
 from services.cli.supervisor import die_with_parent
 
-_START: Final = "services._runtime.tools.start"
+_START: Final = "services._runtime.command.tool_start"
 _TERMINATED: Final = 128
 _JSON: Final = "--json"
 _ROWS: Final = frozenset({"row", "plan", "unmeasured", "check"})

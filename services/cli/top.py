@@ -14,13 +14,13 @@ from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from schemas.streams import APPS, LEASES, NODES
 from services._runtime.bus.api import Entry
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import CommandError
+from services._runtime.command.output import print_json, stdout_console
 from services.cli.allocators import allocator_state
-from services.cli.connection import ContextOption, ServerOption, connected, find_server
-from services.cli.failure import CommandError
 from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
 from services.cli.live_view import nothing_to_show, plain_lines, render
-from services.cli.output import print_json, stdout_console
 
 REFRESH_S: Final = 0.25
 PLAIN_REFRESH_S: Final = 1.0

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
+from services._runtime.command.connection import CliSettings, quiet_logs
+from services._runtime.command.failure import BadFileError
 from services._runtime.service.settings import SettingsError
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
 from services._runtime.telemetry.tracing import span
-from services.cli.connection import CliSettings, quiet_logs
-from services.cli.failure import BadFileError
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from schemas.apps import Policy
-from services.cli.output import format_bytes, format_duration, print_json, print_note, stdout_console
+from services._runtime.command.output import format_bytes, format_duration, print_json, print_note, stdout_console
 
 EXAMPLES = """
 Examples:
@@ -59,7 +59,7 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     says so. Logs are in turnbuckle-run/. If a service dies, its log is shown and the exit code is 70; if one of several
     allocators dies, the others take its applications over. One agent manages a host: a second one is refused (78).
     """
-    from services.cli.connection import find_server  # noqa: PLC0415 - quick --help
+    from services._runtime.command.connection import find_server  # noqa: PLC0415 - quick --help
     from services.cli.run_directory import hold_run_directory  # noqa: PLC0415 - quick --help
     from services.cli.top import show_live  # noqa: PLC0415 - quick --help
     from services.cli.up_run import Run, UpOptions, run_up  # noqa: PLC0415

@@ -19,15 +19,15 @@ from services._host.cgroupfs import MANAGED_ROOT, CgroupLayout, CgroupUnavailabl
 from services._runtime.bus.api import Bus
 from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError, PortTakenError
 from services._runtime.bus.options import BusOptions
+from services._runtime.command.connection import connected
+from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.output import print_note
 from services.cli.agent_metrics import read_write_counts
-from services.cli.connection import connected
 from services.cli.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_demo
 from services.cli.demo_processes import ProcessWorkload
 from services.cli.demo_report import RunFacts, WriteCounts, build_report
-from services.cli.failure import CommandError, UnavailableError
 from services.cli.feed import follow, hand_owners_to
 from services.cli.live_state import LiveState
-from services.cli.output import print_note
 from services.cli.recording import Recording
 from services.cli.supervisor import ChildService, Supervisor
 

@@ -19,9 +19,9 @@ from typing import Final
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
+from services._runtime.command.tool_parser import ToolParser
 from services._runtime.record_files import JobFileError, read_job_file, write_job_file
 from services._runtime.service.install_hint import package_missing
-from services._runtime.tools.parser import ToolParser
 from services.collector.core.cutting import with_cuts
 from services.collector.emulated.campaign import Campaign, Progress, campaign_name, machine_cores
 from services.collector.emulated.checking import compare, never_measured, read_predictions, table

@@ -21,8 +21,8 @@ from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
+from services._runtime.command.tool_parser import ToolParser
 from services._runtime.record_files import JobFileError, is_job_file, read_job_file
-from services._runtime.tools.parser import ToolParser
 from services.collector.exporting import export_records
 from services.collector.importing import Imported, MappingError, import_table, read_mapping
 from services.collector.journal import Journal, Record, UnsendableRecordError, read_journal, record_id

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
-from services._runtime.yaml_aliases import BoundedLoader, describe_yaml_error
+from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error
 from services.collector.core.mapping import RowError, TableMapping, job_record
 from services.collector.core.mistakes import mistakes
 from services.collector.journal import UnsendableRecordError, require_sendable

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.sizes import parse_size
 from services._host.sandbox.network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
-from services._runtime.tools.parser import ToolParser
+from services._runtime.command.tool_parser import ToolParser
 from services.collector.adapters.local_workers import CellLimits
 from services.collector.core.workers import MASTER_PORT
 from services.collector.tool import BadDataError, UsageError, default_directory, number_within

@@ -16,11 +16,11 @@ from typing import Final, NoReturn
 
 from services._runtime.bus.api import BusError, BusSettingsError
 from services._runtime.bus.nats import NatsBus
+from services._runtime.command.tool_parser import EXIT_USAGE
 from services._runtime.service.settings import SettingsError
 from services._runtime.telemetry.logging import setup_logging
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
-from services._runtime.tools.parser import EXIT_USAGE
 from services.collector.journal import Journal, JournalError, Record, record_id
 from services.collector.publishing import Publisher
 from services.collector.settings import CollectorSettings

@@ -19,7 +19,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
-from services._runtime.tools.parser import ToolParser
+from services._runtime.command.tool_parser import ToolParser
 from services.collector.clouds import open_clouds
 from services.collector.core.cloud_jobs import CloudJob
 from services.collector.core.grid import GridFile, JobRequest, job_requests

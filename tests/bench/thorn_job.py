@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from services.cli.failure import CommandError
+from services._runtime.command.failure import CommandError
 from services.cli.lab.topology import LabSettings
 from tests.bench.machine import Machine, this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.network import RouteEvent, RouteKind
-from services.cli.failure import CommandError
+from services._runtime.command.failure import CommandError
 from services.cli.lab.faults import Direction, Fault
 from services.cli.lab.lab import Lab
 from services.cli.lab.meter import Aim, Measurement, Outage, OutageMeter

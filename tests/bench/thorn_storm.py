@@ -26,7 +26,7 @@ from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, 
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS, TC_EVENTS
 from services._host.frr import Frr
 from services._runtime.bus.api import BusError, Delivery
-from services.cli.failure import UnavailableError
+from services._runtime.command.failure import UnavailableError
 from services.cli.lab import reach
 from services.cli.lab.faults import Fault, repeated
 from services.cli.lab.lab import Lab

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from services._host.netns import NETNS_DIRECTORY, command_in
 from services._host.readiness import readable
-from services.cli.failure import CommandError, ExitCode
+from services._runtime.command.failure import CommandError, ExitCode
 from services.cli.lab import frr_daemons, record
 from services.cli.lab.faults import Direction, Fault
 from services.cli.lab.lab import Lab

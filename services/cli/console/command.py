@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from services.cli.connection import ContextOption, ServerOption
-from services.cli.failure import CommandError, UnavailableError
-from services.cli.output import print_json, print_line, print_note
+from services._runtime.command.connection import ContextOption, ServerOption
+from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.output import print_json, print_line, print_note
 
 if TYPE_CHECKING:
     from services._runtime.bus.options import BusOptions
@@ -52,13 +52,13 @@ def console_command(
     loads nothing from elsewhere: this command reads the bus for it, so the browser needs no way to NATS. Whatever may
     be read from it, an observer may read.
     """
-    from services.cli.connection import find_server  # noqa: PLC0415 - quick --help
+    from services._runtime.command.connection import find_server  # noqa: PLC0415 - quick --help
 
     asyncio.run(_serve(find_server(server, context), port, open_browser=open_browser, as_json=as_json))
 
 
 async def _serve(options: BusOptions, port: int | None, *, open_browser: bool, as_json: bool) -> None:
-    from services.cli.connection import connected  # noqa: PLC0415 - quick --help
+    from services._runtime.command.connection import connected  # noqa: PLC0415 - quick --help
     from services.cli.console.hub import Hub, note  # noqa: PLC0415 - as above
     from services.cli.console.source import follow_bus  # noqa: PLC0415 - as above
     from services.cli.console.web import WebServer, load_files  # noqa: PLC0415 - as above

@@ -38,9 +38,9 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.nats_tap import tap
 from services._runtime.clock import SystemClock
+from services._runtime.command.failure import CommandError
 from services.cli.allocators import allocator_state
 from services.cli.console.hub import Hub, note
-from services.cli.failure import CommandError
 from services.cli.network import ask_node
 
 ASK_EVERY_S: Final = 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from services._runtime.command.failure import CommandError
 from services.cli.fabric.journal import Journal, locked
 from services.cli.fabric.machine import Machine
 from services.cli.fabric.model import HostFile
@@ -11,7 +12,6 @@ from services.cli.fabric.plan import Progress, Step, survey
 from services.cli.fabric.preflight import require_ground, require_rights
 from services.cli.fabric.resources import Resource
 from services.cli.fabric.run import REFUSALS, Run, describe
-from services.cli.failure import CommandError
 
 
 class ApplyError(CommandError):

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from services._host.frr import Frr, FrrError
 from services._host.frr_drain import RUNNING, attached, drained
+from services._runtime.command.failure import CommandError, UnavailableError
 from services.cli.fabric.drain_plan import drain_steps
 from services.cli.fabric.model import HostFile, Uplink
 from services.cli.fabric.places import Places
-from services.cli.failure import CommandError, UnavailableError
 
 WITHIN_S: Final = 15.0
 CONVERGED_AFTER_S: Final = 2.0

@@ -8,10 +8,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from services.cli.app_file_errors import describe_mistakes, dotted
+from services._runtime.command.failure import BadFileError
+from services._runtime.command.file_errors import describe_mistakes, dotted
+from services._runtime.command.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
 from services.cli.fabric.model import HostFile, HostFileError
-from services.cli.failure import BadFileError
-from services.cli.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
 
 
 def load_host_file(file: Path) -> HostFile:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+from services._runtime.command.failure import CommandError
 from services.cli.fabric import resources, sriov
 from services.cli.fabric.resources import Directory, Resource, TextFile
-from services.cli.failure import CommandError
 
 VERSION: Final = 1
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")

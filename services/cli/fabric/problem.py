@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.cli.failure import CommandError, ExitCode
+from services._runtime.command.failure import CommandError, ExitCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from services._host.kernel_support import CannotTryError, missing_features
 from services._host.netns import NETNS_DIRECTORY
+from services._runtime.command.failure import CommandError, UnavailableError
 from services.cli.fabric.places import Places
-from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab import companions, frr_daemons, hosts, network, record
 from services.cli.lab.record import LabRecord
 from services.cli.lab.topology import DualTor, LabSettings

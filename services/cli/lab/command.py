@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from services.cli.failure import CommandError
+from services._runtime.command.failure import CommandError
+from services._runtime.command.output import print_json, print_note, stdout_console
 from services.cli.lab.faults import Direction, Fault, FaultKind, alternating, repeated
 from services.cli.lab.topology import Bfd, LabSettings
-from services.cli.output import print_json, print_note, stdout_console
 
 lab_app = typer.Typer(
     no_args_is_help=True,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services._runtime.command.failure import CommandError, UnavailableError
 from services._runtime.service.interpreter import isolated_command
-from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab import record
 from services.cli.lab.netlink import LabNetlink
 from services.cli.lab.record import LabRecord, StartedProcess

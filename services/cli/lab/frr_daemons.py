@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from services._runtime.command.failure import CommandError
 from services.cli.fabric.layout import DAEMON_PRIORITIES
 from services.cli.fabric.places import FrrPaths
-from services.cli.failure import CommandError
 
 _PATHS: Final = FrrPaths()
 BINARIES: Final = Path(_PATHS.binaries)

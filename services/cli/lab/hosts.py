@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from services._runtime.command.failure import UnavailableError
 from services.cli.fabric import daemons
 from services.cli.fabric.apply import up
 from services.cli.fabric.frr_text import TorSwitch, tor_configuration
@@ -16,7 +17,6 @@ from services.cli.fabric.nic import Nics
 from services.cli.fabric.places import Places
 from services.cli.fabric.resources import Daemon
 from services.cli.fabric.run import REFUSALS, describe
-from services.cli.failure import UnavailableError
 from services.cli.lab.topology import (
     APPLICATION_DEVICE,
     APPLICATION_MTU_BYTES,

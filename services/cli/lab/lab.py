@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Self
 
-from services.cli.failure import CommandError, UnavailableError
+from services._runtime.command.failure import CommandError, UnavailableError
 from services.cli.lab import build, companions, frr_daemons, reach, record
 from services.cli.lab.faults import Fault, changed_ports, check, dead_switches
 from services.cli.lab.netlink import LabNetlink

@@ -18,8 +18,8 @@ from typing import Any, Final, Self
 
 from services._host.netns import inside
 from services._host.readiness import readable
+from services._runtime.command.failure import CommandError, UnavailableError
 from services._runtime.service.interpreter import isolated_command
-from services.cli.failure import CommandError, UnavailableError
 from services.cli.lab.faults import Fault
 from services.cli.lab.lab import Lab
 from services.cli.lab.streams import DirectionReport, StreamPlan, StreamsPlan

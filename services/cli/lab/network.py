@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from services._host.netns import inside
-from services.cli.failure import CommandError
+from services._runtime.command.failure import CommandError
 from services.cli.lab.netlink import LabNetlink, PortState
 from services.cli.lab.topology import UNDERLAY_MTU_BYTES, Cable, DualTor
 

@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, Field, ValidationError
 
 from services._host.netns import NETNS_DIRECTORY
-from services.cli.failure import CommandError, UnavailableError
+from services._runtime.command.failure import CommandError, UnavailableError
 from services.cli.lab.faults import Fault
 from services.cli.lab.topology import LabSettings
 

@@ -24,8 +24,8 @@ from schemas.streams import APPS
 from services._host.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory
 from services._host.kernel_programs import BUILT_HERE
 from services._runtime.bus.options import BusOptions
-from services.cli.connection import connected
-from services.cli.failure import UnavailableError
+from services._runtime.command.connection import connected
+from services._runtime.command.failure import UnavailableError
 from tests.support.cgroup_lab import BURN
 
 pytestmark = pytest.mark.timeout(360)

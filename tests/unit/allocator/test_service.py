@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
+from services._runtime.bus.api.api import BusError, RequestRefusedError
 
 from schemas.apps import AppSpec
 from schemas.limits import LimitUpdate
@@ -17,8 +18,8 @@ from schemas.queries import ExplainRequest, StateRequest
 from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
-from services._runtime.bus.api import BusError, RequestRefusedError
-from services._runtime.load_profile import demo_scenario
+from services._host.simulation.load_profile import demo_scenario
+from services._runtime.command.failure import CommandError
 from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
@@ -27,7 +28,6 @@ from services.allocator.core.ownership import Ownership
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from services.cli.allocators import allocator_explain, allocator_state
-from services.cli.failure import CommandError
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from services._runtime.command.failure import BadFileError
 from services.cli.app_file import parse_app_file
 from services.cli.deployer import Action, ExistingContainer, hash_template, plan_deployment
 from services.cli.docker_deployment import container_options, docker_ports
-from services.cli.failure import BadFileError
 
 FILE = parse_app_file(
     "name: shop\ncpu_limit: 2\nmemory_limit: 1GiB\n"

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services._runtime.bus.api import CredentialsRefusedError
 from services._runtime.bus.nats import NatsBus
+from services._runtime.command.connection import find_server
 from services.cli.announced import note_if_unmanaged, unmanaged_sentence
-from services.cli.connection import find_server
 from services.cli.main import app
 from services.cli.managed_process import killed_sentence, oom_kills
 from services.cli.supervisor import free_port

@@ -12,10 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from services._runtime.command.lazy import LazyCommand, LazyGroup
 from services._runtime.service.interpreter import installed_services
 from services.cli import collector_commands
 from services.cli.command_table import COMMANDS
-from services.cli.lazy import LazyCommand, LazyGroup
 from services.cli.main import app
 from services.cli.tool_command import describe
 from services.cli.tool_run import Tool

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.failure import ExitCode
+from services._runtime.command.failure import ExitCode
 from services.cli.lab import frr_daemons, record
 from services.cli.main import app
 

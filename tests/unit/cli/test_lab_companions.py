@@ -9,7 +9,7 @@ from typing import Self
 
 import pytest
 
-from services.cli.failure import UnavailableError
+from services._runtime.command.failure import UnavailableError
 from services.cli.lab import companions, record
 from services.cli.lab.record import LabRecord
 from services.cli.lab.topology import DualTor, LabSettings

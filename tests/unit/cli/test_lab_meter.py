@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from services.cli.failure import CommandError
+from services._runtime.command.failure import CommandError
 from services.cli.lab.faults import Fault, repeated
 from services.cli.lab.schedule import FaultSchedule, Rhythm
 from services.cli.lab.streams import StreamPlan, StreamsPlan, _Stream

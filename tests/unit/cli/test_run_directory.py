@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.failure import CommandError
+from services._runtime.command.failure import CommandError
 from services.cli.run_directory import hold_run_directory
 
 

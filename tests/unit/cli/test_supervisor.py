@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.failure import ExitCode, ServiceDiedError
+from services._runtime.command.failure import ExitCode, ServiceDiedError
 from services.cli.supervisor import Supervisor
 
 SERVE = """

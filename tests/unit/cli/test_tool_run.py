@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from services._runtime.command.output import stderr_console
 from services.cli.collector_commands import PRICES_LIST
 from services.cli.main import app
-from services.cli.output import stderr_console
 from services.cli.tool_run import Shown, Tool, read_event, run_tool
 from tests.support.deadline import until
 
@@ -100,7 +100,7 @@ WITHOUT = """
 import runpy, sys
 sys.modules[{missing!r}] = None
 sys.argv = ["tool_start", "services.{module}", *{arguments!r}]
-runpy.run_module("services._runtime.tools.start", run_name="__main__")
+runpy.run_module("services._runtime.command.tool_start", run_name="__main__")
 """
 
 

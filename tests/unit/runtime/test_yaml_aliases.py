@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services._host.simulation.load_profile import ScenarioError, load_scenario
-from services._runtime.yaml_aliases import MAX_VALUES, BoundedLoader
+from services._runtime.command.failure import BadFileError
+from services._runtime.command.yaml_aliases import MAX_VALUES, BoundedLoader
 from services.cli.app_file import load_app_file
 from services.cli.fabric.host_file import load_host_file
-from services.cli.failure import BadFileError
 from services.cli.job_yaml import load_job
 from services.collector.emulated.grid import BadGridError, read
 from services.collector.importing import MappingError, read_mapping

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.sizes import parse_size
-from services.cli.output import format_size
+from services._runtime.command.output import format_size
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from services._runtime.command.failure import BadFileError, ExitCode
 from services.cli.fabric.host_file import load_host_file, parse_host_file
 from services.cli.fabric.model import HostFile
-from services.cli.failure import BadFileError, ExitCode
 
 GOOD = """\
 name: h1

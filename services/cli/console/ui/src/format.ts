@@ -1,4 +1,4 @@
-// Quantities for people, as services/cli/output.py writes them.
+// Quantities for people, as services/_runtime/command/output.py writes them.
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
 export function bytes(count: number): string {

@@ -26,9 +26,9 @@ from services._runtime.bus.api import (
 )
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
+from services._runtime.command.failure import BadFileError, CommandError, NoPermissionError, UnavailableError
 from services._runtime.service.settings import CommonSettings, SettingsError
 from services._runtime.telemetry.logging import setup_logging
-from services.cli.failure import BadFileError, CommandError, NoPermissionError, UnavailableError
 
 CONNECT_WITHIN_S: Final = 3.0
 QUERY_TIMEOUT_S: Final = 3.0

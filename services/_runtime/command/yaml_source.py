@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import yaml
 
-from services._runtime.yaml_aliases import BoundedLoader, describe_yaml_error
-from services.cli.failure import BadFileError
+from services._runtime.command.failure import BadFileError
+from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error
 
 MAX_FILE_BYTES: Final = 1 << 20
 _NAMESPACE: Final = "tag:yaml.org,2002:"

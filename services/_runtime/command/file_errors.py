@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from schemas.sizes import SIZE_HINT
-from services.cli.yaml_source import FieldPath, YamlSource
+from services._runtime.command.yaml_source import FieldPath, YamlSource
 
 _KUBERNETES: Final = (
     "pods join an application by their label turnbuckle.app, and its limits stand in an app.yaml of its own "

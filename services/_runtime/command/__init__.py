@@ -1,0 +1,1 @@
+"""What command lines share: errors with exit codes, output, files with line numbers, the connection to the bus."""

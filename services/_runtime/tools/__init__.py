@@ -1,1 +1,0 @@
-"""Command-line tools of a service that `turnbuckle` starts."""
