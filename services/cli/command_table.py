@@ -100,7 +100,7 @@ COMMANDS: Final = (
         "fabric",
         "A host's part of the network: devices, addresses, FRR.",
         _NETWORK,
-        "services.cli.fabric_command",
+        "services.fabric.commands",
         "app",
     ),
     LazyCommand(
@@ -123,7 +123,7 @@ COMMANDS: Final = (
         "lab",
         "Hosts with two switches each on this machine, fault injection, an outage meter. Needs root and FRR.",
         _NETWORK,
-        "services.cli.lab.command",
+        "services.fabric.testbed.command",
         "lab_app",
     ),
     LazyCommand(

@@ -10,7 +10,7 @@ from typing import Final
 from services.cli.doctor_finding import Finding, Level
 from services.cli.doctor_guard import state_directory
 from services.cli.doctor_network import check_frr_installed, run_network_checks
-from services.cli.fabric.places import STATE_DIRECTORY as FABRIC_STATE
+from services.fabric.places import STATE_DIRECTORY as FABRIC_STATE
 
 _PREFIXES: Final = ("TURNBUCKLE_RECONCILER__", "TURNBUCKLE_FAST_PATH__")
 _LOCKS: Final = "network"

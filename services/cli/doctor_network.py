@@ -13,7 +13,7 @@ from services._host.frr import DIRECTORY, Frr, FrrError
 from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
 from services._host.netns import inside
 from services.cli.doctor_finding import Finding, Level
-from services.cli.fabric.access import SOCKET, access_of, exposure_of
+from services.fabric.access import SOCKET, access_of, exposure_of
 
 PATHSPACE_VARIABLE: Final = "TURNBUCKLE_RECONCILER__FRR_PATHSPACE"
 OLDEST_FRR: Final = (8, 0)

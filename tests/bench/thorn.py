@@ -19,7 +19,7 @@ from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
 from services._runtime.bus.api import Delivery
 from services._runtime.command.failure import CommandError
-from services.cli.lab import frr_daemons
+from services.fabric.testbed import frr_daemons
 from tests.bench import thorn_report as report
 from tests.bench.cluster import open_cluster
 from tests.bench.machine import this_machine

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from services._runtime.command.failure import CommandError
-from services.cli.lab.topology import LabSettings
+from services.fabric.testbed.topology import LabSettings
 from tests.bench.machine import Machine, this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record
 from tests.bench.thorn_job_faults import FaultCycle

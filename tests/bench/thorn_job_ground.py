@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from services._host.netns import NETNS_DIRECTORY
-from services.cli.lab.topology import APPLICATION_MTU_BYTES
+from services.fabric.testbed.topology import APPLICATION_MTU_BYTES
 
 FaultName = Literal["blackhole", "link-down"]
 """blackhole: packets vanish both ways and no carrier is lost; link-down: the port is switched off."""

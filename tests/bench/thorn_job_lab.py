@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from services.cli.lab.faults import Fault, FaultKind
-from services.cli.lab.lab import Lab
-from services.cli.lab.topology import SWITCHES, LabSettings
+from services.fabric.testbed.faults import Fault, FaultKind
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.topology import SWITCHES, LabSettings
 from tests.bench.thorn_job_ground import FaultName, FaultPort, Ground
 
 

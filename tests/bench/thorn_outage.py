@@ -9,10 +9,10 @@ from typing import Final
 
 from schemas.network import RouteEvent, RouteKind
 from services._runtime.command.failure import CommandError
-from services.cli.lab.faults import Direction, Fault
-from services.cli.lab.lab import Lab
-from services.cli.lab.meter import Aim, Measurement, Outage, OutageMeter
-from services.cli.lab.topology import Bfd, LabSettings
+from services.fabric.testbed.faults import Direction, Fault
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.meter import Aim, Measurement, Outage, OutageMeter
+from services.fabric.testbed.topology import Bfd, LabSettings
 
 PACE_S: Final = 4.0
 """At least so long from fault to fault: a fast path that acts more than three times in 10 s is damped."""

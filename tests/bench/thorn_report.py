@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from services.cli.lab.frr_daemons import BINARIES
+from services.fabric.testbed.frr_daemons import BINARIES
 from tests.bench.figures import Expectation, Spread, expectation_lines
 from tests.bench.machine import Machine
 from tests.bench.outcome import write_record

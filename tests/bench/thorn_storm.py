@@ -27,12 +27,12 @@ from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS, TC_EVENTS
 from services._host.frr import Frr
 from services._runtime.bus.api import BusError, Delivery
 from services._runtime.command.failure import UnavailableError
-from services.cli.lab import reach
-from services.cli.lab.faults import Fault, repeated
-from services.cli.lab.lab import Lab
-from services.cli.lab.meter import OutageMeter
-from services.cli.lab.schedule import FaultSchedule, Rhythm
-from services.cli.lab.topology import HostNode, LabSettings
+from services.fabric.testbed import reach
+from services.fabric.testbed.faults import Fault, repeated
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.meter import OutageMeter
+from services.fabric.testbed.schedule import FaultSchedule, Rhythm
+from services.fabric.testbed.topology import HostNode, LabSettings
 from tests.bench import thorn_storm_report as report
 from tests.bench.cluster import Cluster, open_cluster
 from tests.bench.machine import this_machine

@@ -15,7 +15,7 @@ from schemas.network import RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.service.app import run_in_process
 from services.cli.host_image import host_mounts
-from services.cli.lab.companions import fast_path_is_at_work
+from services.fabric.testbed.companions import fast_path_is_at_work
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
 from tests.support.bus.bus_memory import MemoryBus

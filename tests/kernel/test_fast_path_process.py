@@ -14,7 +14,7 @@ from schemas.network import RouteKind
 from services._host.netlink.socket import NetlinkSocket
 from services._host.netns import socket_in
 from services._runtime.service.app import UnusableSettingsError
-from services.cli.lab.companions import fast_path_is_at_work
+from services.fabric.testbed.companions import fast_path_is_at_work
 from services.fastpath.flush import main as flush_by_hand
 from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from services.fastpath.routes import Write, override_request

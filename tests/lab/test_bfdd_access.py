@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.fabric.apply import up
-from services.cli.fabric.check import check
+from services.fabric.apply import up
+from services.fabric.check import check
 from tests.support.fabric_lab import standing
 
 pytestmark = [pytest.mark.netns, pytest.mark.root]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from services._runtime.bus.embedded_server import EmbeddedNats
-from services.cli.lab.faults import Fault
-from services.cli.lab.lab import Lab
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.lab import Lab
 from tests.support.chromium import browser, find_chromium
 from tests.support.console_lab import DESKTOP, WITHIN_MS, console_url, end, environment, launch
 

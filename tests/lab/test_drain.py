@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.fabric.model import HostFile
-from services.cli.lab.faults import Fault
-from services.cli.lab.hosts import host_file
-from services.cli.lab.lab import Lab
-from services.cli.lab.meter import Aim, OutageMeter
-from services.cli.lab.network import run_ip
 from services.cli.main import app
+from services.fabric.model import HostFile
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.hosts import host_file
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.meter import Aim, OutageMeter
+from services.fabric.testbed.network import run_ip
 from tests.support.cgroup_lab import wait_until
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow]

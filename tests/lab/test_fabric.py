@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from services._host.netns import inside, socket_in
 from services._host.readiness import readable
-from services.cli.fabric.apply import ApplyError, down, up
-from services.cli.fabric.check import check
-from services.cli.fabric.host_file import parse_host_file
-from services.cli.fabric.model import HostFile
-from services.cli.fabric.places import FrrPaths
-from services.cli.fabric.plan import Action, plan
 from services.cli.main import app
+from services.fabric.apply import ApplyError, down, up
+from services.fabric.check import check
+from services.fabric.host_file import parse_host_file
+from services.fabric.model import HostFile
+from services.fabric.places import FrrPaths
+from services.fabric.plan import Action, plan
 from tests.support.fabric_lab import ip, standing
 from tests.support.fake_nic import FakeNic
 
@@ -166,7 +166,7 @@ def test_a_failed_step_takes_everything_back(lab, tmp_path):
 
 def test_a_line_that_frr_does_not_know_is_no_half_configuration(lab, monkeypatch):
     """FRR skips such a line with a warning and goes on; we do not."""
-    from services.cli.fabric import layout  # noqa: PLC0415
+    from services.fabric import layout  # noqa: PLC0415
 
     real = layout.host_configuration
     monkeypatch.setattr(
@@ -181,9 +181,9 @@ def test_a_line_that_frr_does_not_know_is_no_half_configuration(lab, monkeypatch
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from services.cli.fabric.apply import up
-    from services.cli.fabric.host_file import parse_host_file
-    from services.cli.fabric.places import Places
+    from services.fabric.apply import up
+    from services.fabric.host_file import parse_host_file
+    from services.fabric.places import Places
 
     def progress(step):
         progress.left -= step.writes

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.fabric.apply import up
-from services.cli.fabric.frr_text import TorSwitch, host_configuration, tor_configuration
-from services.cli.fabric.journal import JournalError, locked
-from services.cli.fabric.model import HostFile
-from services.cli.fabric.places import FrrPaths, Places
-from services.cli.fabric.preflight import PreflightError
+from services.fabric.apply import up
+from services.fabric.frr_text import TorSwitch, host_configuration, tor_configuration
+from services.fabric.journal import JournalError, locked
+from services.fabric.model import HostFile
+from services.fabric.places import FrrPaths, Places
+from services.fabric.preflight import PreflightError
 from tests.support.fabric_lab import ip, standing
 
 pytestmark = [pytest.mark.netns, pytest.mark.root]

@@ -16,10 +16,10 @@ import pytest
 
 from schemas.network import RouteKind
 from services._host.netns import socket_in
-from services.cli.lab import build, frr_daemons, reach
-from services.cli.lab.faults import Direction, Fault
-from services.cli.lab.lab import Lab
-from services.cli.lab.meter import OutageMeter
+from services.fabric.testbed import build, frr_daemons, reach
+from services.fabric.testbed.faults import Direction, Fault
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.meter import OutageMeter
 from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_lab import run

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from schemas.network import RouteKind
-from services.cli.lab import reach
-from services.cli.lab.faults import Fault
-from services.cli.lab.lab import Lab
+from services.fabric.testbed import reach
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.lab import Lab
 from tests.support.cgroup_lab import wait_until
 from tests.support.fast_path_pair import FastPaths
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from services._host.netns import NETNS_DIRECTORY, command_in
 from services._host.readiness import readable
 from services._runtime.command.failure import CommandError, ExitCode
-from services.cli.lab import frr_daemons, record
-from services.cli.lab.faults import Direction, Fault
-from services.cli.lab.lab import Lab
-from services.cli.lab.topology import DualTor, LabSettings
 from services.cli.main import app
+from services.fabric.testbed import frr_daemons, record
+from services.fabric.testbed.faults import Direction, Fault
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.topology import DualTor, LabSettings
 from tests.support.cgroup_lab import wait_until
 from tests.support.dual_tor import own_prefix
 

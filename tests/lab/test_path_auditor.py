@@ -14,8 +14,8 @@ from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.bus.api import Delivery
 from services._runtime.service.app import run_in_process
-from services.cli.lab.faults import Fault
-from services.cli.lab.lab import Lab
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.lab import Lab
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
 from tests.support.bus.bus_memory import MemoryBus

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 from services._host.frr import Frr, FrrError
-from services.cli.lab import reach
-from services.cli.lab.faults import Direction, Fault, alternating
-from services.cli.lab.lab import Lab
-from services.cli.lab.meter import Aim, OutageMeter
-from services.cli.lab.schedule import FaultSchedule, Rhythm
+from services.fabric.testbed import reach
+from services.fabric.testbed.faults import Direction, Fault, alternating
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.meter import Aim, OutageMeter
+from services.fabric.testbed.schedule import FaultSchedule, Rhythm
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.cgroup_lab import wait_until
 from tests.support.lab_events import OVERLAY, LabEvents

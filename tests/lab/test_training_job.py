@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.lab.topology import LabSettings
+from services.fabric.testbed.topology import LabSettings
 from tests.bench.thorn_job_faults import FaultCycle, InjectedFault
 from tests.bench.thorn_job_ground import Ground, single_homed, why_not
 from tests.bench.thorn_job_lab import dual_tor

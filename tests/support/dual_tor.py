@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     # Tests in the emulated machine have the same conftest, and there these imports take many seconds.
-    from services.cli.lab.lab import Lab
+    from services.fabric.testbed.lab import Lab
 
 PREFIX = "t"
 """Followed by the pid of the test run."""
@@ -25,7 +25,7 @@ def own_prefix(kind: str = "") -> str:
 
 def remove_orphans() -> None:
     """Remove labs of test runs that were killed."""
-    from services.cli.lab import build, record  # noqa: PLC0415 - see above
+    from services.fabric.testbed import build, record  # noqa: PLC0415 - see above
 
     for prefix in record.prefixes():
         pid = prefix.removeprefix(PREFIX).lstrip("abcdefghijklmnopqrstuvwxyz")
@@ -39,8 +39,8 @@ def remove_orphans() -> None:
 @contextmanager
 def open_lab() -> Iterator[Lab]:
     """Two hosts, BFD 50x3."""
-    from services.cli.lab.lab import Lab  # noqa: PLC0415 - see above
-    from services.cli.lab.topology import LabSettings  # noqa: PLC0415
+    from services.fabric.testbed.lab import Lab  # noqa: PLC0415 - see above
+    from services.fabric.testbed.topology import LabSettings  # noqa: PLC0415
 
     remove_orphans()
     lab = Lab.up(LabSettings(prefix=own_prefix()))

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from services._host.netns import inside, socket_in
-from services.cli.fabric.check import check
-from services.cli.fabric.model import HostFile
-from services.cli.fabric.places import FrrPaths, Places
+from services.fabric.check import check
+from services.fabric.model import HostFile
+from services.fabric.places import FrrPaths, Places
 
 SYSCTLS = (
     "net/ipv4/fib_multipath_hash_policy",

@@ -12,7 +12,7 @@ from schemas.network import RouteEvent, RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.bus.api import Delivery
 from services._runtime.service.app import run_in_process
-from services.cli.lab.lab import Lab
+from services.fabric.testbed.lab import Lab
 from services.fastpath.service import FastPath
 from services.fastpath.settings import FastPathSettings
 from tests.support.bus.bus_memory import MemoryBus

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from services.cli.fabric.resources import Device, LinkAttribute, PortFlag, Resource, Sysctl
+from services.fabric.resources import Device, LinkAttribute, PortFlag, Resource, Sysctl
 
 FRESH: Final = "as the kernel makes it"
 """Value of a property of a device that nobody has set."""

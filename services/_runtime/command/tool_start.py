@@ -1,4 +1,4 @@
-"""A tool as a process: ``python -m services._runtime.command.tool_start MODULE ARGUMENTS...`` runs the module as a program.
+"""A tool as a process: ``python -m services._runtime.command.tool_start MODULE ARGUMENTS...`` runs it as a program.
 
 A package that the tool needs and that is not installed is said in a sentence (exit code 69), not by a traceback.
 """

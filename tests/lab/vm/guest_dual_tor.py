@@ -15,10 +15,10 @@ from pathlib import Path
 
 from services._host.netlink.objects import Filter
 from services._host.netns import inside, socket_in
-from services.cli.lab import record
-from services.cli.lab.faults import Fault
-from services.cli.lab.lab import Lab
-from services.cli.lab.topology import Bfd, HostNode, LabSettings
+from services.fabric.testbed import record
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.topology import Bfd, HostNode, LabSettings
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.lab_events import LabEvents
 

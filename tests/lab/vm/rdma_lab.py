@@ -11,8 +11,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
-from services.cli.fabric.frr_text import FrrConfiguration, TorSwitch, host_configuration, tor_configuration
-from services.cli.fabric.model import Bfd, HostFile
+from services.fabric.frr_text import FrrConfiguration, TorSwitch, host_configuration, tor_configuration
+from services.fabric.model import Bfd, HostFile
 from tests.lab.vm.guest import Ended, Job, NetworkCard, RunningMachine, cable
 from tests.lab.vm.guest_pytest import python
 from tests.lab.vm.machine import Image

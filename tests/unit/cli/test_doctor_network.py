@@ -6,7 +6,7 @@ from services._host.frr import Frr
 from services._host.kernel_support import FEATURES, CannotTryError
 from services.cli import doctor_network as network
 from services.cli.doctor_finding import Level
-from services.cli.fabric import access
+from services.fabric import access
 from tests.support.fake_frr import FakeFrr
 
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from services._runtime.command.failure import ExitCode
-from services.cli.lab import frr_daemons, record
 from services.cli.main import app
+from services.fabric.testbed import frr_daemons, record
 
 runner = CliRunner()
 

@@ -10,9 +10,9 @@ from typing import Self
 import pytest
 
 from services._runtime.command.failure import UnavailableError
-from services.cli.lab import companions, record
-from services.cli.lab.record import LabRecord
-from services.cli.lab.topology import DualTor, LabSettings
+from services.fabric.testbed import companions, record
+from services.fabric.testbed.record import LabRecord
+from services.fabric.testbed.topology import DualTor, LabSettings
 
 SETTINGS = LabSettings(prefix="tbunit", fast_path=True)
 LOOKS = 3

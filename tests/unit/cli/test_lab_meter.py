@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from services._runtime.command.failure import CommandError
-from services.cli.lab.faults import Fault, repeated
-from services.cli.lab.schedule import FaultSchedule, Rhythm
-from services.cli.lab.streams import StreamPlan, StreamsPlan, _Stream
+from services.fabric.testbed.faults import Fault, repeated
+from services.fabric.testbed.schedule import FaultSchedule, Rhythm
+from services.fabric.testbed.streams import StreamPlan, StreamsPlan, _Stream
 
 MS = 1_000_000
 PLAN = StreamPlan("h1->h2", "a", "172.16.0.1", "b", "172.16.0.2")

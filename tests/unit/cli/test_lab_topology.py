@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.cli.fabric.frr_text import tor_configuration
-from services.cli.fabric.layout import priorities
-from services.cli.lab.faults import (
+from services.fabric.frr_text import tor_configuration
+from services.fabric.layout import priorities
+from services.fabric.testbed.faults import (
     HEALTHY,
     Direction,
     Fault,
@@ -22,9 +22,9 @@ from services.cli.lab.faults import (
     dead_switches,
     port_states,
 )
-from services.cli.lab.hosts import host_file, tor_switch
-from services.cli.lab.netlink import PortState
-from services.cli.lab.topology import Bfd, CableEnd, DualTor, LabSettings
+from services.fabric.testbed.hosts import host_file, tor_switch
+from services.fabric.testbed.netlink import PortState
+from services.fabric.testbed.topology import Bfd, CableEnd, DualTor, LabSettings
 
 TOPOLOGY = DualTor.of(LabSettings(prefix="x", hosts=3))
 FAULTS = st.builds(

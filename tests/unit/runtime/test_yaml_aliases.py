@@ -15,10 +15,10 @@ from services._host.simulation.load_profile import ScenarioError, load_scenario
 from services._runtime.command.failure import BadFileError
 from services._runtime.command.yaml_aliases import MAX_VALUES, BoundedLoader
 from services.cli.app_file import load_app_file
-from services.cli.fabric.host_file import load_host_file
 from services.cli.job_yaml import load_job
 from services.collector.emulated.grid import BadGridError, read
 from services.collector.importing import MappingError, read_mapping
+from services.fabric.host_file import load_host_file
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "app.yaml": load_app_file,

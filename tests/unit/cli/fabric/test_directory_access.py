@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.cli.fabric.access import access_of
-from services.cli.fabric.machine import Machine
-from services.cli.fabric.nic import Nics
-from services.cli.fabric.resources import Directory
+from services.fabric.access import access_of
+from services.fabric.machine import Machine
+from services.fabric.nic import Nics
+from services.fabric.resources import Directory
 
 
 def test_a_directory_is_made_repaired_and_restored(tmp_path):

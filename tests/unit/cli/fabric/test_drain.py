@@ -6,10 +6,10 @@ import pytest
 
 from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
 from services._runtime.command.failure import CommandError, UnavailableError
-from services.cli.fabric.drain import UplinkState, chosen, status
-from services.cli.fabric.drain_plan import drain_steps
-from services.cli.fabric.model import HostFile
-from services.cli.fabric.places import FrrPaths, Places
+from services.fabric.drain import UplinkState, chosen, status
+from services.fabric.drain_plan import drain_steps
+from services.fabric.model import HostFile
+from services.fabric.places import FrrPaths, Places
 from tests.support.fake_frr import FakeFrr
 
 FIELDS = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.cli.fabric.environment import fast_path_environment, reconciler_environment
-from services.cli.fabric.model import HostFile
+from services.fabric.environment import fast_path_environment, reconciler_environment
+from services.fabric.model import HostFile
 from services.fastpath.settings import FastPathSettings
 from services.reconciler.settings import ReconcilerSettings
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.cli.fabric.frr_text import TorSwitch, host_configuration, tor_configuration
-from services.cli.fabric.model import Bgp, HostFile
+from services.fabric.frr_text import TorSwitch, host_configuration, tor_configuration
+from services.fabric.model import Bgp, HostFile
 
 
 def host(**changes):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from services._runtime.command.failure import BadFileError, ExitCode
-from services.cli.fabric.host_file import load_host_file, parse_host_file
-from services.cli.fabric.model import HostFile
+from services.fabric.host_file import load_host_file, parse_host_file
+from services.fabric.model import HostFile
 
 GOOD = """\
 name: h1

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from services.cli.fabric.journal import Journal, JournalError, locked
-from services.cli.fabric.resources import Directory, Namespace, Sysctl, TextFile
+from services.fabric.journal import Journal, JournalError, locked
+from services.fabric.resources import Directory, Namespace, Sysctl, TextFile
 
 SYSCTL = Sysctl(netns=None, name="net/ipv4/fib_multipath_hash_policy", value="1")
 FILE = TextFile(path="/etc/frr/x.conf", value="new\n")

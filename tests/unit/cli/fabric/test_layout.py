@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-from services.cli.fabric.journal import from_plain, to_plain
-from services.cli.fabric.layout import DAEMON_PRIORITIES, layout, load_command
-from services.cli.fabric.model import HostFile
-from services.cli.fabric.places import FrrPaths
-from services.cli.fabric.plan import Action, step_for
-from services.cli.fabric.resources import Daemon, Device
+from services.fabric.journal import from_plain, to_plain
+from services.fabric.layout import DAEMON_PRIORITIES, layout, load_command
+from services.fabric.model import HostFile
+from services.fabric.places import FrrPaths
+from services.fabric.plan import Action, step_for
+from services.fabric.resources import Daemon, Device
 
 PATHS = FrrPaths()
 VF = {"type": "vf", "vf": {"nic": "enp1s0f0", "number": 1}}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.fabric import prerequisites
-from services.cli.fabric.model import HostFile
-from services.cli.fabric.nic import Nics
+from services.fabric import prerequisites
+from services.fabric.model import HostFile
+from services.fabric.nic import Nics
 from tests.support.fake_nic import PCI_ADDRESS, FakeNic
 
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.cli.fabric.apply import silent
-from services.cli.fabric.journal import Journal
-from services.cli.fabric.layout import layout
-from services.cli.fabric.model import HostFile
-from services.cli.fabric.places import FrrPaths
-from services.cli.fabric.plan import Action, ConflictError
-from services.cli.fabric.resources import Device, LinkAttribute
-from services.cli.fabric.run import Run
+from services.fabric.apply import silent
+from services.fabric.journal import Journal
+from services.fabric.layout import layout
+from services.fabric.model import HostFile
+from services.fabric.places import FrrPaths
+from services.fabric.plan import Action, ConflictError
+from services.fabric.resources import Device, LinkAttribute
+from services.fabric.run import Run
 from tests.support.model_host import FRESH, KilledError, ModelHost
 
 PATHS = FrrPaths()

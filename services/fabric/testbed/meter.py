@@ -1,0 +1,236 @@
+"""The outage meter: how long traffic stood still, in send times, so that a late receiver does not count.
+
+with OutageMeter(lab) as meter:
+    measured = meter.measure(lambda switch: Fault.blackhole(1, switch), Aim.OUT)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Self
+
+from services._host.netns import inside
+from services._host.readiness import readable
+from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.service.interpreter import isolated_command
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.lab import Lab
+from services.fabric.testbed.streams import DirectionReport, StreamPlan, StreamsPlan
+from services.fabric.testbed.topology import SWITCHES, HostNode
+
+DOWN_S: Final = 2.0
+SETTLE_S: Final = 1.5
+PAUSE_MS: Final = 10.0
+_LEAD_S: Final = 0.3
+"""Measured before each fault, for the floor."""
+_LOOK_S: Final = 0.3
+_LOOKS: Final = 10
+_ANSWER_WITHIN_S: Final = 10.0
+_NS_PER_MS: Final = 1e6
+
+
+class Aim(StrEnum):
+    """Which direction's uplink is broken, as seen from the first host."""
+
+    OUT = "out"
+    IN = "in"
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What one fault did to one direction."""
+
+    direction: str
+    hit: bool
+    """Its packets went over what broke."""
+    outage_ms: float
+    over: bool
+    """False: it had not come back when the fault was lifted."""
+    lost: int
+    last_before_ns: int
+    first_after_ns: int
+    floor_ms: float
+    paused_ms: float
+    """Longest pause of the sender itself meanwhile."""
+
+    @property
+    def disturbed(self) -> bool:
+        """The sender stood still itself: the machine was busy, and nothing can be said."""
+        return self.paused_ms > PAUSE_MS and self.paused_ms > self.outage_ms / 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One fault and its end."""
+
+    fault: str
+    injected_ns: int
+    restored_ns: int
+    outages: tuple[Outage, ...]
+    restore_gap_ms: float
+    """Longest gap of either direction from the lifting of the fault until both uplinks carry again."""
+    restore_lost: int
+    rejoin_s: float
+    """From the lifting until every host has both uplinks to every other again."""
+
+    @property
+    def hits(self) -> tuple[Outage, ...]:
+        """Directions that went over what broke."""
+        return tuple(outage for outage in self.outages if outage.hit)
+
+
+class OutageMeter:
+    """Streams between two hosts' applications. Use as a context manager; one at a time in a lab."""
+
+    def __init__(self, lab: Lab, pair: tuple[int, int] = (1, 2), *, flows: int = 6, rate_hz: int = 500) -> None:
+        """Between two hosts, by their numbers.
+
+        Raises:
+            ValueError: the lab has no such host.
+        """
+        self.lab = lab
+        self._here, there = (lab.topology.host(number) for number in pair)
+        self._out, self._in = f"{self._here.name}->{there.name}", f"{there.name}->{self._here.name}"
+        cpu = max(os.sched_getaffinity(0))
+        directions = (_stream(self._out, self._here, there), _stream(self._in, there, self._here))
+        self._plan = StreamsPlan(directions, flows, rate_hz, cpu)
+        self._process: subprocess.Popen[str] | None = None
+        self.realtime = False
+        """Whether the streams run under SCHED_RR."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(  # noqa: S603 - our own process
+            isolated_command("services.fabric.testbed.streams", self._plan.write()),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.realtime = bool(self._answer()["realtime"])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    @property
+    def directions(self) -> tuple[str, str]:
+        """Their names, `Aim.OUT` first, such as ``h1->h2``."""
+        return self._out, self._in
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self._ask("reset")
+
+    def report(self, since_ns: int = 0) -> tuple[DirectionReport, ...]:
+        """Both directions since the last reset; gaps that ended before `since_ns` (CLOCK_MONOTONIC) are the floor."""
+        return tuple(DirectionReport(**plain) for plain in self._ask(f"report {since_ns}"))
+
+    def loaded_uplinks(self) -> dict[str, int]:
+        """Direction -> number of the uplink of the first host that carries it now.
+
+        Raises:
+            UnavailableError: a direction has no traffic.
+        """
+        least = _LOOK_S * self._plan.rate_hz * self._plan.flows / 4
+        for _ in range(_LOOKS):
+            before = self._counters()
+            time.sleep(_LOOK_S)
+            after = self._counters()
+            packets = {
+                direction: {switch: after[f"p{switch}"][column] - before[f"p{switch}"][column] for switch in SWITCHES}
+                for direction, column in ((self._out, 1), (self._in, 0))
+            }
+            if all(max(counted.values()) >= least for counted in packets.values()):
+                return {direction: max(counted, key=counted.__getitem__) for direction, counted in packets.items()}
+        raise UnavailableError(f"no traffic to break: packets by direction and uplink in {_LOOK_S:g} s: {packets}")
+
+    def measure(
+        self, fault_at: Callable[[int], Fault], aim: Aim, *, down_s: float = DOWN_S, settle_s: float = SETTLE_S
+    ) -> Measurement:
+        """Break what carries the traffic, at the switch that `fault_at` is given; lift it after `down_s`.
+
+        Raises:
+            CommandError: the lab does not become whole again.
+        """
+        self.lab.wait_wide()
+        loaded = self.loaded_uplinks()
+        switch = loaded[self._out if aim is Aim.OUT else self._in]
+        fault = fault_at(switch)
+        lost = {self._out: fault.stops_sending, self._in: fault.stops_receiving}
+        self.reset()
+        time.sleep(_LEAD_S)
+        with self.lab.fault(fault) as injected_ns:
+            time.sleep(down_s)
+            reports = self.report(injected_ns)
+            self.reset()
+            restored_ns = time.monotonic_ns()
+        rejoin_s = self.lab.wait_wide()
+        time.sleep(settle_s)
+        restored = self.report()
+        return Measurement(
+            str(fault),
+            injected_ns,
+            restored_ns,
+            tuple(_outage(report, hit=loaded[report.name] == switch and lost[report.name]) for report in reports),
+            max(report.gap_ns for report in restored) / _NS_PER_MS,
+            sum(report.sent - report.received for report in restored),
+            rejoin_s,
+        )
+
+    def _counters(self) -> dict[str, tuple[int, int]]:
+        """Device -> packets received and sent."""
+        with inside(self._here.netns):
+            lines = Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines()[2:]
+        fields = {line.partition(":")[0].strip(): line.partition(":")[2].split() for line in lines}
+        return {name: (int(values[1]), int(values[9])) for name, values in fields.items()}
+
+    def _ask(self, command: str) -> Any:
+        if self._process is None or self._process.stdin is None:
+            raise CommandError("the meter does not run: use it as a context manager")
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        if not readable([self._process.stdout], _ANSWER_WITHIN_S):
+            raise UnavailableError(f"the meter's process does not answer within {_ANSWER_WITHIN_S:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise UnavailableError(f"the meter's process has ended with {self._process.wait()}")
+        return json.loads(line)
+
+
+def _stream(name: str, sender: HostNode, receiver: HostNode) -> StreamPlan:
+    return StreamPlan(
+        name,
+        sender.application_netns,
+        sender.application_address,
+        receiver.application_netns,
+        receiver.application_address,
+    )
+
+
+def _outage(report: DirectionReport, *, hit: bool) -> Outage:
+    return Outage(
+        report.name,
+        hit,
+        report.gap_ns / _NS_PER_MS,
+        report.over,
+        report.sent - report.received,
+        report.gap_from_ns,
+        report.gap_to_ns,
+        report.floor_ns / _NS_PER_MS,
+        report.paused_ns / _NS_PER_MS,
+    )

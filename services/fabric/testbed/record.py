@@ -1,0 +1,139 @@
+"""What a lab has made, written down before it is made, so that `down` finds it also after a crash.
+
+``/run/turnbuckle-lab/<prefix>/``: ``lab.json`` (the record), ``lock`` and ``log/``. Gone after a reboot, as is the lab.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, Field, ValidationError
+
+from services._host.netns import NETNS_DIRECTORY
+from services._runtime.command.failure import CommandError, UnavailableError
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.topology import LabSettings
+
+DIRECTORY: Final = Path("/run/turnbuckle-lab")
+
+
+class StartedProcess(BaseModel):
+    """A process of ours, told apart from a later one with the same pid by its start."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    """Field 22 of /proc/<pid>/stat."""
+
+
+class LabRecord(BaseModel):
+    """Everything that `down` needs."""
+
+    settings: LabSettings
+    realtime: bool = False
+    """Whether FRR really runs under SCHED_RR."""
+    ready: bool = False
+    """False: `up` is at work, or was ended."""
+    ready_after_s: float = 0.0
+    namespaces: dict[str, int | None] = Field(default_factory=dict)
+    """Name -> inode; None: about to be made."""
+    processes: list[StartedProcess] = Field(default_factory=list)
+    faults: list[Fault] = Field(default_factory=list)
+    """In force, in the order in which they were injected."""
+
+
+def directory_of(prefix: str) -> Path:
+    """Where a lab keeps its record and logs."""
+    return DIRECTORY / prefix
+
+
+def load(prefix: str) -> LabRecord | None:
+    """The record; None: there is no such lab.
+
+    Raises:
+        CommandError: it cannot be read.
+    """
+    path = directory_of(prefix) / "lab.json"
+    try:
+        return LabRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise CommandError(f"{path} cannot be read ({error}); remove it and what it names by hand") from error
+
+
+def save(record: LabRecord) -> None:
+    """Write it in one step."""
+    directory = directory_of(record.settings.prefix)
+    directory.mkdir(parents=True, exist_ok=True)
+    fresh = directory / "lab.json.new"
+    fresh.write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    fresh.replace(directory / "lab.json")
+
+
+def forget(prefix: str) -> None:
+    """Remove record and logs."""
+    shutil.rmtree(directory_of(prefix), ignore_errors=True)
+
+
+def prefixes() -> list[str]:
+    """Labs that have a record."""
+    return sorted(path.parent.name for path in DIRECTORY.glob("*/lab.json"))
+
+
+@contextmanager
+def hold(prefix: str) -> Iterator[None]:
+    """Keep other `lab` commands off this lab.
+
+    Raises:
+        UnavailableError: no right.
+        CommandError: another one is at work.
+    """
+    if os.geteuid() != 0:
+        raise UnavailableError("the lab makes network namespaces: sudo turnbuckle lab ...")
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    path = DIRECTORY / f"{prefix}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _lock(descriptor, path, prefix)
+        yield
+        if load(prefix) is None:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                DIRECTORY.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, prefix: str) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who held it may have removed it with its lab: then this lock holds nobody off.
+        same = path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino
+    except OSError:
+        same = False
+    if not same:
+        raise CommandError(f"another `turnbuckle lab` is at work on {prefix}; wait for it")
+
+
+def inode_of(netns: str) -> int | None:
+    """Identity of a named namespace; None: there is none."""
+    try:
+        return (NETNS_DIRECTORY / netns).stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None: it does not live."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])

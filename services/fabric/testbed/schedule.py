@@ -1,0 +1,107 @@
+"""Faults that come again and again, as in thesis 3.5.2: 20 s down, 20 s up, at one switch or at both in turn.
+
+with FaultSchedule(lab, alternating(Fault.blackhole(1, 1)), Rhythm(down_s=20, up_s=20)) as schedule:
+    ...                                                # a job
+print(schedule.occurrences)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Self
+
+from services.fabric.testbed.faults import Fault
+from services.fabric.testbed.lab import Lab
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """When faults come."""
+
+    down_s: float = 20.0
+    up_s: float = 20.0
+    lead_s: float | None = None
+    """Before the first fault; None: as `up_s`."""
+    times: int | None = None
+    """How many; None: until it is stopped, or the series ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One fault that was; CLOCK_MONOTONIC in nanoseconds."""
+
+    fault: Fault
+    injected_ns: int
+    restored_ns: int
+
+
+class FaultSchedule:
+    """Carries a series of faults out, in the calling thread (`run`) or in one of its own (as a context manager)."""
+
+    def __init__(
+        self, lab: Lab, faults: Iterable[Fault], rhythm: Rhythm, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`faults` may be endless: `faults.alternating`, `faults.repeated`."""
+        self._lab = lab
+        self._faults = faults
+        self._rhythm = rhythm
+        self._tell = tell
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self.occurrences: list[Occurrence] = []
+
+    def run(self) -> None:
+        """Until the last fault is restored, or `stop`. A fault in force is restored whatever happens.
+
+        Raises:
+            CommandError, OSError: a fault could not be injected or restored.
+        """
+        rhythm = self._rhythm
+        due_s = time.monotonic() + (rhythm.up_s if rhythm.lead_s is None else rhythm.lead_s)
+        for fault in islice(self._faults, rhythm.times):
+            if self._wait_until(due_s):
+                return
+            with self._lab.fault(fault) as injected_ns:
+                self._tell(f"{fault} for {rhythm.down_s:g} s")
+                due_s += rhythm.down_s
+                stopped = self._wait_until(due_s)
+            self.occurrences.append(Occurrence(fault, injected_ns, time.monotonic_ns()))
+            due_s += rhythm.up_s
+            if stopped:
+                return
+
+    def stop(self) -> None:
+        """End `run`, from another thread."""
+        self._stop.set()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run_quietly, name="faults", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop and restore.
+
+        Raises:
+            CommandError, OSError: what ended the series early.
+        """
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run_quietly(self) -> None:
+        try:
+            self.run()
+        except Exception as error:  # noqa: BLE001 - told to the thread that waits for us
+            self._failure = error
+
+    def _wait_until(self, due_s: float) -> bool:
+        """Whether it was stopped meanwhile."""
+        return self._stop.wait(max(0.0, due_s - time.monotonic()))
