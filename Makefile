@@ -71,7 +71,7 @@ docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, ta
 asyncapi-page:  ## Build docs/asyncapi.html anew (needs node)
 	@scripts/build_asyncapi_page.sh
 
-console:  ## Build the console's page anew (needs node): services/cli/console/static
+console:  ## Build the console's page anew (needs node): services/console/static
 	scripts/build_console.sh
 
 snapshots: $(STAMP_DEV)  ## Write the schema snapshots; refuses a breaking change (ARGS=--allow-breaking)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the web console's page: services/cli/console/ui into services/cli/console/static, from the locked npm packages.
+# Build the web console's page: services/console/ui into services/console/static, from the locked npm packages.
 # Node and npm are needed here only; what is built is committed and shipped.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)

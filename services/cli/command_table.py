@@ -65,7 +65,7 @@ COMMANDS: Final = (
         "console",
         "Show limits against usage, events, rules, paths and predictions in the browser, live, until Ctrl-C.",
         _LIMITS,
-        "services.cli.console.command",
+        "services.console.command",
         "console_command",
     ),
     LazyCommand(

@@ -23,8 +23,8 @@ from schemas.streams import APPS
 from schemas.subjects import CFS, OOM_EVENTS, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
-from services.cli.console.hub import Hub, Page, note
-from services.cli.console.source import follow_bus
+from services.console.hub import Hub, Page, note
+from services.console.source import follow_bus
 from tests.support.deadline import until
 from tests.support.secured_nats import NODES, SecuredNats
 

@@ -22,7 +22,7 @@ from services._runtime.bus.embedded_server import EmbeddedNats
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("services", "schemas")
-NOT_SHIPPED = ("services/cli/console/ui/",)
+NOT_SHIPPED = ("services/console/ui/",)
 """Sources of what is shipped built."""
 
 pytestmark = pytest.mark.timeout(120)
@@ -85,7 +85,7 @@ def test_holds_every_file_of_the_packages_and_nothing_else(installed: Installed)
     [script] = [name for name in held if ".data/" in name]
     assert script.endswith(".data/scripts/turnbuckle")
     assert held - {script} == set(shipped_files())
-    assert {"services/py.typed", "services/cli/console/static/index.html"} <= held
+    assert {"services/py.typed", "services/console/static/index.html"} <= held
 
 
 def test_runs_what_was_installed(installed: Installed) -> None:

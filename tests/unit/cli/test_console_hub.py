@@ -7,7 +7,7 @@ import asyncio
 import msgpack
 import pytest
 
-from services.cli.console.hub import CUT_OFF_BYTES, LOSSY_BYTES, REMEMBERED_FACTS, Hub, Page, frame, note
+from services.console.hub import CUT_OFF_BYTES, LOSSY_BYTES, REMEMBERED_FACTS, Hub, Page, frame, note
 
 
 def messages(data: bytes) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from scripts.console_digest import CONSOLE, digest
-from services.cli.console.web import load_files
+from services.console.web import load_files
 
 STATIC = CONSOLE / "static"
 NAMESPACES = {"http://www.w3.org/2000/svg"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.cli.console.hub import Hub, note
-from services.cli.console.web import WebServer, is_for_us, load_files, parse_head
+from services.console.hub import Hub, note
+from services.console.web import WebServer, is_for_us, load_files, parse_head
 from tests.support.deadline import until
 
 KEY = "the-key"

@@ -17,7 +17,7 @@ from services._runtime.command.output import print_json, print_line, print_note
 
 if TYPE_CHECKING:
     from services._runtime.bus.options import BusOptions
-    from services.cli.console.web import WebServer
+    from services.console.web import WebServer
 
 PORT: Final = 8710
 PORTS_TRIED: Final = 20
@@ -59,9 +59,9 @@ def console_command(
 
 async def _serve(options: BusOptions, port: int | None, *, open_browser: bool, as_json: bool) -> None:
     from services._runtime.command.connection import connected  # noqa: PLC0415 - quick --help
-    from services.cli.console.hub import Hub, note  # noqa: PLC0415 - as above
-    from services.cli.console.source import follow_bus  # noqa: PLC0415 - as above
-    from services.cli.console.web import WebServer, load_files  # noqa: PLC0415 - as above
+    from services.console.hub import Hub, note  # noqa: PLC0415 - as above
+    from services.console.source import follow_bus  # noqa: PLC0415 - as above
+    from services.console.web import WebServer, load_files  # noqa: PLC0415 - as above
 
     files = load_files(Path(__file__).parent / "static")
     if "/" not in files:

@@ -40,8 +40,8 @@ from services._runtime.bus.nats_tap import tap
 from services._runtime.clock import SystemClock
 from services._runtime.command.failure import CommandError
 from services.cli.allocators import allocator_state
-from services.cli.console.hub import Hub, note
 from services.cli.network import ask_node
+from services.console.hub import Hub, note
 
 ASK_EVERY_S: Final = 2.0
 RULES_EVERY: Final = 5

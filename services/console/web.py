@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from services.cli.console.hub import Hub, Page, frame
+from services.console.hub import Hub, Page, frame
 
 HOST: Final = "127.0.0.1"
 BEAT_S: Final = 2.0
