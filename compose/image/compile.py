@@ -10,7 +10,7 @@ import sys
 OURS = ("services._runtime.service.probe", "services._runtime.service.entry", "services._runtime.telemetry.otel_export")
 COMMON = (*OURS, "nkeys", "http.server", "runpy")
 OWN = {
-    "agent": ("services.agent.service", "services.agent.adapters.docker_engine", "services.agent.watchdog"),
+    "agent": ("services.agent.service", "services.agent.discovery.docker", "services.agent.memory.watchdog"),
     "reconciler": ("services.reconciler.service", "services.fastpath.service"),
     "collector": ("services.collector.service", "services.collector.adapters.billing"),
     "advisor": ("services.advisor.service", "services.advisor.training"),

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from schemas.limits import RowStatus
-from services.agent.core.memory_growth import PAGE_BYTES
-from services.agent.core.orders import ContainerLimits, OrderBook
-from services.agent.core.readings import IntArray
+from services.agent.limits.update_log import ContainerLimits, OrderBook
+from services.agent.memory.growth import PAGE_BYTES
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
-from services.agent.rows import Rows
+from services.agent.sampling.counters import IntArray
+from services.agent.sampling.sample_state import Rows
 
 ROUNDING_BYTES: Final = 1 << 16
 """The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""

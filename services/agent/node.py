@@ -13,23 +13,23 @@ from schemas.cfs import CfsBatch, SampleFlag
 from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from services.agent.containers import BatchOrder, Containers
-from services.agent.core.inventory import Inventory
-from services.agent.core.node_budget import MemoryBudget
-from services.agent.core.orders import OrderBook
-from services.agent.core.periods import with_exact
-from services.agent.core.readings import BoolArray, IntArray, Known, Readings, to_check
-from services.agent.core.sampling import MEMORY_COLUMN, PeriodSample, per_period
-from services.agent.core.throttling import Look, remember, unfinished, with_unfinished
-from services.agent.drift import DriftWatch
-from services.agent.limit_orders import LimitOrders, Reporting
-from services.agent.memory import MemoryGuard
-from services.agent.node_budget import NodeBudget
-from services.agent.node_load import NodeLoad
-from services.agent.occurrences import Journal, of_watchdog
+from services.agent.discovery.inventory import Inventory
+from services.agent.limits.drift import DriftWatch
+from services.agent.limits.node_budget import MemoryBudget
+from services.agent.limits.node_budget_keeper import NodeBudget
+from services.agent.limits.update_executor import LimitOrders, Reporting
+from services.agent.limits.update_log import OrderBook
+from services.agent.memory.controller import MemoryGuard
+from services.agent.memory.records import Journal, of_watchdog
+from services.agent.memory.reserve import Reserves
 from services.agent.ports import FoundContainer, Host, ReserveBook, SourceAnswered, WatchdogReport
-from services.agent.quota_watch import QuotaWatch
-from services.agent.reserves import Reserves
-from services.agent.rows import NEVER
+from services.agent.sampling.cfs_periods import with_exact
+from services.agent.sampling.counters import BoolArray, IntArray, Known, Readings, to_check
+from services.agent.sampling.node_load import NodeLoad
+from services.agent.sampling.quota_watch import QuotaWatch
+from services.agent.sampling.sample_state import NEVER
+from services.agent.sampling.throttling import Look, remember, unfinished, with_unfinished
+from services.agent.sampling.usage import MEMORY_COLUMN, PeriodSample, per_period
 
 RECHECK_TICKS = 5
 """Each container's limits are read back from the kernel once in so many ticks, a share of them per tick."""

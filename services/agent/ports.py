@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from schemas.containers import ContainerSource
 
 if TYPE_CHECKING:
-    from services.agent.core.readings import Readings
-    from services.agent.core.throttling import Look
+    from services.agent.sampling.counters import Readings
+    from services.agent.sampling.throttling import Look
 
 UNLIMITED = -1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.containers import NodeInfo
-from services.agent.adapters.select import Ground
+from services.agent.backend import Ground
 from services.agent.node import Node
 
 

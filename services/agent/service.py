@@ -19,15 +19,14 @@ from services._runtime.bus.api import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
-from services.agent.adapters.select import Ground, build_host
-from services.agent.announced import AnnouncedLimits
-from services.agent.container_events import ContainerEvents, Detail
-from services.agent.failed_rows import FailedRows
-from services.agent.guarding import Guarding
-from services.agent.joining import NodeName, serve_node
-from services.agent.looking import PromptLooks
+from services.agent.backend import Ground, build_host
+from services.agent.discovery.container_events import ContainerEvents, Detail
+from services.agent.duplicate_name import NodeName, serve_node
+from services.agent.limits.failed_rows import FailedRows
+from services.agent.limits.spans import note_reply, order_span
+from services.agent.limits.spec_bounds import AnnouncedLimits
+from services.agent.memory.events import Guarding
 from services.agent.node import Node, NodeOptions
-from services.agent.order_spans import note_reply, order_span
 from services.agent.ports import (
     Discovered,
     FoundContainer,
@@ -37,8 +36,9 @@ from services.agent.ports import (
     SourceAnswered,
 )
 from services.agent.registration import node_info
+from services.agent.sampling.throttle_poller import PromptLooks
+from services.agent.sampling.ticker import Ticks
 from services.agent.settings import AgentSettings
-from services.agent.ticking import Ticks
 
 HEARTBEAT_S = 5.0
 JOIN_RETRY_S = 0.5

@@ -11,7 +11,7 @@ from pydantic import ByteSize, Field
 from schemas.sizes import MemorySize
 from services._host.cgroupfs import MANAGED_ROOT
 from services._runtime.service.settings import NodeSettings
-from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes
+from services.agent.limits.node_budget import MemoryBudget, default_reserved_bytes
 
 
 class AgentSettings(NodeSettings):

@@ -18,7 +18,7 @@ from services._host.cgroupfs import detect
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.agent.adapters.cgroups import open_host
+from services.agent.cgroup.open import open_host
 from services.agent.ports import ContainerHandle, WriteOutcome
 from services.cli.host_image import ensure_host_image, host_mounts
 from tests.bench.cluster import Cluster

@@ -37,8 +37,8 @@ from tests.support.bus.memory_broker import MemoryBroker
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SIMULATION: Final = (
-    "services/agent/adapters/simulated.py",
-    "services/agent/adapters/cfs_model.py",
+    "services/agent/cgroup/simulated.py",
+    "services/agent/cgroup/simulated_cfs.py",
     "services/_runtime/load_",
 )
 """What stands in for the kernel: prefixes of paths."""

@@ -18,7 +18,7 @@ from schemas.subjects import CFS, LIMIT_UPDATES
 from services._runtime.bus.api import NotPermittedError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.service.app import run_in_process
-from services.agent.core.memory_growth import MIB
+from services.agent.memory.growth import MIB
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from tests.support.deadline import until

@@ -14,8 +14,8 @@ import pytest
 
 from schemas.containers import ContainerSource
 from services._host.cgroupfs import detect
-from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.docker_engine import DockerDiscovery
+from services.agent.cgroup.open import open_host
+from services.agent.discovery.docker import DockerDiscovery
 from services.agent.ports import (
     Alarm,
     AlarmKind,

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.cgroups import open_host
-from services.agent.core.sampling import MEMORY_COLUMN
+from services.agent.cgroup.host import CgroupHost
+from services.agent.cgroup.open import open_host
 from services.agent.ports import Counters, WriteOutcome
+from services.agent.sampling.usage import MEMORY_COLUMN
 from tests.support.cgroup_lab import BURN, CgroupLab, wait_until
 from tests.support.skipping import skip_or_fail
 

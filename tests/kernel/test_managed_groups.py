@@ -16,7 +16,7 @@ from services._host.cgroupfs import (
     managed_directory,
     paths_of_pid,
 )
-from services.agent.adapters.managed import EMPTY_S, ManagedDiscovery
+from services.agent.discovery.managed import EMPTY_S, ManagedDiscovery
 from services.agent.ports import GoneContainer, SourceAnswered
 from tests.support.cgroup_lab import SLEEP, wait_until
 from tests.support.deadline import until

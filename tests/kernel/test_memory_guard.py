@@ -230,7 +230,7 @@ def test_an_agent_that_comes_later_hears_of_those_who_wait_already(lab, host):
 
 def test_the_ladder_follows_growth_and_is_made_anew_when_it_is_long(lab, host, armed, monkeypatch):
     version_1_only(lab)
-    monkeypatch.setattr("services.agent.adapters.ladder.MOST_RUNGS", 20)
+    monkeypatch.setattr("services.agent.cgroup.usage_thresholds.MOST_RUNGS", 20)
     group, handle = armed
     handle.write_memory(600 * MIB)
     wait_until(lambda: host.registrar.registrations == 16, what="the first rungs")

@@ -21,8 +21,8 @@ import pytest
 from schemas.containers import ContainerSource
 from services._host.cgroupfs import CgroupLayout, detect
 from services._runtime.clock import SystemClock
-from services.agent.adapters.pods import PodDiscovery
-from services.agent.adapters.select import build_host
+from services.agent.backend import build_host
+from services.agent.discovery.pods import PodDiscovery
 from services.agent.ports import FoundContainer, GoneContainer, WriteOutcome
 from services.agent.settings import AgentSettings
 from tests.support.cri_lab import CRI, HOST_NETWORK, RuntimeClient

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.adapters.host_lock import HostLock, exec_lock
-from services.agent.adapters.reserves import FileReserveBook
-from services.agent.adapters.state_files import FoundValues, StateDirectory
-from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
+from services.agent.host_lock import HostLock, exec_lock
+from services.agent.memory.reserve_store import FileReserveBook
+from services.agent.memory.state_files import FoundValues, StateDirectory
+from services.agent.memory.watchdog_group import Group
+from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve
-from services.agent.watchdog_group import Group
 from tests.support.cgroup_lab import CgroupLab, wait_until
 from tests.support.memory_lab import MIB, grow, limit_files, memory_directory, stays_so
 
@@ -300,7 +300,7 @@ def test_signals_to_its_whole_group_do_not_end_it_and_a_killed_one_is_started_ag
     os.kill(agent.watchdog, signal.SIGKILL)
 
     def successors() -> list[int]:
-        wanted = f"services.agent.watchdog\0{agent.state.path}"
+        wanted = f"services.agent.memory.watchdog\0{agent.state.path}"
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from schemas.containers import ContainerSource
 from services._host.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed_directory, parse_managed
-from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.cgroups import open_host
+from services.agent.cgroup.host import CgroupHost
+from services.agent.cgroup.open import open_host
 from services.agent.ports import ContainerHandle, FoundContainer
 
 BURN = "while True: pass"

@@ -28,7 +28,7 @@ from services._runtime.bus.api import Bus, Delivery
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.agent.adapters.host_lock import exec_lock
+from services.agent.host_lock import exec_lock
 from services.agent.settings import AgentSettings
 from services.cli.allocators import whole_state
 from tests.support import obedient_load

@@ -57,7 +57,7 @@ class FakeWatchdog:
 
 @dataclass
 class FakeGround:
-    """In place of `services.agent.adapters.select.Ground`."""
+    """In place of `services.agent.backend.Ground`."""
 
     host: FakeHost = field(default_factory=FakeHost)
     discovery: FakeDiscovery = field(default_factory=FakeDiscovery)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
-from services.agent.adapters.reserves import MemoryReserveBook
-from services.agent.core.readings import read_each
+from services.agent.memory.reserve_store import MemoryReserveBook
 from services.agent.ports import (
     Alarm,
     AlarmKind,
@@ -20,6 +19,7 @@ from services.agent.ports import (
     QuotaWriter,
     WriteOutcome,
 )
+from services.agent.sampling.counters import read_each
 
 PAGE_BYTES = 4096
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.agent.core.memory_growth import MIB
+from services.agent.memory.growth import MIB
 from tests.support.limit_orders import reserve_order, send, update
 
 MS = 1_000_000

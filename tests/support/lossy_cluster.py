@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
+from services.agent.memory.records import Answer
 from services.agent.node import Node
-from services.agent.occurrences import Answer
 from services.allocator.core.allocation import Allocation
 from services.allocator.core.standing import Moment
 from tests.support.fake_host import FakeContainer, FakeHost

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from services._host.cgroupfs import ManagedCgroup
-from services.agent.adapters.cgroup_host import CgroupHost
-from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.state_files import StateDirectory
+from services.agent.cgroup.host import CgroupHost
+from services.agent.cgroup.open import open_host
+from services.agent.memory.state_files import StateDirectory
 from services.agent.ports import Alarm, ContainerHandle
 from tests.support.cgroup_lab import CgroupLab
 

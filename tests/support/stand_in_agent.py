@@ -8,9 +8,9 @@ from pathlib import Path
 
 from schemas.containers import ContainerSource
 from services._host.cgroupfs import detect, parse_managed
-from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.host_lock import HostLock, exec_lock, prepare_state
-from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
+from services.agent.cgroup.open import open_host
+from services.agent.host_lock import HostLock, exec_lock, prepare_state
+from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import FoundContainer
 
 BEAT_S = 0.05

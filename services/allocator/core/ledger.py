@@ -3,8 +3,8 @@
 An order in flight may or may not have arrived, so a container counts with the largest value that may be in the
 kernel: the reported one, or any order that the agent is not known to have seen. The agent makes this sound: it refuses
 orders that were overtaken, it raises only at the moment it sees an order, and what it delays is always a cut
-(`services.agent.core.orders`). So, with ``held`` as defined here, sum(held) <= limit is kept by never raising beyond
-``limit - sum(held)``; cuts free room only once the agent has reported the lower value.
+(`services.agent.limits.update_log`). So, with ``held`` as defined here, sum(held) <= limit is kept by never raising
+beyond ``limit - sum(held)``; cuts free room only once the agent has reported the lower value.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.oom import MemoryRequest, OomKind
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
-from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.host_memory import read_pressure
-from services.agent.adapters.reserves import MemoryReserveBook
+from services.agent.cgroup.open import open_host
+from services.agent.memory.host_memory import read_pressure
+from services.agent.memory.records import Answer, Asked, Occurrence
+from services.agent.memory.reserve_store import MemoryReserveBook
 from services.agent.node import Node, NodeOptions
-from services.agent.occurrences import Answer, Asked, Occurrence
 from services.agent.ports import FoundContainer
 from services.agent.settings import AgentSettings
 from services.allocator.core.allocation import Allocation

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from schemas.containers import ContainerSource
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
-from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.quota_writers import QuotaWriters
-from services.agent.adapters.reserves import MemoryReserveBook
+from services.agent.bpf.quota_writers import QuotaWriters
+from services.agent.cgroup.open import open_host
+from services.agent.memory.records import Drift
+from services.agent.memory.reserve_store import MemoryReserveBook
 from services.agent.node import Node
-from services.agent.occurrences import Drift
 from services.agent.ports import FoundContainer, QuotaWriter
 from tests.lab.vm.guest_kernel import BUILD, ROOT, Group, Loader, enable_controllers, figure
 from tests.support.agent_ticks import tick

@@ -12,7 +12,7 @@ from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._runtime.bus.api import NotPermittedError
 from services._runtime.service.app import UnusableSettingsError, run_in_process
-from services.agent.core.memory_growth import MIB
+from services.agent.memory.growth import MIB
 from services.agent.ports import QuotaWriter, WatchdogReport
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings

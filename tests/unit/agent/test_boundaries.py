@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.agent.core.boundaries import (
+from services.agent.limits.period_boundary import (
     DEADLINE_NS,
     GUARD_NS,
     LEARN_NS,

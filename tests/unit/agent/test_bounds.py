@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.limits import RowStatus
-from services.agent.core.bounds import Bound, Bounds
-from services.agent.core.orders import OrderBook
+from services.agent.limits.bounds import Bound, Bounds
+from services.agent.limits.update_log import OrderBook
 from tests.support.limit_orders import reserve_order, update
 
 MIB = 1 << 20

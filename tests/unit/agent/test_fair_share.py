@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.oom import OomKind
-from services.agent.core.fair_share import UNKNOWN, FairShare, Holding, claim_bytes, grantable_bytes, is_above
-from services.agent.core.memory_growth import MIB
+from services.agent.memory.fair_share import UNKNOWN, FairShare, Holding, claim_bytes, grantable_bytes, is_above
+from services.agent.memory.growth import MIB
+from services.agent.memory.records import Answer
 from services.agent.node import Node
-from services.agent.occurrences import Answer
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, guarded
 from tests.support.limit_orders import reserve_order, send

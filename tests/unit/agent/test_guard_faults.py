@@ -4,10 +4,10 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.agent.core.memory_growth import MIB
-from services.agent.core.memory_guard import POLL_NS
+from services.agent.memory.growth import MIB
+from services.agent.memory.policy import POLL_NS
+from services.agent.memory.records import Answer
 from services.agent.node import Node, NodeOptions
-from services.agent.occurrences import Answer
 from services.agent.ports import Alarm, AlarmKind
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reserve_order, send, update

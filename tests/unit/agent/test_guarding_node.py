@@ -4,10 +4,10 @@ import pytest
 
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
-from services.agent.core.memory_growth import MIB
-from services.agent.core.memory_guard import POLL_NS
+from services.agent.memory.growth import MIB
+from services.agent.memory.policy import POLL_NS
+from services.agent.memory.records import Answer
 from services.agent.node import Node, NodeOptions
-from services.agent.occurrences import Answer
 from services.agent.ports import Alarm, AlarmKind, WriteOutcome
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost

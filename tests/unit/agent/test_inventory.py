@@ -8,7 +8,7 @@ import pytest
 
 from schemas.containers import ContainerChange, ContainerSource
 from schemas.streams import NODES
-from services.agent.core.inventory import Inventory
+from services.agent.discovery.inventory import Inventory
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import Counters, SourceAnswered
 from tests.support.deadline import until

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.oom import OomCause, OomKind
-from services.agent.core.limit_hits import TELL_NS, LimitHits
-from services.agent.core.memory_growth import MIB
+from services.agent.memory.growth import MIB
+from services.agent.memory.limit_hits import TELL_NS, LimitHits
 from services.agent.node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import PERIOD_NS, guarded

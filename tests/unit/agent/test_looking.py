@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from services._runtime.clock import SystemClock
-from services.agent.looking import PromptLooks
-from services.agent.ticking import PERIOD_S
+from services.agent.sampling.throttle_poller import PromptLooks
+from services.agent.sampling.ticker import PERIOD_S
 
 
 class EventBell:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.core.memory_growth import (
+from services.agent.memory.growth import (
     FAST_RATE,
     LEAST_POLL_S,
     MIB,

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from services.agent.core.memory_growth import (
+from services.agent.memory.growth import (
     HALF_LIFE_S,
     MAX_RATE,
     MIB,
@@ -15,7 +15,7 @@ from services.agent.core.memory_growth import (
     near_bytes,
     need_of,
 )
-from services.agent.core.memory_guard import (
+from services.agent.memory.policy import (
     CUT_ROOM_BYTES,
     REFUSED_RETRY_NS,
     RETRY_NS,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from schemas.limits import RowStatus
-from services.agent.core.boundaries import KNOWN
-from services.agent.core.readings import Held, read_each
-from services.agent.core.throttling import Look
+from services.agent.limits.period_boundary import KNOWN
 from services.agent.node import WATCHED_TICKS, Node
+from services.agent.sampling.counters import Held, read_each
+from services.agent.sampling.throttling import Look
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reply_rows, send, update

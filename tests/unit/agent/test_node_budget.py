@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
 from services._host.cgroupfs import CgroupLayout, ControllerMount
-from services.agent.adapters.host_memory import memory_capacity, read_available, read_pressure
-from services.agent.core.memory_growth import MIB
-from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes, grant_refusal, headroom
+from services.agent.limits.node_budget import MemoryBudget, default_reserved_bytes, grant_refusal, headroom
+from services.agent.memory.growth import MIB
+from services.agent.memory.host_memory import memory_capacity, read_available, read_pressure
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import Pressure
 from services.agent.settings import AgentSettings

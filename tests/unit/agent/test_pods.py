@@ -12,9 +12,9 @@ import grpc  # type: ignore[import-untyped]  # grpcio ships no types
 import pytest
 
 from schemas.containers import ContainerSource
-from services.agent.adapters.cri import CriClient, CriError
-from services.agent.adapters.pod_groups import LIST_TURNS, PodGroups, find_tops, parse_group
-from services.agent.adapters.pods import FIRST_RETRY_S, RELIST_S, PodDiscovery
+from services.agent.discovery.cri import CriClient, CriError
+from services.agent.discovery.pod_cgroups import LIST_TURNS, PodGroups, find_tops, parse_group
+from services.agent.discovery.pods import FIRST_RETRY_S, RELIST_S, PodDiscovery
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 from tests.support.cri_lab import CREATED, EXITED, FakeRuntime, serving
 from tests.support.deadline import until

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.core.quota_use import RECENT_NS, VANISHED, Budget, sudden, used_up
 from services.agent.node import Node
+from services.agent.sampling.quota_use import RECENT_NS, VANISHED, Budget, sudden, used_up
 from tests.support.fake_host import FakeHost
 
 MS = 1_000_000

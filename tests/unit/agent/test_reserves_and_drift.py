@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.oom import OomCause, OomKind
-from services.agent.core.memory_growth import MIB
+from services.agent.memory.growth import MIB
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import QuotaWriter, WatchdogReport
 from tests.support.agent_ticks import tick as run_tick

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.core.sampling import PeriodSample
-from services.agent.core.throttling import NOTHING_TOLD, Look, remember, unfinished, with_unfinished
 from services.agent.ports import UNLIMITED
+from services.agent.sampling.throttling import NOTHING_TOLD, Look, remember, unfinished, with_unfinished
+from services.agent.sampling.usage import PeriodSample
 
 QUOTA_US = 20_000
 NOBODY = np.array([[NOTHING_TOLD, NOTHING_TOLD, 0]])

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from services.agent.ticking import PERIOD_S, Ticks
+from services.agent.sampling.ticker import PERIOD_S, Ticks
 
 
 class OverError(Exception):

@@ -9,7 +9,7 @@ from schemas.apps import AppSpec
 from schemas.streams import APPS
 from services._runtime.service.app import run_in_process
 from services._runtime.telemetry.tracing import Span, span, trace_ids
-from services.agent.episodes import LONGEST_NS, QUIET_NS, Episodes
+from services.agent.memory.trace_groups import LONGEST_NS, QUIET_NS, Episodes
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator

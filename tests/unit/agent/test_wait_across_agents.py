@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.oom import OomKind
-from services.agent.core.memory_guard import POLL_NS
+from services.agent.memory.policy import POLL_NS
 from services.agent.node import Node, NodeOptions
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import send, update

@@ -19,7 +19,7 @@ from services._host.cgroupfs import (
     parse_managed,
     paths_of_pid,
 )
-from services.agent.adapters.cgroup_host import container_directories
+from services.agent.cgroup.host import container_directories
 from services.agent.ports import FoundContainer
 
 ROOT = "25 1 8:1 / / rw,relatime - ext4 /dev/vda rw\n"
@@ -173,7 +173,7 @@ def test_a_process_missing_in_one_hierarchy(layout_of, write_proc):
 
 def _docker(monkeypatch, path: str) -> FoundContainer:
     monkeypatch.setattr(
-        "services.agent.adapters.cgroup_host.paths_of_pid",
+        "services.agent.cgroup.host.paths_of_pid",
         lambda layout, _pid: dict.fromkeys(layout.mounts, path),
     )
     return FoundContainer("f" * 64, "shop", "web", ContainerSource.DOCKER, pid=42)

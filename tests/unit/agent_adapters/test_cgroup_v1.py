@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.adapters.cgroup_v1 import CgroupV1Host
-from services.agent.adapters.cgroups import open_host
+from services.agent.cgroup.open import open_host
+from services.agent.cgroup.v1 import CgroupV1Host
 from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
 from tests.support.fake_cgroupfs import (
     CONTAINER,

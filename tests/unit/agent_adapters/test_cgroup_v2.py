@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.adapters.cgroup_v2 import MARGIN_BYTES, CgroupV2Host
-from services.agent.adapters.cgroups import open_host
+from services.agent.cgroup.open import open_host
+from services.agent.cgroup.v2 import MARGIN_BYTES, CgroupV2Host
 from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
 from tests.support.fake_cgroupfs import CONTAINER, DIRECTORY, V2_TREE, FakeKernel, fake_layout, materialise, refuse
 

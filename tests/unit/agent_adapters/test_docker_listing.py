@@ -10,13 +10,13 @@ import threading
 import pytest
 
 from schemas.containers import ContainerSource
-from services.agent.adapters.docker_engine import (
+from services.agent.discovery.docker import (
     ContainerTable,
     DockerDiscovery,
     Listed,
     labelled_containers,
 )
-from services.agent.adapters.labels import refuse_names
+from services.agent.discovery.labels import refuse_names
 from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 from tests.support.deadline import until
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.apps import PERIOD_US
-from services.agent.adapters.group_table import _Places
-from services.agent.adapters.kernel_programs import KernelPrograms, KernelProgramsError
-from services.agent.adapters.kernel_records import (
+from services.agent.bpf.cgroup_table import _Places
+from services.agent.bpf.loader import KernelPrograms, KernelProgramsError
+from services.agent.bpf.records import (
     COUNTERS,
     TABLE_ROWS,
     VERSION,

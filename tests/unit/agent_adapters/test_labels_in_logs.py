@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.agent.adapters.docker_engine import ContainerTable, Listed
-from services.agent.adapters.labels import refuse_names
+from services.agent.discovery.docker import ContainerTable, Listed
+from services.agent.discovery.labels import refuse_names
 from services.agent.ports import RejectedContainer
 
 LONG = "a" * 5_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from schemas.containers import ContainerSource
-from services.agent.adapters.managed import CHECK_TURNS, EMPTY_S, ManagedDiscovery
+from services.agent.discovery.managed import CHECK_TURNS, EMPTY_S, ManagedDiscovery
 from services.agent.ports import FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 from tests.support.deadline import until
 from tests.support.fake_cgroupfs import fake_layout
@@ -84,7 +84,7 @@ def test_files_beside_the_directories_are_ignored(groups):
 def test_an_empty_group_stays_for_two_seconds_and_a_new_process_keeps_it(groups, monkeypatch):
     removed = []
     monkeypatch.setattr(
-        "services.agent.adapters.managed.ManagedCgroup.remove", lambda group: not removed.append(group.directory)
+        "services.agent.discovery.managed.ManagedCgroup.remove", lambda group: not removed.append(group.directory)
     )
     groups.make(WEB)
     groups.discovery.scan()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.adapters.cgroup_v2 import guard_bytes
-from services.agent.adapters.cgroups import open_host
-from services.agent.adapters.simulated import SimulatedHost
-from services.agent.adapters.state_files import StateDirectory
+from services.agent.cgroup.open import open_host
+from services.agent.cgroup.simulated import SimulatedHost
+from services.agent.cgroup.v2 import guard_bytes
+from services.agent.memory.state_files import StateDirectory
 from services.agent.ports import UNLIMITED, MemoryState, WriteOutcome
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import (
@@ -41,7 +41,7 @@ class Bench:
         self._hosts = []
         self._handles = []
         # Ordinary files cannot be watched: neither by an eventfd, nor by epoll.
-        monkeypatch.setattr("services.agent.adapters.alarms.AlarmBoard.watch", lambda *_: None)
+        monkeypatch.setattr("services.agent.cgroup.notifications.AlarmBoard.watch", lambda *_: None)
 
     def host(self):
         host = open_host(fake_layout(self.kernel.base, self.version), self.state)
@@ -100,7 +100,9 @@ def test_memory_of_version_2(v2):
 
 def test_version_1_sets_the_trap_once_and_registers_the_nearest_rung_first(v1, monkeypatch):
     registered = []
-    monkeypatch.setattr("services.agent.adapters.ladder.Ladder.register", lambda _ladder, rung: registered.append(rung))
+    monkeypatch.setattr(
+        "services.agent.cgroup.usage_thresholds.Ladder.register", lambda _ladder, rung: registered.append(rung)
+    )
     handle = v1.handle()
     handle.arm()
     handle.arm()
@@ -121,7 +123,7 @@ def test_a_registration_that_fails_is_tried_again_later(v1, monkeypatch):
         if len(attempts) == 1:
             raise OSError(errno.ENOMEM, "no memory")
 
-    monkeypatch.setattr("services.agent.adapters.ladder.Ladder.register", register)
+    monkeypatch.setattr("services.agent.cgroup.usage_thresholds.Ladder.register", register)
     handle = v1.handle()
     handle.arm()
     wait_until(lambda: v1._hosts[0].registrar.failures == 1)
@@ -215,7 +217,7 @@ def test_a_state_directory_that_goes_away_does_not_keep_limits_from_being_writte
 
 def test_leftovers_of_an_earlier_boot_are_not_touched(v1, monkeypatch):
     v1.handle().write_quota(30_000)
-    monkeypatch.setattr("services.agent.adapters.state_files._BOOT_ID", "/proc/version")
+    monkeypatch.setattr("services.agent.memory.state_files._BOOT_ID", "/proc/version")
     assert v1.host().release_leftovers() == []
     assert v1.kernel.value("cpu.cfs_quota_us") == "30000"
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.agent.adapters.kernel_records import WRITER, WRITER_COMM_BYTES, WRITER_LEVELS, WRITER_NAME_BYTES
-from services.agent.adapters.quota_writers import QuotaWriters, decode
-from services.agent.core.external_change import Change, sentence
+from services.agent.bpf.quota_writers import QuotaWriters, decode
+from services.agent.bpf.records import WRITER, WRITER_COMM_BYTES, WRITER_LEVELS, WRITER_NAME_BYTES
+from services.agent.limits.external_change import Change, sentence
 from services.agent.ports import QuotaWriter
 
 STALE = b"left by the draft before"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schemas.containers import ContainerSource
 from services._host.simulation.load_profile import ContainerLoad, LoadPhase, Scenario, demo_scenario
-from services.agent.adapters.simulated import SimulatedApp, SimulatedHost
+from services.agent.cgroup.simulated import SimulatedApp, SimulatedHost
 from services.agent.ports import UNLIMITED, GoneContainer, Limits, SourceAnswered, WriteOutcome
 from tests.support.deadline import until
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from services._runtime.service.app import UnusableSettingsError
-from services.agent.adapters.host_lock import HostLock, exec_lock, prepare_state
-from services.agent.adapters.reserves import FileReserveBook, MemoryReserveBook
-from services.agent.adapters.state_files import (
+from services.agent.host_lock import HostLock, exec_lock, prepare_state
+from services.agent.memory.reserve_store import FileReserveBook, MemoryReserveBook
+from services.agent.memory.state_files import (
     FoundValues,
     StateDirectory,
     append_reports,
@@ -24,7 +24,7 @@ from services.agent.adapters.state_files import (
     save_file,
     take_report_lines,
 )
-from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
+from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve, ReserveBook, WatchdogReport
 
 

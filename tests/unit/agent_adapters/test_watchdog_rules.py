@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from services.agent import watchdog as module
-from services.agent import watchdog_group
-from services.agent.adapters.reserves import FileReserveBook
-from services.agent.adapters.state_files import FoundValues, StateDirectory, inode_of
-from services.agent.adapters.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
+from services.agent.memory import watchdog as module
+from services.agent.memory import watchdog_group
+from services.agent.memory.reserve_store import FileReserveBook
+from services.agent.memory.state_files import FoundValues, StateDirectory, inode_of
+from services.agent.memory.watchdog import Options, Watchdog
+from services.agent.memory.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve
-from services.agent.watchdog import Options, Watchdog
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import (
     APP,

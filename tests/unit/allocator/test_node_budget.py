@@ -8,7 +8,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.codec import decode, encode
 from schemas.oom import OomCause, OomKind
-from services.agent.core.node_budget import MemoryBudget, default_reserved_bytes
+from services.agent.limits.node_budget import MemoryBudget, default_reserved_bytes
 from services.allocator.core.node_room import within_nodes
 from services.allocator.core.rows import NO_BOUND, Rows
 from tests.support.shared_node import SharedNode

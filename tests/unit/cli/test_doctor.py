@@ -13,7 +13,7 @@ from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, Contro
 from services._runtime.bus.api import Entry
 from services._runtime.bus.embedded_server import NatsServerError
 from services._runtime.bus.options import BusOptions
-from services.agent.adapters.cgroup_host import FILES_PER_CONTAINER
+from services.agent.cgroup.host import FILES_PER_CONTAINER
 from services.cli import doctor_checks as checks
 from services.cli.docker_deployment import check_docker
 from services.cli.doctor import exit_code

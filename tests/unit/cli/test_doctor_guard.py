@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from services._host.cgroupfs import CgroupLayout, ControllerMount
-from services.agent.adapters.host_lock import HostLock, exec_lock, prepare_state
-from services.agent.adapters.state_files import FoundValues, inode_of
-from services.agent.adapters.watchdog_process import WatchdogOptions, WatchdogProcess
+from services.agent.host_lock import HostLock, exec_lock, prepare_state
+from services.agent.memory.state_files import FoundValues, inode_of
+from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.settings import AgentSettings
 from services.cli import doctor_guard as guard
 from services.cli.doctor_finding import Level
@@ -112,12 +112,12 @@ def process(proc: Path, pid: int, parent: int, command: str) -> None:
 
 def test_watchdogs_without_an_agent_are_found(tmp_path: Path) -> None:
     arguments = "/run/turnbuckle/turnbuckle /run/turnbuckle/exec-turnbuckle.lock 100 2.0 0.5"
-    process(tmp_path, 200, 100, f"python -S -P -m services.agent.watchdog {arguments}")
+    process(tmp_path, 200, 100, f"python -S -P -m services.agent.memory.watchdog {arguments}")
     process(tmp_path, 201, 100, "python -m services.agent")
 
     assert guard.check_watchdogs(guard.running_watchdogs(str(tmp_path))).level is Level.OK
 
-    process(tmp_path, 202, 1, f"python -S -P -m services.agent.watchdog {arguments}")
+    process(tmp_path, 202, 1, f"python -S -P -m services.agent.memory.watchdog {arguments}")
     found = guard.check_watchdogs(guard.running_watchdogs(str(tmp_path)))
 
     assert found.level is Level.NOTE

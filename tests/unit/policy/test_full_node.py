@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.node_load import UNKNOWN, NodeLoad
+from services.agent.sampling.node_load import UNKNOWN, NodeLoad
 from services.allocator.core.damping import FULL_IDLE_PERCENT, damp
 from services.allocator.core.roster import Roster
 from tests.support.cfs_batches import PERIOD_NS, batch

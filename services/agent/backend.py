@@ -1,0 +1,194 @@
+"""Which host and which discoveries an agent works with, by its settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from pydantic import ValidationError
+
+from schemas.containers import ContainerSource
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
+from services._host.kernel_programs import kernel_directory
+from services._host.simulation.load_profile import Scenario
+from services._runtime.bus.name_registration import Holder
+from services._runtime.clock import Clock
+from services._runtime.service.app import UnusableSettingsError
+from services._runtime.service.install_hint import package_missing
+from services.agent.cgroup.open import open_host
+from services.agent.cgroup.simulated import SimulatedApp, SimulatedHost
+from services.agent.discovery.managed import ManagedDiscovery
+from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
+from services.agent.memory.reserve_store import FileReserveBook, MemoryReserveBook
+from services.agent.memory.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
+from services.agent.ports import UNLIMITED, Discovery, FoundContainer, Host, ReserveBook, Watchdog
+from services.agent.settings import AgentSettings
+
+LISTING_TIMEOUT_S: Final = 30.0
+"""Of sources that are asked without a connection: they answer at once."""
+
+
+class GroundHost(Host, Protocol):
+    """A host that counts what was written, and can clear up after an agent before us."""
+
+    @property
+    def telemetry_note(self) -> str:
+        """Why there is no better telemetry source; empty: there is none."""
+
+    @property
+    def no_op_writes(self) -> int:
+        """Writes of a value that the kernel was known to hold."""
+
+    def recorded(self) -> list[FoundContainer]:
+        """See `Ground.recorded`; of all sources."""
+
+    def release_leftovers(self) -> list[str]:
+        """See `Ground.release_leftovers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Everything that an agent stands on. Who opens it owns it until `close`."""
+
+    host: GroundHost
+    discoveries: dict[str, Discovery]
+    """By maker."""
+    reserves: ReserveBook
+    watchdog: Watchdog
+    """Not started yet."""
+    holder: str
+    """Token that an agent before us had, if it is dead: see `services._runtime.bus.name_registration.Holder`."""
+    closers: tuple[Callable[[], None], ...] = ()
+    source_timeouts_s: Mapping[ContainerSource, float] = field(default_factory=dict)
+    """For every source of `discoveries`: how long after the start its silence leaves the inventory incomplete."""
+
+    def recorded(self) -> list[FoundContainer]:
+        """Containers of these sources that an agent before us has managed and that are still there."""
+        return [found for found in self.host.recorded() if found.source in self.source_timeouts_s]
+
+    def release_leftovers(self) -> list[str]:
+        """Restore what an agent before us has changed and discovery does not find any more.
+
+        To be called when discovery has had some seconds to find everything, and every minute or so after that: first
+        values and guard of all containers that are noted in the state directory and not open now. Returns their keys.
+        """
+        return self.host.release_leftovers()
+
+    def close(self) -> None:
+        """Last of all: threads, alarms, and the locks of this host. `watchdog.stop()` before it."""
+        for close in self.closers:
+            close()
+
+
+def build_host(settings: AgentSettings, clock: Clock) -> Ground:
+    """What the settings ask for; on real control groups it holds this host's locks.
+
+    Raises:
+        UnusableSettingsError: control groups or the state directory cannot be written, another agent manages these
+            containers, or the scenario file cannot be read.
+    """
+    if settings.host == "simulated":
+        host = SimulatedHost(
+            _read_scenario(settings), cpu_count=settings.simulated_cpus, node=settings.node, clock=clock.monotonic
+        )
+        holder = _holder(settings)
+        reserves, watchdog = MemoryReserveBook(), NoWatchdog()
+        timeouts_s = {ContainerSource.SIMULATED: LISTING_TIMEOUT_S}
+        return Ground(host, {"simulated": host}, reserves, watchdog, holder.token, (holder.release,), timeouts_s)
+    try:
+        layout = detect()
+    except CgroupUnavailableError as error:
+        raise UnusableSettingsError(f"{error}; or set TURNBUCKLE_AGENT__HOST=simulated") from error
+    if (reason := can_manage(layout)) is not None:
+        raise UnusableSettingsError(f"{reason}; or set TURNBUCKLE_AGENT__HOST=simulated")
+    return _real_ground(settings, layout)
+
+
+def _holder(settings: AgentSettings) -> Holder:
+    return Holder(settings.state_directory / "holders", "agent", settings.node)
+
+
+def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
+    state = prepare_state(settings.state_directory, settings.managed_root)
+    locks = _take_locks(settings)
+    discoveries: dict[str, Discovery] = {"exec": ManagedDiscovery(layout, settings.managed_root)}
+    timeouts_s = {ContainerSource.EXEC: LISTING_TIMEOUT_S}
+    if settings.docker == "auto":
+        from services.agent.discovery.docker import DockerDiscovery  # noqa: PLC0415 - 0.2 s that `off` saves
+
+        discoveries["docker"] = DockerDiscovery(settings.docker_url)
+        timeouts_s[ContainerSource.DOCKER] = settings.docker_timeout_s
+    if settings.pods == "on":
+        discoveries["pods"] = _pods(settings, layout)
+        timeouts_s[ContainerSource.KUBERNETES] = settings.pods_timeout_s
+    programs = kernel_directory(settings.kernel_directory) if settings.kernel_programs == "auto" else None
+    host = open_host(layout, state, programs)
+    options = WatchdogOptions(
+        exec_lock(settings.state_directory, settings.managed_root),
+        settings.oom_wait_timeout_s,
+        settings.watchdog_timeout_s,
+        leave_groups=settings.watchdog_groups == "root",
+    )
+    holder = _holder(settings)
+    closers = (host.close, *(lock.release for lock in locks), holder.release)
+    watchdog = WatchdogProcess(state, options)
+    return Ground(host, discoveries, FileReserveBook(state.reserves), watchdog, holder.token, closers, timeouts_s)
+
+
+def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:
+    try:
+        from services.agent.discovery.cri import CriClient  # noqa: PLC0415 - 17 MB that other hosts save
+    except ImportError as error:
+        raise UnusableSettingsError(
+            f"TURNBUCKLE_AGENT__PODS=on: {package_missing(error.name or 'grpc', 'kubernetes')}"
+        ) from error
+    from services.agent.discovery.pods import PodDiscovery  # noqa: PLC0415 - as above
+
+    return PodDiscovery(layout, CriClient(str(settings.cri_socket)), settings.pod_namespaces)
+
+
+def _take_locks(settings: AgentSettings) -> list[HostLock]:
+    directory = settings.state_directory
+    wanted = [
+        (
+            exec_lock(directory, settings.managed_root),
+            f"the containers below {settings.managed_root}/",
+            "stop that agent, or set another TURNBUCKLE_AGENT__MANAGED_ROOT here",
+        )
+    ]
+    if settings.docker == "auto":
+        remedy = "stop that agent, or set TURNBUCKLE_AGENT__DOCKER=off here"
+        wanted.append((directory / DOCKER_LOCK, "the containers of Docker", remedy))
+    if settings.pods == "on":
+        remedy = "stop that agent, or set TURNBUCKLE_AGENT__PODS=off here"
+        wanted.append((directory / PODS_LOCK, "the pods", remedy))
+    held: list[HostLock] = []
+    try:
+        for path, what, remedy in wanted:
+            held.append(HostLock(path, node=settings.node, what=what, remedy=remedy))
+    except UnusableSettingsError:
+        for lock in held:
+            lock.release()
+        raise
+    return held
+
+
+def _read_scenario(settings: AgentSettings) -> list[SimulatedApp]:
+    path = settings.scenario_file
+    if path is None:
+        return []
+    try:
+        entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        return [
+            SimulatedApp(
+                entry["app"],
+                Scenario.model_validate(entry["scenario"]),
+                entry.get("quota_us", UNLIMITED),
+                entry.get("limit_bytes", UNLIMITED),
+            )
+            for entry in entries
+        ]
+    except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
+        raise UnusableSettingsError(f"TURNBUCKLE_AGENT__SCENARIO_FILE: {path} cannot be used: {error}") from error

@@ -1,0 +1,1 @@
+"""The kernel's own programs: loaded, and what they tell."""

@@ -1,0 +1,250 @@
+"""What the handles of both cgroup versions share: descriptors, vanishing, and what was found first."""
+
+from __future__ import annotations
+
+import errno
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os import pread
+from pathlib import Path
+from typing import Final
+
+from services.agent.cgroup.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
+from services.agent.cgroup.notifications import AlarmBoard
+from services.agent.cgroup.usage_thresholds import RungRegistrar
+from services.agent.memory.state_files import FoundValues, StateDirectory, inode_of
+from services.agent.ports import WriteOutcome
+
+STAT_BYTES: Final = 1024
+NUMBER_BYTES: Final = 32
+_MEMORY_STAT_BYTES: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """What all handles of a host use."""
+
+    tally: WriteTally
+    alarms: AlarmBoard
+    registrar: RungRegistrar
+    state: StateDirectory | None
+    """Where originals are kept; None: nowhere."""
+    open_keys: set[str] = field(default_factory=set)
+    """Of the containers whose handle is open."""
+
+
+class CgroupHandle(ABC):
+    """One container's control files. After the group has gone every reading is None and every write VANISHED."""
+
+    __slots__ = (
+        "_armed",
+        "_cpu_stat",
+        "_files",
+        "_found",
+        "_kills_at",
+        "_memory_stat",
+        "_nr_periods_at",
+        "_parts",
+        "_stat_at",
+        "_usage",
+        "group_ids",
+        "key",
+    )
+
+    def __init__(self, found: FoundValues, parts: HostParts, cpu_keys: tuple[bytes, ...], usage_name: str) -> None:
+        """Open what is only read.
+
+        Args:
+            found: the container, with the values that an agent before us has changed.
+            parts: the host's.
+            cpu_keys: of cpu.stat, those whose places are wanted in `_stat_at`; nr_periods first.
+            usage_name: the file with the memory in use.
+
+        Raises:
+            OSError: the group has vanished or lacks a file; nothing stays open.
+        """
+        cpu, memory = found.directories["cpu"], found.directories["memory"]
+        self.key = found.key
+        self.group_ids = (Path(cpu).stat().st_ino, Path(memory).stat().st_ino)
+        """Of its groups in the hierarchies of cpu and memory, as the kernel's own programs name them."""
+        self._found = found
+        self._parts = parts
+        self._armed = False
+        self._files = files = OpenFiles(parts.tally)
+        self._cpu_stat = files.reader(f"{cpu}/cpu.stat")
+        self._usage = files.reader(f"{memory}/{usage_name}")
+        self._memory_stat = files.reader(f"{memory}/memory.stat")
+        positions = field_positions(files.read(self._cpu_stat, STAT_BYTES), cpu_keys)
+        if positions is None:
+            files.close()
+            raise FileNotFoundError(errno.ENOENT, "no bandwidth statistics", f"{cpu}/cpu.stat")
+        self._stat_at = positions
+        self._nr_periods_at = positions[0]
+        self._kills_at: int | None = None
+
+    def _remember(self) -> None:
+        """Take over what an agent before us has found, and write down what we are going to change."""
+        self._parts.open_keys.add(self.key)
+        self._armed = self._found.guarded  # by an agent before us; `arm` takes it on
+        for control in self._files.controls:
+            value = self._found.values.get(control.name)
+            if value is not None:
+                control.original, control.changed = value.encode(), True
+            control.before_change = self._note
+
+    def _note(self, control: ControlFile) -> None:
+        if control.name not in self._found.values:
+            self._found.values[control.name] = control.original.decode()
+            self._save()
+
+    def _note_guarded(self, *controls: ControlFile) -> None:
+        """Before it is guarded: from now on the watchdog, too, may change these."""
+        if not self._found.guarded:
+            self._found.guarded = True
+            for control in controls:
+                self._found.values.setdefault(control.name, control.original.decode())
+                control.changed = True
+            self._save()
+
+    def _save(self) -> None:
+        """A state directory that has become unwritable must not keep a limit from being raised."""
+        if self._parts.state is not None:
+            with suppress(OSError):
+                self._parts.state.save(self._found)
+
+    def read_periods(self) -> int | None:
+        """Only nr_periods. None: vanished."""
+        text = self._pread(self._cpu_stat, STAT_BYTES)
+        return None if text is None else int(text.split()[self._nr_periods_at])
+
+    def read_oom_kills(self) -> int:
+        """Kills by the kernel; 0 if vanished, or where the kernel does not say (version 1 before Linux 4.13)."""
+        text = self._pread(self._kills_descriptor, STAT_BYTES)
+        return 0 if text is None or self._kills_at is None else int(text.split()[self._kills_at])
+
+    def read_reclaimable(self) -> int:
+        """Inactive page cache, of groups below too; 0 if vanished."""
+        text = self._pread(self._memory_stat, _MEMORY_STAT_BYTES)
+        _, _, after = (b"\n" + (text or b"")).partition(self._reclaimable_key)
+        return int(after.split(maxsplit=1)[0]) if after else 0
+
+    @property
+    @abstractmethod
+    def _kills_descriptor(self) -> int:
+        """Of the file that counts kills."""
+
+    @property
+    @abstractmethod
+    def _reclaimable_key(self) -> bytes:
+        r"""The line of memory.stat, as ``\nkey ``."""
+
+    @property
+    @abstractmethod
+    def _guard_switch(self) -> ControlFile:
+        """The file that guards or leaves it to the kernel."""
+
+    @property
+    @abstractmethod
+    def _guard_on(self) -> bytes:
+        """Its value while guarded."""
+
+    @property
+    @abstractmethod
+    def _guard_off(self) -> bytes:
+        """Its value with which the kernel kills as it always does."""
+
+    def guard_was_undone(self) -> bool:
+        """Whether other hands wrote something else there."""
+        if not self._armed:
+            return False
+        try:
+            return self._guard_switch.refresh() != self._guard_on
+        except OSError as error:
+            if is_gone(error):
+                return False
+            raise
+
+    def release(self) -> WriteOutcome:
+        """Who waits at the limit goes on, and the kernel kills as it always does."""
+        self._armed = False
+        try:
+            already = self._guard_switch.refresh() == self._guard_off
+        except OSError as error:
+            if is_gone(error):
+                return WriteOutcome.VANISHED
+            raise
+        return WriteOutcome.WRITTEN if already else self._guard_switch.write(self._guard_off)
+
+    @property
+    def armed(self) -> bool:
+        """Whether it is guarded."""
+        return self._armed
+
+    @property
+    def waiting_since_ns(self) -> int | None:
+        """Since when tasks wait, as was noted last."""
+        return self._parts.state.waiting_since_ns(self.key) if self._parts.state is not None else None
+
+    def note_wait(self, since_ns: int | None) -> None:
+        """Note it for the watchdog and the next agent."""
+        if self._parts.state is not None:
+            self._parts.state.note_wait(self.key, since_ns)
+
+    @staticmethod
+    def _pread(descriptor: int, size: int) -> bytes | None:
+        """None: vanished, or closed."""
+        try:
+            return pread(descriptor, size, 0)
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+
+    @abstractmethod
+    def arm(self) -> None:
+        """Guard the memory; again: repair and follow."""
+
+    def restore(self) -> None:
+        """Put back every value that was found before the first agent changed it, and forget the note about it.
+
+        What the kernel refuses stays (a memory limit that is now below usage), and stays noted.
+        """
+        self._armed = False
+        try:
+            for control in self._files.controls:
+                control.refresh()
+        except OSError as error:
+            if not is_gone(error):
+                raise
+            self._forget()
+            return
+        self._put_back()
+        if not any(control.needs_restoring for control in self._files.controls):
+            self._found.values.clear()
+            self._found.guarded = False
+            self._forget()
+
+    @abstractmethod
+    def _put_back(self) -> None:
+        """Write the originals, in the order that the kernel accepts."""
+
+    def _forget(self) -> None:
+        if self._parts.state is not None:
+            self._parts.state.forget(self.key)
+
+    def close(self) -> None:
+        """Close the descriptors; later calls answer as if the container had vanished."""
+        if self._cpu_stat == CLOSED:
+            return
+        self._armed = False
+        self._parts.open_keys.discard(self.key)
+        if inode_of(self._found.directories["memory"]) != self._found.inode:
+            self._forget()
+        self._close_guard()
+        self._files.close()
+        self._cpu_stat = self._usage = self._memory_stat = CLOSED
+
+    @abstractmethod
+    def _close_guard(self) -> None:
+        """Leave nothing registered."""

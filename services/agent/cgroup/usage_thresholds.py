@@ -1,0 +1,185 @@
+"""Version 1: many thresholds on the memory usage of a group, ahead of it, registered in the background.
+
+A registration waits for an RCU grace period (11 to 20 ms, Documentation/admin-guide/cgroup-v1/memory.rst section 9 and
+mm/memcontrol-v1.c, __mem_cgroup_usage_register_event) while it holds a lock of that group, so they are made by a few
+threads, one at a time for each group and the next one above usage first. A threshold signals when usage passes it, in
+either direction, and stays until its eventfd is closed; then the kernel removes all of that eventfd in the background.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import Final
+
+from services.agent.cgroup.control_file import CLOSED, is_gone
+
+RUNG_BYTES: Final = 8 << 20
+AHEAD_RUNGS: Final = 16
+"""128 MiB: at 1 GB/s a tenth of a second, in which whoever grows is looked at closely anyway."""
+MOST_RUNGS: Final = 512
+"""Beyond, the ladder of a container that has grown is better made anew than kept."""
+THREADS: Final = 8
+"""They share grace periods, so eight register eight times as fast, in as many groups."""
+
+
+class Ladder:
+    """One eventfd at many thresholds of one group's usage. To be used by one thread, and by the registrar's."""
+
+    def __init__(self, directory: str, registrar: RungRegistrar) -> None:
+        """Raises OSError: no descriptor is left."""
+        self.directory = directory
+        self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.registered: set[int] = set()
+        """Multiples of `RUNG_BYTES`."""
+        self.waiting: list[int] = []
+        """Those to be registered, the farthest first; guarded by the registrar's lock."""
+        self.busy = False
+        """Whether it is queued or worked upon; guarded by the registrar's lock."""
+        self.closed = False
+        self._registrar = registrar
+        self._followed: int | None = None
+
+    def follow(self, usage_bytes: int) -> None:
+        """Keep the rungs ahead of usage registered. Costs next to nothing while usage stays between two rungs."""
+        first = usage_bytes // RUNG_BYTES + 1
+        if first != self._followed:
+            self._followed = first
+            missing = [rung for rung in range(first + AHEAD_RUNGS - 1, first - 1, -1) if rung not in self.registered]
+            self._registrar.request(self, missing)
+
+    def repeat(self) -> None:
+        """A registration has failed: the next `follow` asks again."""
+        self._followed = None
+
+    @property
+    def full(self) -> bool:
+        """Whether it has become too long."""
+        return len(self.registered) >= MOST_RUNGS
+
+    def register(self, rung: int) -> None:
+        """Blocks for an RCU grace period. Raises OSError."""
+        usage = os.open(f"{self.directory}/memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            write_event(self.directory, self.eventfd, usage, f" {rung * RUNG_BYTES}")
+        finally:
+            os.close(usage)
+
+    def close(self) -> None:
+        """Close the eventfd, and with it all registrations: after the one that is being made, without waiting here."""
+        self._registrar.close_ladder(self)
+
+
+def write_event(directory: str, eventfd: int, watched: int, arguments: str = "") -> None:
+    """Register an eventfd (cgroup.event_control); the watched file may be closed afterwards. Raises OSError."""
+    control = os.open(f"{directory}/cgroup.event_control", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(control, f"{eventfd} {watched}{arguments}".encode())
+    finally:
+        os.close(control)
+
+
+class RungRegistrar:
+    """A few threads that register rungs; started when first needed."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._most_threads = threads
+        self._threads: list[threading.Thread] = []
+        self._changed = threading.Condition()
+        self._queue: deque[Ladder] = deque()
+        self._idle = 0
+        self._closing = False
+        self.registrations = 0
+        """Made so far."""
+        self.failures = 0
+        """Refused by the kernel."""
+
+    def request(self, ladder: Ladder, rungs: list[int]) -> None:
+        """Register these rungs, the last one first, instead of those asked for before."""
+        with self._changed:
+            if ladder.closed or self._closing:
+                return
+            ladder.waiting = rungs
+            if rungs and not ladder.busy:
+                ladder.busy = True
+                self._queue.append(ladder)
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._idle >= len(self._queue):
+            self._changed.notify()
+        elif len(self._threads) < self._most_threads:
+            thread = threading.Thread(target=self._work, name="thresholds", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close_ladder(self, ladder: Ladder) -> None:
+        """Close it now, or when the registration that is under way has been made."""
+        with self._changed:
+            already, ladder.closed, ladder.waiting = ladder.closed, True, []
+            if not already and not ladder.busy:
+                self._close_eventfd(ladder)
+
+    @staticmethod
+    def _close_eventfd(ladder: Ladder) -> None:
+        os.close(ladder.eventfd)
+        ladder.eventfd = CLOSED
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            ladder, rung = job
+            error: OSError | None = None
+            try:
+                ladder.register(rung)
+            except OSError as refusal:
+                error = refusal
+            self._done(ladder, rung, error)
+
+    def _next(self) -> tuple[Ladder, int] | None:
+        with self._changed:
+            while not self._closing:
+                if not self._queue:
+                    self._idle += 1
+                    self._changed.wait()
+                    self._idle -= 1
+                    continue
+                ladder = self._queue.popleft()
+                if ladder.waiting:
+                    return ladder, ladder.waiting.pop()
+                ladder.busy = False
+                if ladder.closed:
+                    self._close_eventfd(ladder)
+            return None
+
+    def _done(self, ladder: Ladder, rung: int, error: OSError | None) -> None:
+        with self._changed:
+            if error is None:
+                self.registrations += 1
+                ladder.registered.add(rung)
+                if rung in ladder.waiting:  # asked for again meanwhile
+                    ladder.waiting.remove(rung)
+            else:
+                ladder.repeat()
+                ladder.waiting = []
+                self.failures += not is_gone(error)
+            if ladder.waiting and not self._closing:
+                self._queue.append(ladder)  # behind the others: nearest rungs of all groups first
+                return
+            ladder.busy = False
+            if ladder.closed:
+                self._close_eventfd(ladder)
+
+    def close(self) -> None:
+        """End the threads; a registration that is being made is waited for."""
+        with self._changed:
+            self._closing = True
+            queued = list(self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for ladder in queued:
+            ladder.busy = False
+            if ladder.closed:
+                self._close_eventfd(ladder)

@@ -1,0 +1,283 @@
+"""Control groups of version 1: cpu, cpuacct and memory hierarchies.
+
+Sources: Documentation/scheduler/sched-bwc.rst, Documentation/admin-guide/cgroup-v1/{cpuacct,memory}.rst.
+"""
+
+from __future__ import annotations
+
+import os
+from os import pread
+from pathlib import Path
+from typing import Final
+
+from schemas.apps import PERIOD_US
+from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone, read_once
+from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
+from services.agent.cgroup.host import CgroupHost
+from services.agent.cgroup.usage_thresholds import Ladder, write_event
+from services.agent.memory.state_files import FoundValues
+from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
+
+_HUGE: Final = 1 << 62
+"""Version 1 prints "no limit" as the largest multiple of the page size."""
+_CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_time")
+_PERIOD: Final = b"%d" % PERIOD_US
+_PAUSING, _KILLING = b"1", b"0"
+"""oom_kill_disable."""
+
+
+class CgroupV1Handle(CgroupHandle):
+    """One container's control files.
+
+    Armed: a ladder of thresholds says when usage grows, and at the limit tasks wait (oom_kill_disable) while an event
+    of memory.oom_control says so. A group that is below another one shows under_oom also when that one's limit was
+    hit: then usage is below its own limit, and raising that does not help.
+    """
+
+    __slots__ = (
+        "_cpuacct_usage",
+        "_hits_path",
+        "_ladder",
+        "_limit",
+        "_memsw",
+        "_period",
+        "_quota",
+        "_trap",
+        "_trap_event",
+    )
+
+    def __init__(self, found: FoundValues, parts: HostParts) -> None:
+        """Open everything.
+
+        Raises:
+            OSError: the group has vanished or lacks a file; nothing stays open.
+        """
+        super().__init__(found, parts, _CPU_KEYS, "memory.usage_in_bytes")
+        cpu, memory, files = found.directories["cpu"], found.directories["memory"], self._files
+        self._cpuacct_usage = files.reader(f"{found.directories['cpuacct']}/cpuacct.usage")
+        self._quota = files.control(cpu, "cpu.cfs_quota_us")
+        self._period = files.control(cpu, "cpu.cfs_period_us")
+        self._limit = files.control(memory, "memory.limit_in_bytes")
+        # Absent where the kernel does not account for swap
+        has_memsw = Path(f"{memory}/memory.memsw.limit_in_bytes").exists()
+        self._memsw = files.control(memory, "memory.memsw.limit_in_bytes") if has_memsw else None
+        self._hits_path = f"{memory}/memory.failcnt"
+        self._trap = files.switch(memory, "memory.oom_control")
+        kills_at = field_positions(files.read(self._trap.descriptor, STAT_BYTES), (b"oom_kill",))
+        self._kills_at = kills_at[0] if kills_at else None
+        self._ladder: Ladder | None = None
+        self._trap_event = CLOSED
+        self._remember()
+
+    def read(self) -> Counters | None:
+        """Counters now (both kernel times are nanoseconds), or None if the container has vanished."""
+        try:
+            stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
+            usage_ns = pread(self._cpuacct_usage, NUMBER_BYTES, 0)
+            memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+        periods_at, throttled_at, throttled_time_at = self._stat_at
+        return Counters(
+            int(stat[periods_at]),
+            int(stat[throttled_at]),
+            int(stat[throttled_time_at]) // 1000,
+            int(usage_ns) // 1000,
+            int(memory_bytes),
+        )
+
+    def read_usage(self) -> int | None:
+        """Processor time in microseconds (cpuacct.usage is in nanoseconds). None: vanished."""
+        text = self._pread(self._cpuacct_usage, NUMBER_BYTES)
+        return None if text is None else int(text) // 1000
+
+    def read_limits(self) -> Limits | None:
+        """Limits as the kernel holds them, the quota scaled to `PERIOD_US`. None: vanished."""
+        try:
+            quota_us = self._refresh_quota()
+            limit_bytes = int(self._limit.refresh())
+            if self._memsw is not None:
+                self._memsw.refresh()
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+        return Limits(quota_us, UNLIMITED if limit_bytes >= _HUGE else limit_bytes)
+
+    def read_quota(self) -> int | None:
+        """Only the quota. None: vanished."""
+        try:
+            return self._refresh_quota()
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+
+    def _refresh_quota(self) -> int:
+        """Per `PERIOD_US`. Raises OSError."""
+        quota_us, period_us = int(self._quota.refresh()), int(self._period.refresh())
+        return UNLIMITED if quota_us < 0 else quota_us * PERIOD_US // period_us
+
+    def read_memory(self) -> MemoryState | None:
+        """Usage, limit and under_oom. None: vanished."""
+        try:
+            usage = pread(self._usage, NUMBER_BYTES, 0)
+            limit_bytes = int(self._limit.refresh())
+            trap = pread(self._trap.descriptor, STAT_BYTES, 0).split()
+            hits = read_once(self._hits_path, NUMBER_BYTES)
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+        return MemoryState(
+            int(usage),
+            UNLIMITED if limit_bytes >= _HUGE else limit_bytes,
+            trap[3] == b"1",
+            int(trap[self._kills_at]) if self._kills_at is not None else 0,
+            int(hits),
+        )
+
+    @property
+    def _kills_descriptor(self) -> int:
+        return self._trap.descriptor
+
+    @property
+    def _reclaimable_key(self) -> bytes:
+        return b"\ntotal_inactive_file "
+
+    def write_quota(self, quota_us: int) -> WriteOutcome:
+        """Set the quota per `PERIOD_US`, and the period where the kernel holds another one."""
+        if self._period.value == _PERIOD:
+            return self._quota.write(b"%d" % quota_us)
+        return self._write_bandwidth(b"%d" % quota_us, _PERIOD)
+
+    def _write_bandwidth(self, quota: bytes, period: bytes) -> WriteOutcome:
+        """Set both, in the order that the kernel accepts, or neither.
+
+        Between the two writes quota/period is neither the old nor the new ratio. It must not exceed the parent's nor
+        fall below a child's (EINVAL), so if one order is refused the other one is tried.
+        """
+        old_quota, old_period = self._quota.value, self._period.value
+        outcome = self._period.write(period)
+        if outcome is WriteOutcome.WRITTEN:
+            outcome = self._quota.write(quota) if quota != old_quota else outcome
+            if outcome is WriteOutcome.REFUSED:
+                self._period.write(old_period)
+        elif outcome is WriteOutcome.REFUSED and quota != old_quota:
+            outcome = self._quota.write(quota)
+            if outcome is WriteOutcome.WRITTEN:
+                outcome = self._period.write(period)
+                if outcome is WriteOutcome.REFUSED:
+                    self._quota.write(old_quota)
+        return outcome
+
+    def write_memory(self, limit_bytes: int) -> WriteOutcome:
+        """Set the memory limit. Below usage: the kernel reclaims for some milliseconds, and REFUSED if that fails.
+
+        The limit may not exceed memory plus swap (memsw; Docker sets it to twice the memory), so memsw is raised
+        before and lowered after, by as much swap as the container came with.
+        """
+        value = b"%d" % (limit_bytes // PAGE_BYTES * PAGE_BYTES)  # as the kernel rounds it
+        if self._memsw is None or int(self._memsw.value) >= _HUGE:
+            return self._limit.write(value)
+        old_memsw = self._memsw.value
+        swap_bytes = int(self._memsw.original) - int(self._limit.original)
+        memsw_bytes = max(int(self._memsw.original), int(value) + swap_bytes)
+        if memsw_bytes > int(old_memsw):
+            outcome = self._memsw.write(b"%d" % memsw_bytes)
+            if outcome is not WriteOutcome.WRITTEN:
+                return outcome
+        outcome = self._limit.write(value)
+        if outcome is WriteOutcome.REFUSED and self._memsw.value != old_memsw:
+            self._memsw.write(old_memsw)
+        elif outcome is WriteOutcome.WRITTEN and memsw_bytes < int(self._memsw.value):
+            self._memsw.write(b"%d" % memsw_bytes)  # refused only if that much is swapped out: then it stays higher
+        return outcome
+
+    def arm(self) -> None:
+        """Set the trap and follow usage with the ladder."""
+        if self._usage == CLOSED:
+            return
+        try:
+            self._watch()
+            if self._trap.refresh() != _PAUSING:
+                self._note_guarded(self._trap, self._limit, *([self._memsw] if self._memsw is not None else ()))
+                self._trap.write(_PAUSING)
+            self._armed = self._trap.value == _PAUSING
+            if self._ladder is not None:
+                self._ladder.follow(int(pread(self._usage, NUMBER_BYTES, 0)))
+        except OSError as error:
+            self._armed = False
+            self._parts.tally.failed_guards += not is_gone(error)
+
+    def _watch(self) -> None:
+        """Register the trap's event, and begin a ladder where there is none, or too long a one. Raises OSError."""
+        alarms, memory = self._parts.alarms, self._found.directories["memory"]
+        if self._trap_event == CLOSED:
+            event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            try:
+                alarms.watch(event, self.key, AlarmKind.PAUSED)
+                write_event(memory, event, self._trap.descriptor)  # signals at once if tasks wait already
+            except OSError:
+                alarms.forget(event)
+                os.close(event)
+                raise
+            self._trap_event = event
+        if self._ladder is not None and self._ladder.full:
+            self._drop_ladder()
+        if self._ladder is None:
+            self._ladder = ladder = Ladder(memory, self._parts.registrar)
+            alarms.watch(ladder.eventfd, self.key, AlarmKind.NEAR)
+
+    @property
+    def _guard_switch(self) -> ControlFile:
+        return self._trap
+
+    @property
+    def _guard_on(self) -> bytes:
+        return _PAUSING
+
+    @property
+    def _guard_off(self) -> bytes:
+        return _KILLING
+
+    def _put_back(self) -> None:
+        """A memory limit that is now below usage cannot be put back: it stays."""
+        if self._period.needs_restoring:
+            self._write_bandwidth(self._quota.original, self._period.original)
+        elif self._quota.needs_restoring:
+            self._quota.write(self._quota.original)
+        # memsw is never below its original, so this order is always the right one
+        if self._limit.needs_restoring:
+            self._limit.write(self._limit.original)
+        if self._memsw is not None and self._memsw.needs_restoring:
+            self._memsw.write(self._memsw.original)
+        if self._trap.needs_restoring:
+            self._trap.write(self._trap.original)
+
+    def _drop_ladder(self) -> None:
+        if self._ladder is not None:
+            self._parts.alarms.forget(self._ladder.eventfd)
+            self._ladder.close()
+            self._ladder = None
+
+    def _close_guard(self) -> None:
+        self._drop_ladder()
+        if self._trap_event != CLOSED:
+            self._parts.alarms.forget(self._trap_event)
+            os.close(self._trap_event)
+            self._trap_event = CLOSED
+        self._cpuacct_usage = CLOSED
+
+
+class CgroupV1Host(CgroupHost):
+    """A host whose cpu and memory controllers are of version 1."""
+
+    cgroup_version = 1
+    files_source = "cgroup-v1"
+    memory_guard = "thresholds+trap"
+
+    def _open_files(self, found: FoundValues) -> CgroupV1Handle:
+        return CgroupV1Handle(found, self._parts)

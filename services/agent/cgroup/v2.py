@@ -1,0 +1,252 @@
+"""Control groups of version 2: one unified hierarchy.
+
+Source: Documentation/admin-guide/cgroup-v2.rst, sections "CPU" and "Memory".
+"""
+
+from __future__ import annotations
+
+import select
+from os import pread
+from typing import Final
+
+from schemas.apps import PERIOD_US
+from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
+from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
+from services.agent.cgroup.host import CgroupHost
+from services.agent.memory.state_files import FoundValues
+from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
+
+_MAX: Final = b"max"
+_CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_usec")
+MARGIN_BYTES: Final = 4 << 20
+"""memory.max stays at least this far above memory.current: below it, the kernel kills and the write succeeds."""
+MOST_GUARD_BYTES: Final = 32 << 20
+"""The kernel notifies at most every 10 ms: at 1 GB/s that much is charged until somebody can look, three times over."""
+
+
+def _as_number(value: bytes) -> int:
+    return UNLIMITED if value == _MAX else int(value)
+
+
+def guard_bytes(limit_bytes: int) -> int:
+    """How far memory.high stays below memory.max while a container is armed: an eighth, at least 4, at most 32 MiB."""
+    return max(MARGIN_BYTES, min(MOST_GUARD_BYTES, limit_bytes // 8 // PAGE_BYTES * PAGE_BYTES))
+
+
+class CgroupV2Handle(CgroupHandle):
+    """One container's control files.
+
+    Armed: memory.high stays a margin below memory.max, where tasks are slowed more and more instead of killed, and
+    memory.events says so.
+    """
+
+    __slots__ = ("_cpu_max", "_guard_high", "_high", "_hits_at", "_max", "_memory_events", "_watched")
+
+    def __init__(self, found: FoundValues, parts: HostParts) -> None:
+        """Open everything.
+
+        Raises:
+            OSError: the group has vanished, or lacks the cpu or the memory controller; nothing stays open.
+        """
+        super().__init__(found, parts, _CPU_KEYS, "memory.current")
+        cpu, memory, files = found.directories["cpu"], found.directories["memory"], self._files
+        self._memory_events = files.reader(f"{memory}/memory.events")
+        kills_at = field_positions(files.read(self._memory_events, STAT_BYTES), (b"oom_kill",))
+        self._kills_at = kills_at[0] if kills_at else None
+        hits_at = field_positions(files.read(self._memory_events, STAT_BYTES), (b"max",))
+        self._hits_at = hits_at[0] if hits_at else None
+        self._cpu_max = files.control(cpu, "cpu.max")
+        self._max = files.control(memory, "memory.max")
+        self._high = files.control(memory, "memory.high")
+        self._guard_high = self._high.value
+        """What we want memory.high to be while armed."""
+        self._watched = False
+        self._remember()
+
+    def read(self) -> Counters | None:
+        """Counters now, or None if the container has vanished."""
+        try:
+            stat = pread(self._cpu_stat, STAT_BYTES, 0).split()
+            memory_bytes = pread(self._usage, NUMBER_BYTES, 0)
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+        periods_at, throttled_at, throttled_time_at, usage_at = self._stat_at
+        return Counters(
+            int(stat[periods_at]),
+            int(stat[throttled_at]),
+            int(stat[throttled_time_at]),
+            int(stat[usage_at]),
+            int(memory_bytes),
+        )
+
+    def read_usage(self) -> int | None:
+        """Processor time in microseconds (usage_usec of cpu.stat). None: vanished."""
+        text = self._pread(self._cpu_stat, STAT_BYTES)
+        return None if text is None else int(text.split()[self._stat_at[3]])
+
+    def read_limits(self) -> Limits | None:
+        """cpu.max scaled to `PERIOD_US`, and memory.max, as the kernel holds them. None: vanished."""
+        try:
+            quota_us = self._refresh_quota()
+            limit_bytes = _as_number(self._max.refresh())
+            self._high.refresh()
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+        return Limits(quota_us, limit_bytes)
+
+    def read_quota(self) -> int | None:
+        """Only the quota. None: vanished."""
+        try:
+            return self._refresh_quota()
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+
+    def _refresh_quota(self) -> int:
+        """Per `PERIOD_US`. Raises OSError."""
+        quota, period_us = self._cpu_max.refresh().split()
+        return UNLIMITED if quota == _MAX else int(quota) * PERIOD_US // int(period_us)
+
+    def read_memory(self) -> MemoryState | None:
+        """Usage, limit, and whether memory.high is passed. None: vanished."""
+        try:
+            usage_bytes = int(pread(self._usage, NUMBER_BYTES, 0))
+            limit_bytes = _as_number(self._max.refresh())
+            high = self._high.refresh()
+            events = pread(self._memory_events, STAT_BYTES, 0).split()
+        except OSError as error:
+            if is_gone(error):
+                return None
+            raise
+        paused = high != _MAX and usage_bytes >= int(high)
+        kills, hits = (int(events[at]) if at is not None else 0 for at in (self._kills_at, self._hits_at))
+        return MemoryState(usage_bytes, limit_bytes, paused, kills, hits)
+
+    @property
+    def _kills_descriptor(self) -> int:
+        return self._memory_events
+
+    @property
+    def _reclaimable_key(self) -> bytes:
+        return b"\ninactive_file "
+
+    def write_quota(self, quota_us: int) -> WriteOutcome:
+        """Set quota and period in one write."""
+        return self._cpu_max.write(b"%d %d" % (quota_us, PERIOD_US))
+
+    def write_memory(self, limit_bytes: int) -> WriteOutcome:
+        """Set memory.max, never below memory.current + `MARGIN_BYTES`: REFUSED instead.
+
+        A cut that is too deep for what is in use lowers memory.high first, which reclaims and slows the tasks without
+        ever killing one, and looks again. memory.high is then put where it belongs: below memory.max by the guard's
+        margin while armed, or else by as much as the container came with, since a raise would have no effect otherwise.
+        """
+        limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES  # as the kernel rounds it
+        held_bytes = _as_number(self._max.value)
+        if held_bytes != UNLIMITED and limit_bytes >= held_bytes:
+            outcome = self._max.write(b"%d" % limit_bytes)
+        else:
+            outcome = self._cut_memory(limit_bytes)
+        if outcome is WriteOutcome.WRITTEN:
+            self._set_high(self._high_for(limit_bytes))
+        return outcome
+
+    def _cut_memory(self, limit_bytes: int) -> WriteOutcome:
+        held_high = self._high.value
+        room = self._has_room(limit_bytes)
+        if room is False:
+            self._set_high(b"%d" % max(PAGE_BYTES, limit_bytes - MARGIN_BYTES))
+            room = self._has_room(limit_bytes)
+        elif room and self._armed:  # who grows is slowed before the margin shrinks
+            self._set_high(self._high_for(limit_bytes))
+            room = self._has_room(limit_bytes)
+        if room:
+            return self._max.write(b"%d" % limit_bytes)  # the caller puts memory.high where it belongs
+        self._set_high(held_high)
+        return WriteOutcome.VANISHED if room is None else self._max.refuse()
+
+    def _has_room(self, limit_bytes: int) -> bool | None:
+        """Whether memory.current leaves the margin below a limit. None: vanished."""
+        usage = self._pread(self._usage, NUMBER_BYTES)
+        return None if usage is None else int(usage) + MARGIN_BYTES <= limit_bytes
+
+    def _high_for(self, limit_bytes: int) -> bytes:
+        """Where memory.high belongs for a memory.max."""
+        if self._armed:
+            return _MAX if limit_bytes == UNLIMITED else b"%d" % max(PAGE_BYTES, limit_bytes - guard_bytes(limit_bytes))
+        if _MAX in (self._high.original, self._max.original):
+            return self._high.original
+        distance_bytes = int(self._max.original) - int(self._high.original)
+        return b"%d" % max(PAGE_BYTES, limit_bytes - distance_bytes)
+
+    def _set_high(self, value: bytes) -> None:
+        if value != self._high.value:
+            self._high.write(value)
+        if self._armed:
+            self._guard_high = value
+
+    def arm(self) -> None:
+        """Put memory.high where the guard wants it, and listen to memory.events."""
+        if self._usage == CLOSED:
+            return
+        try:
+            if not self._watched:
+                self._parts.alarms.watch(self._memory_events, self.key, AlarmKind.NEAR, select.EPOLLPRI)
+                self._watched = True
+            self._high.refresh()
+            limit_bytes = _as_number(self._max.refresh())
+            self._note_guarded(self._high, self._max)
+            self._armed = True
+            self._set_high(self._high_for(limit_bytes))
+            self._armed = self._high.value == self._guard_high
+        except OSError as error:
+            self._armed = False
+            self._parts.tally.failed_guards += not is_gone(error)
+
+    @property
+    def _guard_switch(self) -> ControlFile:
+        return self._high
+
+    @property
+    def _guard_on(self) -> bytes:
+        return self._guard_high
+
+    @property
+    def _guard_off(self) -> bytes:
+        return _MAX
+
+    def _put_back(self) -> None:
+        """A memory limit that is now too close to usage cannot be put back: it stays, and memory.high with it."""
+        if self._cpu_max.needs_restoring:
+            self._cpu_max.write(self._cpu_max.original)
+        if self._max.needs_restoring:
+            if self._max.original == _MAX:
+                self._max.write(_MAX)
+            else:
+                self.write_memory(int(self._max.original))
+        if self._max.needs_restoring:
+            self._set_high(self._high_for(_as_number(self._max.value)))
+        elif self._high.needs_restoring:
+            self._high.write(self._high.original)
+
+    def _close_guard(self) -> None:
+        if self._watched:
+            self._parts.alarms.forget(self._memory_events)
+        self._watched = False
+        self._memory_events = CLOSED
+
+
+class CgroupV2Host(CgroupHost):
+    """A host with the unified hierarchy."""
+
+    cgroup_version = 2
+    files_source = "cgroup-v2"
+    memory_guard = "memory.high"
+
+    def _open_files(self, found: FoundValues) -> CgroupV2Handle:
+        return CgroupV2Handle(found, self._parts)

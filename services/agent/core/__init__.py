@@ -1,1 +1,0 @@
-"""Decisions of the agent, pure."""

@@ -1,0 +1,1 @@
+"""Which containers there are: Docker, pods, `turnbuckle exec`."""

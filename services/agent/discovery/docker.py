@@ -1,0 +1,281 @@
+"""Discovery of Docker containers by their labels, through the Docker Engine API.
+
+Level-triggered: an event only says "look again", and a re-listing every few seconds looks anyway, so nothing depends on
+an event arriving. The docker package blocks, so two daemon threads use it and hand over to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import docker
+from docker.constants import DEFAULT_UNIX_SOCKET
+from docker.errors import DockerException, NotFound
+from docker.types.daemon import CancellableStream
+from docker.utils import kwargs_from_env
+from urllib3.exceptions import HTTPError
+
+from schemas.containers import ContainerSource
+from services.agent.discovery.labels import APP_LABEL, NAME_LABEL, refuse_names
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
+
+RELIST_S: Final = 5.0
+REQUEST_TIMEOUT_S: Final = 5
+FIRST_RETRY_S: Final = 0.1
+LAST_RETRY_S: Final = 2.0
+STOP_GRACE_S: Final = 1.0
+_SHOWN_LENGTH: Final = 200
+_EVENTS: Final = ["start", "restart", "die", "destroy", "rename"]
+_FAILURES: Final = (DockerException, OSError, HTTPError, ValueError)
+"""All that the docker package lets through when the engine is away: requests' errors are OSErrors, and JSON cut off in
+the middle is a ValueError."""
+
+
+class Listed(NamedTuple):
+    """A running container that carries our label."""
+
+    container_id: str
+    app: str
+    name: str
+
+
+def labelled_containers(rows: Iterable[Mapping[str, Any]]) -> list[Listed]:
+    """From the engine's answer to ``GET /containers/json``: paused containers are in it, restarting ones left out."""
+    found = []
+    for row in rows:
+        labels = row.get("Labels") or {}
+        if APP_LABEL not in labels or row.get("State") == "restarting":
+            continue
+        own_names = [name[1:] for name in row.get("Names") or () if name.count("/") == 1]  # others are links' aliases
+        name = labels.get(NAME_LABEL) or (own_names[0] if own_names else "")
+        found.append(Listed(row["Id"], labels[APP_LABEL], name))
+    return found
+
+
+class ContainerTable:
+    """What has been reported, compared with each new listing."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+        self._pids: dict[str, int] = {}
+        self._rejected: set[str] = set()
+
+    def update(self, listing: list[Listed], inspect_pid: Callable[[str], int]) -> list[Discovered]:
+        """Reports for a listing. `inspect_pid` gives the init process, 0 where there is none (any more).
+
+        A container whose init has vanished while it is listed as running was restarted in between: it has new control
+        groups, so it is reported as gone and found again.
+        """
+        reports: list[Discovered] = []
+        ids = {listed.container_id for listed in listing}
+        for gone in [known for known in self._pids if known not in ids]:
+            reports += self._forget(gone)
+        self._rejected &= ids
+        for listed in listing:
+            container_id = listed.container_id
+            if container_id in self._rejected or self._is_running(container_id):
+                continue
+            if reason := refuse_names(listed.app, listed.name):
+                self._rejected.add(container_id)
+                reports.append(
+                    RejectedContainer(
+                        container_id,
+                        listed.app[:_SHOWN_LENGTH],
+                        listed.name[:_SHOWN_LENGTH],
+                        ContainerSource.DOCKER,
+                        reason,
+                    )
+                )
+                continue
+            pid = inspect_pid(container_id)
+            if pid == self._pids.get(container_id):
+                continue
+            reports += self._forget(container_id)
+            if pid > 0:
+                self._pids[container_id] = pid
+                reports.append(FoundContainer(container_id, listed.app, listed.name, ContainerSource.DOCKER, pid=pid))
+        return reports
+
+    def _forget(self, container_id: str) -> list[Discovered]:
+        return [GoneContainer(container_id)] if self._pids.pop(container_id, None) is not None else []
+
+    def _is_running(self, container_id: str) -> bool:
+        pid = self._pids.get(container_id)
+        return pid is not None and Path(f"{self._proc}/{pid}").exists()
+
+
+class _Session:
+    """The two threads of one `DockerDiscovery.run`."""
+
+    def __init__(self, base_url: str | None, relist_s: float, report: Callable[[Discovered], None]) -> None:
+        self._base_url = base_url
+        self._relist_s = relist_s
+        self._report = report
+        self._table = ContainerTable()
+        self._look = threading.Event()
+        self._stop = threading.Event()
+        self._stream_lock = threading.Lock()
+        self._stream: CancellableStream[Any] | None = None
+        self.available = False
+
+    def _connect(self) -> docker.APIClient:
+        self._probe()
+        return docker.APIClient(version="auto", timeout=REQUEST_TIMEOUT_S, **self._where())
+
+    def _where(self) -> dict[str, Any]:
+        return {"base_url": self._base_url} if self._base_url is not None else {**kwargs_from_env()}
+
+    def _probe(self) -> None:
+        """Raise OSError if nobody listens at the engine's socket.
+
+        The docker package leaves a socket unclosed when it cannot connect, which shows as a ResourceWarning.
+        """
+        url = self._where().get("base_url", DEFAULT_UNIX_SOCKET)
+        _, unix, path = url.partition("unix://")
+        if unix:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(REQUEST_TIMEOUT_S)
+                connection.connect(path)
+
+    def stop(self) -> None:
+        """Make both threads end soon; one that waits for the engine's answer ends after `REQUEST_TIMEOUT_S`."""
+        self._stop.set()
+        self._look.set()
+        with self._stream_lock:
+            if self._stream is not None:
+                self._stream.close()
+
+    def follow_events(self) -> None:
+        """Thread 1: every event of a labelled container wakes the lister."""
+        retry_s = FIRST_RETRY_S
+        while not self._stop.is_set():
+            try:
+                client = self._connect()
+            except _FAILURES:
+                self._stop.wait(retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                continue
+            try:
+                self._read_stream(client)
+                retry_s = FIRST_RETRY_S
+            except _FAILURES:
+                self._stop.wait(retry_s)
+                retry_s = min(2 * retry_s, LAST_RETRY_S)
+            finally:
+                self._look.set()
+                client.close()
+
+    def _read_stream(self, client: docker.APIClient) -> None:
+        filters = {"type": "container", "event": _EVENTS, "label": APP_LABEL}
+        stream = client.events(decode=True, filters=filters)
+        with self._stream_lock:
+            self._stream = stream
+        try:
+            if not self._stop.is_set():
+                self._look.set()  # for what happened before this stream was open
+                for _ in stream:
+                    self._look.set()
+        finally:
+            with self._stream_lock:
+                self._stream = None
+            stream.close()
+
+    def list_containers(self) -> None:
+        """Thread 2: lists when woken, and every `relist_s`."""
+        client: docker.APIClient | None = None
+        wait_s = FIRST_RETRY_S
+        while not self._stop.is_set():
+            self._look.clear()
+            try:
+                if client is None:
+                    client = self._connect()
+                else:
+                    self._probe()
+                self._list_once(client)
+                self.available, wait_s = True, self._relist_s
+                self._report(SourceAnswered(ContainerSource.DOCKER))
+            except _FAILURES as error:
+                if isinstance(error, FileNotFoundError):  # no socket
+                    self._report(SourceAnswered(ContainerSource.DOCKER, exists=False))
+                if client is not None:
+                    client.close()
+                client = None
+                wait_s = min(2 * wait_s, LAST_RETRY_S) if not self.available else FIRST_RETRY_S
+                self.available = False
+            self._look.wait(wait_s)
+        if client is not None:
+            client.close()
+
+    def _list_once(self, client: docker.APIClient) -> None:
+        def inspect_pid(container_id: str) -> int:
+            try:
+                return int(client.inspect_container(container_id)["State"]["Pid"])
+            except NotFound:
+                return 0
+
+        rows = client.containers(filters={"label": APP_LABEL})
+        for report in self._table.update(labelled_containers(rows), inspect_pid):
+            self._report(report)
+
+
+class DockerDiscovery:
+    """Reports running containers with the label ``turnbuckle.app``, whoever started them."""
+
+    def __init__(self, base_url: str | None = None, relist_s: float = RELIST_S) -> None:
+        """Talk to the engine at `base_url` (``unix://...``, ``tcp://...``), by default where DOCKER_HOST says."""
+        self._base_url = base_url
+        self._relist_s = relist_s
+        self._session: _Session | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether the engine answered the last question."""
+        return self._session is not None and self._session.available
+
+    async def run(self, sink: Callable[[Discovered], None]) -> None:
+        """Report what runs, then every change, until cancelled. An absent engine is waited for."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Queue[BaseException | None] = asyncio.Queue()
+
+        def hand_over(callback: Callable[..., object], *args: object) -> None:
+            try:
+                loop.call_soon_threadsafe(callback, *args)
+            except RuntimeError:  # the loop was closed while this thread waited for the engine
+                return
+
+        session = _Session(self._base_url, self._relist_s, lambda report: hand_over(sink, report))
+
+        def run_thread(body: Callable[[], None]) -> None:
+            error: BaseException | None = None
+            try:
+                body()
+            except BaseException as caught:  # noqa: BLE001 - raised again by run() below
+                error = caught
+            hand_over(ended.put_nowait, error)
+
+        threads = [
+            threading.Thread(target=run_thread, args=(body,), name=name, daemon=True)
+            for name, body in (("docker-events", session.follow_events), ("docker-list", session.list_containers))
+        ]
+        self._session = session
+        for thread in threads:
+            thread.start()
+        running = len(threads)
+        try:
+            error = await ended.get()
+            running -= 1
+            raise error if error is not None else RuntimeError("a docker thread ended by itself")
+        finally:
+            session.stop()
+            self._session = None
+            try:
+                async with asyncio.timeout(STOP_GRACE_S):
+                    for _ in range(running):
+                        await ended.get()
+            except TimeoutError:
+                pass  # daemon threads: they end with their request, and never hold up the interpreter's exit

@@ -1,0 +1,170 @@
+"""Discovery of pods: control groups say who is there, the container runtime says whose they are.
+
+The directories of the kubelet are listed every second. Only a group that is not known yet leads to a question to the
+runtime; so a runtime, a kubelet or an API server that is away costs nothing but newcomers (decision 0018).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from schemas.containers import ContainerSource
+from services._host.cgroupfs import CgroupLayout
+from services._runtime.telemetry.logging import get_logger
+from services.agent.discovery.cri import CriError, Listing
+from services.agent.discovery.labels import APP_LABEL, NAME_LABEL, refuse_names
+from services.agent.discovery.pod_cgroups import PodGroup, PodGroups, find_tops
+from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
+
+CONTAINERS_ANNOTATION: Final = "turnbuckle.containers"
+"""On a pod: names of the containers that join, separated by commas; without it all of them do."""
+INTERVAL_S: Final = 1.0
+RELIST_S: Final = 30.0
+"""Between questions where nobody is new: whether the runtime answers."""
+FIRST_RETRY_S: Final = 0.5
+LAST_RETRY_S: Final = 15.0
+
+
+class Runtime(Protocol):
+    """The container runtime's answers; `services.agent.discovery.cri.CriClient`."""
+
+    async def list(self) -> Listing:
+        """Pods and containers. Raises CriError."""
+
+    def close(self) -> None:
+        """No more questions."""
+
+
+@dataclass(slots=True)
+class PodTable:
+    """What has been reported, compared with what is there. Pure."""
+
+    namespaces: Collection[str] = ()
+    """Whose pods may join; empty: all."""
+    reported: set[str] = field(default_factory=set)
+    """Ids."""
+    settled: set[str] = field(default_factory=set)
+    """Ids of which there is nothing to report: sandboxes, pods of others, and the rejected."""
+
+    def forget_gone(self, groups: list[PodGroup]) -> list[Discovered]:
+        """Who has no group any more."""
+        there = {group.container_id for group in groups}
+        gone = sorted(self.reported - there)
+        self.reported &= there
+        self.settled &= there
+        return [GoneContainer(container_id) for container_id in gone]
+
+    def unknown(self, groups: list[PodGroup]) -> list[PodGroup]:
+        """Groups that the runtime has to be asked about."""
+        return [group for group in groups if group.container_id not in self.reported | self.settled]
+
+    def settle(self, groups: list[PodGroup], listing: Listing) -> list[Discovered]:
+        """Reports on groups that were unknown. Those that the listing lacks, too, stay unknown."""
+        reports: list[Discovered] = []
+        for group in groups:
+            if group.container_id in listing.sandboxes:
+                self.settled.add(group.container_id)
+            elif group.container_id in listing.containers:
+                report = self._report(group, listing)
+                (self.reported if isinstance(report, FoundContainer) else self.settled).add(group.container_id)
+                reports += [report] if report is not None else []
+        return reports
+
+    def _report(self, group: PodGroup, listing: Listing) -> Discovered | None:
+        container = listing.containers[group.container_id]
+        pod = listing.sandboxes.get(container.sandbox_id)
+        if pod is None or APP_LABEL not in pod.labels:
+            return None
+        chosen = pod.annotations.get(CONTAINERS_ANNOTATION)
+        if chosen is not None and container.name not in {name.strip() for name in chosen.split(",")}:
+            return None
+        app = pod.labels[APP_LABEL]
+        name = pod.labels.get(NAME_LABEL) or container.name
+        reason = refuse_names(app, name)
+        if reason is None and self.namespaces and pod.namespace not in self.namespaces:
+            reason = f"pods of the namespace {pod.namespace!r} may not join (TURNBUCKLE_AGENT__POD_NAMESPACES)"
+        if reason is not None:
+            return RejectedContainer(group.container_id, app, name, ContainerSource.KUBERNETES, reason)
+        return FoundContainer(
+            group.container_id, app, name, ContainerSource.KUBERNETES, managed_directory=group.directory
+        )
+
+
+class PodDiscovery:
+    """Reports containers of pods with the label ``turnbuckle.app``; `services.agent.ports.Discovery`."""
+
+    def __init__(
+        self,
+        layout: CgroupLayout,
+        runtime: Runtime,
+        namespaces: Collection[str] = (),
+        *,
+        interval_s: float = INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._layout = layout
+        self._runtime = runtime
+        self._interval_s = interval_s
+        self._clock = clock
+        self._table = PodTable(namespaces)
+        self._groups = PodGroups(layout)
+        self._tops: list[str] = []
+        self._ask_at_s = self._look_at_s = clock()
+        self._retry_s = FIRST_RETRY_S
+        self._asked_about: set[str] = set()
+        self.available = False
+
+    async def run(self, sink: Callable[[Discovered], None]) -> None:
+        """Report what runs, then every change, until cancelled. An absent runtime is waited for."""
+        try:
+            while True:
+                for report in await self.scan():
+                    sink(report)
+                if self.available:
+                    sink(SourceAnswered(ContainerSource.KUBERNETES))
+                await asyncio.sleep(self._interval_s)
+        finally:
+            self.available = False
+            self._runtime.close()
+
+    async def scan(self) -> list[Discovered]:
+        """Look once, ask if need be, and return what has changed."""
+        groups = self._list()
+        reports = self._table.forget_gone(groups)
+        unknown = self._table.unknown(groups)
+        now_s = self._clock()
+        newcomers = {group.container_id for group in unknown} - self._asked_about
+        if self.available and newcomers:
+            self._retry_s = FIRST_RETRY_S
+        elif now_s < self._ask_at_s:
+            return reports
+        self._asked_about = {group.container_id for group in unknown}
+        try:
+            listing = await self._runtime.list()
+        except CriError as error:
+            if self.available or self._retry_s == FIRST_RETRY_S:
+                get_logger("agent").warning("container_runtime_unresponsive", error=str(error))
+            self.available = False
+        else:
+            self.available = True
+            reports += self._table.settle(unknown, listing)
+            unknown = self._table.unknown(unknown)
+        self._wait(in_doubt=bool(unknown) or not self.available)
+        return reports
+
+    def _wait(self, *, in_doubt: bool) -> None:
+        """Until when nothing is asked, unless somebody new comes."""
+        self._ask_at_s = self._clock() + (self._retry_s if in_doubt else RELIST_S)
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S) if in_doubt else FIRST_RETRY_S
+
+    def _list(self) -> list[PodGroup]:
+        """All groups of pods; the kubelet's directory is looked for now and then: it may start after us, or anew."""
+        now_s = self._clock()
+        if now_s >= self._look_at_s:
+            self._tops = find_tops(self._layout)
+            self._look_at_s = now_s + (RELIST_S if self._tops else FIRST_RETRY_S)
+        return self._groups.look(self._tops)

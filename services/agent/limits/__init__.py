@@ -1,0 +1,1 @@
+"""Limit updates: which are carried out, when, and what is done where somebody else writes."""

@@ -1,0 +1,52 @@
+"""Warnings of rows of limit orders that were not carried out: once per container and reason, then counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from services._runtime.telemetry.logging import Logger, LogLimiter
+from services.agent.limits.update_executor import FailedRow
+
+EVERY_S: Final = 60.0
+"""The same container and reason are told again no sooner."""
+NAMED: Final = 5
+"""Containers in one warning; more are counted."""
+
+
+class FailedRows:
+    """Logs what failed, grouped by reason."""
+
+    def __init__(self, log: Logger, monotonic: Callable[[], float]) -> None:
+        self.count = 0
+        """Rows so far."""
+        self._log = log
+        self._monotonic = monotonic
+        self._limiter = LogLimiter(monotonic)
+        self._fresh_s = monotonic()
+
+    def warn(self, failures: Iterable[FailedRow]) -> None:
+        """Tell of them."""
+        by_reason: dict[str, list[str]] = {}
+        held_back = 0
+        for failed in failures:
+            self.count += 1
+            before = self._limiter_now().admit(f"{failed.container} {failed.reason}", EVERY_S)
+            if before is not None:
+                by_reason.setdefault(failed.reason, []).append(failed.container)
+                held_back += before
+        for reason, containers in by_reason.items():
+            self._log.warning(
+                "limits_not_applied",
+                reason=reason,
+                containers=containers[:NAMED],
+                rows=len(containers),
+                suppressed=held_back,
+            )
+
+    def _limiter_now(self) -> LogLimiter:
+        """A new one each hour: containers come and go."""
+        now_s = self._monotonic()
+        if now_s - self._fresh_s > 60 * EVERY_S:
+            self._limiter, self._fresh_s = LogLimiter(self._monotonic), now_s
+        return self._limiter

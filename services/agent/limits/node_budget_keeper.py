@@ -1,0 +1,187 @@
+"""A node's memory budget at work: what is promised now, what may still be, and who was refused. No bus, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from schemas.oom import OomCause, OomKind
+from services.agent.containers import Containers
+from services.agent.limits.node_budget import (
+    Headroom,
+    MemoryBudget,
+    Refusal,
+    committed_bytes,
+    counted_bytes,
+    grant_refusal,
+    headroom,
+    least_limit_bytes,
+)
+from services.agent.memory.growth import PAGE_BYTES
+from services.agent.memory.records import Journal, Occurrence, mib
+from services.agent.memory.reserve import Reserves
+from services.agent.ports import UNLIMITED
+from services.agent.sampling.usage import MEMORY_COLUMN
+
+TELL_AGAIN_NS: Final = 60_000_000_000
+"""A container that is refused again and again is told of once in this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """What became of a memory limit that is to be raised."""
+
+    limit_bytes: int
+    """What may be written; 0: nothing."""
+    refusal: Refusal | None
+    """Why it is less than was ordered."""
+
+
+class OrderRoom:
+    """Room for the raises of one order, one after another; what is lowered is to be written before it is asked."""
+
+    def __init__(self, budget: NodeBudget) -> None:
+        self._budget = budget
+        self._headroom: Headroom | None = None
+        self._taken_bytes = 0
+        self.refusal: Refusal | None = None
+        """The latest."""
+
+    def take(self, wanted_bytes: int) -> int:
+        """Up to so much of what is left."""
+        if self._headroom is None:
+            self._headroom = self._budget.headroom()
+        if self._headroom is None:
+            return wanted_bytes
+        got = min(wanted_bytes, self._headroom.left_bytes - self._taken_bytes)
+        self._taken_bytes += got
+        if got < wanted_bytes:
+            self.refusal = self._headroom.refusal
+            self._budget.refused += 1
+        return got
+
+
+class NodeBudget:
+    """The last word on its node's memory: a raise passes as far as the node has room for it, a cut always does."""
+
+    def __init__(
+        self,
+        budget: MemoryBudget | None,
+        containers: Containers,
+        reserves: Reserves,
+        journal: Journal,
+    ) -> None:
+        """``budget`` None: nothing is refused."""
+        self._budget = budget
+        self._containers = containers
+        self.reserves = reserves
+        self._journal = journal
+        self._told_ns: dict[str, int] = {}
+        self.refused = 0
+        """Raises that there was not enough room for."""
+        if budget is not None:
+            reserves.may_spend = lambda: self.grant_refusal() is None
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Memory of the node, as its settings have it; None: no bound."""
+        return None if self._budget is None else self._budget.capacity_bytes
+
+    @property
+    def allocatable_bytes(self) -> int | None:
+        """The most that limits and reserves may add up to; None: no bound."""
+        return None if self._budget is None else self._budget.allocatable_bytes
+
+    def committed_bytes(self) -> int:
+        """What limits and reserves add up to, of all managed containers."""
+        book = self._containers.book.containers
+        limits = np.array([each.limit_bytes for each in book.values()], dtype=np.int64)
+        usage = np.array([self._usage_without_limit(key) for key in book], dtype=np.int64)
+        return committed_bytes(limits, usage, self.reserves.left_bytes)
+
+    def headroom(self) -> Headroom | None:
+        """By how much limits and reserves may rise now; None: no bound."""
+        if self._budget is None:
+            return None
+        return headroom(self._budget, self.committed_bytes(), self._containers.host.read_available())
+
+    @property
+    def headroom_bytes(self) -> int:
+        """As messages carry it; -1: no bound."""
+        room = self.headroom()
+        return -1 if room is None else room.left_bytes
+
+    def grant_refusal(self) -> Refusal | None:
+        """Why nothing may be granted out of reserves now, or None."""
+        if self._budget is None:
+            return None
+        return grant_refusal(self._budget, self._containers.host.read_available())
+
+    def explain_refusal(self, refusal: str, wanted_bytes: int) -> str:
+        """An allocator's refusal of so much; where this node has no room for it, that is why, with its own figures."""
+        room = self.headroom() if refusal else None
+        if room is None or room.left_bytes >= wanted_bytes:
+            return refusal
+        return f"{room.refusal.sentence(self._containers.book.node)}; {refusal}"
+
+    def begin(self) -> OrderRoom:
+        """An order is to be carried out."""
+        return OrderRoom(self)
+
+    def admit(self, key: str, limit_bytes: int, room: OrderRoom) -> Raise:
+        """As much of an ordered memory limit as the node has room for; a cut is admitted as it is.
+
+        A container without a limit is given one in any case, if only just above its usage: without one it may take all.
+        """
+        held_bytes = self._containers.book.containers[key].limit_bytes
+        counted = counted_bytes(held_bytes, self._usage_without_limit(key))
+        if limit_bytes <= counted:
+            return Raise(limit_bytes, None)
+        got = room.take(limit_bytes - counted)
+        if got == limit_bytes - counted:
+            return Raise(limit_bytes, None)
+        partly = (counted + got) // PAGE_BYTES * PAGE_BYTES
+        if held_bytes == UNLIMITED:
+            state = self._containers.members[key].handle.read_memory()
+            partly = max(partly, least_limit_bytes(state.usage_bytes if state is not None else 0))
+            return Raise(min(partly, limit_bytes), room.refusal)
+        return Raise(partly if partly > held_bytes else 0, room.refusal)
+
+    def tell(self, key: str, ordered_bytes: int, before_bytes: int, refusal: Refusal, now_ns: int) -> None:
+        """Say that an ordered raise was refused, in part at least; once in `TELL_AGAIN_NS` per container."""
+        told_ns = self._told_ns.get(key)
+        if told_ns is not None and now_ns - told_ns < TELL_AGAIN_NS:
+            return
+        self._told_ns[key] = now_ns
+        limits = self._containers.book.containers[key]
+        got = "" if limits.limit_bytes == before_bytes else f", it got {mib(limits.limit_bytes)}"
+        sentence = refusal.sentence(self._containers.book.node)
+        self._journal.tell(
+            Occurrence(
+                kind=OomKind.GRANT_DENIED,
+                cause=OomCause.NODE,
+                key=key,
+                app=limits.app,
+                usage_bytes=self._usage(key),
+                limit_before_bytes=before_bytes,
+                limit_after_bytes=limits.limit_bytes,
+                reserve_bytes=self.reserves.left_of(limits.app),
+                reason=f"{sentence}; the limit update was {mib(ordered_bytes)}{got}",
+            )
+        )
+
+    def forget(self, key: str) -> None:
+        """The container is gone."""
+        self._told_ns.pop(key, None)
+
+    def _usage_without_limit(self, key: str) -> int:
+        """Nobody asks for the usage of those that have a limit: that is what they count for."""
+        return 0 if self._containers.book.containers[key].limit_bytes >= 0 else self._usage(key)
+
+    def _usage(self, key: str) -> int:
+        """By the newest sample; 0 before the first."""
+        rows = self._containers.rows
+        row = rows.row_of(key)
+        return 0 if row is None else int(rows.counters[row, MEMORY_COLUMN])

@@ -1,0 +1,1 @@
+"""Memory limits: near the limit, at it, the reserve, and the watchdog."""

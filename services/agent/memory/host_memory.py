@@ -1,0 +1,51 @@
+"""The machine's memory: how much there is, how much is available, and whether tasks wait for it or for a processor."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from services._host.cgroupfs import CgroupLayout
+from services.agent.cgroup.control_file import PAGE_BYTES
+from services.agent.ports import Pressure
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_PRESSURE: Final = Path("/proc/pressure")
+_ROOT_LIMIT_FILES: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}
+
+
+def memory_capacity(layout: CgroupLayout) -> int:
+    """MemTotal, or the limit of the group that is the root of what is mounted here, where that is less.
+
+    The root of a machine has no limit; where this is the inside of a container, its root is the container's own group.
+    """
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+    limit_file = Path(layout.mounts["memory"].directory, _ROOT_LIMIT_FILES[layout.version])
+    with suppress(OSError, ValueError):  # version 2 has no such file at its root; "max" is no number
+        total_bytes = min(total_bytes, int(limit_file.read_text(encoding="ascii")))
+    return total_bytes
+
+
+def read_available(meminfo: Path = _MEMINFO) -> int | None:
+    """MemAvailable, bytes; None: it cannot be read, or the kernel is older than 3.14."""
+    with suppress(OSError, ValueError):
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def read_pressure(directory: Path = _PRESSURE) -> Pressure:
+    """`some` avg10 of processors and memory; nothing where the kernel has no pressure stall information."""
+    return Pressure(_some_avg10(directory / "cpu"), _some_avg10(directory / "memory"))
+
+
+def _some_avg10(file: Path) -> float | None:
+    """Of a file as Documentation/accounting/psi.rst describes it: ``some avg10=0.00 avg60=0.00 ...``."""
+    with suppress(OSError, ValueError, IndexError):  # EOPNOTSUPP: switched off at boot (psi=0)
+        kind, average = file.read_text(encoding="ascii").split(maxsplit=2)[:2]
+        if kind == "some":
+            return float(average.removeprefix("avg10="))
+    return None

@@ -1,0 +1,37 @@
+"""What the kernel's counters of a memory limit mean: hits, after which system calls may have failed, and kills."""
+
+from __future__ import annotations
+
+from services.agent.memory.policy import CUT_ROOM_BYTES, Guarded
+from services.agent.memory.records import mib
+from services.agent.ports import ContainerHandle, MemoryState
+
+
+def begin_to_count(guarded: Guarded, handle: ContainerHandle) -> None:
+    """What the kernel counted before the container was guarded is not told."""
+    if (state := handle.read_memory()) is not None:
+        guarded.limit_hits.counter = state.limit_hits
+
+
+def limit_hits_of(guarded: Guarded, state: MemoryState, handle: ContainerHandle, now_ns: int) -> int:
+    """How many hits are to be told now; 0 also where there is page cache that the kernel drops instead of failing."""
+    explained = state.paused or bool(guarded.released)
+    hits = guarded.limit_hits.read(state.limit_hits, now_ns, explained=explained)
+    return hits if hits and handle.read_reclaimable() < CUT_ROOM_BYTES else 0
+
+
+def limit_hits_mean(state: MemoryState, hits: int) -> str:
+    """What they may have done: the kernel counts those, too, after which reclaim made room."""
+    times = "once" if hits == 1 else f"{hits} times"
+    return (
+        f"usage {mib(state.usage_bytes)} of {mib(state.limit_bytes)}: the kernel hit the limit {times}; calls such as "
+        "read, fork and writes to tmpfs can have failed with EFAULT or ENOMEM"
+    )
+
+
+def kill_reason(guarded: Guarded, state: MemoryState, *, is_guarded: bool) -> str:
+    """Why nothing could be done about a kill that was not left to the kernel."""
+    if not is_guarded:
+        return f"its memory is not guarded: no limit update for it was received; its limit is {mib(state.limit_bytes)}"
+    rate = mib(guarded.growth.rate)
+    return f"although guarded: it grew by {rate}/s when last seen, or a group above or the host is full"

@@ -1,0 +1,226 @@
+"""When memory is near its limit, how much to grant, whom to ask, how long to wait (thesis 2.3.2; design 4.4).
+
+How much is granted is in `services.agent.memory.growth`, which the watchdog shares.
+
+A grant of the agent takes 0.1 ms, an answer of the allocator some milliseconds, a sample comes every 100 ms; a task
+touches up to 2 GB/s. So a growing container is looked at every few milliseconds ("hot") and gets what it will have used
+by the time that somebody may be late.
+
+Pure: readings and times come in as arguments. Times are monotonic nanoseconds, rates bytes per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from services.agent.memory.growth import MIB, NEAR_BYTES, NEAR_S, NEAR_SHARE, Growth, Need, near_bytes, need_of
+from services.agent.memory.limit_hits import LimitHits
+from services.agent.ports import UNLIMITED, MemoryState
+
+HOT_NS: Final = 250_000_000
+"""A container is polled for this long after it has last grown fast."""
+HOT_S: Final = 0.5
+"""Growing fast: at this rate the limit is reached within so many seconds."""
+POLL_NS: Final = 4_000_000
+WAKE_NS: Final = 20_000_000
+"""Tasks that wait for so long although there is room are woken, again after as long."""
+RETRY_NS: Final = 100_000_000
+"""Between requests where the last one was not answered, or what it promised has not come."""
+REFUSED_RETRY_NS: Final = 1_000_000_000
+"""Between requests after a refusal, as long as no task waits."""
+VICTIM_NS: Final = 500_000_000
+"""So long after a release the allocator knows what a killed container has left: a refusal before may be outdated."""
+SETTLE_NS: Final = 1_000_000_000
+"""A limit that was raised by a grant is not cut for this long; a release that led to no kill lasts this long."""
+CUT_ROOM_BYTES: Final = 4 * MIB
+"""A cut leaves at least this, or an eighth of the limit, above what cannot be reclaimed."""
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def wants_a_look(usage_bytes: IntArray, limit_bytes: IntArray, rate: np.ndarray[Any, Any]) -> BoolArray:
+    """Which containers are near, or will be within `HOT_S` at this rate. Columns of shape (N,)."""
+    free = limit_bytes - usage_bytes
+    near = np.maximum(np.minimum(NEAR_BYTES, limit_bytes // NEAR_SHARE), (rate * NEAR_S).astype(np.int64))
+    look: BoolArray = (limit_bytes >= 0) & ((free < near) | (free < rate * HOT_S))
+    return look
+
+
+def cut_is_dangerous(limit_bytes: int, usage_bytes: int, reclaimable_bytes: int) -> bool:
+    """Whether a lower limit would leave no room above what the kernel cannot drop."""
+    room_bytes = min(CUT_ROOM_BYTES, limit_bytes // NEAR_SHARE)  # a small limit could never be set otherwise
+    return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + room_bytes
+
+
+@dataclass(slots=True)
+class Guarded:
+    """What is remembered of one guarded container.
+
+    Two kinds of episodes: a *shortage* lasts while it is near its limit and the reserve does not cover it; a *pause*
+    while its tasks wait at the limit. Either ends by a grant; a pause also by a release, at its deadline at the latest.
+    """
+
+    key: str
+    app: str
+    growth: Growth = field(default_factory=Growth)
+    hot_until_ns: int = 0
+    granted_ns: int | None = None
+    """Latest grant."""
+    short_since_ns: int | None = None
+    missing_bytes: int = 0
+    near_told: bool = False
+    refusal_told: bool = False
+    refusal: str = ""
+    """Why nothing more was to be had, as last heard in this shortage."""
+    paused_since_ns: int | None = None
+    noted_wait_ns: int | None = None
+    """Since when they may have waited before we looked, as others noted; until the next look."""
+    deadline_ns: int = 0
+    woken_ns: int = 0
+    released: str = ""
+    """Why the kernel has its kill back; empty: it has not."""
+    released_ns: int = 0
+    kills_at_release: int = 0
+    was_paused_at_release: bool = False
+    state: MemoryState | None = None
+    """Latest reading."""
+    armed_ns: int = 0
+    limit_hits: LimitHits = field(default_factory=LimitHits)
+
+    def need(self, state: MemoryState, max_bytes: int, reserve_bytes: int) -> Need:
+        """What is to be added to the limit now; see `need_of`."""
+        return need_of(state, self.growth.rate, max_bytes, self.growth.fastest, reserve_bytes)
+
+    def read(self, state: MemoryState, now_ns: int) -> float:
+        """Take a reading; returns the rate."""
+        self.state = state
+        rate = self.growth.read(state.usage_bytes, now_ns)
+        free = state.limit_bytes - state.usage_bytes
+        if state.limit_bytes != UNLIMITED and (state.paused or free < rate * HOT_S):
+            self.stay_hot(now_ns)
+        return rate
+
+    def stay_hot(self, now_ns: int) -> None:
+        """Look again soon."""
+        self.hot_until_ns = max(self.hot_until_ns, now_ns + HOT_NS)
+
+    def is_hot(self, now_ns: int) -> bool:
+        """Whether it is polled: it grows fast, its tasks wait, or a kill may be on its way."""
+        return now_ns < self.hot_until_ns or self.paused_since_ns is not None or bool(self.released)
+
+    @property
+    def has_an_episode(self) -> bool:
+        """Whether it lacks memory, its tasks wait, or the kernel has its kill back."""
+        return self.short_since_ns is not None or self.paused_since_ns is not None or bool(self.released)
+
+    def begin_pause(self, now_ns: int, patience_ns: int) -> bool:
+        """Tasks are seen waiting; returns whether that is new."""
+        if self.paused_since_ns is not None:
+            return False
+        self.paused_since_ns = now_ns if self.noted_wait_ns is None else min(self.noted_wait_ns, now_ns)
+        self.deadline_ns = self.paused_since_ns + patience_ns
+        return True
+
+    def end_pause(self) -> None:
+        """Tasks do not wait any more."""
+        self.paused_since_ns = None
+
+    def paused_us(self, now_ns: int) -> int:
+        """For how long they have waited; 0: they do not."""
+        return 0 if self.paused_since_ns is None else (now_ns - self.paused_since_ns) // 1000
+
+    def overdue(self, now_ns: int) -> bool:
+        """Whether they have waited for as long as the setting allows."""
+        return self.paused_since_ns is not None and now_ns >= self.deadline_ns
+
+    def wants_waking(self, now_ns: int) -> bool:
+        """Whether tasks that wait although there is room are to be woken now.
+
+        The kernel wakes who waits when a limit is raised. A task whose charge was refused before, and that says only
+        afterwards that it waits (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c), is not woken by that raise.
+        """
+        if self.paused_since_ns is None or now_ns - max(self.paused_since_ns, self.woken_ns) < WAKE_NS:
+            return False
+        self.woken_ns = now_ns
+        return True
+
+    def lack(self, missing_bytes: int, now_ns: int) -> None:
+        """The reserve does not cover its need."""
+        if self.short_since_ns is None:
+            self.short_since_ns = now_ns
+        self.missing_bytes = missing_bytes
+
+    def was_granted(self, limit_bytes: int, now_ns: int) -> None:
+        """The limit was raised out of the reserve: tasks go on."""
+        self.granted_ns = now_ns
+        self.end_pause()
+        self.stay_hot(now_ns)
+        if self.state is not None:
+            self.state = self.state._replace(limit_bytes=limit_bytes, paused=False)
+
+    def has_enough(self) -> None:
+        """It is not near its limit any more."""
+        self.short_since_ns, self.missing_bytes = None, 0
+        self.near_told = self.refusal_told = False
+        self.refusal = ""
+
+    def let_go(self, reason: str, now_ns: int, oom_kills: int) -> None:
+        """The kernel gets its kill back."""
+        self.released, self.released_ns, self.kills_at_release = reason, now_ns, oom_kills
+        self.was_paused_at_release = self.paused_since_ns is not None
+        self.end_pause()
+
+    def may_be_armed_again(self, now_ns: int) -> bool:
+        """After a release: the kernel has killed, or it is not near its limit any more and some time has passed."""
+        state = self.state
+        if state is None or state.oom_kills > self.kills_at_release:
+            return True
+        near = near_bytes(max(state.limit_bytes, 0), self.growth.rate)
+        roomy = state.limit_bytes == UNLIMITED or state.limit_bytes - state.usage_bytes >= 2 * near
+        return roomy and not state.paused and now_ns - self.released_ns >= SETTLE_NS
+
+
+@dataclass(slots=True)
+class Asking:
+    """Requests of one application: at most one is under way."""
+
+    outstanding: bool = False
+    asked_ns: int = 0
+    next_ns: int = 0
+    released_ns: int | None = None
+    """Latest release of any of the application's containers."""
+
+    def may_release(self, now_ns: int) -> bool:
+        """Whether a refusal may end another wait: one victim at a time, for what it leaves may be enough for all."""
+        return self.released_ns is None or now_ns - self.released_ns >= VICTIM_NS
+
+    def may_ask(self, now_ns: int, paused_since_ns: int | None) -> bool:
+        """Whether to ask now. Who has begun to wait since the last request need not wait for the next one's turn."""
+        if self.outstanding:
+            return False
+        return now_ns >= self.next_ns or (paused_since_ns is not None and paused_since_ns > self.asked_ns)
+
+    def ask(self, now_ns: int) -> None:
+        """A request goes out."""
+        self.outstanding, self.asked_ns = True, now_ns
+
+    def answered(self, now_ns: int, *, refused: bool) -> None:
+        """Its answer has come, or will not come any more."""
+        self.outstanding = False
+        self.next_ns = now_ns + (REFUSED_RETRY_NS if refused else RETRY_NS)
+
+    def ask_again_soon(self, now_ns: int) -> None:
+        """Somebody still waits."""
+        self.next_ns = min(self.next_ns, now_ns + RETRY_NS)
+
+
+def by_urgency(short: list[Guarded]) -> list[Guarded]:
+    """Who gets what arrives first: those whose tasks wait, then those who lack the longest."""
+    return sorted(
+        short,
+        key=lambda one: (one.paused_since_ns is None, one.paused_since_ns or 0, one.short_since_ns or 0, one.key),
+    )

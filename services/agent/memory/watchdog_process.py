@@ -1,0 +1,170 @@
+"""The watchdog as the agent sees it: a process at the other end of a pipe."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services._runtime.telemetry.logging import get_logger
+from services.agent.memory.detach import move_to_root_groups
+from services.agent.memory.state_files import StateDirectory, read_report_lines, take_report_lines
+from services.agent.ports import WatchdogReport
+
+BEAT: Final = b"."
+BYE: Final = b"q"
+MODULE: Final = "services.agent.memory.watchdog"
+_IMPORT_ROOT: Final = Path(__file__).parents[3]
+_NOT_FOR_IT: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_RESTART_S: Final = 1.0
+_END_S: Final = 1.0
+_NUMBERS: Final = ("time_ns", "usage_bytes", "limit_before_bytes", "limit_after_bytes", "paused_us")
+_REPORT_FIELDS: Final[dict[str, type]] = {"key": str, "app": str, "granted": bool} | dict.fromkeys(_NUMBERS, int)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogOptions:
+    """What the process is told."""
+
+    lock: Path
+    """Of the managed root: while another agent holds it, that one's watchdog is in charge."""
+    pause_deadline_s: float
+    silence_s: float
+    leave_groups: bool = False
+    """It is to outlive the container or unit that the agent runs in."""
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Both times."""
+        return self.pause_deadline_s, self.silence_s
+
+
+class WatchdogProcess:
+    """Starts it, feeds it, reads what it did; `services.agent.ports.Watchdog`."""
+
+    def __init__(self, state: StateDirectory, options: WatchdogOptions) -> None:
+        self._state = state
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe = -1
+        self._started_s = 0.0
+        self._left_over = True
+        """Whether the agent before us may have taken reports and died before they were stored."""
+        self.starts = 0
+        """How often it was started: more than once if it died."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while one was started."""
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start it, in a session of its own and with nothing of ours open or in its environment. Raises OSError."""
+        self._started_s = time.monotonic()
+        options = self._options
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        arguments = [str(self._state.path), str(options.lock), str(os.getpid())]
+        # Inherited, and never unblocked there: whoever ends the agent's whole group must not end the watchdog first
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_IT)
+        try:
+            with self._state.watchdog_errors.open("wb") as errors:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+                    [sys.executable, "-S", "-P", "-m", MODULE, *arguments, *map(str, options.seconds)],
+                    stdin=read_end,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    cwd="/",
+                    env={"PYTHONPATH": str(_IMPORT_ROOT), "PATH": os.environ.get("PATH", os.defpath)},
+                    start_new_session=True,
+                )
+        except OSError:
+            os.close(write_end)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(read_end)
+        os.set_blocking(write_end, False)
+        self._pipe = write_end
+        self.starts += 1
+        if options.leave_groups and (refused := move_to_root_groups(self._process.pid)):
+            get_logger("agent").warning(
+                "watchdog_confined", refused=refused, consequence="it ends with the agent's group"
+            )
+
+    def beat(self) -> None:
+        """Say that we live; where it has died, start it again, at most once a second."""
+        try:
+            os.write(self._pipe, BEAT)
+        except BlockingIOError:
+            return  # it does not read: stopped, or starved
+        except OSError:  # EPIPE: it has died; EBADF: it could not be started
+            self._reap()
+            if time.monotonic() - self._started_s > _RESTART_S:
+                with suppress(OSError):
+                    self.start()
+
+    def take_reports(self) -> list[WatchdogReport]:
+        """What was done since the last call, also for the agent before us. Costs one stat where there is nothing."""
+        lines = []
+        if self._left_over:
+            self._left_over = False
+            lines = read_report_lines(self._state.taken_reports)
+        lines += take_report_lines(self._state.reports, self._state.taken_reports)
+        return [WatchdogReport(**line) for line in lines if _is_report(line)]
+
+    def forget_reports(self) -> None:
+        """What was taken has been stored elsewhere."""
+        with suppress(OSError):
+            self._state.taken_reports.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End it; everything has been restored. Not started, or stopped already: nothing."""
+        if self._pipe >= 0:
+            with suppress(OSError):
+                os.write(self._pipe, BYE)
+        self._reap()
+
+    def _reap(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+        self._pipe = -1
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_report(line: dict[str, Any]) -> bool:
+    return line.keys() == _REPORT_FIELDS.keys() and all(
+        type(line[name]) is kind for name, kind in _REPORT_FIELDS.items()
+    )
+
+
+class NoWatchdog:
+    """For a host that is only simulated: nothing waits there."""
+
+    def start(self) -> None:
+        """Nothing."""
+
+    def beat(self) -> None:
+        """Nothing."""
+
+    def take_reports(self) -> list[WatchdogReport]:
+        """None."""
+        return []
+
+    def forget_reports(self) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""

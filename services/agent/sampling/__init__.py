@@ -1,0 +1,1 @@
+"""Counters of all containers, each period: usage and throttling."""
