@@ -20,10 +20,10 @@ from schemas.queries import (
 )
 from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock, monotonic_ns
-from services.allocator.core import ledger
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.explain import explanations, summary
-from services.allocator.replicas import Replicas
+from services.allocator.budget import ledger
+from services.allocator.cycle import Allocation
+from services.allocator.explain import explanations, summary
+from services.allocator.leases.membership import Replicas
 
 REMEMBERED_STEPS = 600
 """Steps with changes per application: a minute at one per period."""

@@ -22,13 +22,13 @@ from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import NEW_TRACE, Begin, span
-from services.allocator.core.allocation import Allocation, Outcome, Refusal
-from services.allocator.core.standing import Moment
-from services.allocator.intake import Intake
-from services.allocator.orders import Orders
+from services.allocator.batch_inbox import Intake
+from services.allocator.cycle import Allocation, Outcome, Refusal
+from services.allocator.leases.membership import Callbacks, Replicas
 from services.allocator.queries import Queries
-from services.allocator.replicas import Callbacks, Replicas
 from services.allocator.settings import AllocatorSettings
+from services.allocator.state.eligibility import Moment
+from services.allocator.update_sender import Orders
 
 FENCE_EVERY_S = 0.25
 

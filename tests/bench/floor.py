@@ -29,8 +29,8 @@ from schemas.subjects import CFS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation
+from services.allocator.state.eligibility import Moment
 from tests.bench.cluster import open_cluster
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, write_record

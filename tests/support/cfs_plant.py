@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.allocator.core import policy_escra, policy_waterfill
-from services.allocator.core.policy_escra import EscraState
-from services.allocator.core.policy_waterfill import WaterfillState
-from services.allocator.core.view import CpuParameters, CpuTargets, CpuView
+from services.allocator.cpu import escra as policy_escra
+from services.allocator.cpu import waterfill as policy_waterfill
+from services.allocator.cpu.escra import EscraState
+from services.allocator.cpu.policy_api import CpuParameters, CpuTargets, CpuView
+from services.allocator.cpu.waterfill import WaterfillState
 
 PERIOD_US = 100_000
 HOST_CPUS = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from schemas.containers import ContainerSource
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import SourceAnswered
-from services.allocator.core.allocation import Allocation
+from services.allocator.cycle import Allocation
 from tests.support.lossy_cluster import LossyCluster, Machine
 
 SOURCES = (ContainerSource.EXEC, ContainerSource.DOCKER)

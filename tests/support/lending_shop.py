@@ -6,8 +6,8 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from schemas.oom import MemoryRequest
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation
+from services.allocator.state.eligibility import Moment
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000

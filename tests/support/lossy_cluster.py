@@ -9,8 +9,8 @@ from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
 from services.agent.memory.records import Answer
 from services.agent.node import Node
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation
+from services.allocator.state.eligibility import Moment
 from tests.support.fake_host import FakeContainer, FakeHost
 
 MS = 1_000_000

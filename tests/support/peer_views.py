@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.allocator.core.memory import MemoryView
-from services.allocator.core.view import CpuView
+from services.allocator.cpu.policy_api import CpuView
+from services.allocator.memory.policy import MemoryView
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.support.cfs_plant import parameters
 

@@ -7,8 +7,8 @@ the last heartbeat, agents that say nothing while orders wait for them, and node
 from __future__ import annotations
 
 from schemas.codec import decode
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation
+from services.allocator.state.eligibility import Moment
 from tests.support.late_sources import SOURCES, LateCluster, LateMachine
 
 

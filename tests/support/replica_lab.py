@@ -14,7 +14,7 @@ from services._runtime.bus.api import BusUnavailableError, Entry, RevisionConfli
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import get_logger
 from services._runtime.telemetry.telemetry import Telemetry
-from services.allocator.replicas import APP, Callbacks, Replicas
+from services.allocator.leases.membership import APP, Callbacks, Replicas
 from services.allocator.settings import AllocatorSettings
 
 STEP_S = 0.05

@@ -11,8 +11,8 @@ from schemas.oom import MemoryRequest
 from services.agent.limits.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import Answer
 from services.agent.node import Node, NodeOptions
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation
+from services.allocator.state.eligibility import Moment
 from tests.support.fake_host import FakeContainer, FakeHost
 from tests.support.lossy_cluster import PERIOD_NS
 

@@ -19,7 +19,7 @@ from schemas.queries import StateReply, StateRequest
 from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, REPLICA_STATE
 from services._runtime.bus.api import BusError, Delivery
-from services.allocator.core.ownership import rightful_owner
+from services.allocator.leases.rules import rightful_owner
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.limit_observer import LimitObserver

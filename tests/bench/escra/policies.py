@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, ModuleType
 from typing import Final, Literal, TypeAlias
 
-from services.allocator.core import damping, memory, policy_escra, policy_waterfill
+from services.allocator.cpu import dead_band as damping
+from services.allocator.cpu import escra as policy_escra
+from services.allocator.cpu import waterfill as policy_waterfill
+from services.allocator.memory import policy as memory
 
 Family: TypeAlias = Literal["none", "static", "autopilot", "vpa", "captain", "escra", "waterfill"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from schemas.apps import AppSpec
-from services.allocator.core import policy_waterfill
+from services.allocator.cpu import waterfill as policy_waterfill
 from tests.bench.escra.policies import parse
 
 ESCRA: Final[dict[str, tuple[float, ...]]] = {

@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.allocator import core
+from services import allocator
 from tests.bench.escra import profile as profiles
 from tests.bench.escra.measure import Recording
 from tests.bench.escra.plan import Cell, Plan
 from tests.bench.escra.policies import parse
 from tests.bench.escra.profile import Profile
 
-CORE: Final = Path(core.__file__ or "").parent
+ALLOCATOR: Final = Path(allocator.__file__ or "").parent
 PEERS: Final = Path(__file__).parent / "peers"
 
 
@@ -111,7 +111,7 @@ class Store:
 def code_mark(policy: str) -> str:
     """Differs where the code that decides has changed: the allocator's core; for peers, their own too."""
     spec = parse(policy)
-    files = sorted(CORE.glob("*.py")) if spec.limited else []
+    files = sorted(ALLOCATOR.glob("*/*.py")) if spec.limited else []
     if spec.limited and not spec.ours:
         files += sorted(PEERS.glob("*.py"))
     digest = hashlib.sha256()

@@ -25,8 +25,8 @@ from services.agent.memory.reserve_store import MemoryReserveBook
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import FoundContainer
 from services.agent.settings import AgentSettings
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation
+from services.allocator.state.eligibility import Moment
 
 MIB, GIB = 1 << 20, 1 << 30
 PERIOD_S = 0.1

@@ -7,8 +7,8 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
-from services.allocator.core.allocation import Allocation, Outcome
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation, Outcome
+from services.allocator.state.eligibility import Moment
 
 APP = "shop"
 EPOCH = 7

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.allocator.core.fairness import PAGE_BYTES, FairShares, kept, within_share
-from services.allocator.core.memory import MARGIN_BYTES, RECLAIM_BYTES, MemoryState, MemoryView, decide_memory
+from services.allocator.budget.fairness import PAGE_BYTES, FairShares, kept, within_share
+from services.allocator.memory.policy import MARGIN_BYTES, RECLAIM_BYTES, MemoryState, MemoryView, decide_memory
 from tests.support.lending_shop import MIB, Shop
 
 sizes = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=12)

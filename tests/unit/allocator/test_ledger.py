@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from services.allocator.core import ledger
-from services.allocator.core.ledger import CPU, Report
-from services.allocator.core.rows import Rows
+from services.allocator.budget import ledger
+from services.allocator.budget.ledger import CPU, Report
+from services.allocator.state.container_columns import Rows
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.core.standing import Moment
+from services.allocator.state.eligibility import Moment
 from tests.support.lossy_cluster import owning
 
 MIB = 1 << 20

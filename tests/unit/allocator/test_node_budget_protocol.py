@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from schemas.apps import AppSpec
 from services.agent.limits.node_budget import MemoryBudget
-from services.allocator.core import ledger
+from services.allocator.budget import ledger
 from tests.support.shared_node import SharedNode
 
 MIB = 1 << 20

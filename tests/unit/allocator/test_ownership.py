@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.allocator.core.ownership import (
+from services.allocator.leases.rules import (
     EPOCH_JUMP_MS,
     FORGET_LEASE_S,
     FORGET_REPLICA_S,

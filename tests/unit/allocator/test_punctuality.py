@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.apps import AppSpec
-from services.allocator.core.punctuality import PATIENCE_NS, STALE_NS, Punctuality
-from services.allocator.core.roster import Roster
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.report_freshness import PATIENCE_NS, STALE_NS, Punctuality
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 
 SECOND_NS = 1_000_000_000

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from services.allocator.core.ownership import rightful_owner
-from services.allocator.replicas import APP, REPLICA
+from services.allocator.leases.membership import APP, REPLICA
+from services.allocator.leases.rules import rightful_owner
 from tests.support.replica_lab import ReplicaLab
 
 APPS = [f"app{number}" for number in range(4)]

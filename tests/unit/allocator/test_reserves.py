@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.allocator.core.reserves import PAGE_BYTES, ReserveReport, Reserves, ReserveView, plan
+from services.allocator.memory.reserves import PAGE_BYTES, ReserveReport, Reserves, ReserveView, plan
 from tests.support.lending_shop import SECOND_NS, Shop
 
 MIB = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.allocator.core.ownership import Ownership, Patience, StoredLease
+from services.allocator.leases.rules import Ownership, Patience, StoredLease
 from tests.support.replica_lab import ReplicaLab
 
 TTL_S = 2.0

@@ -8,8 +8,9 @@ import pytest
 
 from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
-from services.allocator.core import damping, policy_waterfill
-from services.allocator.core.standing import Moment
+from services.allocator.cpu import dead_band as damping
+from services.allocator.cpu import waterfill as policy_waterfill
+from services.allocator.state.eligibility import Moment
 from tests.bench.escra import peer_allocator
 from tests.bench.escra.peers.exchange import NO_PROFILE, ExchangedAllocation
 from tests.bench.escra.peers.rules import rules_for

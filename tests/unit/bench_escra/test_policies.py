@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.allocator.core import damping, policy_waterfill
+from services.allocator.cpu import dead_band as damping
+from services.allocator.cpu import waterfill as policy_waterfill
 from tests.bench.escra.policies import POLICIES, constant_names, module_of, parse
 
 

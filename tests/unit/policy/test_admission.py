@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.apps import AppSpec
-from services.allocator.core.admission import Admission, Newcomer, Refusal, Room, admit
+from services.allocator.state.admission import Admission, Newcomer, Refusal, Room, admit
 
 MIB = 1 << 20
 SPEC = AppSpec(name="shop", cpu_limit=4, memory_limit=1000 * MIB, sigma=0.2)

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.reasons import Reason, sentence
-from services.allocator.core.explain import explain
+from services.allocator.explain import explain
 
 MIB = 1 << 20
 

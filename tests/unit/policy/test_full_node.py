@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.sampling.node_load import UNKNOWN, NodeLoad
-from services.allocator.core.damping import FULL_IDLE_PERCENT, damp
-from services.allocator.core.roster import Roster
+from services.allocator.cpu.dead_band import FULL_IDLE_PERCENT, damp
+from services.allocator.state.cluster_state import Roster
 from tests.support.cfs_batches import PERIOD_NS, batch
 from tests.support.fake_host import FakeHost
 from tests.support.peer_views import cpu_view

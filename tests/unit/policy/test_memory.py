@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.reasons import Reason
-from services.allocator.core.memory import (
+from services.allocator.cpu.policy_api import Ints
+from services.allocator.memory.policy import (
     CACHE_STEP_BYTES,
     GREW_STEPS,
     MARGIN_BYTES,
@@ -19,7 +20,6 @@ from services.allocator.core.memory import (
     decide_memory,
     take_back,
 )
-from services.allocator.core.view import Ints
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.reasons import Reason
-from services.allocator.core.damping import CUT_SHARE, CUT_US, RAISE_SHARE
+from services.allocator.cpu.dead_band import CUT_SHARE, CUT_US, RAISE_SHARE
 from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant
 from tests.support.policy_situations import Situation, situations
 

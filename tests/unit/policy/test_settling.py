@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.allocator.core.policy_waterfill import HEADROOM_US, HOLD_PERIODS, KEEP_PERIODS
+from services.allocator.cpu.waterfill import HEADROOM_US, HOLD_PERIODS, KEEP_PERIODS
 from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant, parameters
 
 both = pytest.mark.parametrize("policy", sorted(POLICIES))

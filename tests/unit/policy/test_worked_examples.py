@@ -8,10 +8,11 @@ import numpy as np
 
 from schemas.apps import AppSpec
 from schemas.reasons import Reason
-from services.allocator.core import policy_escra, policy_waterfill
-from services.allocator.core.app_table import build_table
-from services.allocator.core.policy_escra import EscraState
-from services.allocator.core.policy_waterfill import (
+from services.allocator.cpu import escra as policy_escra
+from services.allocator.cpu import waterfill as policy_waterfill
+from services.allocator.cpu.escra import EscraState
+from services.allocator.cpu.policy_api import CpuParameters, CpuView
+from services.allocator.cpu.waterfill import (
     GRACE_PERIODS,
     HEADROOM_SHARE,
     HEADROOM_US,
@@ -21,7 +22,7 @@ from services.allocator.core.policy_waterfill import (
     RECALL_PERIODS,
     WaterfillState,
 )
-from services.allocator.core.view import CpuParameters, CpuView
+from services.allocator.state.app_parameters import build_table
 from tests.support.cfs_plant import parameters
 
 

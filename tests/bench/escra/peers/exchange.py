@@ -19,15 +19,15 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.oom import MemoryReply, MemoryRequest
-from services.allocator.core import policy_waterfill
-from services.allocator.core.allocation import Allocation, Outcome
-from services.allocator.core.app_table import AppTable
-from services.allocator.core.messages import Reasons
-from services.allocator.core.roster import Roster
-from services.allocator.core.rows import BoolArray, IntArray
-from services.allocator.core.slots import SlotArrays
-from services.allocator.core.standing import Moment
-from services.allocator.core.targets import Policies
+from services.allocator.cpu import waterfill as policy_waterfill
+from services.allocator.cpu.policies import Policies
+from services.allocator.cycle import Allocation, Outcome
+from services.allocator.messages import Reasons
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.container_columns import BoolArray, IntArray
+from services.allocator.state.eligibility import Moment
+from services.allocator.state.slot_arrays import SlotArrays
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
 from tests.bench.escra.peers.starting import profile_of

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 
 from schemas.reasons import Reason
-from services.allocator.core.memory import MARGIN_BYTES, PAGE_BYTES, MemoryTargets, MemoryView
-from services.allocator.core.sharing import ration
-from services.allocator.core.view import Bools, CpuTargets, CpuView, Floats, Ints, per_app, unchanged
+from services.allocator.budget.fair_share import ration
+from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, per_app, unchanged
+from services.allocator.memory.policy import MARGIN_BYTES, PAGE_BYTES, MemoryTargets, MemoryView
 
 NO_WISH: Final = 0
 """A slot's wish before it has one: the container keeps what was ordered."""

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.core.memory import MemoryTargets
-from services.allocator.core.slots import SlotArrays
-from services.allocator.core.view import CpuTargets, CpuView, Ints
+from services.allocator.cpu.policy_api import CpuTargets, CpuView, Ints
+from services.allocator.memory.policy import MemoryTargets
+from services.allocator.state.slot_arrays import SlotArrays
 from tests.bench.escra.peers import autopilot, captain, static, vpa
 from tests.bench.escra.peers.fitting import MemorySample, fit_cpu, fit_memory
 from tests.bench.escra.policies import POLICIES, PolicySpec

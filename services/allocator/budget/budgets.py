@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.allocator.core import ledger, standing
-from services.allocator.core.app_table import AppTable
-from services.allocator.core.fairness import PAGE_BYTES
-from services.allocator.core.memory import RECLAIM_BYTES
-from services.allocator.core.newcomers import Waiting
-from services.allocator.core.node_room import node_rooms, within_nodes
-from services.allocator.core.roster import Roster
-from services.allocator.core.rows import BoolArray, IntArray
-from services.allocator.core.standing import Stock
-from services.allocator.core.view import per_app
+from services.allocator.budget import ledger
+from services.allocator.budget.fairness import PAGE_BYTES
+from services.allocator.budget.node_room import node_rooms, within_nodes
+from services.allocator.cpu.policy_api import per_app
+from services.allocator.memory.policy import RECLAIM_BYTES
+from services.allocator.state import eligibility as standing
+from services.allocator.state.admit_pending import Waiting
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.container_columns import BoolArray, IntArray
+from services.allocator.state.eligibility import Stock
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.limits import LimitUpdate
-from services.allocator.core import ledger, reserves, standing
-from services.allocator.core.app_table import AppTable
-from services.allocator.core.fairness import FairShares, kept
-from services.allocator.core.messages import Lent, Order, Pools, reserve_update
-from services.allocator.core.node_room import node_rooms
-from services.allocator.core.roster import Roster
-from services.allocator.core.rows import BoolArray, IntArray, grouped
-from services.allocator.core.standing import Moment, Tenure
+from services.allocator.budget import ledger
+from services.allocator.budget.fairness import FairShares, kept
+from services.allocator.budget.node_room import node_rooms
+from services.allocator.memory import reserves
+from services.allocator.messages import Lent, Order, Pools, reserve_update
+from services.allocator.state import eligibility as standing
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.container_columns import BoolArray, IntArray, grouped
+from services.allocator.state.eligibility import Moment, Tenure
 
 PLAN_AGAIN_NS = 500_000_000
 """Containers that move between nodes, and nodes that come back, change the plan but not the sums."""

@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from schemas.apps import PERIOD_US
-from services.allocator.core import memory, policy_escra, policy_waterfill
-from services.allocator.core.app_table import AppTable
-from services.allocator.core.fairness import FairShares
-from services.allocator.core.memory import MemoryView
-from services.allocator.core.messages import Reasons
-from services.allocator.core.node_room import SHORT_DELTAS, node_rooms
-from services.allocator.core.roster import Roster
-from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
-from services.allocator.core.slots import at
-from services.allocator.core.view import CpuParameters, CpuTargets, CpuView, per_app
+from services.allocator.budget.fairness import FairShares
+from services.allocator.budget.node_room import SHORT_DELTAS, node_rooms
+from services.allocator.cpu import escra as policy_escra
+from services.allocator.cpu import waterfill as policy_waterfill
+from services.allocator.cpu.policy_api import CpuParameters, CpuTargets, CpuView, per_app
+from services.allocator.memory import policy as memory
+from services.allocator.memory.policy import MemoryView
+from services.allocator.messages import Reasons
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.container_columns import UNLIMITED, BoolArray, IntArray
+from services.allocator.state.slot_arrays import at
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from schemas.message import Message
 from schemas.subjects import LIMIT_UPDATES, Subject
 from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime
-from services.allocator.core.allocation import Allocation
-from services.allocator.core.standing import Moment
+from services.allocator.cycle import Allocation
 from services.allocator.settings import AllocatorSettings
+from services.allocator.state.eligibility import Moment
 
 FUND_S = 0.005
 """Replies of many nodes come close together; one at a time, each would send a little to every node that waits."""

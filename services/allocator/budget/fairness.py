@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.core.view import AppIndex, Ints
+from services.allocator.cpu.policy_api import AppIndex, Ints
 
 PAGE_BYTES: Final = 4096
 

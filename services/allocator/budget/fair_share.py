@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.allocator.core.view import AppIndex, Ints, per_app
+from services.allocator.cpu.policy_api import AppIndex, Ints, per_app
 
 
 def ration(app: AppIndex, need: Ints, room: Ints) -> Ints:

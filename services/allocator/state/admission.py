@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from schemas.apps import PERIOD_US
-from services.allocator.core.fairness import PAGE_BYTES
-from services.allocator.core.memory import MARGIN_BYTES
-from services.allocator.core.rows import NO_BOUND
+from services.allocator.budget.fairness import PAGE_BYTES
+from services.allocator.memory.policy import MARGIN_BYTES
+from services.allocator.state.container_columns import NO_BOUND
 
 
 @dataclass(frozen=True, slots=True)

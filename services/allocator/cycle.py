@@ -16,18 +16,20 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, MemoryRequest
-from services.allocator.core import ledger, messages, standing
-from services.allocator.core.app_table import AppTable, build_table
-from services.allocator.core.attendance import Attendance
-from services.allocator.core.granting import Granting
-from services.allocator.core.lending import Asker, Lending, nothing_left
-from services.allocator.core.messages import Ordered, Pools, Reasons, StepResult
-from services.allocator.core.newcomers import Refused, Waiting, admit_newcomers, room_to_keep
-from services.allocator.core.node_room import node_is_full, node_rooms
-from services.allocator.core.roster import Roster, sane_rows
-from services.allocator.core.rows import BoolArray, IntArray, grouped, runs
-from services.allocator.core.standing import Moment, Tenure
-from services.allocator.core.targets import Policies, WantedBack
+from services.allocator import messages
+from services.allocator.budget import ledger
+from services.allocator.budget.budgets import Granting
+from services.allocator.budget.node_room import node_is_full, node_rooms
+from services.allocator.cpu.policies import Policies, WantedBack
+from services.allocator.memory.reserve_updates import Asker, Lending, nothing_left
+from services.allocator.messages import Ordered, Pools, Reasons, StepResult
+from services.allocator.state import eligibility as standing
+from services.allocator.state.admit_pending import Refused, Waiting, admit_newcomers, room_to_keep
+from services.allocator.state.app_parameters import AppTable, build_table
+from services.allocator.state.cluster_state import Roster, sane_rows
+from services.allocator.state.container_columns import BoolArray, IntArray, grouped, runs
+from services.allocator.state.eligibility import Moment, Tenure
+from services.allocator.state.node_inventory import Attendance
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the order is void. (A look-up, because `np.isin` takes ten times as long.)"""

@@ -14,11 +14,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from services.allocator.core.fairness import PAGE_BYTES
-from services.allocator.core.rows import BoolArray, IntArray
-from services.allocator.core.sharing import ration
-from services.allocator.core.slots import SlotArrays
-from services.allocator.core.view import per_app
+from services.allocator.budget.fair_share import ration
+from services.allocator.budget.fairness import PAGE_BYTES
+from services.allocator.cpu.policy_api import per_app
+from services.allocator.state.container_columns import BoolArray, IntArray
+from services.allocator.state.slot_arrays import SlotArrays
 
 STEP_BYTES: Final = 4 << 20
 """A reserve that is less than this, or less than a quarter, off its target is left alone."""

@@ -32,10 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.core.damping import damp
-from services.allocator.core.sharing import ration
-from services.allocator.core.slots import SlotArrays
-from services.allocator.core.view import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
+from services.allocator.budget.fair_share import ration
+from services.allocator.cpu.dead_band import damp
+from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
+from services.allocator.state.slot_arrays import SlotArrays
 
 MAX_WINDOW: Final = 64
 """Periods; the bound of `AppSpec.window`."""

@@ -12,15 +12,16 @@ import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.reasons import Reason
-from services.allocator.core import ledger, standing
-from services.allocator.core.admission import Newcomer, Refusal, Room, admit
-from services.allocator.core.app_table import AppTable
-from services.allocator.core.memory import MARGIN_BYTES
-from services.allocator.core.messages import Reasons
-from services.allocator.core.node_room import NEWCOMER_SHARE, counted_bytes, node_rooms
-from services.allocator.core.roster import Roster
-from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray
-from services.allocator.core.standing import Stock
+from services.allocator.budget import ledger
+from services.allocator.budget.node_room import NEWCOMER_SHARE, counted_bytes, node_rooms
+from services.allocator.memory.policy import MARGIN_BYTES
+from services.allocator.messages import Reasons
+from services.allocator.state import eligibility as standing
+from services.allocator.state.admission import Newcomer, Refusal, Room, admit
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.container_columns import UNLIMITED, BoolArray, IntArray
+from services.allocator.state.eligibility import Stock
 
 PATIENCE_STEPS = 10
 """Steps for which a newcomer waits for room before it is called refused: a cut needs at most three."""

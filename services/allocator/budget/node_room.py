@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.allocator.core.fairness import PAGE_BYTES
-from services.allocator.core.memory import MARGIN_BYTES, RECLAIM_BYTES
-from services.allocator.core.roster import Roster
-from services.allocator.core.rows import NO_BOUND, IntArray, Rows
-from services.allocator.core.sharing import ration
-from services.allocator.core.view import per_app as per_group
+from services.allocator.budget.fair_share import ration
+from services.allocator.budget.fairness import PAGE_BYTES
+from services.allocator.cpu.policy_api import per_app as per_group
+from services.allocator.memory.policy import MARGIN_BYTES, RECLAIM_BYTES
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.container_columns import NO_BOUND, IntArray, Rows
 
 NEWCOMER_SHARE = 4
 """The first limit of a container takes at most this part of what its node has left, unless it uses more."""

@@ -1,4 +1,4 @@
-"""This replica among its peers: heartbeats, leases, hand-over. The rules are in `services.allocator.core.ownership`.
+"""This replica among its peers: heartbeats, leases, hand-over. The rules are in `services.allocator.leases.rules`.
 
 Keys of the bucket `leases`: ``replica.<id>`` is a heartbeat, ``app.<name>`` says who owns an application. A watch makes
 news arrive soon, but it may stay silent for long after a restart of the server: nobody is judged dead, and nothing is
@@ -20,7 +20,7 @@ from schemas.streams import LEASES
 from services._runtime.bus.api import BusError, Entry, RevisionConflictError
 from services._runtime.cancelling import cancel_all
 from services._runtime.service.app import Runtime
-from services.allocator.core.ownership import NO_LEASE, Ownership, Patience, StoredLease, Swap
+from services.allocator.leases.rules import NO_LEASE, Ownership, Patience, StoredLease, Swap
 from services.allocator.settings import AllocatorSettings
 
 REPLICA: Final = "replica."

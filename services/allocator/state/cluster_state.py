@@ -16,11 +16,11 @@ import numpy as np
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.core.ledger import Report, settle
-from services.allocator.core.punctuality import PATIENCE_NS, Punctuality
-from services.allocator.core.reserves import ReserveReport, Reserves
-from services.allocator.core.rows import NO_BOUND, BoolArray, IntArray, Rows
-from services.allocator.core.slots import at
+from services.allocator.budget.ledger import Report, settle
+from services.allocator.memory.reserves import ReserveReport, Reserves
+from services.allocator.state.container_columns import NO_BOUND, BoolArray, IntArray, Rows
+from services.allocator.state.report_freshness import PATIENCE_NS, Punctuality
+from services.allocator.state.slot_arrays import at
 
 
 @dataclass(slots=True)

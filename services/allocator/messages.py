@@ -8,12 +8,12 @@ from typing import Any, Self
 import numpy as np
 
 from schemas.limits import LimitDecisions, LimitUpdate
-from services.allocator.core.app_table import AppTable
-from services.allocator.core.fairness import FairShares
-from services.allocator.core.memory import MemoryTargets
-from services.allocator.core.roster import NodeState, Roster
-from services.allocator.core.rows import IntArray, Rows
-from services.allocator.core.view import CpuTargets
+from services.allocator.budget.fairness import FairShares
+from services.allocator.cpu.policy_api import CpuTargets
+from services.allocator.memory.policy import MemoryTargets
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import NodeState, Roster
+from services.allocator.state.container_columns import IntArray, Rows
 
 
 @dataclass(slots=True)

@@ -23,8 +23,8 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.core.sharing import ration
-from services.allocator.core.view import Bools, CpuView, Ints, any_per_app, per_app
+from services.allocator.budget.fair_share import ration
+from services.allocator.cpu.policy_api import Bools, CpuView, Ints, any_per_app, per_app
 
 CUT_SHARE: Final = 0.05
 """Of the quota; measured/policy.md section 4 (b)."""

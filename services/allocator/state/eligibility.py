@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.allocator.core import ledger
-from services.allocator.core.app_table import AppTable
-from services.allocator.core.messages import Pools
-from services.allocator.core.roster import Roster
-from services.allocator.core.rows import BoolArray, IntArray
-from services.allocator.core.view import per_app
+from services.allocator.budget import ledger
+from services.allocator.cpu.policy_api import per_app
+from services.allocator.messages import Pools
+from services.allocator.state.app_parameters import AppTable
+from services.allocator.state.cluster_state import Roster
+from services.allocator.state.container_columns import BoolArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

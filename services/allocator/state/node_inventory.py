@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.core.roster import NodeState, Roster
+from services.allocator.state.cluster_state import NodeState, Roster
 
 
 @dataclass(frozen=True, slots=True)

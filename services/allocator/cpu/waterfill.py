@@ -44,10 +44,10 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from schemas.reasons import Reason
-from services.allocator.core.damping import damp
-from services.allocator.core.sharing import ration, weighted_max_min
-from services.allocator.core.slots import SlotArrays, at
-from services.allocator.core.view import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
+from services.allocator.budget.fair_share import ration, weighted_max_min
+from services.allocator.cpu.dead_band import damp
+from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
+from services.allocator.state.slot_arrays import SlotArrays, at
 
 THROTTLE_WEIGHT: Final = 0.1
 """Share of throttled_us that counts as demand: it overestimates (measured/policy.md section 2.4)."""

@@ -40,10 +40,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.core.fairness import PAGE_BYTES, within_share
-from services.allocator.core.sharing import ration, weighted_max_min
-from services.allocator.core.slots import SlotArrays, at
-from services.allocator.core.view import AppIndex, Bools, Floats, Ints, per_app
+from services.allocator.budget.fair_share import ration, weighted_max_min
+from services.allocator.budget.fairness import PAGE_BYTES, within_share
+from services.allocator.cpu.policy_api import AppIndex, Bools, Floats, Ints, per_app
+from services.allocator.state.slot_arrays import SlotArrays, at
 
 LOOP_PERIODS: Final = 3
 """From a sample to its order in force at most two (measured/policy.md section 1), and one until the next sample."""

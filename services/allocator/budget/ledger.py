@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from services.allocator.core.rows import UNLIMITED, BoolArray, IntArray, Rows
-from services.allocator.core.slots import at
+from services.allocator.state.container_columns import UNLIMITED, BoolArray, IntArray, Rows
+from services.allocator.state.slot_arrays import at
 
 
 @dataclass(frozen=True, slots=True)

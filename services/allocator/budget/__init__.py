@@ -1,0 +1,1 @@
+"""What an application may still hand out."""

@@ -1,1 +1,0 @@
-"""Decisions of the allocator, pure and vectorised over containers."""

@@ -1,0 +1,1 @@
+"""CPU limits: policies and the dead band."""

@@ -1,0 +1,1 @@
+"""What is known of nodes, applications and containers."""
