@@ -157,9 +157,9 @@ def test_cells_of_other_code_are_measured_again(tmp_path: Path, monkeypatch: pyt
     assert store.forget_outdated(_PLAN.order()) == 0
     marks = {policy: code_mark(policy) for policy in ("waterfill", "escra:kappa=0.5", "vpa", "none")}
     assert marks["waterfill"] == marks["escra:kappa=0.5"] != marks["vpa"] != marks["none"]
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "policy_waterfill.py").write_text("# changed")
-    monkeypatch.setattr("tests.bench.escra.store.CORE", tmp_path / "core")
+    (tmp_path / "allocator" / "cpu").mkdir(parents=True)
+    (tmp_path / "allocator" / "cpu" / "waterfill.py").write_text("# changed")
+    monkeypatch.setattr("tests.bench.escra.store.ALLOCATOR", tmp_path / "allocator")
     code_mark.cache_clear()
     try:
         assert store.forget_outdated(_PLAN.order()) == 1
