@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 VARIABLE = "TURNBUCKLE_COLLECTOR__DIRECTORY"
-LOCK_NAME = "records.lock"  # as in services/collector/journal.py
+LOCK_NAME = "records.lock"  # as in services/collector/write_ahead_log.py
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ COMMON = (*OURS, "nkeys", "http.server", "runpy")
 OWN = {
     "agent": ("services.agent.service", "services.agent.discovery.docker", "services.agent.memory.watchdog"),
     "reconciler": ("services.reconciler.service", "services.fastpath.service"),
-    "collector": ("services.collector.service", "services.collector.adapters.billing"),
+    "collector": ("services.collector.service", "services.collector.cloud.billing"),
     "advisor": ("services.advisor.service", "services.advisor.training"),
     "cli": ("services.cli.main",),
 }

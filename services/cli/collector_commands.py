@@ -14,7 +14,7 @@ from services.cli.tool_command import add_tool, examples_text
 from services.cli.tool_run import Tool
 
 PROFILE: Final = Tool(
-    "services.collector.local_run",
+    "services.collector.profiler.run",
     "profile",
     "Run a training command locally for some minutes and record what it uses.",
     examples=(
@@ -23,18 +23,18 @@ PROFILE: Final = Tool(
     ),
 )
 FEATURES: Final = Tool(
-    "services.collector.features",
+    "services.collector.profiler.features",
     "features",
     "Read a training task's features from its PyTorch module.",
     examples=("features my_package.model:build_model --batch-size 32 --json > features.json",),
 )
 EMULATE: Final = Tool(
-    "services.collector.emulate",
+    "services.collector.emulator.commands",
     "emulate",
     "Run a grid of training jobs on emulated machines of this host (root).",
     examples=("emulate docs/examples/grid.yaml --plan", "emulate grid.yaml --out my-measurements"),
 )
-_VERTEX: Final = Tool("services.collector.vertex_jobs", "vertex", "")
+_VERTEX: Final = Tool("services.collector.cloud.vertex_jobs", "vertex", "")
 VERTEX_SUBMIT: Final = replace(
     _VERTEX,
     first=("submit",),
@@ -64,14 +64,14 @@ PRICES_REFRESH: Final = replace(
     ),
 )
 IMPORT: Final = Tool(
-    "services.collector.import_jobs",
+    "services.collector.transfer.import_jobs",
     "jobs",
     "Make records of a CSV or Parquet file's rows, and publish them.",
     ("import",),
     ("jobs import results.csv --mapping mapping.yaml", "jobs import all.parquet"),
 )
 EXPORT: Final = Tool(
-    "services.collector.import_jobs",
+    "services.collector.transfer.import_jobs",
     "jobs",
     "Write records to a file: .parquet (everything) or .csv (jobs).",
     ("export",),

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Protocol
 
-from services.collector.core.cloud_jobs import CloudJob
-from services.collector.core.grid import JobRequest
-from services.collector.core.settling import BilledCost
+from services.collector.cloud.cloud_jobs import CloudJob
+from services.collector.cloud.cost_settlement import BilledCost
+from services.collector.cloud.grid import JobRequest
 
 
 class CloudError(Exception):

@@ -16,7 +16,7 @@ from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from services._runtime.bus.api import Bus, BusUnavailableError
 from services._runtime.telemetry.tracing import Carrier, resumed, span
-from services.collector.journal import Journal, Record, record_id, record_key, record_subject
+from services.collector.write_ahead_log import Journal, Record, record_id, record_key, record_subject
 
 _BATCH: Final = 100
 """Far below what the bus's outbox holds (10,000), and a batch takes far less than the duplicate window."""

@@ -12,13 +12,13 @@ from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import Begin, span
 from services.collector.background import start_daemon
-from services.collector.clouds import open_clouds
-from services.collector.ingestion import Ingestion, Look
-from services.collector.journal import Journal, JournalError, Record, record_key
+from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.ingestion import Ingestion, Look
 from services.collector.ports import CloudError
 from services.collector.publishing import Publisher
 from services.collector.settings import CollectorSettings
 from services.collector.tool import default_directory
+from services.collector.write_ahead_log import Journal, JournalError, Record, record_key
 
 _FAILURES_TO_TELL: Final = 3
 """Looks in a row that brought nothing; one alone is everyday life."""

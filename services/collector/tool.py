@@ -21,9 +21,9 @@ from services._runtime.service.settings import SettingsError
 from services._runtime.telemetry.logging import setup_logging
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
-from services.collector.journal import Journal, JournalError, Record, record_id
 from services.collector.publishing import Publisher
 from services.collector.settings import CollectorSettings
+from services.collector.write_ahead_log import Journal, JournalError, Record, record_id
 
 EXIT_OK: Final = 0
 EXIT_DATA: Final = 65

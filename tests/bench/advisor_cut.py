@@ -27,8 +27,8 @@ from services.advisor.core import metrics
 from services.advisor.core.arrays import BoolArray, FloatArray
 from services.advisor.core.ours.adviser import OurAdviser, OurAlgorithm
 from services.advisor.core.table import build
-from services.collector.core.cutting import PARTS, cut_name, cut_short
-from services.collector.emulated.tasks import base_task
+from services.collector.emulator.tasks import base_task
+from services.collector.profiler.cutting import PARTS, cut_name, cut_short
 from tests.bench.machine import this_machine
 from tests.bench.outcome import say
 

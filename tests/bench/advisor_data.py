@@ -24,7 +24,7 @@ from services._runtime.record_files import read_job_file
 from services.advisor.core.arrays import TextArray
 from services.advisor.core.encoder import configuration_key
 from services.advisor.core.table import SECONDS_PER_HOUR, Table, build
-from services.collector.emulated.tasks import base_task
+from services.collector.emulator.tasks import base_task
 
 DEFAULT_DATA: Final = Path("../shared/data")
 SHIPPED: Final = Path("services/advisor/data")

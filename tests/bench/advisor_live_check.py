@@ -2,7 +2,7 @@
 
 Our model learns from the file's records and local runs, and predicts configurations that the grid leaves out. The
 predictions are in ``DIR/predictions.json``, and their digest is told, before any of these configurations has run. Then
-``services.collector.emulate --check`` runs them. Both stand side by side in ``DIR/live_check.md`` and
+``services.collector.emulator.commands --check`` runs them. Both stand side by side in ``DIR/live_check.md`` and
 ``DIR/live_check.json``. Nothing is asserted.
 """
 
@@ -30,9 +30,9 @@ from services.advisor.model_file import unpack
 from services.advisor.ports import Lesson
 from services.advisor.records import Records
 from services.advisor.training import learn
-from services.collector.emulated.checking import Predicted
-from services.collector.emulated.grid import SHIPPED
-from services.collector.journal import Journal, JournalError
+from services.collector.emulator.checking import Predicted
+from services.collector.emulator.grid import SHIPPED
+from services.collector.write_ahead_log import Journal, JournalError
 from tests.bench.machine import this_machine
 from tests.bench.outcome import UNAVAILABLE, say, tell, write_record
 
@@ -40,7 +40,7 @@ PREDICTIONS: Final = "predictions.json"
 CAMPAIGN: Final = "campaign"
 """Below the directory: a copy of what was learned from, as the emulated cloud wants it."""
 REPORT: Final = "live_check"
-_EMULATE: Final = "services.collector.emulate"
+_EMULATE: Final = "services.collector.emulator.commands"
 
 
 class CheckFailedError(Exception):

@@ -53,11 +53,11 @@ from services.cli.advise import ask
 from services.cli.allocators import allocator_explain, allocator_state
 from services.cli.network import ask_node
 from services.cli.tap import tap_command
-from services.collector.journal import Journal
-from services.collector.local_options import parse
-from services.collector.local_recording import LocalRun
+from services.collector.profiler.options import parse
+from services.collector.profiler.recording import LocalRun
 from services.collector.service import Collector
 from services.collector.settings import CollectorSettings
+from services.collector.write_ahead_log import Journal
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until

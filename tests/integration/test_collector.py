@@ -25,8 +25,8 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
 from services.cli.supervisor import free_port
-from services.collector.clouds import open_clouds
-from services.collector.journal import read_journal
+from services.collector.cloud.clouds import open_clouds
+from services.collector.write_ahead_log import read_journal
 from tests.support.deadline import until
 from tests.support.fake_google_cloud import FakeGoogleCloud
 from tests.support.grid_files import grid_requests

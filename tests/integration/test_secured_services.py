@@ -22,8 +22,8 @@ from schemas.subjects import JOB_RECORDS, LIMIT_DECISIONS, RECONCILER_STATE, TC_
 from services._runtime.bus.api import BusError
 from services._runtime.bus.nats_history import read_stored
 from services.cli.main import app
-from services.collector.journal import Journal
 from services.collector.publishing import Publisher
+from services.collector.write_ahead_log import Journal
 from tests.support.authority import make_ca
 from tests.support.cluster_lab import MessageLog, ServiceProcess, poll
 from tests.support.deadline import until

@@ -21,7 +21,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
-from services.collector.clouds import open_clouds
+from services.collector.cloud.clouds import open_clouds
 from tests.support.bus_lab import NatsLab
 from tests.support.deadline import until
 from tests.support.fake_google_cloud import FakeGoogleCloud

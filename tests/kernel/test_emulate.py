@@ -17,12 +17,12 @@ from schemas.predictions import ConfigurationPrediction, Estimate
 from services._host.cgroupfs import detect
 from services._host.sandbox.records import CELLS_ROOT, RECORDS, RunRecord
 from services._runtime.record_files import read_job_file
-from services.collector.emulated.campaign import Campaign, campaign_name, machine_cores
-from services.collector.emulated.grid import expand, read
-from services.collector.emulated.instance_types import InstanceType
-from services.collector.emulated.orders import Order
-from services.collector.emulated.warm_client import WarmParent
-from services.collector.journal import Journal, read_journal
+from services.collector.emulator.campaign import Campaign, campaign_name, machine_cores
+from services.collector.emulator.grid import expand, read
+from services.collector.emulator.instance_types import InstanceType
+from services.collector.emulator.orders import Order
+from services.collector.emulator.warm_client import WarmParent
+from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_trainer import FakeTrainer
 
@@ -131,7 +131,7 @@ class Tool:
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "services.collector.emulate", str(self.grid), "--out", str(self.out)]
+        command = [sys.executable, "-m", "services.collector.emulator.commands", str(self.grid), "--out", str(self.out)]
         process = subprocess.Popen(
             [*command, "--no-bus", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

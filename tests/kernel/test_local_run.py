@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from schemas.runs import RunEnd, RunProfile
-from services.collector.journal import read_journal
+from services.collector.write_ahead_log import read_journal
 from tests.support.cgroup_lab import wait_until
 from tests.support.local_runs import (
     ROOT,

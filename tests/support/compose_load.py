@@ -20,8 +20,8 @@ from schemas.registry import ADVISOR_RANK
 from schemas.streams import JOB_STREAM, PREDICTION_STREAM, StreamSpec
 from services._runtime.bus.api import BusError, Delivery
 from services._runtime.bus.nats import NatsBus
-from services.collector.clouds import open_clouds
-from services.collector.core.grid import JobRequest
+from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.grid import JobRequest
 from services.collector.settings import CollectorSettings
 from tests.support.fake_vertex import FakeVertex, VertexServer
 from tests.support.grid_files import grid_requests

@@ -8,7 +8,7 @@ import numpy as np
 
 from schemas.jobs import JobState, TaskFeatures
 from schemas.runs import SERIES, WorkerSeries
-from services.collector.emulated.orders import Order, Outcome
+from services.collector.emulator.orders import Order, Outcome
 
 SAMPLES = 12
 

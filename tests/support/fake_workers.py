@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from services.collector.core.series import Counters
+from services.collector.profiler.series import Counters
 
 
 @dataclass

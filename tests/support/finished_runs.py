@@ -6,7 +6,7 @@ import numpy as np
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services.collector.core.throughput import ring_bytes_per_step
+from services.collector.profiler.throughput import ring_bytes_per_step
 
 PARAMETERS = 50_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.collector.core.grid import GridFile, JobRequest, job_requests
+from services.collector.cloud.grid import GridFile, JobRequest, job_requests
 
 
 def grid_fields(**changes: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from schemas.runs import RunEnd
-from services.collector.core.cutting import with_cuts
+from services.collector.profiler.cutting import with_cuts
 from tests.bench.advisor_cut import (
     BEGIN,
     END,

@@ -11,7 +11,7 @@ import pytest
 from schemas.jobs import Configuration, JobState
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName
 from services._runtime.record_files import JobFile
-from services.collector.emulated.checking import Predicted
+from services.collector.emulator.checking import Predicted
 from tests.bench.advisor_live_check import (
     CheckFailedError,
     Promise,

@@ -13,7 +13,7 @@ from schemas.runs import RunEnd
 from services._runtime.record_files import JobFile, read_job_file
 from services.advisor.core.anchor import anchor_of
 from services.cli.advise_example import shipped_file
-from services.collector.core.cutting import cuts_of
+from services.collector.profiler.cutting import cuts_of
 
 ROOT = Path(__file__).parents[3]
 DATASHEET = ROOT / "docs/dataset.md"

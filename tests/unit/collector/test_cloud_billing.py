@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from services.collector.adapters.billing import BigQueryBilling, costs_sql, open_client
-from services.collector.clouds import open_clouds
-from services.collector.core.settling import BilledCost
+from services.collector.cloud.billing import BigQueryBilling, costs_sql, open_client
+from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.cost_settlement import BilledCost
 from services.collector.ports import (
     CloudBusyError,
     CloudError,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.collector.core.grid import GridFile, JobPlan, job_requests
-from services.collector.core.settling import BilledCost, Observation, Patience, Settled, judge, observe
+from services.collector.cloud.cost_settlement import BilledCost, Observation, Patience, Settled, judge, observe
+from services.collector.cloud.grid import GridFile, JobPlan, job_requests
 from tests.support.grid_files import grid_fields, grid_requests
 
 

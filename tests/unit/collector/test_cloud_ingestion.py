@@ -13,11 +13,11 @@ from google.cloud.aiplatform_v1.types import JobState
 
 from schemas.jobs import CostKind
 from schemas.jobs import JobState as RecordState
-from services.collector.clouds import open_clouds
-from services.collector.cost_book import FILE_NAME
-from services.collector.ingestion import Ingestion, Look
-from services.collector.journal import Journal, JournalFullError
+from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.cost_book import FILE_NAME
+from services.collector.cloud.ingestion import Ingestion, Look
 from services.collector.ports import CloudUncertainError
+from services.collector.write_ahead_log import Journal, JournalFullError
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate, HttpFailure
 from tests.support.grid_files import grid_requests
 
@@ -265,7 +265,7 @@ def test_a_full_disk_is_said_and_the_next_look_goes_on(
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        patch.setattr("services.collector.journal.os.fsync", full)
+        patch.setattr("services.collector.write_ahead_log.os.fsync", full)
         with pytest.raises(JournalFullError):
             lab.look(660)
     assert len(lab.look().recorded) == 2

@@ -13,10 +13,10 @@ import pytest
 from schemas.streams import JOB_STREAM
 from services._runtime.service.app import UnusableSettingsError, run_in_process
 from services._runtime.service.settings import SettingsError
-from services.collector.clouds import open_clouds
-from services.collector.journal import Journal, read_journal
+from services.collector.cloud.clouds import open_clouds
 from services.collector.service import Collector
 from services.collector.settings import CollectorSettings
+from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
@@ -59,7 +59,7 @@ async def test_a_full_disk_is_said_and_passes(
             def full(*_: object) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-            patch.setattr("services.collector.journal.os.pwrite", full)
+            patch.setattr("services.collector.write_ahead_log.os.pwrite", full)
             await until(lambda: "no space left for" in (collector.not_ready() or ""), within_s=30, what="the reason")
             assert (collector.not_ready() or "").startswith("journal: ")
         await until(lambda: collector.not_ready() is None and stored(broker) == 2, within_s=30, what="both records")

@@ -12,12 +12,12 @@ import grpc
 import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
-from services.collector.clouds import open_clouds
-from services.collector.core.cloud_jobs import CloudJob
-from services.collector.core.grid import JobRequest
-from services.collector.journal import JournalFullError
+from services.collector.cloud.cloud_jobs import CloudJob
+from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.grid import JobRequest
+from services.collector.cloud.submission import Intents, Pace, Submission, Tally
 from services.collector.ports import CloudForbiddenError, CloudUncertainError, TrainingCloud
-from services.collector.submission import Intents, Pace, Submission, Tally
+from services.collector.write_ahead_log import JournalFullError
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate
 from tests.support.fake_vertex import ENDED
 from tests.support.grid_files import grid_requests
@@ -256,7 +256,7 @@ def test_an_intent_that_cannot_be_written_ends_it_before_the_creation(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("services.collector.submission.os.write", full)
+    monkeypatch.setattr("services.collector.cloud.submission.os.write", full)
     with pytest.raises(JournalFullError, match=r"no space left for .*intents\.jsonl: make room"):
         lab.run(grid_requests())
     assert lab.vertex.jobs == {}

@@ -13,10 +13,10 @@ from google.cloud.aiplatform_v1.types import CustomJob, JobState
 
 from schemas.jobs import CostKind
 from schemas.jobs import JobState as RecordState
-from services.collector.adapters import vertex as adapter
-from services.collector.adapters.vertex import GRID_LABEL, PLAN_VARIABLE, VertexJobs, open_transport
-from services.collector.clouds import open_clouds
-from services.collector.core.cloud_jobs import CloudState, derived_cost, job_record, job_state
+from services.collector.cloud import vertex as adapter
+from services.collector.cloud.cloud_jobs import CloudState, derived_cost, job_record, job_state
+from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.vertex import GRID_LABEL, PLAN_VARIABLE, VertexJobs, open_transport
 from services.collector.ports import (
     CloudBusyError,
     CloudForbiddenError,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.collector.journal import Journal
+from services.collector.write_ahead_log import Journal
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "compose" / "image" / "collector.py"

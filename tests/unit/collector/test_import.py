@@ -13,10 +13,10 @@ import yaml
 
 from schemas.jobs import CostKind, JobRecord, JobState
 from services._runtime.record_files import read_job_file
-from services.collector import import_jobs
-from services.collector.importing import Imported, MappingError, TableError, import_table, read_mapping
-from services.collector.journal import Journal, read_journal
 from services.collector.tool import BadDataError, UsageError
+from services.collector.transfer import import_jobs
+from services.collector.transfer.importing import Imported, MappingError, TableError, import_table, read_mapping
+from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.job_records import job_record, run_profile
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"

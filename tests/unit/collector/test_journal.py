@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.collector.journal import (
+from services.collector.write_ahead_log import (
     FILE_NAME,
     Journal,
     JournalError,
@@ -55,7 +55,9 @@ def test_a_job_and_a_run_may_share_a_name(tmp_path: Path) -> None:
 
 def test_torn_anywhere_the_whole_lines_before_it_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As kill -9, or a power cut, may leave it: each prefix of the file is a journal of its whole lines."""
-    monkeypatch.setattr("services.collector.journal.os.fsync", lambda _file: None)  # thousands of them take a minute
+    monkeypatch.setattr(
+        "services.collector.write_ahead_log.os.fsync", lambda _file: None
+    )  # thousands of them take a minute
     with Journal(tmp_path / "whole") as journal:
         for number in (1, 2):
             journal.append(job_record(number))
@@ -155,7 +157,7 @@ def test_a_directory_has_one_writer(tmp_path: Path) -> None:
 _HOLD = """
 import sys
 from pathlib import Path
-from services.collector.journal import Journal
+from services.collector.write_ahead_log import Journal
 from tests.support.job_records import job_record
 journal = Journal(Path(sys.argv[1]))
 journal.append(job_record(1))
@@ -184,7 +186,7 @@ def test_a_forked_child_does_not_keep_the_directory(tmp_path: Path) -> None:
 _FORK = """
 import os, signal, sys
 from pathlib import Path
-from services.collector.journal import Journal
+from services.collector.write_ahead_log import Journal
 journal = Journal(Path(sys.argv[1]))
 child = os.fork()
 if child:
@@ -212,7 +214,7 @@ def test_full_disk_is_said_and_leaves_the_journal_whole(tmp_path: Path) -> None:
 _FULL = f"""
 import json, resource, signal, sys
 from pathlib import Path
-from services.collector.journal import Journal, JournalError, read_journal
+from services.collector.write_ahead_log import Journal, JournalError, read_journal
 from tests.support.job_records import job_record
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, {resource.RLIM_INFINITY}))
@@ -237,7 +239,7 @@ def test_no_space_is_said_and_a_later_try_succeeds(tmp_path: Path, monkeypatch: 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         with monkeypatch.context() as patch:
-            patch.setattr(f"services.collector.journal.os.{call}", full)
+            patch.setattr(f"services.collector.write_ahead_log.os.{call}", full)
             with pytest.raises(JournalFullError, match=r"no space left for .*make room"):
                 journal.append(job_record(2))
         assert "job:job-2" not in journal

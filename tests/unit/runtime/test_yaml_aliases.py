@@ -16,8 +16,8 @@ from services._runtime.command.failure import BadFileError
 from services._runtime.command.yaml_aliases import MAX_VALUES, BoundedLoader
 from services.cli.app_file import load_app_file
 from services.cli.job_yaml import load_job
-from services.collector.emulated.grid import BadGridError, read
-from services.collector.importing import MappingError, read_mapping
+from services.collector.emulator.grid import BadGridError, read
+from services.collector.transfer.importing import MappingError, read_mapping
 from services.fabric.host_file import load_host_file
 
 READERS: dict[str, Callable[[Path], Any]] = {

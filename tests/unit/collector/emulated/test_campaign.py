@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from schemas.jobs import CostKind, JobRecord, JobState
 from schemas.runs import RunEnd, RunProfile
-from services.collector.emulated.campaign import CAMPAIGN_FILE, Campaign, campaign_name
-from services.collector.emulated.grid import expand, parse
-from services.collector.emulated.orders import Order, Outcome
-from services.collector.journal import Journal, read_journal
+from services.collector.emulator.campaign import CAMPAIGN_FILE, Campaign, campaign_name
+from services.collector.emulator.grid import expand, parse
+from services.collector.emulator.orders import Order, Outcome
 from services.collector.tool import BadDataError, UnavailableError
+from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.fake_trainer import SAMPLES, FakeTrainer
 
 TINY = {"name": "tiny", "cpu_cores": 0.25, "memory_mb": 64, "network_mbps": 10, "usd_per_hour": 0.5}

@@ -8,8 +8,8 @@ import pytest
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate
-from services.collector.emulated.checking import Comparison, compare, never_measured, read_predictions, table
-from services.collector.emulated.grid import expand, parse
+from services.collector.emulator.checking import Comparison, compare, never_measured, read_predictions, table
+from services.collector.emulator.grid import expand, parse
 from services.collector.tool import BadDataError
 
 GRID = parse(

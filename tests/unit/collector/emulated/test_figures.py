@@ -8,14 +8,14 @@ import pytest
 
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from services._runtime.record_files import read_job_file, write_job_file
-from services.collector import emulate
-from services.collector.emulated.campaign import Campaign, campaign_name
-from services.collector.emulated.figures import markdown, repeat_variations
-from services.collector.emulated.grid import BadGridError, expand, parse, read
-from services.collector.emulated.instance_types import CATALOGUE
-from services.collector.emulated.tasks import base_task
-from services.collector.journal import Journal
+from services.collector.emulator import commands as emulate
+from services.collector.emulator.campaign import Campaign, campaign_name
+from services.collector.emulator.figures import markdown, repeat_variations
+from services.collector.emulator.grid import BadGridError, expand, parse, read
+from services.collector.emulator.instance_types import CATALOGUE
+from services.collector.emulator.tasks import base_task
 from services.collector.tool import BadDataError
+from services.collector.write_ahead_log import Journal
 from tests.support.fake_trainer import FakeTrainer
 from tests.support.finished_runs import finished
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.collector.emulated.grid import (
+from services.collector.emulator.grid import (
     SHIPPED,
     BadGridError,
     expand,
@@ -20,8 +20,8 @@ from services.collector.emulated.grid import (
     read,
     unmeasured,
 )
-from services.collector.emulated.instance_types import CATALOGUE, InstanceType, snapshot
-from services.collector.emulated.tasks import TASKS
+from services.collector.emulator.instance_types import CATALOGUE, InstanceType, snapshot
+from services.collector.emulator.tasks import TASKS
 
 SMALL = {
     "tasks": ["text-dnn", "tabular-mlp"],

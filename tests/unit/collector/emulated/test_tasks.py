@@ -9,8 +9,8 @@ from math import prod
 import pytest
 import torch
 
-from services.collector.emulated.describing import describe
-from services.collector.emulated.tasks import TASKS
+from services.collector.emulator.describing import describe
+from services.collector.emulator.tasks import TASKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
 BATCH = 64

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.runs import SERIES, RunEnd
-from services.collector.core.cutting import cut_short, cuts_of, with_cuts
+from services.collector.profiler.cutting import cut_short, cuts_of, with_cuts
 from tests.support.finished_runs import finished
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from schemas.jobs import TaskFeatures
-from services.collector.adapters.user_module import UserCodeError, call, load
-from services.collector.features import features_of, parse
+from services.collector.profiler.features import features_of, parse
+from services.collector.profiler.user_module import UserCodeError, call, load
 from services.collector.tool import BadDataError, UsageError
 
 MODEL = """
@@ -129,7 +129,7 @@ def test_the_user_may_have_modules_of_our_names(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 def test_the_process_speaks_json_on_standard_output_only(model: str) -> None:
     """What the user's code prints, goes to standard error."""
-    command = [sys.executable, "-m", "services.collector.features", f"{model}:build", "--input-shape", "4"]
+    command = [sys.executable, "-m", "services.collector.profiler.features", f"{model}:build", "--input-shape", "4"]
     root = str(Path(__file__).parents[4])
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": root})
     told = [json.loads(line) for line in done.stdout.splitlines()]

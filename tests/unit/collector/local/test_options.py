@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.collector.local_options import parse
+from services.collector.profiler.options import parse
 from services.collector.tool import BadDataError, UsageError
 
 FEATURES = {"task": "mnist", "parameter_count": 42, "layers": ["Linear"], "epochs": 3}

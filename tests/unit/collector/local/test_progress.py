@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services.collector.adapters.worker_output import OutputFile
-from services.collector.core.progress import Pace, ProgressReader, lines_of
-from services.collector.core.rate import Unit, rate_of, whole_run_of, with_estimates
-from services.collector.core.rate_words import rate_sentence
-from services.collector.core.throughput import Method
+from services.collector.profiler.progress import Pace, ProgressReader, lines_of
+from services.collector.profiler.rate import Unit, rate_of, whole_run_of, with_estimates
+from services.collector.profiler.rate_words import rate_sentence
+from services.collector.profiler.throughput import Method
+from services.collector.profiler.worker_output import OutputFile
 
 
 def pace(lines: list[tuple[float, str]], resolution_s: float = 1.0) -> Pace | None:

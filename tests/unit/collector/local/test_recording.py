@@ -14,10 +14,10 @@ from schemas.runs import RunEnd, RunProfile, RunSample
 from schemas.streams import RUN_STREAM
 from schemas.subjects import RUN_SAMPLES
 from services._runtime.bus.api import Delivery
-from services.collector.journal import Journal
-from services.collector.local_options import LocalRunPlan, parse
-from services.collector.local_recording import LocalRun, describe_exit
-from services.collector.local_run import publish, store
+from services.collector.profiler.options import LocalRunPlan, parse
+from services.collector.profiler.recording import LocalRun, describe_exit
+from services.collector.profiler.run import publish, store
+from services.collector.write_ahead_log import Journal
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.collector.core.secrets import MASK, mask_command, mask_text, names_secret
+from services.collector.profiler.secrets import MASK, mask_command, mask_text, names_secret
 
 
 @pytest.mark.parametrize(

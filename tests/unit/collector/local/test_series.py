@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.collector.core.series import (
+from services.collector.profiler.series import (
     Counters,
     Recording,
     autocorrelation,

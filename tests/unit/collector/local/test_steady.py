@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services.collector.core.progress import ProgressReader
-from services.collector.core.rate import rate_of, whole_run_of
-from services.collector.core.steady import completions, warm_up
-from services.collector.core.throughput import ring_bytes_per_step
+from services.collector.profiler.progress import ProgressReader
+from services.collector.profiler.rate import rate_of, whole_run_of
+from services.collector.profiler.steady import completions, warm_up
+from services.collector.profiler.throughput import ring_bytes_per_step
 
 PARAMETERS = 100_000
 WORKERS = 3

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services.collector.core.rate import rate_of, whole_run_of, with_estimates
-from services.collector.core.throughput import (
+from services.collector.profiler.rate import rate_of, whole_run_of, with_estimates
+from services.collector.profiler.throughput import (
     Method,
     ring_bytes_per_step,
     steps_of,

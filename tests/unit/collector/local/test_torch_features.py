@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.collector.core.torch_features import FeatureError, InputShape, count_parameters, leaf_types, measure
+from services.collector.profiler.torch_features import FeatureError, InputShape, count_parameters, leaf_types, measure
 
 
 class Tied(nn.Module):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from services.collector.core.workers import Rendezvous, threads_per_worker, worker_environment, worker_names
+from services.collector.profiler.worker_environment import (
+    Rendezvous,
+    threads_per_worker,
+    worker_environment,
+    worker_names,
+)
 
 MEETING = Rendezvous(workers=3, master_address="10.77.0.1", master_port=29_500, device="eth0", threads=2)
 

@@ -1,1 +1,0 @@
-"""Where the collector meets the kernel and the clouds."""

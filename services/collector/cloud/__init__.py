@@ -1,0 +1,1 @@
+"""Training jobs in the cloud: submitted, watched, paid for."""

@@ -1,1 +1,0 @@
-"""Decisions of the collector, pure."""

@@ -1,0 +1,35 @@
+"""The training tasks of the emulated cloud: ordinary torch code, a module each, as in Table 4.2 of the thesis.
+
+Names are known without torch; a module is imported where it is trained.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_PACKAGE: Final = "services.collector.emulator.tasks"
+TASKS: Final = {
+    "audio-conv": f"{_PACKAGE}.audio_conv",
+    "image-cnn": f"{_PACKAGE}.image_cnn",
+    "image-digits": f"{_PACKAGE}.image_digits",
+    "image-vgg": f"{_PACKAGE}.image_vgg",
+    "recommendation": f"{_PACKAGE}.recommendation",
+    "tabular-mlp": f"{_PACKAGE}.tabular_mlp",
+    "tagging-lstm": f"{_PACKAGE}.tagging_lstm",
+    "text-dnn": f"{_PACKAGE}.text_dnn",
+    "text-transformer": f"{_PACKAGE}.text_transformer",
+}
+"""Module of each task; it holds a `TASK`."""
+TASK_REPEATED: Final = "image-cnn-x20"
+_REPEATED: Final = re.compile(r"(?P<task>.+)-x(?P<factor>[1-9][0-9]{0,3})")
+
+
+def base_task(name: str) -> tuple[str, int]:
+    """Return a task's own name and how many times its epochs are trained: ``image-cnn-x20`` is ``image-cnn``, 20.
+
+    A job of minutes beside the same job of seconds; its name differs, so that records of both are told apart.
+    """
+    if name not in TASKS and (found := _REPEATED.fullmatch(name)) is not None:
+        return found["task"], int(found["factor"])
+    return name, 1

@@ -1,0 +1,1 @@
+"""Local runs: sampled, and their features."""

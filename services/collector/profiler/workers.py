@@ -1,0 +1,181 @@
+"""The workers of a local run: the same command in one cell each, watched until the last one has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services._host.sandbox.network import DEVICE
+from services._host.sandbox.sandbox import Cell, Cells, Output
+from services.collector.profiler.series import Counters
+from services.collector.profiler.worker_environment import (
+    Rendezvous,
+    threads_per_worker,
+    worker_environment,
+    worker_names,
+)
+
+TAIL_LINES: Final = 20
+_TAIL_BYTES: Final = 8 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class CellLimits:
+    """What each worker is given; None: as much as there is."""
+
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+    network_bits_per_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to start."""
+
+    argv: tuple[str, ...]
+    workers: int
+    limits: CellLimits
+    master_port: int
+    logs: Path
+    """Directory that takes each worker's output: ``master.out``, ``master.err``..."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One of them."""
+
+    name: str
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    stderr: Path
+    ended_as: int | None = None
+    """Which one ended it was, from 0; None: it runs."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative: killed by that signal. None: it runs."""
+        return self.process.returncode
+
+    def stderr_tail(self) -> list[str]:
+        """The last lines that it wrote on standard error."""
+        return tail(self.stderr)
+
+
+class LocalWorkers:
+    """All workers of a run. Start and use it from the thread that lives as long as they do."""
+
+    def __init__(self, cells: Cells, launch: Launch) -> None:
+        self._cells = cells
+        self._launch = launch
+        self._made: list[Cell] = []
+        self._ended = 0
+        self._called: Callable[[], None] = _nobody
+        self.workers: list[Worker] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all workers, the master first."""
+        return worker_names(self._launch.workers)
+
+    def prepare(self) -> None:
+        """Make every cell.
+
+        Raises:
+            CellUnavailableError: the kernel does not let us.
+            OSError: the directory for their output cannot be made.
+        """
+        limits = self._launch.limits
+        self._launch.logs.mkdir(parents=True, exist_ok=True)
+        for name in self.names:
+            made = self._cells.create(name, limits.cpu_cores, limits.memory_bytes, limits.network_bits_per_s)
+            self._made.append(made)
+
+    def start(self) -> None:
+        """Start every worker, the master first.
+
+        Raises:
+            CellUnavailableError: the kernel does not let us.
+            OSError: the program cannot be executed.
+        """
+        launch = self._launch
+        cores = len(os.sched_getaffinity(0))
+        threads = threads_per_worker(launch.workers, cores, launch.limits.cpu_cores)
+        meeting = Rendezvous(launch.workers, self._made[0].address, launch.master_port, DEVICE, threads)
+        for rank, cell in enumerate(self._made):
+            output = Output(launch.logs / f"{cell.name}.out", launch.logs / f"{cell.name}.err")
+            process = cell.spawn(launch.argv, worker_environment(os.environ, rank, meeting), None, output)
+            self.workers.append(Worker(cell.name, cell, process, launch.logs / f"{cell.name}.err"))
+
+    def watch(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
+        """Call `ended` each time that one has ended, in the order of their ends."""
+        self._called = ended
+        for worker in self.workers:
+            descriptor = os.pidfd_open(worker.process.pid)
+            loop.add_reader(descriptor, self._reap, loop, worker, descriptor)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop, worker: Worker, descriptor: int) -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        worker.process.wait()
+        worker.ended_as, self._ended = self._ended, self._ended + 1
+        self._called()
+
+    def counters(self, elapsed_s: float) -> list[Counters]:
+        """Of each worker's cell, at so many seconds after the start."""
+        found = []
+        for cell in self._made:
+            sample = cell.sample()
+            assert sample is not None, "cells are removed after the run"
+            found.append(Counters(elapsed_s, sample.cpu_s, sample.memory_bytes, sample.rx_bytes, sample.tx_bytes))
+        return found
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether none runs any more."""
+        return all(worker.ended_as is not None for worker in self.workers)
+
+    @property
+    def failed(self) -> Worker | None:
+        """The first one that ended with another exit code than 0; the others' errors are mostly about its loss."""
+        ended = [worker for worker in self.workers if worker.ended_as is not None and worker.exit_code != 0]
+        return min(ended, key=lambda worker: worker.ended_as or 0, default=None)
+
+    def out_of_memory(self, worker: Worker) -> bool:
+        """Whether the kernel has killed something in its cell for lack of memory."""
+        sample = worker.cell.sample()
+        return sample is not None and sample.oom_kills > 0
+
+    def terminate(self) -> None:
+        """SIGTERM to every worker that still runs, and to what is in its process group."""
+        for worker in self.workers:
+            if worker.ended_as is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(worker.process.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to everything in every cell."""
+        for cell in self._made:
+            cell.kill()
+
+
+def tail(path: Path) -> list[str]:
+    """The last lines of a file; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return list(deque(text.splitlines(), maxlen=TAIL_LINES))
+
+
+def _nobody() -> None:
+    """Nobody watches yet."""
