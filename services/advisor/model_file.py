@@ -1,9 +1,9 @@
 r"""A trained model as bytes: a header that says what it is, a digest, and the model itself.
 
-Layout: ``TBMODEL2\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
+Layout: ``TBMODEL3\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
 rest: a pickle of the `Adviser`. The digest finds damage, not malice: who may write to the store may also write the
-digest. So the pickle is read through an allow-list: classes of the advisor's core and of the schemas, trees of
-scikit-learn and LightGBM, and a few functions that rebuild arrays; anything else refuses the file before it runs.
+digest. So the pickle is read through an allow-list: classes of the advisor's core and models and of the schemas, trees
+of scikit-learn and LightGBM, and a few functions that rebuild arrays; anything else refuses the file before it runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any, Final, cast
 from schemas.predictions import ModelName
 from services.advisor.core.advising import Adviser
 
-MAGIC: Final = b"TBMODEL2\n"
+MAGIC: Final = b"TBMODEL3\n"
 _LIBRARIES: Final = ("numpy", "scikit-learn", "lightgbm")
 _LENGTH_BYTES: Final = 4
 _DIGEST_BYTES: Final = 32
 _MAX_HEADER_BYTES: Final = 1 << 16
-_CLASSES_OF: Final = ("services.advisor.core.", "schemas.")
+_CLASSES_OF: Final = ("services.advisor.core.", "services.advisor.models.", "schemas.")
 _ALLOWED: Final = frozenset(
     {
         ("builtins", "set"), ("builtins", "frozenset"), ("builtins", "complex"), ("builtins", "bytearray"),

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Final
 from schemas.codec import decode
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
-from services.advisor.core.algorithms import ALGORITHMS
 from services.advisor.model_file import Header, libraries, pack
+from services.advisor.models.algorithms import ALGORITHMS
 from services.advisor.ports import Lesson
 
 BAD_DATA: Final = 65

@@ -23,10 +23,10 @@ from schemas.jobs import Attributes, JobRecord
 from schemas.predictions import Objective
 from schemas.runs import RunEnd, RunProfile
 from services._runtime.record_files import read_job_file
-from services.advisor.core import metrics
 from services.advisor.core.arrays import BoolArray, FloatArray
-from services.advisor.core.ours.adviser import OurAdviser, OurAlgorithm
 from services.advisor.core.table import build
+from services.advisor.models import metrics
+from services.advisor.models.gp.adviser import OurAdviser, OurAlgorithm
 from services.collector.emulator.tasks import base_task
 from services.collector.profiler.cutting import PARTS, cut_name, cut_short
 from tests.bench.machine import this_machine

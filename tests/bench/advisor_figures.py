@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.advisor.core import metrics
+from services.advisor.models import metrics
 from tests.bench.advisor_models import MEAN_RANKING
 from tests.bench.advisor_report import Part, per_task, regrets_by_task, select
 from tests.bench.advisor_runs import LEFT_OUT, RANDOM, SEARCH

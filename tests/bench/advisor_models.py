@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from schemas.predictions import Objective
-from services.advisor.core.baselines_blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
-from services.advisor.core.baselines_learned import Boosting, Forest, ForestClassifier, Linear, Poisson
-from services.advisor.core.ernest import Ernest
-from services.advisor.core.model import Ranker, Regressor, Sequential
-from services.advisor.core.ours.model import Ours
-from services.advisor.core.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch
-from services.advisor.core.thesis.model import ThesisClassifier, ThesisRegressor, Unit
+from services.advisor.models.baselines.blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
+from services.advisor.models.baselines.learned import Boosting, Forest, ForestClassifier, Linear, Poisson
+from services.advisor.models.gp.model import Ours
+from services.advisor.models.model import Ranker, Regressor, Sequential
+from services.advisor.models.thesis_bilstm.model import ThesisClassifier, ThesisRegressor, Unit
+from tests.bench.evaluation.ernest import Ernest
+from tests.bench.evaluation.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch
 
 MEAN_RANKING: Final = "mean ranking"
 """What everything is compared with."""

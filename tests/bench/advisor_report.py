@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from services.advisor.core import metrics
-from services.advisor.core.measures import means
+from services.advisor.models import metrics
 from tests.bench.advisor_models import MEAN_RANKING
 from tests.bench.advisor_runs import LEFT_OUT, RANDOM, SEARCH, SPEED, SPEED_QUESTIONS
+from tests.bench.evaluation.measures import means
 
 Part = Mapping[str, Any]
 _PAIRED_SEARCHES: Final = ("bayesian", f"first of {MEAN_RANKING}")

@@ -11,7 +11,11 @@ from typing import Any, Final
 import numpy as np
 
 from schemas.predictions import Objective
-from services.advisor.core.evaluation import (
+from services.advisor.core.table import Table
+from services.advisor.models.model import Fitted, FittedCurves
+from tests.bench.advisor_data import DataSet
+from tests.bench.advisor_models import BY_CHANCE, ONLY_KNOWN_TASKS, RANKERS, REGRESSORS, SEARCHES, SLOW
+from tests.bench.evaluation.evaluation import (
     Answer,
     Search,
     Split,
@@ -22,12 +26,8 @@ from services.advisor.core.evaluation import (
     leave_one_task_out,
     random_split,
 )
-from services.advisor.core.importance import permutation_importance
-from services.advisor.core.measures import choice_figures, error_figures, interval_figures
-from services.advisor.core.model import Fitted, FittedCurves
-from services.advisor.core.table import Table
-from tests.bench.advisor_data import DataSet
-from tests.bench.advisor_models import BY_CHANCE, ONLY_KNOWN_TASKS, RANKERS, REGRESSORS, SEARCHES, SLOW
+from tests.bench.evaluation.importance import permutation_importance
+from tests.bench.evaluation.measures import choice_figures, error_figures, interval_figures
 from tests.bench.figures import percentiles
 
 RANDOM: Final = "random"

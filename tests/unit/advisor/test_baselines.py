@@ -10,14 +10,14 @@ import pytest
 
 from schemas.jobs import JobState
 from schemas.predictions import Objective
-from services.advisor.core.baselines_blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
-from services.advisor.core.baselines_learned import Boosting, Forest, ForestClassifier, Linear, Poisson
-from services.advisor.core.ernest import Ernest
-from services.advisor.core.importance import families, permutation_importance, shuffled
-from services.advisor.core.metrics import median_ape
-from services.advisor.core.model import Ranker, Regressor, ranking_of
-from services.advisor.core.preparation import Preparation
 from services.advisor.core.table import Table, build
+from services.advisor.models.baselines.blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
+from services.advisor.models.baselines.learned import Boosting, Forest, ForestClassifier, Linear, Poisson
+from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.models.metrics import median_ape
+from services.advisor.models.model import Ranker, Regressor, ranking_of
+from tests.bench.evaluation.ernest import Ernest
+from tests.bench.evaluation.importance import families, permutation_importance, shuffled
 from tests.support.advisor_records import grid, made_table, price, record
 
 TIME, COST = Objective.TIME, Objective.COST

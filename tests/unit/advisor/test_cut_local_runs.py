@@ -16,9 +16,9 @@ from schemas.runs import RunEnd, RunProfile, WorkerSeries
 from services.advisor.core.answers import Advice, rank
 from services.advisor.core.catalogue import Listing, Machine
 from services.advisor.core.encoder import configuration_key
-from services.advisor.core.ours.adviser import OurAdviser, OurAlgorithm
 from services.advisor.core.questions import Measured
 from services.advisor.core.table import build
+from services.advisor.models.gp.adviser import OurAdviser, OurAlgorithm
 from tests.support.ours_tables import LOCAL, MACHINES, World
 
 WORLD = World(tasks=7)

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from schemas.jobs import JobState
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.baselines_blind import MeanRanking
-from services.advisor.core.baselines_learned import Boosting
-from services.advisor.core.evaluation import (
+from services.advisor.core.table import Table, build
+from services.advisor.models.baselines.blind import MeanRanking
+from services.advisor.models.baselines.learned import Boosting
+from services.advisor.models.metrics import confusion
+from tests.bench.evaluation.evaluation import (
     asked,
     best_threshold,
     evaluate_left_out,
@@ -26,9 +28,7 @@ from services.advisor.core.evaluation import (
     random_split,
     tuned_threshold,
 )
-from services.advisor.core.measures import choice_figures, error_figures, interval_figures, means
-from services.advisor.core.metrics import confusion
-from services.advisor.core.table import Table, build
+from tests.bench.evaluation.measures import choice_figures, error_figures, interval_figures, means
 from tests.support.advisor_records import grid, made_table, profile, record
 
 TASKS = st.lists(st.sampled_from(["a", "bb", "ccc", "dddd", "eeeee"]), min_size=2, max_size=5, unique=True)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from schemas.jobs import Configuration
 from schemas.predictions import Objective
 from services.advisor.core.advising import Adviser
-from services.advisor.core.baselines_learned import Linear
-from services.advisor.core.ours.adviser import OurAlgorithm
-from services.advisor.core.plain import Plain
 from services.advisor.core.table import build
+from services.advisor.models.baselines.learned import Linear
+from services.advisor.models.baselines.plain import Plain
+from services.advisor.models.gp.adviser import OurAlgorithm
 from tests.support.ours_tables import World, of_task
 
 WORLD = World(tasks=6)

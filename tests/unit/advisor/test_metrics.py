@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from services.advisor.core import metrics
+from services.advisor.models import metrics
 
 LABELLED = st.integers(2, 30).flatmap(
     lambda rows: st.tuples(

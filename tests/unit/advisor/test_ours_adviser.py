@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from schemas.jobs import Configuration, JobRecord
-from services.advisor.core.ours.adviser import OurAdviser, OurAlgorithm
 from services.advisor.core.table import Table, build
+from services.advisor.models.gp.adviser import OurAdviser, OurAlgorithm
 from tests.support.ours_tables import World, in_kind, of_task
 
 WORLD = World(tasks=7)

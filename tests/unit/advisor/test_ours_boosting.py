@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from schemas.predictions import Objective
-from services.advisor.core.ours.boosting import LeftOut, Trees
 from services.advisor.core.table import Table, build
+from services.advisor.models.gp.boosting import LeftOut, Trees
 from tests.support.ours_tables import World
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from schemas.jobs import JobState
 from schemas.predictions import Objective
-from services.advisor.core.baselines_blind import MeanRanking
-from services.advisor.core.metrics import regret
-from services.advisor.core.model import Fitted, FittedFeasibility, FittedIntervals, FittedRanker
-from services.advisor.core.ours.model import FittedOurs, Ours
 from services.advisor.core.table import Table, build
+from services.advisor.models.baselines.blind import MeanRanking
+from services.advisor.models.gp.model import FittedOurs, Ours
+from services.advisor.models.metrics import regret
+from services.advisor.models.model import Fitted, FittedFeasibility, FittedIntervals, FittedRanker
 from tests.support.ours_tables import World, in_kind
 
 LEFT_OUT = "epsilon"

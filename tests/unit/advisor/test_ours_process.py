@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 
 from schemas.predictions import Objective
-from services.advisor.core.ours.calibration import Calibration
-from services.advisor.core.ours.decision import best_together, expected_improvement
-from services.advisor.core.ours.kernel import Kernel
-from services.advisor.core.ours.likelihood import MarginalLikelihood
-from services.advisor.core.ours.observations import Level, design_of, thinned
-from services.advisor.core.ours.process import EXACT, Beliefs, Process, learned, left_out
-from services.advisor.core.ours.space import Space, configuration_space, task_space
 from services.advisor.core.table import Table, build
+from services.advisor.models.gp.calibration import Calibration
+from services.advisor.models.gp.decision import best_together, expected_improvement
+from services.advisor.models.gp.kernel import Kernel
+from services.advisor.models.gp.likelihood import MarginalLikelihood
+from services.advisor.models.gp.observations import Level, design_of, thinned
+from services.advisor.models.gp.process import EXACT, Beliefs, Process, learned, left_out
+from services.advisor.models.gp.space import Space, configuration_space, task_space
 from tests.support.ours_tables import World
 
 

@@ -18,11 +18,11 @@ from schemas.predictions import Objective
 from schemas.streams import MODELS
 from services._runtime.bus.api import BusError
 from services._runtime.telemetry.logging import get_logger
-from services.advisor.core.algorithms import ALGORITHMS
-from services.advisor.core.plain import Plain
-from services.advisor.core.thesis.model import ThesisRegressor
 from services.advisor.model_file import MAGIC, Header, UnusableModelError, libraries, pack, read_header, unpack
 from services.advisor.model_store import ModelStore
+from services.advisor.models.algorithms import ALGORITHMS
+from services.advisor.models.baselines.plain import Plain
+from services.advisor.models.thesis_bilstm.model import ThesisRegressor
 from services.advisor.ports import Lesson
 from services.advisor.settings import AdvisorSettings
 from services.advisor.training import learn, unpack_lesson

@@ -9,7 +9,7 @@ import pytest
 
 from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS
 from services.advisor.core.table import Table
-from services.advisor.core.thesis.inputs import (
+from services.advisor.models.thesis_bilstm.inputs import (
     LAYER_SEGMENTS,
     TABLE_4_1,
     WITH_LOCAL,

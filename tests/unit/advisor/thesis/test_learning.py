@@ -8,8 +8,8 @@ import torch
 
 from schemas.predictions import Objective
 from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS
-from services.advisor.core.thesis.inputs import Rows
-from services.advisor.core.thesis.learning import (
+from services.advisor.models.thesis_bilstm.inputs import Rows
+from services.advisor.models.thesis_bilstm.learning import (
     BATCH_ROWS,
     CLASSIFICATION,
     EPOCHS,
@@ -22,7 +22,7 @@ from services.advisor.core.thesis.learning import (
     restored,
     train,
 )
-from services.advisor.core.thesis.network import Architecture, Output, initialised
+from services.advisor.models.thesis_bilstm.network import Architecture, Output, initialised
 
 WIDTH = 6
 

@@ -10,14 +10,20 @@ import torch
 
 from schemas.predictions import Objective
 from services.advisor.core.advising import Algorithm
-from services.advisor.core.evaluation import evaluate_left_out, evaluate_split, leave_one_task_out, random_split
-from services.advisor.core.labels import top_labels
-from services.advisor.core.model import Fitted, FittedCurves, FittedRanker, ranking_of
-from services.advisor.core.plain import Plain
 from services.advisor.core.table import Table
-from services.advisor.core.thesis.model import THESIS_MEAN, ThesisClassifier, ThesisRegressor, Unit, thesis_values
-from services.advisor.core.thesis.network import Output
 from services.advisor.model_file import Header, libraries, pack, unpack
+from services.advisor.models.baselines.plain import Plain
+from services.advisor.models.labels import top_labels
+from services.advisor.models.model import Fitted, FittedCurves, FittedRanker, ranking_of
+from services.advisor.models.thesis_bilstm.model import (
+    THESIS_MEAN,
+    ThesisClassifier,
+    ThesisRegressor,
+    Unit,
+    thesis_values,
+)
+from services.advisor.models.thesis_bilstm.network import Output
+from tests.bench.evaluation.evaluation import evaluate_left_out, evaluate_split, leave_one_task_out, random_split
 from tests.support.thesis_jobs import jobs, local_run, table_of
 
 EPOCHS = 3

@@ -8,8 +8,8 @@ from torch import nn
 
 from schemas.predictions import Objective
 from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS
-from services.advisor.core.thesis.inputs import Rows
-from services.advisor.core.thesis.network import Architecture, Network, Norm, Output, Sizes, initialised
+from services.advisor.models.thesis_bilstm.inputs import Rows
+from services.advisor.models.thesis_bilstm.network import Architecture, Network, Norm, Output, Sizes, initialised
 
 WIDTH = 9
 PLAIN, NORMED = ["Linear", "ReLU"], ["Linear", "ReLU", "BatchNorm1d"]

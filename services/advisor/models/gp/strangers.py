@@ -14,10 +14,10 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
-from services.advisor.core.baselines_blind import FittedMeanRanking, MeanRanking
-from services.advisor.core.ours.kernel import Likeness
-from services.advisor.core.ours.space import Points, Space
 from services.advisor.core.table import Table
+from services.advisor.models.baselines.blind import FittedMeanRanking, MeanRanking
+from services.advisor.models.gp.kernel import Likeness
+from services.advisor.models.gp.space import Points, Space
 
 _NAMES: Final = "task.attr."
 _NETWORK: Final = ("task.layers.", "task.layer_count", "task.parameter_count", "task.forward_flops")

@@ -13,8 +13,8 @@ import numpy as np
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
 from services.advisor.core.chance import generator
-from services.advisor.core.labels import ranks
 from services.advisor.core.table import Table
+from services.advisor.models.labels import ranks
 
 
 @dataclass(frozen=True, slots=True)

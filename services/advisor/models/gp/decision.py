@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from services.advisor.core.arrays import FloatArray
-from services.advisor.core.ours.process import Beliefs
+from services.advisor.models.gp.process import Beliefs
 
 DRAWS: Final = 512
 _DENSITY: Final = float(1.0 / np.sqrt(2.0 * np.pi))

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.ours.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
-from services.advisor.core.ours.likelihood import JITTER, MarginalLikelihood
+from services.advisor.models.gp.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
+from services.advisor.models.gp.likelihood import JITTER, MarginalLikelihood
 
 EXACT: Final = 1e-6
 """Noise variance of a row whose own outcome is known: nothing but rounding."""

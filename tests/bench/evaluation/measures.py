@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from services.advisor.core import metrics
 from services.advisor.core.arrays import FloatArray
-from services.advisor.core.evaluation import Answer
+from services.advisor.models import metrics
+from tests.bench.evaluation.evaluation import Answer
 
 Figures = dict[str, float]
 

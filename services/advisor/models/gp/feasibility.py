@@ -10,8 +10,8 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.ours.space import Space, configuration_space, task_space
 from services.advisor.core.table import Table
+from services.advisor.models.gp.space import Space, configuration_space, task_space
 
 PENALTIES: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
 """Candidates for the precision of the coefficients; chosen by leaving training tasks out."""

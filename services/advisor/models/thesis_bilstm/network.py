@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from schemas.predictions import Objective
-from services.advisor.core.thesis.inputs import Rows, groups
+from services.advisor.models.thesis_bilstm.inputs import Rows, groups
 
 
 class Norm(StrEnum):

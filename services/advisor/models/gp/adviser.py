@@ -18,12 +18,12 @@ from services.advisor.core.anchor import AnchorKind, anchor_of
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.encoder import Encoder
 from services.advisor.core.extent import Extent
-from services.advisor.core.ours.calibration import LeftOutErrors
-from services.advisor.core.ours.decision import best_together
-from services.advisor.core.ours.model import FittedOurs, Ours
-from services.advisor.core.ours.observations import has_anchor
-from services.advisor.core.ours.reasons import KnownTasks, Middles, contributions
 from services.advisor.core.table import Table, build
+from services.advisor.models.gp.calibration import LeftOutErrors
+from services.advisor.models.gp.decision import best_together
+from services.advisor.models.gp.model import FittedOurs, Ours
+from services.advisor.models.gp.observations import has_anchor
+from services.advisor.models.gp.reasons import KnownTasks, Middles, contributions
 
 LEVEL: Final = 0.9
 LEAST_ROWS: Final = 8

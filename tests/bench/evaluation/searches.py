@@ -13,11 +13,11 @@ from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.chance import generator
 from services.advisor.core.encoder import CONFIGURATION
-from services.advisor.core.ernest import fit_terms, parallelism, terms
-from services.advisor.core.model import FittedRanker, Ranker, Regressor, best_measured, ranking_of, remaining
-from services.advisor.core.ours.decision import expected_improvement
-from services.advisor.core.preparation import Preparation
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
+from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.models.gp.decision import expected_improvement
+from services.advisor.models.model import FittedRanker, Ranker, Regressor, best_measured, ranking_of, remaining
+from tests.bench.evaluation.ernest import fit_terms, parallelism, terms
 
 FAILED_FACTOR: Final = 2.0
 """A run that failed counts as this many times the worst that was measured."""

@@ -9,25 +9,25 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray, TextArray
-from services.advisor.core.model import best_measured, remaining, scores_of
-from services.advisor.core.ours.boosting import LeftOut, Trees
-from services.advisor.core.ours.calibration import Calibration, LeftOutErrors
-from services.advisor.core.ours.cost import Rates
-from services.advisor.core.ours.decision import expected_improvement
-from services.advisor.core.ours.feasibility import Feasibility
-from services.advisor.core.ours.kernel import Design, Kernel
-from services.advisor.core.ours.likelihood import MarginalLikelihood, most_likely
-from services.advisor.core.ours.observations import (
+from services.advisor.core.table import Table, concatenated
+from services.advisor.models.gp.boosting import LeftOut, Trees
+from services.advisor.models.gp.calibration import Calibration, LeftOutErrors
+from services.advisor.models.gp.cost import Rates
+from services.advisor.models.gp.decision import expected_improvement
+from services.advisor.models.gp.feasibility import Feasibility
+from services.advisor.models.gp.kernel import Design, Kernel
+from services.advisor.models.gp.likelihood import MarginalLikelihood, most_likely
+from services.advisor.models.gp.observations import (
     Level,
     anchor_variance,
     design_of,
     has_anchor,
     thinned,
 )
-from services.advisor.core.ours.process import EXACT, Beliefs, Process, learned, left_out
-from services.advisor.core.ours.space import configuration_space, task_space
-from services.advisor.core.ours.strangers import OneKind
-from services.advisor.core.table import Table, concatenated
+from services.advisor.models.gp.process import EXACT, Beliefs, Process, learned, left_out
+from services.advisor.models.gp.space import configuration_space, task_space
+from services.advisor.models.gp.strangers import OneKind
+from services.advisor.models.model import best_measured, remaining, scores_of
 
 LEARN_ROWS: Final = 800
 """Rows that hyperparameters are learned from: the time grows with the third power."""

@@ -12,10 +12,10 @@ import torch
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray
-from services.advisor.core.labels import top_labels
 from services.advisor.core.table import SECONDS_PER_HOUR, Table, training_rows
-from services.advisor.core.thesis.inputs import TABLE_4_1, Inputs
-from services.advisor.core.thesis.learning import (
+from services.advisor.models.labels import top_labels
+from services.advisor.models.thesis_bilstm.inputs import TABLE_4_1, Inputs
+from services.advisor.models.thesis_bilstm.learning import (
     CLASSIFICATION,
     EPOCHS,
     REGRESSION,
@@ -26,7 +26,7 @@ from services.advisor.core.thesis.learning import (
     train,
     with_epochs,
 )
-from services.advisor.core.thesis.network import Architecture, Output
+from services.advisor.models.thesis_bilstm.network import Architecture, Output
 
 THESIS_MEAN: Final[Mapping[Objective, float]] = {Objective.COST: 3.8, Objective.TIME: 1.6}
 """Dollars and hours: means of the thesis' training set (4.5.1)."""

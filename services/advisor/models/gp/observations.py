@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
-from services.advisor.core.ours.kernel import Design, Kernel
-from services.advisor.core.ours.space import Points, distinct
 from services.advisor.core.table import Table
+from services.advisor.models.gp.kernel import Design, Kernel
+from services.advisor.models.gp.space import Points, distinct
 
 STRANGER_SPREAD: Final = 2.66
 """Standard deviation of the logarithm of a job's duration of which nothing is known: the uniform distribution between

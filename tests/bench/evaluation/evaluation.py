@@ -15,9 +15,10 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray, TextArray
-from services.advisor.core.labels import top_labels
-from services.advisor.core.metrics import regret
-from services.advisor.core.model import (
+from services.advisor.core.table import Table
+from services.advisor.models.labels import top_labels
+from services.advisor.models.metrics import regret
+from services.advisor.models.model import (
     Fitted,
     FittedFeasibility,
     FittedIntervals,
@@ -28,7 +29,6 @@ from services.advisor.core.model import (
     Watching,
     ranking_of,
 )
-from services.advisor.core.table import Table
 
 LEVEL: Final = 0.9
 """Nominal coverage of the intervals that are asked for."""

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.ours.space import CATEGORY, Points, Space
+from services.advisor.models.gp.space import CATEGORY, Points, Space
 
 VAGUE: Final = 25.0
 """Variance of the level that all tasks share: it is not assumed to be known."""

@@ -10,7 +10,7 @@ from scipy.linalg import cho_solve, cholesky
 from scipy.optimize import minimize
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.ours.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
+from services.advisor.models.gp.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
 
 JITTER: Final = 1e-8
 ITERATIONS: Final = 40

@@ -11,10 +11,10 @@ import numpy as np
 from schemas.predictions import Contribution, Neighbour
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.encoder import CONFIGURATION, ELSEWHERE
-from services.advisor.core.ours.kernel import Likeness
-from services.advisor.core.ours.model import FittedOurs
-from services.advisor.core.ours.space import Points
 from services.advisor.core.table import Table, concatenated
+from services.advisor.models.gp.kernel import Likeness
+from services.advisor.models.gp.model import FittedOurs
+from services.advisor.models.gp.space import Points
 
 _MACHINE: Final = (
     "config.vcpu", "config.memory_gb", "config.disk_gb", "config.network_gbps", "config.instance_type",

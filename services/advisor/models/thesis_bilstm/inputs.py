@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from services.advisor.core.arrays import AnyArray, FloatArray, IntArray
-from services.advisor.core.preparation import Preparation
 from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS, resampled
 from services.advisor.core.table import Table
+from services.advisor.models.baselines.preparation import Preparation
 
 TABLE_4_1: Final = (
     "task.parameter_count", "task.frozen_parameter_count", "task.learning_rate", "task.epochs", "task.layer_count",

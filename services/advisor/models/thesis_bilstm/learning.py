@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from schemas.predictions import Objective
-from services.advisor.core import metrics
 from services.advisor.core.arrays import AnyArray, FloatArray
-from services.advisor.core.thesis.inputs import Rows
-from services.advisor.core.thesis.network import Architecture, Network, Output, initialised
+from services.advisor.models import metrics
+from services.advisor.models.thesis_bilstm.inputs import Rows
+from services.advisor.models.thesis_bilstm.network import Architecture, Network, Output, initialised
 
 EPOCHS: Final = 400
 BATCH_ROWS: Final = 32

@@ -14,10 +14,10 @@ from sklearn.linear_model import LinearRegression, PoissonRegressor
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
-from services.advisor.core.boosted_trees import grown
-from services.advisor.core.labels import top_labels
-from services.advisor.core.preparation import Preparation
 from services.advisor.core.table import Table, training_rows
+from services.advisor.models.baselines.boosted_trees import grown
+from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.models.labels import top_labels
 
 _BEYOND: Final = 10.0
 """A straight line is not followed further than this many times beyond the known values."""

@@ -16,8 +16,8 @@ from scipy.stats import rankdata
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, TextArray
-from services.advisor.core.boosted_trees import grown
 from services.advisor.core.table import Table
+from services.advisor.models.baselines.boosted_trees import grown
 
 WEIGHTS: Final = (0.0, 0.25, 0.5, 0.75)
 """Candidates for the trees' part. Boosting the process' residual instead was tried and earned nothing."""

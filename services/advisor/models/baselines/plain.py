@@ -19,9 +19,9 @@ from services.advisor.core.advising import Outlook, Worthwhile
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.encoder import CATEGORY_MARK, Encoder
 from services.advisor.core.extent import Extent
-from services.advisor.core.model import Fitted, Regressor
-from services.advisor.core.preparation import Preparation
 from services.advisor.core.table import Table, build
+from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.models.model import Fitted, Regressor
 
 LEVEL: Final = 0.9
 _LEAST_ROWS: Final = 8

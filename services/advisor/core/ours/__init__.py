@@ -1,1 +1,0 @@
-"""Our predictor: a Gaussian process over tasks and configurations, and what follows from its posterior."""

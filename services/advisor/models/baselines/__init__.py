@@ -1,0 +1,1 @@
+"""What every learned model has to beat."""

@@ -1,0 +1,1 @@
+"""The Gaussian process that is served."""
