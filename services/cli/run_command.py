@@ -13,7 +13,7 @@ import typer
 
 from services._runtime.command.failure import UnavailableError
 from services._runtime.service.interpreter import InstalledService, become, installed_services
-from services.cli.pass_on import PassOn
+from services.cli.toolkit.pass_on import PassOn
 
 EXAMPLES: Final = """
 Examples:

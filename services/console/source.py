@@ -39,8 +39,8 @@ from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.nats_tap import tap
 from services._runtime.clock import SystemClock
 from services._runtime.command.failure import CommandError
-from services.cli.allocators import allocator_state
-from services.cli.network import ask_node
+from services.cli.apps.allocators import allocator_state
+from services.cli.network.command import ask_node
 from services.console.hub import Hub, note
 
 ASK_EVERY_S: Final = 2.0

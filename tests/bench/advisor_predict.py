@@ -26,7 +26,7 @@ from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services._runtime.record_files import JobFile, read_job_file, write_job_file
-from services.cli.advise_example import shipped_file
+from services.cli.advise.example import shipped_file
 from tests.bench.figures import percentiles
 from tests.bench.machine import process_cpu_ns, this_machine
 from tests.support.training_jobs import profile, records

@@ -49,10 +49,10 @@ from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
-from services.cli.advise import ask
-from services.cli.allocators import allocator_explain, allocator_state
-from services.cli.network import ask_node
-from services.cli.tap import tap_command
+from services.cli.advise.command import ask
+from services.cli.apps.allocators import allocator_explain, allocator_state
+from services.cli.nats.tap import tap_command
+from services.cli.network.command import ask_node
 from services.collector.profiler.options import parse
 from services.collector.profiler.recording import LocalRun
 from services.collector.service import Collector

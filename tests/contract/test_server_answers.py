@@ -20,7 +20,7 @@ from schemas.streams import BUCKETS, OOM_STREAM, STREAMS
 from schemas.subjects import OOM_EVENTS, token
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
-from services.cli.nats_config import USERS_FILE, users_text
+from services.cli.nats.config import USERS_FILE, users_text
 from tests.support.deadline import until
 from tests.support.oom_events import oom_event
 from tests.support.permission_trials import MINE, OTHERS, Trial, every_subject

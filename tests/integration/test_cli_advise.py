@@ -237,7 +237,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "made.parquet"
     tasks = [f"task{number}" for number in range(4)]
     write_job_file(path, records(tasks), [profile(task) for task in tasks])
-    monkeypatch.setattr("services.cli.advise_example.shipped_file", lambda: path)
+    monkeypatch.setattr("services.cli.advise.example.shipped_file", lambda: path)
 
     done = CliRunner().invoke(app, ["advise", "--example", "--task", "task2", "--json"])
 
@@ -255,7 +255,7 @@ def test_the_example_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     nothing = CliRunner().invoke(app, ["advise", "--example"])
     path = tmp_path / "made.parquet"
     write_job_file(path, records(("a",)), [profile("a")])
-    monkeypatch.setattr("services.cli.advise_example.shipped_file", lambda: path)
+    monkeypatch.setattr("services.cli.advise.example.shipped_file", lambda: path)
     unknown = CliRunner().invoke(app, ["advise", "--example", "--task", "b"])
 
     assert nothing.exit_code == unknown.exit_code == 78

@@ -14,7 +14,7 @@ import pytest
 from schemas.network import RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.service.app import run_in_process
-from services.cli.host_image import host_mounts
+from services.cli.up.host_image import host_mounts
 from services.fabric.testbed.companions import fast_path_is_at_work
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings

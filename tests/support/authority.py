@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from pathlib import Path
 
-from services.cli.nats_certificates import Pair, ensure, make_server
+from services.cli.nats.certificates import Pair, ensure, make_server
 
 
 def now() -> dt.datetime:

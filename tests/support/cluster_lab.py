@@ -30,7 +30,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.agent.host_lock import exec_lock
 from services.agent.settings import AgentSettings
-from services.cli.allocators import whole_state
+from services.cli.apps.allocators import whole_state
 from tests.support import obedient_load
 from tests.support.cgroup_lab import wait_until
 from tests.support.http_health import ask

@@ -10,7 +10,7 @@ from typing import Any
 
 import docker
 
-from services.cli.host_image import ensure_host_image, host_mounts
+from services.cli.up.host_image import ensure_host_image, host_mounts
 
 
 class DockerLab:

@@ -13,7 +13,7 @@ from schemas.permissions import NODE_ROLES, Identity, Role, allowed
 from schemas.registry import CHANNELS, ENDPOINTS
 from schemas.streams import BUCKETS, OBJECT_STORES, STREAMS
 from schemas.subjects import SubjectTemplate, token
-from services.cli.nats_accounts import account_of, exchanges
+from services.cli.nats.accounts import account_of, exchanges
 from tests.support.deadline import until
 from tests.support.secured_nats import NODES as HOSTS
 from tests.support.secured_nats import SecuredNats

@@ -10,9 +10,9 @@ from schemas.permissions import NODE_ROLES, Identity, Role, uses
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.cli.nats_command import write
-from services.cli.nats_config import ServerPlan, User
-from services.cli.nats_keys import Keys
+from services.cli.nats.command import write
+from services.cli.nats.config import ServerPlan, User
+from services.cli.nats.keys import Keys
 
 NODES = ("gpu-01.example", "gpu-02")
 

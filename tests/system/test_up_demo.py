@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from services._host.cgroupfs import detect
-from services.cli.doctor_guard import running_watchdogs
-from services.cli.supervisor import free_port
+from services.cli.doctor.guard import running_watchdogs
+from services.cli.up.supervisor import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

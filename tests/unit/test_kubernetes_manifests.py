@@ -27,7 +27,7 @@ from services._runtime.service.settings import CommonSettings
 from services.advisor.settings import AdvisorSettings
 from services.agent.settings import AgentSettings
 from services.allocator.settings import AllocatorSettings
-from services.cli.app_file import load_app_file
+from services.cli.apps.app_file import load_app_file
 from services.collector.settings import CollectorSettings
 from services.reconciler.settings import ReconcilerSettings
 

@@ -12,7 +12,7 @@ from schemas.jobs import JobState
 from schemas.runs import RunEnd
 from services._runtime.record_files import JobFile, read_job_file
 from services.advisor.core.anchor import anchor_of
-from services.cli.advise_example import shipped_file
+from services.cli.advise.example import shipped_file
 from services.collector.profiler.cutting import cuts_of
 
 ROOT = Path(__file__).parents[3]

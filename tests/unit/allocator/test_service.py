@@ -27,7 +27,7 @@ from services.allocator.core.allocation import Outcome
 from services.allocator.core.ownership import Ownership
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
-from services.cli.allocators import allocator_explain, allocator_state
+from services.cli.apps.allocators import allocator_explain, allocator_state
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until

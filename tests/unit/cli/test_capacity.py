@@ -4,9 +4,9 @@ import pytest
 
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
-from services.cli.capacity import capacity_warnings, node_warnings
-from services.cli.live_state import LiveState
-from services.cli.live_view import plain_lines
+from services.cli.apps.capacity import capacity_warnings, node_warnings
+from services.cli.apps.live_state import LiveState
+from services.cli.apps.live_view import plain_lines
 
 GIB = 1 << 30
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from schemas.cfs import SampleFlag
 from schemas.oom import OomKind
-from services.cli.agent_metrics import read_write_counts
-from services.cli.demo_report import RunFacts, WriteCounts, build_report
-from services.cli.plot import MAX_CONTAINERS, StaticLimits, draw
-from services.cli.recording import DecimatedSeries, Recording
+from services.cli.up.agent_metrics import read_write_counts
+from services.cli.up.demo_report import RunFacts, WriteCounts, build_report
+from services.cli.up.plot import MAX_CONTAINERS, StaticLimits, draw
+from services.cli.up.recording import DecimatedSeries, Recording
 from tests.support.cfs_batches import Row, batch, decisions
 from tests.support.oom_events import drift, oom_event
 

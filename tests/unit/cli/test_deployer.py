@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from services._runtime.command.failure import BadFileError
-from services.cli.app_file import parse_app_file
-from services.cli.deployer import Action, ExistingContainer, hash_template, plan_deployment
-from services.cli.docker_deployment import container_options, docker_ports
+from services.cli.apps.app_file import parse_app_file
+from services.cli.apps.deployer import Action, ExistingContainer, hash_template, plan_deployment
+from services.cli.apps.docker_deployment import container_options, docker_ports
 
 FILE = parse_app_file(
     "name: shop\ncpu_limit: 2\nmemory_limit: 1GiB\n"

@@ -14,14 +14,14 @@ from services._runtime.bus.api import Entry
 from services._runtime.bus.embedded_server import NatsServerError
 from services._runtime.bus.options import BusOptions
 from services.agent.cgroup.host import FILES_PER_CONTAINER
-from services.cli import doctor_checks as checks
-from services.cli.docker_deployment import check_docker
-from services.cli.doctor import exit_code
-from services.cli.doctor_bus import check_bus, crosses_network, judge_replicas
-from services.cli.doctor_edge import network_edge_evidence
-from services.cli.doctor_finding import Finding, Level
+from services.cli.apps.docker_deployment import check_docker
+from services.cli.doctor import checks
+from services.cli.doctor.bus import check_bus, crosses_network, judge_replicas
+from services.cli.doctor.command import exit_code
+from services.cli.doctor.edge import network_edge_evidence
+from services.cli.doctor.finding import Finding, Level
 from services.cli.main import app
-from services.cli.supervisor import free_port
+from services.cli.up.supervisor import free_port
 
 
 def layout(directory: str, version: int = 1) -> CgroupLayout:
@@ -173,8 +173,8 @@ def test_the_exit_code_says_what_is_missing(levels: dict[str, Level], code: int)
 
 def test_no_bus_is_69_and_no_word_of_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the command ends, on a host without a fabric."""
-    monkeypatch.setattr("services.cli.doctor_edge.check_frr_installed", lambda: Finding("frr", Level.MISSING, ""))
-    monkeypatch.setattr("services.cli.doctor_edge.FABRIC_STATE", tmp_path)
+    monkeypatch.setattr("services.cli.doctor.edge.check_frr_installed", lambda: Finding("frr", Level.MISSING, ""))
+    monkeypatch.setattr("services.cli.doctor.edge.FABRIC_STATE", tmp_path)
     environment = {"TURNBUCKLE_AGENT__STATE_DIRECTORY": str(tmp_path), "NATS_URL": f"nats://127.0.0.1:{free_port()}"}
     done = CliRunner().invoke(app, ["doctor", "--json"], env=environment)
 

@@ -11,10 +11,10 @@ from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services._runtime.bus.api import CredentialsRefusedError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.command.connection import find_server
-from services.cli.announced import note_if_unmanaged, unmanaged_sentence
+from services.cli.apps.announced import note_if_unmanaged, unmanaged_sentence
+from services.cli.apps.managed_process import killed_sentence, oom_kills
 from services.cli.main import app
-from services.cli.managed_process import killed_sentence, oom_kills
-from services.cli.supervisor import free_port
+from services.cli.up.supervisor import free_port
 
 
 @pytest.mark.parametrize("text", ["2KB", "0", "4095k"])

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from services._runtime.command.lazy import LazyCommand, LazyGroup
 from services._runtime.service.interpreter import installed_services
-from services.cli import collector_commands
+from services.cli.advise import collector_commands
 from services.cli.command_table import COMMANDS
 from services.cli.main import app
-from services.cli.tool_command import describe
-from services.cli.tool_run import Tool
+from services.cli.toolkit.tool_command import describe
+from services.cli.toolkit.tool_run import Tool
 
 ROOT: Any = typer.main.get_command(app)
 TOOLS = {
@@ -164,7 +164,7 @@ def test_a_tool_that_cannot_start_still_has_its_examples(monkeypatch: pytest.Mon
     """A host without DuckDB, say."""
     describe.cache_clear()
     script = "import sys; sys.exit('duckdb is not installed: pip install \".[collector]\"')"
-    monkeypatch.setattr("services.cli.tool_run.isolated_command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr("services.cli.toolkit.tool_run.isolated_command", lambda *_: [sys.executable, "-c", script])
     shown = CliRunner().invoke(app, ["jobs", "import", "--help"], env={"COLUMNS": "200"})
     describe.cache_clear()
 

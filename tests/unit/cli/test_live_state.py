@@ -10,8 +10,8 @@ from schemas.cfs import SampleFlag
 from schemas.containers import ContainerChange
 from schemas.leases import Lease
 from schemas.oom import OomKind
-from services.cli.live_state import LiveState
-from services.cli.live_view import plain_lines, render, sparkline, usage_bar
+from services.cli.apps.live_state import LiveState
+from services.cli.apps.live_view import plain_lines, render, sparkline, usage_bar
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch, decisions
 from tests.support.oom_events import MIB, drift, oom_event
 
@@ -90,7 +90,7 @@ def test_decisions_bring_pools_and_reasons() -> None:
 
 def test_a_reason_of_a_later_version_is_shown_as_such() -> None:
     row = {"quota_to_us": 1, "quota_reason": 99, "quota_measured": 0.0, "quota_threshold": 0.0}
-    from services.cli.live_state import describe_row  # noqa: PLC0415 - beside what it shows
+    from services.cli.apps.live_state import describe_row  # noqa: PLC0415 - beside what it shows
 
     assert describe_row(row) == "reason 99, measured 0.00 cores, threshold 0.00 cores"
 

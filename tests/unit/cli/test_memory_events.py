@@ -7,8 +7,8 @@ import pytest
 from schemas.containers import LimitWriter
 from schemas.oom import OomCause, OomKind
 from services._runtime.command.output import format_duration
-from services.cli.memory_events import MemoryTally, describe_event, plain_event
-from services.cli.memory_history import MemoryHistory
+from services.cli.apps.memory_events import MemoryTally, describe_event, plain_event
+from services.cli.apps.memory_history import MemoryHistory
 from tests.support.cfs_batches import batch
 from tests.support.oom_events import MIB, drift, oom_event
 

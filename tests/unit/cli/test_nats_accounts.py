@@ -12,8 +12,8 @@ from schemas.permissions import NODE_ROLES, Identity, Role, allowed, grants
 from schemas.registry import CHANNELS, Delivery
 from schemas.streams import BUCKETS, STREAMS
 from schemas.subjects import SubjectTemplate
-from services.cli.nats_accounts import Account, Exchange, account_of, exchanges
-from services.cli.nats_config import User, users_text
+from services.cli.nats.accounts import Account, Exchange, account_of, exchanges
+from services.cli.nats.config import User, users_text
 
 NODES = ("gpu-01.example", "gpu-02")
 HOSTS = tuple(Identity(role, node) for role in NODE_ROLES for node in NODES)

@@ -19,9 +19,9 @@ from schemas.network import (
     TcOperation,
     TcOperationKind,
 )
-from services.cli import network
 from services.cli.main import app
-from services.cli.tap import sentence
+from services.cli.nats.tap import sentence
+from services.cli.network import command as network
 
 MAC = "02:00:00:00:00:02"
 OPERATION = TcOperation(

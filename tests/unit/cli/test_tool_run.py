@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from services._runtime.command.output import stderr_console
-from services.cli.collector_commands import PRICES_LIST
+from services.cli.advise.collector_commands import PRICES_LIST
 from services.cli.main import app
-from services.cli.tool_run import Shown, Tool, read_event, run_tool
+from services.cli.toolkit.tool_run import Shown, Tool, read_event, run_tool
 from tests.support.deadline import until
 
 SCRIPT = """
@@ -40,7 +40,7 @@ sys.exit(65 if "bad" in arguments else 0)
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     (tmp_path / "made_up_tool.py").write_text(SCRIPT)
     monkeypatch.setattr(
-        "services.cli.tool_run.isolated_command",
+        "services.cli.toolkit.tool_run.isolated_command",
         lambda _start, module, *given: [sys.executable, str(tmp_path / f"{module}.py"), *given],
     )
     return Tool("made_up_tool", "made-up", examples=("made-up this",))
@@ -160,7 +160,7 @@ def test_prices_through_the_command(capfd: pytest.CaptureFixture[str], tmp_path:
 def test_pass_on_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing typed is eaten by the command's own parser: not --, not a --help after it, not an option of ours."""
     seen: list[list[str]] = []
-    monkeypatch.setattr("services.cli.tool_command.run_tool", lambda _tool, given: seen.append(given) or 7)
+    monkeypatch.setattr("services.cli.toolkit.tool_command.run_tool", lambda _tool, given: seen.append(given) or 7)
 
     done = CliRunner().invoke(app, ["profile", "--workers", "3", "--version", "--", "python", "--help", "--"])
 

@@ -17,7 +17,7 @@ from services._runtime.bus.nats_connection import inbox_prefix, public_key
 from services._runtime.service.settings import CommonSettings, SettingsError
 from services._runtime.telemetry.logging import get_logger, setup_logging
 from services.cli.main import app
-from services.cli.nats_keys import Keys
+from services.cli.nats.keys import Keys
 
 SECRETS = ("hunter2-url", "hunter2-password", "hunter2-token")
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from services._host.simulation.load_profile import ScenarioError, load_scenario
 from services._runtime.command.failure import BadFileError
 from services._runtime.command.yaml_aliases import MAX_VALUES, BoundedLoader
-from services.cli.app_file import load_app_file
-from services.cli.job_yaml import load_job
+from services.cli.advise.job_yaml import load_job
+from services.cli.apps.app_file import load_app_file
 from services.collector.emulator.grid import BadGridError, read
 from services.collector.transfer.importing import MappingError, read_mapping
 from services.fabric.host_file import load_host_file

@@ -1,0 +1,1 @@
+"""`turnbuckle advise`, `jobs`, and the tools beside them."""

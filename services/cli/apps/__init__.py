@@ -1,0 +1,1 @@
+"""Applications: apply, delete, apps, top, explain, exec."""

@@ -1,0 +1,138 @@
+"""`turnbuckle explain APP`: why an application's limits are what they are, and what happened to its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+
+from schemas.codec import to_plain
+from schemas.containers import NodeInfo
+from schemas.queries import ExplainReply, ExplainRequest, Explanation
+from schemas.streams import CONTAINER_STREAM, OOM_STREAM
+from schemas.subjects import CONTAINER_EVENTS, OOM_EVENTS
+from services._runtime.bus.api import Delivery
+from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_history import read_stored
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
+from services._runtime.command.failure import CommandError
+from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
+from services.cli.apps.allocators import allocator_explain
+from services.cli.apps.capacity import node_warnings, plain_node, read_nodes
+from services.cli.apps.memory_history import MemoryHistory
+
+EXAMPLES = """
+Examples:
+
+  turnbuckle explain shop
+
+  turnbuckle explain shop --container web --last 20
+
+  turnbuckle explain shop --since 7d --json | jq '.memory.events[] | select(.kind == "kill") | .sentence'
+"""
+_PERIOD: Final = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd])")
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known."""
+
+    reply: ExplainReply | None
+    """None: no allocator has answered; `trouble` says why."""
+    history: MemoryHistory
+    trouble: str = ""
+    nodes: tuple[NodeInfo, ...] = ()
+    """That are registered."""
+
+
+def explain_command(  # noqa: PLR0913 - a command's options are its parameters
+    app: Annotated[str, typer.Argument(help="Name of the application.")],
+    *,
+    container: Annotated[str | None, typer.Option("--container", "-c", help="Only this container.")] = None,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, max=1000, help="Decisions and events per container.")] = 5,
+    since: Annotated[
+        str, typer.Option("--since", metavar="AGE", help="Memory events not older than this: 90s, 30m, 24h, 7d.")
+    ] = "24h",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    server: ServerOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Explain why APP's limits are what they are, and why a container was granted memory, denied it, or killed.
+
+    The allocator tells what it decided: what it measured, against which threshold, and when. Memory events and limits
+    that other hands changed come from their streams, which keep a week and need no allocator.
+    """
+    since_s = time.time() - parse_age(since)
+    request = ExplainRequest(app=app, container=container, last=last)
+    answer = asyncio.run(_ask(request, since_s, find_server(server, context)))
+    if answer.trouble:
+        print_note(answer.trouble)
+    if as_json:
+        known = {"app": app, "summary": "", "decisions": []} if answer.reply is None else to_plain(answer.reply)
+        nodes = [plain_node(node) for node in answer.nodes]
+        print_json(known | {"since": since, "memory": answer.history.plain(), "nodes": nodes})
+        return
+    _print(answer, since)
+
+
+def parse_age(text: str) -> float:
+    """Seconds from ``90s``, ``30m``, ``24h`` or ``7d``.
+
+    Raises:
+        typer.BadParameter: it is none of these.
+    """
+    if (match := _PERIOD.fullmatch(text)) is None:
+        raise typer.BadParameter(f"{text!r} is no age: write such as 90s, 30m, 24h or 7d")
+    return float(match["count"]) * _SECONDS[match["unit"]]
+
+
+async def _ask(request: ExplainRequest, since_s: float, options: Any) -> Answer:
+    history = MemoryHistory(request.container, request.last)
+    async with connected(options) as bus:
+        await _read_history(bus, request.app, since_s, history)
+        nodes = tuple(await read_nodes(bus))
+        try:
+            return Answer(await allocator_explain(bus, request), history, nodes=nodes)
+        except CommandError as error:
+            # Afterwards, the application may be gone, or nobody decides for it: what is stored answers all the same.
+            if not history.events:
+                raise
+            return Answer(None, history, str(error), nodes)
+
+
+async def _read_history(bus: NatsBus, app: str, since_s: float, history: MemoryHistory) -> None:
+    def take(delivery: Delivery) -> None:
+        history.take(delivery.message)
+
+    for stream, template in ((OOM_STREAM, OOM_EVENTS), (CONTAINER_STREAM, CONTAINER_EVENTS)):
+        await read_stored(bus, stream, template.pattern(bus.root, app=app), since_s, take)
+
+
+def _print(answer: Answer, since: str) -> None:
+    console = stdout_console()
+    if answer.reply is not None:
+        console.print(escape(answer.reply.summary), style="bold")
+        for decision in answer.reply.decisions:
+            console.print(_line(decision))
+        if not answer.reply.decisions:
+            console.print("No limit was changed yet.", style="dim")
+    for warning in (warning for node in answer.nodes for warning in node_warnings(node)):
+        console.print(escape(warning), style="yellow")
+    console.print(escape(answer.history.summary(since)), style="bold")
+    for event in answer.history.events:
+        console.print(escape(event.line()), style="red" if event.trouble else "none")
+
+
+def _line(decision: Explanation) -> str:
+    show = format_cores if decision.resource == "cpu" else format_bytes
+    unit = " cores" if decision.resource == "cpu" else ""
+    moment = datetime.fromtimestamp(decision.time_ns / 1e9, tz=UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    change = f"{show(decision.before)} → {show(decision.after)}{unit}"
+    return f"[dim]{moment}[/]  {escape(decision.container)}  {decision.resource} {change}: {escape(decision.sentence)}"

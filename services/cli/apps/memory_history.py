@@ -1,0 +1,87 @@
+"""What the streams still know of an application's memory and of limits modified externally. Pure: a fold."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from schemas.codec import to_plain
+from schemas.containers import ContainerChange, ContainerEvent
+from schemas.message import Message
+from schemas.oom import OomEvent
+from services.cli.apps.memory_events import TROUBLE, MemoryTally, describe_event, plain_event
+
+
+class PastEvent(NamedTuple):
+    """One line of the history."""
+
+    time_ns: int
+    container: str
+    sentence: str
+    trouble: bool
+    """A refusal, release or kill."""
+    plain: dict[str, Any]
+
+    def line(self) -> str:
+        """For people, with the date: it may be days ago."""
+        moment = datetime.fromtimestamp(self.time_ns / 1e9).astimezone().strftime("%b %d %H:%M:%S.%f")[:-3]
+        return f"{moment}  {self.container}  {self.sentence}"
+
+
+class MemoryHistory:
+    """Counts everything, and keeps the newest events of each container: of trouble, of grants and the like, of drift.
+
+    Trouble is kept apart, so that a thousand grants after a kill do not hide it.
+    """
+
+    def __init__(self, container: str | None, last: int) -> None:
+        self.total = MemoryTally()
+        self.tallies: defaultdict[str, MemoryTally] = defaultdict(MemoryTally)
+        self.drifts = 0
+        self._container = container or ""
+        self._newest: defaultdict[tuple[str, str], deque[PastEvent]] = defaultdict(lambda: deque(maxlen=last))
+
+    def take(self, message: Message) -> None:
+        """Take in one stored fact; others than memory events and drift are not for us."""
+        if isinstance(message, OomEvent) and message.container.startswith(self._container):
+            self.total.add(message)
+            self.tallies[message.container].add(message)
+            trouble = message.kind in TROUBLE
+            past = PastEvent(message.time_ns, message.container, describe_event(message), trouble, plain_event(message))
+            self._newest[message.container, "trouble" if trouble else "memory"].append(past)
+        elif (
+            isinstance(message, ContainerEvent)
+            and message.change is ContainerChange.DRIFTED
+            and message.container.startswith(self._container)
+        ):
+            self.drifts += 1
+            sentence = f"limits drifted: {message.reason}"
+            past = PastEvent(
+                message.time_ns,
+                message.container,
+                sentence,
+                trouble=False,
+                plain=to_plain(message) | {"sentence": sentence},
+            )
+            self._newest[message.container, "drift"].append(past)
+
+    @property
+    def events(self) -> list[PastEvent]:
+        """What was kept, oldest first."""
+        return sorted((event for kept in self._newest.values() for event in kept), key=lambda event: event.time_ns)
+
+    def summary(self, period: str) -> str:
+        """One sentence."""
+        drifts = f"{self.drifts} limits modified externally" if self.drifts else ""
+        found = ", ".join(part for part in (self.total.in_words(), drifts) if part)
+        return f"Memory in the last {period}: {found or 'nothing happened near or at a limit'}"
+
+    def plain(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return {
+            "total": self.total.plain(),
+            "containers": {key: tally.plain() for key, tally in sorted(self.tallies.items())},
+            "drifts": self.drifts,
+            "events": [event.plain for event in self.events],
+        }

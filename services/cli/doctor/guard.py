@@ -1,0 +1,252 @@
+"""The memory guard of this host: how it works here, who runs it, and what was left behind.
+
+Reads the agent's state directory: ``*.lock`` (JSON with the holder's pid, node and start), and per managed root
+``originals/*.json`` (a container's control groups, written before the agent first changes them); and the arguments of
+watchdogs (directory of the managed root, lock, the agent's pid). Takes no lock: a starting agent could mistake that for
+another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
+from services.cli.doctor.finding import Finding, Level
+
+STATE_DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__STATE_DIRECTORY"
+STATE_DIRECTORY: Final = "/run/turnbuckle"
+_WATCHDOG: Final = re.compile(
+    r"services[./]agent[./]watchdog(\.py)? (?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
+)
+_DOCKER_LOCK: Final = "docker.lock"
+_NAMED: Final = 3
+"""How many are named before the rest is only counted."""
+
+
+def state_directory() -> Path:
+    """As the agent of this host has it."""
+    return Path(os.environ.get(STATE_DIRECTORY_VARIABLE) or STATE_DIRECTORY)
+
+
+def check_memory_guard(find_layout: Callable[[], CgroupLayout] = detect) -> Finding:
+    """How memory is guarded here (`schemas.containers.NodeInfo.memory_guard`)."""
+    try:
+        layout = find_layout()
+    except CgroupUnavailableError:
+        return Finding("memory guard", Level.MISSING, "no control groups: sampled on a simulated host")
+    directory = Path(layout.mounts["memory"].directory)
+    if layout.version == 2:
+        # The root group has no limits: look at its children.
+        if any((child / "memory.high").exists() for child in directory.iterdir() if child.is_dir()):
+            return Finding("memory guard", Level.OK, "memory.high below memory.max (version 2)")
+        return Finding("memory guard", Level.NOTE, "no group below the root has memory.high yet (version 2)")
+    if missing := [name for name in ("memory.oom_control", "cgroup.event_control") if not (directory / name).exists()]:
+        found = f"no {' and no '.join(missing)} in {directory}: usage is sampled, and the kernel kills at the limit"
+        return Finding("memory guard", Level.MISSING, found, "boot with systemd.unified_cgroup_hierarchy=1")
+    return Finding(
+        "memory guard",
+        Level.NOTE,
+        "usage thresholds and disabled OOM killer (version 1); memory.oom_control is deprecated, some kernels from "
+        "6.12 on lack it",
+        "boot with systemd.unified_cgroup_hierarchy=1 to use version 2",
+    )
+
+
+def check_state_directory(directory: Path) -> Finding:
+    """Whether the agent can keep there what must outlive it."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        mend = f"sudo turnbuckle up, or set {STATE_DIRECTORY_VARIABLE} to a directory on a tmpfs"
+        return Finding("state directory", Level.MISSING, f"{directory} cannot be written", mend)
+    made = "" if existing == directory else ", and will be made"
+    return Finding("state directory", Level.OK, f"{directory} can be written{made}")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a lock, and what it says of itself."""
+
+    lock: str
+    pid: int
+    node: str
+    started: str
+
+
+def lock_holders(directory: Path, locks: str = "/proc/locks") -> dict[str, Holder]:
+    """Who holds which lock file of the state directory, by file name."""
+    held = dict(_flocks(Path(locks)))
+    found = {}
+    for path in sorted(directory.glob("*.lock")):
+        status = path.stat()
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        if (pid := held.get(device)) is not None:
+            said = _read_json(path)
+            found[path.name] = Holder(path.name, pid, str(said.get("node", "?")), str(said.get("started", "?")))
+    return found
+
+
+def check_lock_holders(holders: dict[str, Holder]) -> Finding:
+    """Which agents run here; a second one for the same containers would be refused."""
+    if not holders:
+        return Finding("agents here", Level.OK, "none holds a lock: `turnbuckle up` can start one")
+    by_pid: dict[int, list[Holder]] = {}
+    for holder in holders.values():
+        by_pid.setdefault(holder.pid, []).append(holder)
+    agents = [
+        f"pid {pid}, node {group[0].node}, since {group[0].started}, holds {', '.join(item.lock for item in group)}"
+        for pid, group in by_pid.items()
+    ]
+    mend = "stop it before `turnbuckle up`, or use `turnbuckle up --simulate`"
+    return Finding("agents here", Level.NOTE, "; ".join(agents), mend)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchdogSeen:
+    """A watchdog that runs."""
+
+    pid: int
+    root_directory: str
+    """State directory of its agent's managed root."""
+    orphaned: bool
+    """Its agent has gone."""
+
+
+def running_watchdogs(proc: str = "/proc") -> list[WatchdogSeen]:
+    """All on this host."""
+    found = []
+    for entry in sorted(Path(proc).glob("[0-9]*")):
+        try:
+            command = (entry / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+            if (match := _WATCHDOG.search(command)) is not None:
+                # The name in parentheses may hold anything, also spaces.
+                parent = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+                found.append(WatchdogSeen(int(entry.name), match["state"], parent != match["agent"]))
+        except (OSError, ValueError, IndexError):  # it has ended meanwhile
+            continue
+    return found
+
+
+def check_watchdogs(watchdogs: list[WatchdogSeen]) -> Finding:
+    """Watchdogs whose agent has gone."""
+    left = [watchdog for watchdog in watchdogs if watchdog.orphaned]
+    if left:
+        pids = ", ".join(str(watchdog.pid) for watchdog in left)
+        text = f"{_several(len(left), 'watchdog')} without an agent (pid {pids}) manages its containers"
+        mend = "start the agent again; without one the kernel gets its kill back and the watchdog ends within a minute"
+        return Finding("watchdogs", Level.NOTE, text, mend)
+    return Finding("watchdogs", Level.OK, f"{len(watchdogs)} with an agent, none without")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedGroup:
+    """A control group that an agent has changed, or whose tasks wait at their memory limit."""
+
+    directory: str
+    root: str | None
+    """The managed root of the agent that has changed it; None: it is in no agent's books."""
+    docker: bool
+    paused: bool
+    """Version 1: under_oom."""
+
+
+def guarded_groups(directory: Path, layout: CgroupLayout) -> list[GuardedGroup]:
+    """Groups in the agents' books that still exist, and, version 1, any other whose tasks wait with no kill to come."""
+    groups = {}
+    for path in sorted(directory.glob("*/originals/*.json")):
+        said = _read_json(path)
+        memory = said.get("directories", {}).get("memory")
+        if isinstance(memory, str) and _inode(memory) == said.get("inode"):
+            root = path.parent.parent.name
+            managed = f"/{root}/" in memory
+            groups[memory] = GuardedGroup(memory, root, not managed, _oom_control(Path(memory)) == (1, 1))
+    if layout.version == 1:
+        for found, _, files in os.walk(layout.mounts["memory"].directory):
+            if found not in groups and "memory.oom_control" in files and _oom_control(Path(found)) == (1, 1):
+                groups[found] = GuardedGroup(found, None, docker=False, paused=True)
+    return list(groups.values())
+
+
+def check_left_behind(groups: list[GuardedGroup], holders: dict[str, Holder], watchdogs: list[WatchdogSeen]) -> Finding:
+    """Groups that were left paused, or with altered settings, and that nobody looks after."""
+    watched = {Path(watchdog.root_directory).name for watchdog in watchdogs}
+
+    def orphaned(group: GuardedGroup) -> bool:
+        lock = _DOCKER_LOCK if group.docker else f"exec-{group.root}.lock"
+        return group.root is None or not (lock in holders or group.root in watched)
+
+    left = [group for group in groups if orphaned(group)]
+    paused = [group for group in left if group.paused]
+    if paused:
+        text = f"tasks are blocked at their memory limit without an agent or watchdog: {_names(paused)}"
+        mend = f"start the agent, or let the kernel kill: echo 0 > {paused[0].directory}/memory.oom_control"
+        return Finding("left behind", Level.FAILED, text, mend)
+    if left:
+        text = f"{_several(len(left), 'control group')} with settings of an agent that is gone: {_names(left)}"
+        return Finding("left behind", Level.NOTE, text, "start the agent: it takes them over, and restores at its end")
+    return Finding("left behind", Level.OK, f"nothing; {_several(len(groups), 'control group')} looked after")
+
+
+def run_guard_checks() -> list[Finding]:
+    """Everything about the memory guard of this host."""
+    directory = state_directory()
+    holders = lock_holders(directory)
+    findings = [check_memory_guard(), check_state_directory(directory), check_lock_holders(holders)]
+    watchdogs = running_watchdogs()
+    findings.append(check_watchdogs(watchdogs))
+    try:
+        groups = guarded_groups(directory, detect())
+    except CgroupUnavailableError:
+        return findings
+    return [*findings, check_left_behind(groups, holders, watchdogs)]
+
+
+def _flocks(locks: Path) -> Iterator[tuple[str, int]]:
+    """Device and inode, and the holder's pid (proc_locks(5)); processes of other PID namespaces are not shown."""
+    try:
+        lines = locks.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] == "FLOCK":
+            yield fields[5], int(fields[4])
+
+
+def _oom_control(directory: Path) -> tuple[int, int]:
+    """oom_kill_disable and under_oom; zeros where there is no such file."""
+    try:
+        lines = (directory / "memory.oom_control").read_text(encoding="ascii").splitlines()
+        values = {name: int(value) for name, value in (line.split() for line in lines)}
+    except (OSError, ValueError):
+        return 0, 0
+    return values.get("oom_kill_disable", 0), values.get("under_oom", 0)
+
+
+def _inode(directory: str) -> int | None:
+    try:
+        return Path(directory).stat().st_ino
+    except OSError:
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _names(groups: list[GuardedGroup]) -> str:
+    more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
+    return ", ".join(group.directory for group in groups[:_NAMED]) + more
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

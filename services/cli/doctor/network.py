@@ -1,0 +1,213 @@
+"""The doctor's checks of the network edge: what the kernel can do, who may, and how FRR is set up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from services._host.frr import DIRECTORY, Frr, FrrError
+from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
+from services._host.netns import inside
+from services.cli.doctor.finding import Finding, Level
+from services.fabric.access import SOCKET, access_of, exposure_of
+
+PATHSPACE_VARIABLE: Final = "TURNBUCKLE_RECONCILER__FRR_PATHSPACE"
+OLDEST_FRR: Final = (8, 0)
+DAEMONS: Final = ("zebra", "bgpd", "bfdd")
+_PROGRAMS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"), Path("/usr/local/sbin"))
+_NET_ADMIN: Final = 12
+_NET_RAW: Final = 13
+_FAST_PATH: Final = "TURNBUCKLE_FAST_PATH__"
+_NETLINK_SOCKETS: Final = Path("/proc/thread-self/net/netlink")
+_ROUTE: Final = "0"
+"""NETLINK_ROUTE."""
+_HEARTBEAT_GROUP: Final = 14
+"""See `services.fastpath.heartbeat`."""
+_SHORTEST_KEY: Final = 16
+_BRIDGED_FRAMES: Final = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+_VERSION: Final = re.compile(r"FRRouting (?P<text>(?P<major>\d+)\.(?P<minor>\d+)\S*)")
+_NO_NEXTHOPS: Final = "no zebra nexthop kernel enable"
+
+
+def check_kernel(find: Callable[[], Mapping[Feature, str]] = missing_features) -> list[Finding]:
+    """Bridge, VXLAN, clsact, flower, tunnel_key, mirred: tried in a network namespace that nobody else sees."""
+    try:
+        missing = find()
+    except CannotTryError as error:
+        return [Finding("network edge", Level.MISSING, f"not tried: {error}", "sudo turnbuckle doctor")]
+    names = ", ".join(feature.module for feature in FEATURES if feature not in missing)
+    findings = [Finding("network edge", Level.OK, names)] if names else []
+    for feature, reason in missing.items():
+        found = f"not in this kernel ({reason}): {feature.purpose}; packets go by bridge and VTEP without it"
+        mend = f"modprobe {feature.module}, or a kernel with {feature.option}"
+        findings.append(Finding(feature.module, Level.MISSING, found, mend))
+    return findings
+
+
+def check_net_admin(status: str | None = None) -> Finding:
+    """Whether tc rules may be written."""
+    if _capabilities(status) >> _NET_ADMIN & 1:
+        return Finding("network rights", Level.OK, "CAP_NET_ADMIN")
+    mend = "sudo, or AmbientCapabilities=CAP_NET_ADMIN in the reconciler's unit"
+    return Finding("network rights", Level.MISSING, "no CAP_NET_ADMIN: no tc rule can be written", mend)
+
+
+def _capabilities(status: str | None) -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii") if status is None else status
+    line = next((line for line in text.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
+    return int(line.split()[1], 16)
+
+
+def check_fast_path_rights(status: str | None = None) -> Finding:
+    """Whether overrides may be written, and switches be watched."""
+    held = _capabilities(status)
+    troubles = {
+        "no CAP_NET_ADMIN: no override can be written": held >> _NET_ADMIN & 1,
+        "no CAP_NET_RAW: a switch that closes its BGP session is not noticed": held >> _NET_RAW & 1,
+    }
+    lacking = [trouble for trouble, there in troubles.items() if not there]
+    if not lacking:
+        return Finding("fast path rights", Level.OK, "CAP_NET_ADMIN, CAP_NET_RAW")
+    mend = "sudo, or AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW in the fast path's unit"
+    return Finding("fast path rights", Level.MISSING, "; ".join(lacking), mend)
+
+
+def check_fabric_key(environ: Mapping[str, str]) -> Finding:
+    """Whether this host can be told of other hosts' faults, and who else could tell it."""
+    name, variable = "fabric key", f"{_FAST_PATH}FABRIC_KEY"
+    if environ.get(variable):
+        found = f"{variable} stands in the environment, which every child process inherits"
+        return Finding(name, Level.NOTE, found, f"put it into a file of mode 600, and set {variable}_FILE")
+    if not environ.get(f"{variable}_FILE"):
+        found = f"{variable}_FILE is not set here: without it hosts do not signal faults to each other"
+        return Finding(name, Level.NOTE, found, "openssl rand -hex 32 > fabric.key, the same on all hosts, mode 600")
+    path = Path(environ[f"{variable}_FILE"]).expanduser()
+    try:
+        key, mode = path.read_text(encoding="utf-8").strip(), path.stat().st_mode & 0o777
+    except (OSError, UnicodeDecodeError) as error:
+        mend = f"copy another host's, or openssl rand -hex 32 > {path}; chmod 600 {path}"
+        return Finding(name, Level.MISSING, f"{path} cannot be read: {getattr(error, 'strerror', error)}", mend)
+    if len(key.encode()) < _SHORTEST_KEY:
+        found = f"{path} holds fewer than {_SHORTEST_KEY} characters: the fast path does not start"
+        return Finding(name, Level.MISSING, found, f"openssl rand -hex 32 > {path}, the same on all hosts")
+    if mode & 0o077:
+        found = f"{path} has mode {mode:03o}: others than its owner can use it to signal false faults"
+        return Finding(name, Level.NOTE, found, f"chmod 600 {path}")
+    return Finding(name, Level.OK, f"{path}, mode {mode:03o}")
+
+
+def check_bfdd_socket(environ: Mapping[str, str]) -> Finding:
+    """Whether the fast path can hear BFD, and who else can speak to bfdd."""
+    directory = Path(environ.get(f"{_FAST_PATH}FRR_DIRECTORY") or DIRECTORY)
+    directory /= environ.get(f"{_FAST_PATH}FRR_PATHSPACE") or ""
+    try:
+        exposure = exposure_of(directory)
+    except OSError as error:
+        mend = f"turnbuckle fabric up, systemctl start frr, or set {_FAST_PATH}FRR_PATHSPACE or ..._DIRECTORY"
+        found = f"{error.filename}: {error.strerror}: the fast path has no BFD input until bfdd runs"
+        return Finding("bfdd socket", Level.MISSING, found, mend)
+    if exposure is not None:
+        found = f"{exposure.who} may shut BFD sessions at {directory / SOCKET}, directory {exposure.found}"
+        return Finding("bfdd socket", Level.NOTE, found, f"turnbuckle fabric up, or {exposure.remedy}")
+    return Finding("bfdd socket", Level.OK, f"{directory / SOCKET}, directory {access_of(directory)}")
+
+
+def check_fast_path_guard(environ: Mapping[str, str], sockets: str | None = None) -> list[Finding]:
+    """Whether a reconciler would empty the table of a fast path that is frozen or killed as a whole.
+
+    Args:
+        environ: this process' variables.
+        sockets: content of ``/proc/net/netlink``; None: that of the fast path's network namespace.
+    """
+    name, configured = "fast path guard", f"{_FAST_PATH}UPLINKS" in environ
+    try:
+        if sockets is None:
+            with inside(environ.get(f"{_FAST_PATH}NETNS")):
+                sockets = _NETLINK_SOCKETS.read_text(encoding="ascii")
+    except OSError as error:
+        return [Finding(name, Level.NOTE, f"not examined: {error.strerror}")] if configured else []
+    rows = (line.split() for line in sockets.splitlines()[1:])
+    if any(row[1] == _ROUTE and int(row[3], 16) >> (_HEARTBEAT_GROUP - 1) & 1 for row in rows if len(row) > 3):
+        return [Finding(name, Level.OK, "a reconciler listens to the fast path's heartbeat")]
+    found = "no reconciler listens to the fast path's heartbeat: overrides stay where all its processes freeze or die"
+    return [Finding(name, Level.NOTE, found, "start a reconciler in the same network namespace")] if configured else []
+
+
+def check_bridged_frames(setting: Path = _BRIDGED_FRAMES) -> Finding:
+    """Whether frames that cross the fabric's bridge are filtered on their way."""
+    try:
+        filtered = setting.read_text(encoding="ascii").strip() != "0"
+    except OSError:
+        return Finding("bridged frames", Level.OK, "pass no iptables (br_netfilter is not loaded)")
+    if not filtered:
+        return Finding("bridged frames", Level.OK, f"pass no iptables ({setting.name}=0)")
+    found = f"pass iptables ({setting.name}=1): a FORWARD policy of DROP, as Docker sets, ends what crosses the bridge"
+    return Finding("bridged frames", Level.NOTE, found, f"sysctl -w net.bridge.{setting.name}=0")
+
+
+def check_frr_installed(places: tuple[Path, ...] = _PROGRAMS) -> Finding:
+    """Whether the daemons that THORN needs are there."""
+    lacking = [daemon for daemon in DAEMONS if not any(os.access(place / daemon, os.X_OK) for place in places)]
+    if lacking:
+        return Finding("frr", Level.MISSING, f"not installed: {', '.join(lacking)}", "apt-get install frr")
+    return Finding("frr", Level.OK, f"{', '.join(DAEMONS)} are installed")
+
+
+async def check_frr_running(frr: Frr) -> list[Finding]:
+    """Which daemons answer, FRR's version, and the setting that a kernel route's next hops depend on."""
+    answers: dict[str, str] = {}
+    troubles: list[str] = []
+    for daemon in DAEMONS:
+        try:
+            answers[daemon] = await frr.ask(daemon, "show version")
+        except FrrError as error:
+            troubles.append(str(error))
+    if not answers:
+        mend = f"turnbuckle fabric up, systemctl start frr, or set {PATHSPACE_VARIABLE}"
+        return [Finding("frr daemons", Level.MISSING, f"none answers at {frr.directory}", mend)]
+    findings = [_version(next(iter(answers.values())))]
+    if troubles:
+        mend = "enable them in /etc/frr/daemons, then systemctl restart frr"
+        findings.append(Finding("frr daemons", Level.MISSING, "; ".join(troubles), mend))
+    else:
+        findings.append(Finding("frr daemons", Level.OK, f"{', '.join(answers)} answer at {frr.directory}"))
+    if "zebra" in answers:
+        findings.append(await _nexthops(frr))
+    return findings
+
+
+def _version(text: str) -> Finding:
+    match = _VERSION.search(text)
+    if match is None:
+        return Finding("frr version", Level.NOTE, f"not told: {text.strip()[:60]!r}")
+    if (int(match["major"]), int(match["minor"])) < OLDEST_FRR:
+        return Finding("frr version", Level.NOTE, f"{match['text']}: older than 8.0", "apt-get install frr")
+    return Finding("frr version", Level.OK, match["text"])
+
+
+async def _nexthops(frr: Frr) -> Finding:
+    try:
+        text = await frr.ask("zebra", "show running-config")
+    except FrrError as error:
+        return Finding("nexthop objects", Level.NOTE, str(error))
+    if _NO_NEXTHOPS in text:
+        return Finding("nexthop objects", Level.OK, f"off ({_NO_NEXTHOPS})")
+    found = "zebra writes kernel nexthop groups: FRR 8.4 leaves them shrunk after a link has flapped"
+    return Finding("nexthop objects", Level.NOTE, found, f"vtysh -c 'configure terminal' -c '{_NO_NEXTHOPS}'")
+
+
+async def run_network_checks() -> list[Finding]:
+    """Everything about the network edge of this host."""
+    kernel = await asyncio.to_thread(check_kernel)
+    installed = await asyncio.to_thread(check_frr_installed)
+    frr = Frr(os.environ.get(PATHSPACE_VARIABLE) or None, directory=DIRECTORY)
+    running = await check_frr_running(frr) if installed.level is Level.OK else []
+    fast_path = [check_fast_path_rights(), check_fabric_key(os.environ)]
+    if installed.level is Level.OK:
+        fast_path.append(check_bfdd_socket(os.environ))
+    fast_path += check_fast_path_guard(os.environ)
+    return [*kernel, check_net_admin(), check_bridged_frames(), installed, *running, *fast_path]

@@ -1,0 +1,1 @@
+"""`turnbuckle nats`, `turnbuckle tap`."""

@@ -1,0 +1,1 @@
+"""`turnbuckle rules`, `turnbuckle paths`."""

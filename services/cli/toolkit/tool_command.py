@@ -1,0 +1,112 @@
+"""Commands whose words are a tool's: handed on as typed, with help and completion of what the tool says that it takes.
+
+The tool describes its options when ``--help`` or a shell's completion asks, and not before (`ToolParser`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+from services._runtime.command.tool_parser import DESCRIBE
+from services.cli.toolkit.pass_on import PassOn
+from services.cli.toolkit.tool_run import Tool, run_tool
+
+_JSON_HELP: Final = "Print JSON, one object a line."
+
+
+class ToolCommand(PassOn):
+    """A `PassOn` whose help is rendered as that of any other command."""
+
+    tool: ClassVar[Tool]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments as they are; ``--help`` before a ``--`` shows the help and ends."""
+        before = args[: args.index("--")] if "--" in args else args
+        if {"-h", "--help"} & set(before) and not ctx.resilient_parsing:
+            self.add_about()
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """What the tool takes, our ``--json`` and ``--help``."""
+        own = [param for param in describe(self.tool)["params"] if param["name"] != "json"]
+        return [*_click_command(own).params, *super().get_params(ctx)]
+
+    def add_about(self) -> None:
+        """Add to the sentence of the list what the tool has to say beyond its options."""
+        self.help = "\n\n".join(filter(None, (self.tool.summary, escape(describe(self.tool)["about"]))))
+
+
+@cache
+def describe(tool: Tool) -> dict[str, Any]:
+    """What the tool takes; where it does not start, only why."""
+    command = tool.describing(DESCRIBE)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own tools
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        return {"about": f"Its options cannot be shown here: {last}", "params": [], "commands": {}}
+    found: dict[str, Any] = json.loads(done.stdout)
+    for name in tool.first:
+        found = found["commands"][name]
+    return found
+
+
+def add_tool(app: typer.Typer, tool: Tool, name: str) -> None:
+    """Make a tool a command of an application or group."""
+    command_class = type(f"{name.title()}Command", (ToolCommand,), {"tool": tool})
+    app.command(name, cls=command_class, help=tool.summary, epilog=examples_text(tool))(_runner(tool))
+
+
+def examples_text(tool: Tool) -> str:
+    """The end of its help."""
+    return "\nExamples:\n" + "".join(f"\n  turnbuckle {line}\n" for line in tool.examples)
+
+
+def _runner(tool: Tool) -> Callable[[typer.Context], None]:
+    def run(ctx: typer.Context) -> None:
+        raise typer.Exit(run_tool(tool, ctx.args))
+
+    return run
+
+
+def _click_command(params: list[dict[str, Any]]) -> TyperCommand:
+    """A command that has these parameters, made by typer's own means: a function with their signature."""
+
+    def taken(**_: Any) -> None: ...
+
+    given = [_parameter(param) for param in params]
+    json_option = typer.Option("--json", help=_JSON_HELP)
+    given.append(
+        inspect.Parameter(
+            "json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, json_option]
+        )
+    )
+    taken.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    taken.__annotations__ = {one.name: one.annotation for one in given}
+    made = typer.Typer(add_completion=False)
+    made.command()(taken)
+    command = typer.main.get_command(made)
+    assert isinstance(command, TyperCommand)
+    return command
+
+
+def _parameter(param: dict[str, Any]) -> inspect.Parameter:
+    kind: Any = str if param["takes_value"] else bool
+    shown: dict[str, Any] = {"help": escape(param["help"]), "show_default": False}
+    if param["takes_value"]:
+        shown["metavar"] = "|".join(param["choices"]) or param["metavar"]
+    told = typer.Option(*param["flags"], **shown) if param["flags"] else typer.Argument(**shown)
+    default: Any = inspect.Parameter.empty if param["required"] else None if param["takes_value"] else False
+    optional = param["takes_value"] and not param["required"]
+    annotation: Any = Annotated[kind | None, told] if optional else Annotated[kind, told]
+    return inspect.Parameter(param["name"], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,0 +1,1 @@
+"""`turnbuckle up` and the demo."""
