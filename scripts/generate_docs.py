@@ -34,7 +34,7 @@ def settings_classes() -> list[type[CommonSettings]]:
     found: dict[str, type[CommonSettings]] = {}
     for module in pkgutil.walk_packages(services.__path__, "services."):
         package, _, last = module.name.rpartition(".")
-        if last != "settings" or package == "services._runtime":
+        if last != "settings" or package == "services._runtime.service":
             continue
         for _, member in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(member, CommonSettings) and member.__module__ == module.name:
