@@ -22,7 +22,7 @@ from services.cli.doctor.finding import Finding, Level
 STATE_DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__STATE_DIRECTORY"
 STATE_DIRECTORY: Final = "/run/turnbuckle"
 _WATCHDOG: Final = re.compile(
-    r"services[./]agent[./]watchdog(\.py)? (?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
+    r"services[./]agent[./](memory[./])?watchdog(\.py)? (?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
 )
 _DOCKER_LOCK: Final = "docker.lock"
 _NAMED: Final = 3

@@ -124,7 +124,7 @@ def test_a_class_that_does_something_when_it_is_made_is_refused(tmp_path: Path) 
     [
         b"cbuiltins\neval\n(S'1'\ntR.",
         b"cnumpy.testing\nrundocs\n(tR.",
-        b"cservices.advisor.core.plain\nbuild\n(tR.",
+        b"cservices.advisor.models.baselines.plain\nbuild\n(tR.",
         b"csklearn.utils.fixes\n_sparse_linalg_cg\n(tR.",
         b"cservices.advisor.core.nothing\nNothing\n(tR.",
         b"not a pickle",
