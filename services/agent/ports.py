@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from schemas.containers import ContainerSource
-
-if TYPE_CHECKING:
-    from services.agent.sampling.counters import Readings
-    from services.agent.sampling.throttling import Look
+from services.agent.sampling.counters import Counters, Readings
+from services.agent.sampling.throttling import Look
 
 UNLIMITED = -1
-
-
-class Counters(NamedTuple):
-    """One reading of a container's cumulative counters, and its memory usage now."""
-
-    nr_periods: int
-    nr_throttled: int
-    throttled_us: int
-    """Time throttled, summed over CPUs."""
-    usage_us: int
-    memory_bytes: int
 
 
 class Limits(NamedTuple):

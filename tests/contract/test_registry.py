@@ -49,7 +49,7 @@ from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
-from services.cli.advise.command import ask
+from services.cli.advise.question import ask
 from services.cli.apps.allocators import allocator_explain, allocator_state
 from services.cli.nats.tap import tap_command
 from services.cli.network.command import ask_node

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from services._host.cgroupfs import write_file
-from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
+from services.agent.ports import UNLIMITED, Limits, WriteOutcome
+from services.agent.sampling.counters import Counters
 from tests.support.cgroup_lab import BURN, wait_until
 
 pytestmark = pytest.mark.root

@@ -13,7 +13,8 @@ import pytest
 
 from services.agent.cgroup.host import CgroupHost
 from services.agent.cgroup.open import open_host
-from services.agent.ports import Counters, WriteOutcome
+from services.agent.ports import WriteOutcome
+from services.agent.sampling.counters import Counters
 from services.agent.sampling.usage import MEMORY_COLUMN
 from tests.support.cgroup_lab import BURN, CgroupLab, wait_until
 from tests.support.skipping import skip_or_fail

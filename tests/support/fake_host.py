@@ -10,7 +10,6 @@ from services.agent.memory.reserve_store import MemoryReserveBook
 from services.agent.ports import (
     Alarm,
     AlarmKind,
-    Counters,
     FoundContainer,
     HostFullError,
     Limits,
@@ -19,7 +18,7 @@ from services.agent.ports import (
     QuotaWriter,
     WriteOutcome,
 )
-from services.agent.sampling.counters import read_each
+from services.agent.sampling.counters import Counters, read_each
 
 PAGE_BYTES = 4096
 

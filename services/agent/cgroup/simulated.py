@@ -18,7 +18,6 @@ from services.agent.ports import (
     UNLIMITED,
     Alarm,
     ContainerHandle,
-    Counters,
     Discovered,
     FoundContainer,
     GoneContainer,
@@ -28,7 +27,7 @@ from services.agent.ports import (
     SourceAnswered,
     WriteOutcome,
 )
-from services.agent.sampling.counters import Readings, read_each
+from services.agent.sampling.counters import Counters, Readings, read_each
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle,
 from services.agent.cgroup.host import CgroupHost
 from services.agent.cgroup.usage_thresholds import Ladder, write_event
 from services.agent.memory.state_files import FoundValues
-from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
+from services.agent.ports import UNLIMITED, AlarmKind, Limits, MemoryState, WriteOutcome
+from services.agent.sampling.counters import Counters
 
 _HUGE: Final = 1 << 62
 """Version 1 prints "no limit" as the largest multiple of the page size."""

@@ -14,7 +14,8 @@ from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, 
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
 from services.agent.cgroup.host import CgroupHost
 from services.agent.memory.state_files import FoundValues
-from services.agent.ports import UNLIMITED, AlarmKind, Counters, Limits, MemoryState, WriteOutcome
+from services.agent.ports import UNLIMITED, AlarmKind, Limits, MemoryState, WriteOutcome
+from services.agent.sampling.counters import Counters
 
 _MAX: Final = b"max"
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_usec")

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from services.agent.ports import Counters
 from services.agent.sampling.usage import COUNTER_COLUMNS, MEMORY_COLUMN
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 MOVED_BYTES = 8 << 20
 """Usage that has moved by so much since the guard last followed it: the guard's thresholds are this far apart."""
+
+
+class Counters(NamedTuple):
+    """One reading of a container's cumulative counters, and its memory usage now."""
+
+    nr_periods: int
+    nr_throttled: int
+    throttled_us: int
+    """Time throttled, summed over CPUs."""
+    usage_us: int
+    memory_bytes: int
 
 
 class Readable(Protocol):

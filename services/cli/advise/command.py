@@ -11,13 +11,12 @@ import typer
 
 from schemas.codec import to_plain
 from schemas.predictions import Objective, RankReply, RankRequest
-from schemas.registry import ADVISOR_RANK
 from services._runtime.command.connection import ContextOption, ServerOption
-from services._runtime.command.failure import BadFileError, CommandError, ExitCode, UnavailableError
+from services._runtime.command.failure import BadFileError, ExitCode
 from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
+from services.cli.advise.question import Answer, Wishes, ask, request_for
 
 if TYPE_CHECKING:
-    from services._runtime.bus.api import Bus
     from services.cli.advise.job_yaml import JobYaml
 
 EXAMPLES: Final = """
@@ -33,25 +32,8 @@ Examples:
 
   turnbuckle advise job.yaml --skypilot task.yaml && sky launch task.yaml
 """
-ANSWER_WITHIN_S: Final = 30.0
 TRAINED_WITHIN_S: Final = 300.0
 """The first model with the shipped data set: seconds on a quiet machine, more on a busy one."""
-_AGAIN_S: Final = 0.3
-_TRAINING: Final = 503
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What was typed; it goes before what stands in job.yaml."""
-
-    profile: str | None = None
-    budget_usd: float | None = None
-    deadline_hours: float | None = None
-    spot: bool = False
-    objective: Objective | None = None
-    top: int = 10
-    providers: tuple[str, ...] = ()
-    shipped_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,63 +111,6 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
     _show(Answer(reply, request.spot), file, wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The advisor's, and in the example what was really measured."""
-
-    reply: RankReply
-    spot: bool = False
-    """Whether it was asked about spot machines."""
-    measured: Measurements | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """Of the task that was left out: seconds and dollars by configuration, see `configuration_name`."""
-
-    task: str
-    objective: Objective
-    time_s: dict[str, float]
-    cost_usd: dict[str, float]
-
-    @property
-    def values(self) -> dict[str, float]:
-        """What was to be made small."""
-        return self.cost_usd if self.objective is Objective.COST else self.time_s
-
-
-def request_for(file: JobYaml, wishes: Wishes, directory: Path) -> RankRequest:
-    """The question that a job.yaml and the options make together.
-
-    Raises:
-        BadFileError: the local run's file is none.
-    """
-    from schemas.jobs import Configuration, TaskFeatures  # noqa: PLC0415 - quick --help
-    from services.cli.advise.job_yaml import SECONDS_PER_HOUR, load_profile  # noqa: PLC0415 - as above
-
-    name = wishes.profile or file.profile
-    path = Path(name) if wishes.profile else directory / name
-    is_file = bool(name) and (path.is_file() or path.suffix == ".json")
-    deadline = wishes.deadline_hours or file.deadline_hours
-    return RankRequest(
-        task=TaskFeatures.model_validate(file.task.model_dump()),
-        configurations=tuple(Configuration.model_validate(one.model_dump()) for one in file.configurations),
-        workers=file.workers,
-        batch_sizes=file.batch_sizes,
-        profile=load_profile(path) if is_file else None,
-        run="" if is_file else name,
-        job=file.name,
-        prices_as_of=file.prices_as_of,
-        objective=wishes.objective or file.objective,
-        budget_usd=wishes.budget_usd or file.budget_usd,
-        deadline_s=deadline * SECONDS_PER_HOUR if deadline else None,
-        spot=wishes.spot or file.spot,
-        top=wishes.top,
-        providers=wishes.providers or file.providers,
-        shipped_data=wishes.shipped_data,
-    )
-
-
 async def _ask(request: RankRequest, options: object) -> RankReply:
     from services._runtime.bus.options import BusOptions  # noqa: PLC0415 - quick --help
     from services._runtime.command.connection import connected  # noqa: PLC0415 - as above
@@ -196,39 +121,6 @@ async def _ask(request: RankRequest, options: object) -> RankReply:
             return await ask(bus, request, patience_s=0.0)
         with stderr_console().status("the advisor learns from the shipped data set"):
             return await ask(bus, request, patience_s=TRAINED_WITHIN_S)
-
-
-async def ask(bus: Bus, request: RankRequest, *, patience_s: float) -> RankReply:
-    """Ask the advisor; while it trains its first model, again and again for so long.
-
-    Raises:
-        UnavailableError: nobody answers, or there is no model.
-        CommandError: the question cannot be answered; the advisor says why.
-    """
-    from services._runtime.bus.api import (  # noqa: PLC0415 - quick --help
-        NoResponderError,
-        RequestRefusedError,
-        RequestTimeoutError,
-    )
-
-    give_up_at = asyncio.get_running_loop().time() + patience_s
-    while True:
-        try:
-            reply = await bus.request(ADVISOR_RANK.template.subject(bus.root), request, timeout_s=ANSWER_WITHIN_S)
-        except NoResponderError as error:
-            raise UnavailableError("no advisor answers: start one: turnbuckle run advisor") from error
-        except RequestTimeoutError as error:
-            raise UnavailableError(f"the advisor did not answer within {ANSWER_WITHIN_S:g} s") from error
-        except RequestRefusedError as error:
-            if error.code != _TRAINING:
-                raise CommandError(str(error)) from error
-            if asyncio.get_running_loop().time() >= give_up_at:
-                raise UnavailableError(str(error)) from error
-            await asyncio.sleep(_AGAIN_S)
-            continue
-        if not isinstance(reply, RankReply):
-            raise CommandError(f"the advisor answered with {reply.type_name}: are the versions the same?")
-        return reply
 
 
 def _show(answer: Answer, file: JobYaml | None, wanted: Wanted) -> None:

@@ -26,8 +26,8 @@ from services._runtime.command.connection import connected
 from services._runtime.command.failure import BadFileError, UnavailableError
 from services._runtime.command.output import print_note, stderr_console
 from services._runtime.record_files import JobFileError, read_job_file
-from services.cli.advise.command import Answer, Measurements, Wishes, ask
 from services.cli.advise.job_yaml import SECONDS_PER_HOUR
+from services.cli.advise.question import Answer, Measurements, Wishes, ask
 from services.cli.advise.view import configuration_name
 from services.cli.up.supervisor import Supervisor
 

@@ -22,7 +22,7 @@ from schemas.predictions import ConfigurationPrediction, Estimate
 from services.cli.advise.view import configuration_name, dollars, heading, held, price_of, seconds
 
 if TYPE_CHECKING:
-    from services.cli.advise.command import Answer
+    from services.cli.advise.question import Answer
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 FORMATS: Final = frozenset(FigureCanvasBase.get_supported_filetypes())

@@ -11,8 +11,8 @@ from services._runtime.command.failure import CommandError
 from services.cli.advise.view import dollars, price_of, seconds
 
 if TYPE_CHECKING:
-    from services.cli.advise.command import Answer
     from services.cli.advise.job_yaml import JobYaml
+    from services.cli.advise.question import Answer
 
 CLOUDS: Final = frozenset({"aws", "azure", "gcp", "ibm", "lambda", "nebius", "oci"})
 

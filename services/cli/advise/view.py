@@ -16,7 +16,7 @@ from schemas.jobs import Configuration
 from schemas.predictions import ConfigurationPrediction, Estimate, RankReply
 
 if TYPE_CHECKING:
-    from services.cli.advise.command import Answer, Measurements
+    from services.cli.advise.question import Answer, Measurements
 
 PLOT_COLUMNS: Final = 60
 PLOT_ROWS: Final = 14

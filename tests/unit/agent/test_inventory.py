@@ -10,7 +10,8 @@ from schemas.containers import ContainerChange, ContainerSource
 from schemas.streams import NODES
 from services.agent.discovery.inventory import Inventory
 from services.agent.node import Node, NodeOptions
-from services.agent.ports import Counters, SourceAnswered
+from services.agent.ports import SourceAnswered
+from services.agent.sampling.counters import Counters
 from tests.support.deadline import until
 from tests.support.fake_host import FakeHost
 from tests.unit.agent.test_agent_service import lab  # noqa: F401 - a fixture

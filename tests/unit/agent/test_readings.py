@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.ports import Counters
-from services.agent.sampling.counters import MOVED_BYTES, Held, Known, Readings, read_each, to_check
+from services.agent.sampling.counters import MOVED_BYTES, Counters, Held, Known, Readings, read_each, to_check
 
 MIB = 1 << 20
 

@@ -10,7 +10,8 @@ import pytest
 
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.v1 import CgroupV1Host
-from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
+from services.agent.ports import UNLIMITED, Limits, WriteOutcome
+from services.agent.sampling.counters import Counters
 from tests.support.fake_cgroupfs import (
     CONTAINER,
     DIRECTORY,

@@ -10,7 +10,8 @@ import pytest
 
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.v2 import MARGIN_BYTES, CgroupV2Host
-from services.agent.ports import UNLIMITED, Counters, Limits, WriteOutcome
+from services.agent.ports import UNLIMITED, Limits, WriteOutcome
+from services.agent.sampling.counters import Counters
 from tests.support.fake_cgroupfs import CONTAINER, DIRECTORY, V2_TREE, FakeKernel, fake_layout, materialise, refuse
 
 MIB = 1 << 20

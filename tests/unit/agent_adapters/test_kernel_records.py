@@ -26,7 +26,7 @@ from services.agent.bpf.records import (
     GroupFlag,
     Kind,
 )
-from services.agent.ports import Counters
+from services.agent.sampling.counters import Counters
 
 HEADER: Final = (Path(__file__).resolve().parents[3] / "kernel" / "records.h").read_text(encoding="utf-8")
 

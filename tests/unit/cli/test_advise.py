@@ -24,10 +24,10 @@ from schemas.predictions import (
     RankReply,
 )
 from services._runtime.command.failure import BadFileError, CommandError
-from services.cli.advise.command import Answer, Measurements, Wishes, request_for
 from services.cli.advise.example import relatives
 from services.cli.advise.job_yaml import load_job
 from services.cli.advise.plot import draw_front
+from services.cli.advise.question import Answer, Measurements, Wishes, request_for
 from services.cli.advise.skypilot import task_yaml
 from services.cli.advise.view import comparison, cost_span, dollars, plot, print_answer, seconds, time_span
 from services.cli.main import app
