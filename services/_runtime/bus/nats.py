@@ -10,7 +10,6 @@ from typing import Any, Final, Self
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
-from nats.js import JetStreamContext
 
 from schemas.codec import CodecError, encode
 from schemas.message import Message
@@ -27,10 +26,8 @@ from services._runtime.bus.api import (
     RequestTimeoutError,
     Responder,
 )
-from services._runtime.bus.dispatch import Dispatch
 from services._runtime.bus.message_ids import MessageIds
 from services._runtime.bus.nats_connection import (
-    Connection,
     ConnectionEvents,
     RefusedError,
     as_bus_errors,
@@ -38,8 +35,9 @@ from services._runtime.bus.nats_connection import (
 )
 from services._runtime.bus.nats_consumers import NatsConsumer, NatsMicroService, NatsServer, NatsSubscription, subscribe
 from services._runtime.bus.nats_failures import describe
-from services._runtime.bus.nats_kv import NatsKeyValue, NatsWatch
+from services._runtime.bus.nats_kv import NatsKeyValue
 from services._runtime.bus.nats_objects import NatsObjects
+from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import declare
 from services._runtime.bus.options import BusOptions
 from services._runtime.bus.outbox import Fact, FactOutbox
@@ -52,17 +50,11 @@ _TOO_LONG: Final = 10054
 """Error of the server: the stream takes no message of this size."""
 
 
-class NatsBus:
+class NatsBus(NatsSession):
     """`services._runtime.bus.api.Bus` on one NATS connection. Make it with `connect`."""
 
     def __init__(self, options: BusOptions) -> None:
-        self.options = options
-        self.root = options.root
-        self.dispatch = Dispatch()
-        self.connection: Connection = Connection()
-        self._jetstream: JetStreamContext | None = None
-        self.subscriptions: set[NatsSubscription | NatsMicroService | NatsConsumer] = set()
-        self.watches: set[NatsWatch] = set()
+        super().__init__(options)
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the server has closed the connection for good (revoked credentials): only a restart helps.
 
@@ -125,22 +117,6 @@ class NatsBus:
             self.dispatch.log.info("connected", servers=self.options.address)
 
     @property
-    def jetstream(self) -> JetStreamContext:
-        """Raises `BusUnavailableError` before the first connection."""
-        self._require_first_connection()
-        assert self._jetstream is not None
-        return self._jetstream
-
-    def _require_first_connection(self) -> None:
-        if self._jetstream is None:
-            raise BusUnavailableError(f"no connection yet to NATS at {self.options.address}")
-
-    @property
-    def connected(self) -> bool:
-        """Whether the server can be reached right now."""
-        return bool(self.connection.is_connected)
-
-    @property
     def counters(self) -> dict[str, int]:
         """Plain counts by name."""
         return dict(self.dispatch.counts) | {"facts_pending": len(self._outbox)}
@@ -161,14 +137,6 @@ class NatsBus:
         except (CodecError, nats.errors.Error) as error:  # as_bus_errors would cost a microsecond here
             raise BusError(f"publish to {subject}: {describe(error)}") from error
         counts["published"] += 1
-
-    def send_reply(self, reply_subject: str, data: bytes) -> None:
-        """Answer a request; if the connection is gone, so is the one who asked."""
-        try:
-            self.connection.send_now(reply_subject, data)
-        except nats.errors.Error as error:
-            self.dispatch.counts["dropped_disconnected"] += 1
-            log_once(self.dispatch.log.warning, self.dispatch.limiter, "reply_not_sent", error=describe(error))
 
     def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
         """Queue a fact; see `FactOutbox`."""

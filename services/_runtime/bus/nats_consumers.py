@@ -6,7 +6,7 @@ import asyncio
 import json
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import nats.errors
 import nats.micro
@@ -23,10 +23,8 @@ from services._runtime.bus.api import BusError, FactHandler, Handler, Incoming, 
 from services._runtime.bus.dispatch import MAX_REQUESTS_IN_FLIGHT
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_failures import describe
+from services._runtime.bus.nats_session import NatsSession
 from services._runtime.telemetry.logging import log_once
-
-if TYPE_CHECKING:
-    from services._runtime.bus.nats import NatsBus
 
 _STOP_S: Final = 2.0
 _BATCH: Final = 16
@@ -51,7 +49,7 @@ def expects_reply(subject: str) -> bool:
 class NatsSubscription:
     """Callbacks only: four times cheaper than nats-py's iterator."""
 
-    def __init__(self, bus: NatsBus) -> None:
+    def __init__(self, bus: NatsSession) -> None:
         self._bus = bus
         self._raw: Any = None
         self._stopped = False
@@ -99,7 +97,7 @@ class NatsSubscription:
 class _Requests:
     """Tasks that answer requests, one each."""
 
-    def __init__(self, bus: NatsBus) -> None:
+    def __init__(self, bus: NatsSession) -> None:
         self._bus = bus
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -123,7 +121,7 @@ class _Requests:
 class NatsServer(NatsSubscription):
     """Answers commands on one subject."""
 
-    def __init__(self, bus: NatsBus) -> None:
+    def __init__(self, bus: NatsSession) -> None:
         super().__init__(bus)
         self._requests = _Requests(bus)
 
@@ -152,7 +150,7 @@ class NatsServer(NatsSubscription):
 class NatsMicroService:
     """A NATS micro service (ADR-32). Its endpoints serve one request at a time, so each request gets a task here."""
 
-    def __init__(self, bus: NatsBus) -> None:
+    def __init__(self, bus: NatsSession) -> None:
         self._bus = bus
         self._service: Any = None
         self._requests = _Requests(bus)
@@ -230,7 +228,7 @@ class NatsConsumer:
     restart it waits for a request that the new server has never seen.
     """
 
-    def __init__(self, bus: NatsBus, stream: StreamSpec, handler: FactHandler) -> None:
+    def __init__(self, bus: NatsSession, stream: StreamSpec, handler: FactHandler) -> None:
         self._bus = bus
         self._stream = stream.stream_name(bus.root)
         self._name = f"replay-{uuid.uuid4().hex}"
@@ -374,7 +372,7 @@ async def _quietly(acknowledgement: Any) -> None:
         return
 
 
-async def subscribe(bus: NatsBus, pattern: Subject, handler: Handler, queue: str | None) -> NatsSubscription:
+async def subscribe(bus: NatsSession, pattern: Subject, handler: Handler, queue: str | None) -> NatsSubscription:
     """Subscribe to observations."""
     subscription = NatsSubscription(bus)
     await subscription.start(pattern.text, handler, queue)

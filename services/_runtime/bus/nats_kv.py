@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -19,10 +19,8 @@ from schemas.streams import BucketSpec
 from schemas.subjects import SubjectError, token, untoken
 from services._runtime.bus.api import BusError, Entry, RevisionConflictError
 from services._runtime.bus.nats_connection import RefusedError, as_bus_errors
+from services._runtime.bus.nats_session import NatsSession
 from services._runtime.telemetry.logging import log_once
-
-if TYPE_CHECKING:
-    from services._runtime.bus.nats import NatsBus
 
 RELIST_S: Final = 10.0
 _PARALLEL_GETS: Final = 32
@@ -63,7 +61,7 @@ class Listing(NamedTuple):
 class NatsKeyValue:
     """One bucket. Reads go to the stream's leader, so a compare-and-swap loop never chases an old revision."""
 
-    def __init__(self, bus: NatsBus, spec: BucketSpec) -> None:
+    def __init__(self, bus: NatsSession, spec: BucketSpec) -> None:
         self.bus = bus
         self.spec = spec
         self.name = spec.bucket_name(bus.root)

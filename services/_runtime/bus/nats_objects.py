@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import nats.errors
 import nats.js.errors
@@ -26,9 +26,7 @@ import nats.js.errors
 from schemas.streams import ObjectStoreSpec
 from services._runtime.bus.api import BusError, CorruptObjectError, ObjectInfo, ObjectStoreFullError, StoredObject
 from services._runtime.bus.nats_connection import as_bus_errors
-
-if TYPE_CHECKING:
-    from services._runtime.bus.nats import NatsBus
+from services._runtime.bus.nats_session import NatsSession
 
 _PIECE_BYTES: Final = 128 << 10
 _ATTEMPTS: Final = 3
@@ -56,7 +54,7 @@ class _ReplacedError(Exception):
 class NatsObjects:
     """One object store."""
 
-    def __init__(self, bus: NatsBus, spec: ObjectStoreSpec) -> None:
+    def __init__(self, bus: NatsSession, spec: ObjectStoreSpec) -> None:
         self._bus = bus
         self.name = spec.bucket_name(bus.root)
         self._stream = f"OBJ_{self.name}"
