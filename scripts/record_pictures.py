@@ -21,9 +21,9 @@ from rich.console import Console
 from schemas.streams import LEASES
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
+from services.cli.apps.bus_feed import follow, hand_owners_to
 from services.cli.apps.live_state import LiveState
 from services.cli.apps.live_view import render
-from services.cli.toolkit.bus_feed import follow, hand_owners_to
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
 RUN_S: Final = 45

@@ -14,7 +14,7 @@ from services._runtime.telemetry.tracing import Begin, span
 from services.collector.background import start_daemon
 from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.ingestion import Ingestion, Look
-from services.collector.ports import CloudError
+from services.collector.cloud.ports import CloudError
 from services.collector.publishing import Publisher
 from services.collector.settings import CollectorSettings
 from services.collector.tool import default_directory

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgpack
 
-from services.cli.toolkit.bus_feed import Seen
+from services.cli.apps.bus_feed import Seen
 
 REMEMBERED_FACTS: Final = 400
 """Newest facts of each kind that a page is told when it joins."""

@@ -20,7 +20,7 @@ from services._runtime.bus.embedded_server import EmbeddedNats, find_binary
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.cli.main import app
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.authority import make_ca, make_expired
 from tests.support.deadline import until
 from tests.support.secured_nats import SecuredNats

@@ -27,9 +27,9 @@ from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
+from services.cli.apps.bus_feed import follow
 from services.cli.apps.live_state import LiveState
 from services.cli.main import app
-from services.cli.toolkit.bus_feed import follow
 from tests.support.cfs_batches import batch, decisions
 from tests.support.deadline import until
 from tests.support.oom_events import MIB, drift, oom_event

@@ -24,7 +24,7 @@ from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from services.collector.cloud.clouds import open_clouds
 from services.collector.write_ahead_log import read_journal
 from tests.support.deadline import until

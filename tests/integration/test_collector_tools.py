@@ -21,7 +21,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
 from services._runtime.record_files import read_job_file, write_job_file
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from services.collector.cloud.clouds import open_clouds
 from tests.support.fake_google_cloud import FakeGoogleCloud
 from tests.support.grid_files import grid_fields, grid_requests

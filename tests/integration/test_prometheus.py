@@ -22,7 +22,7 @@ from schemas.telemetry import METRICS
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.prometheus_lab import FOLDER, Prometheus, promtool
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from schemas.subjects import LIMIT_UPDATES
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.bus_lab import node_info
 from tests.support.deadline import until
 from tests.support.http_health import Answers

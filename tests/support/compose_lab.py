@@ -17,7 +17,7 @@ import docker
 from docker.models.containers import Container
 
 from services._host.cgroupfs import CgroupLayout, detect, paths_of_pid
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.limit_observer import read_limits
 from tests.support.skipping import skip_or_fail
 

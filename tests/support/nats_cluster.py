@@ -14,7 +14,7 @@ import nats.js.errors
 from nats.js import JetStreamContext
 
 from services._runtime.bus.embedded_server import EmbeddedNats
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 
 SIZE = 3
 

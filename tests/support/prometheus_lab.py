@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import yaml
 
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.skipping import skip_or_fail
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "compose" / "observability"

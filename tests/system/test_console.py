@@ -19,7 +19,7 @@ from schemas.containers import ContainerChange, ContainerEvent, ContainerSource
 from schemas.network import RouteEvent, RouteKind
 from schemas.reasons import Reason, sentence
 from schemas.subjects import CONTAINER_EVENTS, ROUTE_EVENTS
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.chromium import browser, find_chromium
 from tests.support.console_lab import (
     CLI,

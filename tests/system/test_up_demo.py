@@ -20,7 +20,7 @@ import pytest
 
 from services._host.cgroupfs import detect
 from services.cli.doctor.guard import running_watchdogs
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -29,7 +29,7 @@ from services._runtime.record_files import JobFileError, read_job_file
 from services.cli.advise.job_yaml import SECONDS_PER_HOUR
 from services.cli.advise.question import Answer, Measurements, Wishes, ask
 from services.cli.advise.view import configuration_name
-from services.cli.up.supervisor import Supervisor
+from services.cli.toolkit.supervisor import Supervisor
 
 PATIENCE_S: Final = 180.0
 _LONGER: Final = re.compile(r"-x\d+$")

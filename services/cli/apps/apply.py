@@ -26,7 +26,7 @@ from services._runtime.command.output import (
 from services.cli.apps.app_file import AppFile, load_app_file
 from services.cli.apps.capacity import capacity_warnings, read_apps, read_nodes
 from services.cli.apps.deployer import Action, Plan, Step, plan_deployment
-from services.cli.toolkit.progress import plain_step, print_step
+from services.cli.apps.progress import plain_step, print_step
 
 DRY_RUN_CONNECT_S: Final = 0.5
 EXAMPLES = """

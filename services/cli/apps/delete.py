@@ -12,7 +12,7 @@ from services._runtime.command.connection import ContextOption, ServerOption, co
 from services._runtime.command.failure import CommandError, UnavailableError
 from services._runtime.command.output import print_json, print_note
 from services.cli.apps.deployer import Step
-from services.cli.toolkit.progress import plain_step, print_step
+from services.cli.apps.progress import plain_step, print_step
 
 EXAMPLES = """
 Examples:

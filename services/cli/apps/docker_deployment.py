@@ -26,7 +26,7 @@ from services.cli.apps.deployer import (
     hash_template,
 )
 from services.cli.apps.docker_engine import FAILURES, first_line, open_engine
-from services.cli.doctor.finding import Finding, Level
+from services.cli.toolkit.finding import Finding, Level
 
 STOP_GRACE_S: Final = 10
 _EXEC_HINT: Final = "turnbuckle exec --app APP --name NAME -- CMD"

@@ -18,9 +18,9 @@ from services._runtime.command.connection import ContextOption, ServerOption, co
 from services._runtime.command.failure import CommandError
 from services._runtime.command.output import print_json, stdout_console
 from services.cli.apps.allocators import allocator_state
+from services.cli.apps.bus_feed import follow, hand_owners_to
 from services.cli.apps.live_state import LiveState
 from services.cli.apps.live_view import nothing_to_show, plain_lines, render
-from services.cli.toolkit.bus_feed import follow, hand_owners_to
 
 REFRESH_S: Final = 0.25
 PLAIN_REFRESH_S: Final = 1.0

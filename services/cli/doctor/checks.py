@@ -17,9 +17,9 @@ from services._runtime.bus.embedded_server import NatsServerError, find_binary
 from services._runtime.bus.options import BusOptions
 from services.cli.doctor.bus import check_bus
 from services.cli.doctor.edge import check_network_edge
-from services.cli.doctor.finding import Finding, Level
 from services.cli.doctor.guard import run_guard_checks
 from services.cli.doctor.kernel import check_kernel_programs
+from services.cli.toolkit.finding import Finding, Level
 
 OLDEST_PYTHON: Final = (3, 11)
 FILES_PER_CONTAINER: Final = 11

@@ -15,7 +15,7 @@ from services._runtime.command.failure import ExitCode
 from services._runtime.command.output import print_json, stdout_console
 from services.cli.doctor.bus import BUS
 from services.cli.doctor.checks import run_checks
-from services.cli.doctor.finding import Finding, Level
+from services.cli.toolkit.finding import Finding, Level
 
 EXAMPLES = """
 Examples:

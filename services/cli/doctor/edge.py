@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from services.cli.doctor.finding import Finding, Level
 from services.cli.doctor.guard import state_directory
 from services.cli.doctor.network import check_frr_installed, run_network_checks
+from services.cli.toolkit.finding import Finding, Level
 from services.fabric.places import STATE_DIRECTORY as FABRIC_STATE
 
 _PREFIXES: Final = ("TURNBUCKLE_RECONCILER__", "TURNBUCKLE_FAST_PATH__")

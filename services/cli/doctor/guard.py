@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
-from services.cli.doctor.finding import Finding, Level
+from services.cli.toolkit.finding import Finding, Level
 
 STATE_DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__STATE_DIRECTORY"
 STATE_DIRECTORY: Final = "/run/turnbuckle"

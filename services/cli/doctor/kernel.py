@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
 from services._host.kernel_programs import LOADER, hierarchies_of, kernel_directory, loader_command
-from services.cli.doctor.finding import Finding, Level
+from services.cli.toolkit.finding import Finding, Level
 
 DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__KERNEL_DIRECTORY"
 NAME: Final = "telemetry"

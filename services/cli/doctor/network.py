@@ -12,7 +12,7 @@ from typing import Final
 from services._host.frr import DIRECTORY, Frr, FrrError
 from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
 from services._host.netns import inside
-from services.cli.doctor.finding import Finding, Level
+from services.cli.toolkit.finding import Finding, Level
 from services.fabric.access import SOCKET, access_of, exposure_of
 
 PATHSPACE_VARIABLE: Final = "TURNBUCKLE_RECONCILER__FRR_PATHSPACE"

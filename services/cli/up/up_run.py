@@ -22,14 +22,14 @@ from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
 from services._runtime.command.failure import CommandError, UnavailableError
 from services._runtime.command.output import print_note
+from services.cli.apps.bus_feed import follow, hand_owners_to
 from services.cli.apps.live_state import LiveState
-from services.cli.toolkit.bus_feed import follow, hand_owners_to
+from services.cli.toolkit.supervisor import ChildService, Supervisor
 from services.cli.up.agent_metrics import read_write_counts
 from services.cli.up.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_demo
 from services.cli.up.demo_processes import ProcessWorkload
 from services.cli.up.demo_report import RunFacts, WriteCounts, build_report
 from services.cli.up.recording import Recording
-from services.cli.up.supervisor import ChildService, Supervisor
 
 PORTS_TRIED: Final = 100
 CHECK_EVERY_S: Final = 0.2

@@ -45,7 +45,7 @@ def costs_sql(table: str) -> str:
 
 
 class BigQueryBilling:
-    """`services.collector.ports.Billing` on one table or view."""
+    """`services.collector.cloud.ports.Billing` on one table or view."""
 
     def __init__(self, client: bigquery.Client, table: str, label: str, *, retry_s: float = _RETRY_S) -> None:
         self._client = client

@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 
 from services._runtime.service.install_hint import package_missing
-from services.collector.ports import Billing, CloudForbiddenError, TrainingCloud
+from services.collector.cloud.ports import Billing, CloudForbiddenError, TrainingCloud
 from services.collector.settings import CollectorSettings
 
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"

@@ -11,7 +11,7 @@ from schemas.jobs import CostKind, JobRecord
 from services.collector.cloud.cloud_jobs import CloudJob, CloudState, JobCost, derived_cost, job_record
 from services.collector.cloud.cost_book import CostBook
 from services.collector.cloud.cost_settlement import BilledCost, Patience, Settled, judge, observe
-from services.collector.ports import Billing, CloudError, TrainingCloud
+from services.collector.cloud.ports import Billing, CloudError, TrainingCloud
 from services.collector.settings import CollectorSettings
 from services.collector.write_ahead_log import Journal, UnsendableRecordError
 

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from services.collector.cloud.cloud_jobs import CloudJob, CloudState
 from services.collector.cloud.grid import JobRequest
-from services.collector.ports import (
+from services.collector.cloud.ports import (
     CloudBusyError,
     CloudError,
     CloudForbiddenError,

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from services.collector.cloud.cloud_jobs import CloudJob, CloudState
 from services.collector.cloud.grid import JobPlan, JobRequest
-from services.collector.ports import (
+from services.collector.cloud.ports import (
     CloudBusyError,
     CloudForbiddenError,
     CloudRefusedError,
@@ -56,7 +56,7 @@ _REFUSED: Final = (
 
 
 class VertexJobs:
-    """`services.collector.ports.TrainingCloud` on one project and region."""
+    """`services.collector.cloud.ports.TrainingCloud` on one project and region."""
 
     def __init__(self, transport: JobServiceTransport, project: str, region: str, label: str) -> None:
         self._client = JobServiceClient(transport=transport)
@@ -102,7 +102,7 @@ def open_transport(region: str, endpoint: str | None, credentials: Any | None) -
 
 @contextmanager
 def as_cloud_errors(action: str) -> Iterator[None]:
-    """Turn Google's errors into `services.collector.ports.CloudError`, by what they mean for us."""
+    """Turn Google's errors into `services.collector.cloud.ports.CloudError`, by what they mean for us."""
     try:
         yield
     except google_errors.TooManyRequests as error:  # ResourceExhausted is one

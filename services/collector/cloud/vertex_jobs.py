@@ -24,9 +24,9 @@ from services.collector.cloud.cloud_jobs import CloudJob
 from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.grid import GridFile, JobRequest, job_requests
 from services.collector.cloud.ingestion import Ingestion, Look, described
+from services.collector.cloud.ports import Billing, CloudError, CloudForbiddenError, CloudRefusedError
 from services.collector.cloud.submission import Intents, Pace, Submission, Tally
 from services.collector.mistakes import mistakes
-from services.collector.ports import Billing, CloudError, CloudForbiddenError, CloudRefusedError
 from services.collector.settings import CollectorSettings
 from services.collector.tool import (
     EXIT_DATA,

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(360)
 MIB = 1 << 20
 PORT = 4222
 UP = """
-import services.cli.up.supervisor as supervisor
+import services.cli.toolkit.supervisor as supervisor
 supervisor.READY_WITHIN_S = 120.0  # imports alone take 20 s here
 from services.cli.main import main
 main()

@@ -19,9 +19,9 @@ from services.cli.doctor import checks
 from services.cli.doctor.bus import check_bus, crosses_network, judge_replicas
 from services.cli.doctor.command import exit_code
 from services.cli.doctor.edge import network_edge_evidence
-from services.cli.doctor.finding import Finding, Level
 from services.cli.main import app
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.finding import Finding, Level
+from services.cli.toolkit.supervisor import free_port
 
 
 def layout(directory: str, version: int = 1) -> CgroupLayout:

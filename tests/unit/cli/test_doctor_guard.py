@@ -14,8 +14,8 @@ from services.agent.memory.state_files import FoundValues, inode_of
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.settings import AgentSettings
 from services.cli.doctor import guard
-from services.cli.doctor.finding import Level
 from services.cli.doctor.guard import GuardedGroup, Holder, WatchdogSeen
+from services.cli.toolkit.finding import Level
 from tests.support.cgroup_lab import wait_until
 
 AGENT = Holder("exec-turnbuckle.lock", 100, "n1", "2026-11-21T05:00:00+00:00")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError
-from services.cli.doctor.finding import Level
 from services.cli.doctor.kernel import DIRECTORY_VARIABLE, check_kernel_programs
+from services.cli.toolkit.finding import Level
 from tests.support.fake_cgroupfs import fake_layout
 
 Layout = Callable[[], CgroupLayout]

@@ -5,7 +5,7 @@ import asyncio
 from services._host.frr import Frr
 from services._host.kernel_support import FEATURES, CannotTryError
 from services.cli.doctor import network
-from services.cli.doctor.finding import Level
+from services.cli.toolkit.finding import Level
 from services.fabric import access
 from tests.support.fake_frr import FakeFrr
 

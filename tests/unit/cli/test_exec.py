@@ -14,7 +14,7 @@ from services._runtime.command.connection import find_server
 from services.cli.apps.announced import note_if_unmanaged, unmanaged_sentence
 from services.cli.apps.managed_process import killed_sentence, oom_kills
 from services.cli.main import app
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 
 
 @pytest.mark.parametrize("text", ["2KB", "0", "4095k"])

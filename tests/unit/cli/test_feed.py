@@ -5,8 +5,8 @@ from __future__ import annotations
 from schemas.leases import Lease
 from schemas.streams import LEASES
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
+from services.cli.apps.bus_feed import REMEMBERED_FACTS, Seen, follow, hand_owners_to
 from services.cli.apps.live_state import LiveState
-from services.cli.toolkit.bus_feed import REMEMBERED_FACTS, Seen, follow, hand_owners_to
 from services.cli.up.recording import Recording
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from services._runtime.command.failure import ExitCode
 from services.cli.main import app
 from services.cli.nats.tap import describe
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.cfs_batches import batch
 
 COMMANDS = ("up", "apply", "delete", "exec", "apps", "top", "explain", "tap", "doctor")

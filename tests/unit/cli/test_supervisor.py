@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services._runtime.command.failure import ExitCode, ServiceDiedError
-from services.cli.up.supervisor import Supervisor
+from services.cli.toolkit.supervisor import Supervisor
 
 SERVE = """
 import http.server, os, signal, sys

@@ -10,7 +10,7 @@ import pytest
 from services.collector.cloud.billing import BigQueryBilling, costs_sql, open_client
 from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.cost_settlement import BilledCost
-from services.collector.ports import (
+from services.collector.cloud.ports import (
     CloudBusyError,
     CloudError,
     CloudForbiddenError,

@@ -16,7 +16,7 @@ from schemas.jobs import JobState as RecordState
 from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.cost_book import FILE_NAME
 from services.collector.cloud.ingestion import Ingestion, Look
-from services.collector.ports import CloudUncertainError
+from services.collector.cloud.ports import CloudUncertainError
 from services.collector.write_ahead_log import Journal, JournalFullError
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate, HttpFailure
 from tests.support.grid_files import grid_requests

@@ -15,8 +15,8 @@ from google.cloud.aiplatform_v1.types import JobState
 from services.collector.cloud.cloud_jobs import CloudJob
 from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.grid import JobRequest
+from services.collector.cloud.ports import CloudForbiddenError, CloudUncertainError, TrainingCloud
 from services.collector.cloud.submission import Intents, Pace, Submission, Tally
-from services.collector.ports import CloudForbiddenError, CloudUncertainError, TrainingCloud
 from services.collector.write_ahead_log import JournalFullError
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate
 from tests.support.fake_vertex import ENDED

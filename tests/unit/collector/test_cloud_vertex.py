@@ -16,14 +16,14 @@ from schemas.jobs import JobState as RecordState
 from services.collector.cloud import vertex as adapter
 from services.collector.cloud.cloud_jobs import CloudState, derived_cost, job_record, job_state
 from services.collector.cloud.clouds import open_clouds
-from services.collector.cloud.vertex import GRID_LABEL, PLAN_VARIABLE, VertexJobs, open_transport
-from services.collector.ports import (
+from services.collector.cloud.ports import (
     CloudBusyError,
     CloudForbiddenError,
     CloudRefusedError,
     CloudUncertainError,
     single,
 )
+from services.collector.cloud.vertex import GRID_LABEL, PLAN_VARIABLE, VertexJobs, open_transport
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate
 from tests.support.grid_files import grid_requests
 

@@ -14,7 +14,7 @@ import pytest
 
 from services._runtime.service.install_hint import install_extra, package_missing
 from services._runtime.service.interpreter import installed_services, isolated_command
-from services.cli.up.supervisor import free_port
+from services.cli.toolkit.supervisor import free_port
 from tests.support.deadline import until
 
 ROOT = Path(__file__).parents[3]
