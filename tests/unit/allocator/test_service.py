@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
-from services._runtime.bus.api.api import BusError, RequestRefusedError
 
 from schemas.apps import AppSpec
 from schemas.limits import LimitUpdate
@@ -19,12 +18,13 @@ from schemas.registry import ALLOCATOR_STATE
 from schemas.streams import APPS, LEASES
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._host.simulation.load_profile import demo_scenario
+from services._runtime.bus.api import BusError, RequestRefusedError
 from services._runtime.command.failure import CommandError
 from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
-from services.allocator.core.allocation import Outcome
-from services.allocator.core.ownership import Ownership
+from services.allocator.cycle import Outcome
+from services.allocator.leases.rules import Ownership
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from services.cli.apps.allocators import allocator_explain, allocator_state
