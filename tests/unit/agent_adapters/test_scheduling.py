@@ -11,7 +11,7 @@ from services._host import scheduling
 READ_BACK = """
 import ctypes, os, struct, sys
 sys.path.insert(0, sys.argv[1])
-from services.agent.adapters import scheduling
+from services._host import scheduling
 os.nice(3)
 reason = scheduling.request_short_slices()
 attributes = ctypes.create_string_buffer(48)

@@ -77,7 +77,7 @@ def test_exit_codes(tool: Tool) -> None:
 async def test_interrupt(tool: Tool, tmp_path: Path) -> None:
     """Ctrl-C reaches the tool, which ends in its own way; so does its exit code."""
     script = (
-        "import sys; from services.cli import tool_run; "
+        "import sys; from services.cli.toolkit import tool_run; "
         f"tool_run.isolated_command = lambda *_: {tool.command(['wait'])!r}; "
         f"sys.exit(tool_run.run_tool(tool_run.Tool({tool.module!r}, 'x'), ['wait', '--json']))"
     )
