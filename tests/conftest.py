@@ -1,7 +1,8 @@
-"""Marks that need something from the machine, and the hypothesis profile. Fixtures stand near their tests.
+"""Tiers, marks that need something from the machine, and hypothesis profiles. Fixtures stand near their tests.
 
-A test that the machine cannot run is skipped with the reason printed; with ``CI=true`` it fails instead, so that no
-mark is skipped unnoticed where everything is meant to be there.
+Tests of `HOST_FOLDERS` and with a mark of `NEEDS` get the mark ``host``: ``make test-host`` runs these, ``make test``
+the others. A test that the machine cannot run is skipped with the reason printed; with ``CI=true`` it fails, unless
+`tests/never_here.toml` lists it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +19,17 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from tests.support.skipping import skip_or_fail
+from tests.support.never_here import is_never_here
 
-# Timings on a shared machine say nothing about the code.
-settings.register_profile("turnbuckle", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("turnbuckle")
+HOST_FOLDERS = {"kernel", "lab", "system", "compose"}
+"""Below tests/: real control groups, network namespaces and whole systems, which need the machine for themselves."""
+
+# Timings on a shared machine say nothing about the code. `make test-deep` chooses the other profile.
+for profile, examples in {"fast": 20, "deep": 100}.items():
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile("fast")
 
 # A shell without job control starts background jobs with SIGINT ignored, and every process of a test inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,7 +39,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @cache
 def missing_root() -> str | None:
     """Why tests that need root cannot run, or None."""
-    return None if os.geteuid() == 0 else "needs root: run `sudo make test`"
+    return None if os.geteuid() == 0 else "needs root: run `sudo make test-host`"
 
 
 @cache
@@ -79,13 +86,32 @@ NEEDS: dict[str, Callable[[], str | None]] = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what only ``make test-host`` runs."""
+    for item in items:
+        folder = item.path.relative_to(config.rootpath / "tests").parts[0]
+        if folder in HOST_FOLDERS or any(item.get_closest_marker(mark) for mark in NEEDS):
+            item.add_marker("host")
+
+
 @pytest.hookimpl(tryfirst=True)  # before fixtures that need what is missing
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip, or with ``CI=true`` fail, a test whose mark the machine cannot serve."""
+    """Skip a test whose mark the machine cannot serve."""
     for mark, missing in NEEDS.items():
         reason = missing() if item.get_closest_marker(mark) else None
         if reason:
-            skip_or_fail(reason)
+            pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With ``CI=true`` a skip is a failure, unless `tests/never_here.toml` lists the test."""
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true" and not is_never_here(item.nodeid):
+        report.outcome = "failed"
+        report.longrepr = f"CI must run every test that tests/never_here.toml does not list: {report.longreprtext}"
+    return report
 
 
 @pytest.fixture(autouse=True)

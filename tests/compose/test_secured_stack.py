@@ -1,4 +1,4 @@
-"""The whole stack with a user per service and TLS: healthy, and no secret is told. Part of `make test-compose`."""
+"""The whole stack with a user per service and TLS: healthy, and no secret is told. Part of `make test-host`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole stack with collector and advisor, in real containers: `make test-compose`. The images take minutes.
+"""The whole stack with collector and advisor, in real containers: `make test-host`. The images take minutes.
 
 Not part of `make test`, which runs the same with the services that need no PyTorch (tests/system/test_compose.py).
 """

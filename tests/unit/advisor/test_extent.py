@@ -15,6 +15,7 @@ from services.advisor.core.table import build
 from services.advisor.models.baselines.learned import Linear
 from services.advisor.models.baselines.plain import Plain
 from services.advisor.models.gp.adviser import OurAlgorithm
+from tests.support.examples import examples
 from tests.support.ours_tables import World, of_task
 
 WORLD = World(tasks=6)
@@ -55,7 +56,7 @@ def test_what_lies_far_outside_is_named(adviser: Adviser, changes: dict[str, Any
     assert why_unknown(adviser, **changes).endswith(named)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     vcpu=st.sampled_from([0.5, 1.0, 3.0, 8.0, 16.0]), memory_gb=st.sampled_from([2.0, 4.0, 20.0, 64.0]),
     batch_size=st.integers(8, 128),

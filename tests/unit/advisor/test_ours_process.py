@@ -17,6 +17,7 @@ from services.advisor.models.gp.likelihood import MarginalLikelihood
 from services.advisor.models.gp.observations import Level, design_of, thinned
 from services.advisor.models.gp.process import EXACT, Beliefs, Process, learned, left_out
 from services.advisor.models.gp.space import Space, configuration_space, task_space
+from tests.support.examples import examples
 from tests.support.ours_tables import World
 
 
@@ -119,7 +120,7 @@ def test_the_second_run_is_another_kind_than_the_first():
     assert [row for row, _ in best_together(beliefs, 2, 0)] == [0, 2]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.floats(-2, 2), st.floats(0.05, 1.0), st.floats(-2, 2))
 def test_expected_improvement_is_that_of_draws(mean, deviation, best):
     drawn = mean + deviation * np.random.default_rng(0).standard_normal(100_000)

@@ -9,6 +9,7 @@ from services.agent.memory.policy import POLL_NS
 from services.agent.memory.records import Answer
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import Alarm, AlarmKind
+from tests.support.examples import examples
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reserve_order, send, update
 
@@ -182,4 +183,4 @@ class GuardedNode(RuleBasedStateMachine):
 
 
 TestGuardedNode = GuardedNode.TestCase
-TestGuardedNode.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestGuardedNode.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from services.allocator.budget.fairness import PAGE_BYTES, FairShares, kept, within_share
 from services.allocator.memory.policy import MARGIN_BYTES, RECLAIM_BYTES, MemoryState, MemoryView, decide_memory
+from tests.support.examples import examples
 from tests.support.lending_shop import MIB, Shop
 
 sizes = st.lists(st.integers(0, 1 << 40), min_size=1, max_size=12)
@@ -66,7 +67,7 @@ def scarce_views(draw: st.DrawFn) -> MemoryView:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(scarce_views())
 def test_nobody_below_its_share_is_refused_survival_while_one_above_gets_more(view):
     rows, share = np.arange(len(view.app)), int(view.share_bytes[0])
@@ -79,7 +80,7 @@ def test_nobody_below_its_share_is_refused_survival_while_one_above_gets_more(vi
     assert targets.sum() <= max(view.limit_bytes[0], view.ordered_bytes.sum())
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(scarce_views())
 def test_the_order_of_containers_makes_no_difference(view):
     rows = np.arange(len(view.app))
@@ -160,7 +161,7 @@ def test_what_becomes_free_goes_to_the_one_below_its_share():
     assert reached_mib > before + 20
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(st.tuples(st.sampled_from(["a-1", "b-1", "c-1"]), st.integers(1, 250)), max_size=25))
 def test_limits_and_reserves_never_exceed_the_application_and_come_to_rest(steps):
     rows = {"n1": {"a-1": [60, 10, 0], "b-1": [60, 10, 0]}, "n2": {"c-1": [60, 10, 0]}}

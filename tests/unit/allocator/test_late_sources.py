@@ -9,6 +9,7 @@ from hypothesis.stateful import invariant, rule
 
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode
+from tests.support.examples import examples
 from tests.support.fake_host import PAGE_BYTES
 from tests.support.late_sources import SOURCES, LateCluster
 from tests.unit.allocator.test_protocol import MIB, USAGE, ProtocolMachine
@@ -68,7 +69,7 @@ class LateSourcesMachine(ProtocolMachine):
 
 TestLateSources = LateSourcesMachine.TestCase
 TestLateSources.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(80), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from schemas.apps import AppSpec
 from services.agent.limits.node_budget import MemoryBudget
 from services.allocator.budget import ledger
+from tests.support.examples import examples
 from tests.support.shared_node import SharedNode
 
 MIB = 1 << 20
@@ -115,5 +116,5 @@ class SharedNodeMachine(RuleBasedStateMachine):
 
 TestSharedNode = SharedNodeMachine.TestCase
 TestSharedNode.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

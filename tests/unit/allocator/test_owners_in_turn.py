@@ -11,6 +11,7 @@ from hypothesis.stateful import rule
 
 from schemas.apps import PERIOD_US, AppSpec
 from schemas.codec import decode
+from tests.support.examples import examples
 from tests.support.late_sources import SOURCES
 from tests.support.replica_cluster import ReplicaCluster
 from tests.unit.allocator.test_late_sources import LateSourcesMachine
@@ -51,7 +52,7 @@ class OwnersInTurnMachine(LateSourcesMachine):
 
 TestOwnersInTurn = OwnersInTurnMachine.TestCase
 TestOwnersInTurn.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(80), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -108,7 +109,7 @@ def change_owner(cluster: ReplicaCluster, change: Change) -> None:
         min_size=1, max_size=3,
     ),
 )  # fmt: skip
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_limit_holds_while_the_owner_changes_and_an_agent_is_frozen(spec, containers, changes):
     cluster = ReplicaCluster(spec)
     for machine in containers:

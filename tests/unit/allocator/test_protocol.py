@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schemas.apps import MIN_QUOTA_US, PERIOD_US, AppSpec
+from tests.support.examples import examples
 from tests.support.lossy_cluster import LossyCluster
 
 MIB = 1 << 20
@@ -138,5 +139,5 @@ class ProtocolMachine(RuleBasedStateMachine):
 
 TestProtocol = ProtocolMachine.TestCase
 TestProtocol.settings = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(120), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )

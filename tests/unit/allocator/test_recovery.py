@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.apps import AppSpec
+from tests.support.examples import examples
 from tests.support.lossy_cluster import LossyCluster
 
 MIB = 1 << 20
@@ -43,7 +44,7 @@ def quiet_periods(cluster, count):
                 cluster.deliver(0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(seed=st.integers(0, 1 << 32), policy=st.sampled_from(["waterfill", "escra"]))
 def test_everyone_is_served_and_writes_rest_after_the_network_has_healed(seed, policy):
     cluster = LossyCluster(AppSpec(name="shop", cpu_limit=4, memory_limit=2048 * MIB, policy=policy))

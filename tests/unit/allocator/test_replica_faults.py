@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from services.allocator.leases.membership import APP, REPLICA
 from services.allocator.leases.rules import rightful_owner
+from tests.support.examples import examples
 from tests.support.replica_lab import ReplicaLab
 
 APPS = [f"app{number}" for number in range(4)]
@@ -110,7 +111,7 @@ def calm(lab):
 
 TestReplicas = Replicas.TestCase
 TestReplicas.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

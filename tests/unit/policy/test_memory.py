@@ -20,6 +20,7 @@ from services.allocator.memory.policy import (
     decide_memory,
     take_back,
 )
+from tests.support.examples import examples
 
 MIB = 1 << 20
 
@@ -179,7 +180,7 @@ def views(draw: st.DrawFn) -> MemoryView:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(views(), st.booleans())
 def test_memory_invariants(given_view: MemoryView, reclaim: bool) -> None:
     count, apps = len(given_view.app), len(given_view.limit_bytes)
@@ -204,7 +205,7 @@ def test_memory_invariants(given_view: MemoryView, reclaim: bool) -> None:
         assert (decide_memory(state.copy(), alone, mine, reclaim=reclaim).target_bytes == targets[mine]).all()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(views(), st.data())
 def test_what_is_taken_back_is_slack_of_others(given_view: MemoryView, data: st.DataObject) -> None:
     count, apps = len(given_view.app), len(given_view.limit_bytes)

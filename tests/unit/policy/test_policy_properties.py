@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from schemas.reasons import Reason
 from services.allocator.cpu.dead_band import CUT_SHARE, CUT_US, RAISE_SHARE
 from tests.support.cfs_plant import PERIOD_US, POLICIES, CfsPlant
+from tests.support.examples import examples
 from tests.support.policy_situations import Situation, situations
 
-EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 both = pytest.mark.parametrize("policy", sorted(POLICIES))
 
 

@@ -20,6 +20,7 @@ from services._runtime.bus.name_registration import Holder, NameTakenError, Regi
 from services._runtime.clock import ManualClock
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
+from tests.support.examples import examples
 
 TTL_S = RECONCILERS.ttl_s or 0.0
 HEARTBEAT_S = 5.0
@@ -188,7 +189,7 @@ _STEPS = st.lists(st.tuples(st.sampled_from(["first", "second", "third"]), st.fl
 
 
 @given(_STEPS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_nobody_takes_a_name_whose_owner_renews_in_time(steps: list[tuple[str, float]]) -> None:
     asyncio.run(_contend(steps))
 

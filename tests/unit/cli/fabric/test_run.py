@@ -18,6 +18,7 @@ from services.fabric.places import FrrPaths
 from services.fabric.plan import Action, ConflictError
 from services.fabric.resources import Device, LinkAttribute
 from services.fabric.run import Run
+from tests.support.examples import examples
 from tests.support.model_host import FRESH, KilledError, ModelHost
 
 PATHS = FrrPaths()
@@ -108,7 +109,7 @@ def is_as_wanted(host, file):
     return all(host.read(resource) == resource.value for resource in resources_of(file))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(situations())
 def test_up_twice_and_down(situation):
     """The host is as the file says, the second `up` writes nothing, and `down` leaves what was there before."""
@@ -125,7 +126,7 @@ def test_up_twice_and_down(situation):
         assert list(directory.iterdir()) == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(situations())
 def test_another_file_after_the_first(situation):
     """What only the first file asked for is gone, and `down` still knows what was there before both."""
@@ -144,7 +145,7 @@ def test_another_file_after_the_first(situation):
         assert host.values == before
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(situations(), st.integers(0, 60))
 def test_a_refusal_takes_everything_back(situation, act):
     """Whichever act is refused, the host is as before this `up`, and so is the journal."""
@@ -166,7 +167,7 @@ def test_a_refusal_takes_everything_back(situation, act):
         assert (directory / "h1.json").read_text() == noted
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(situations(), st.integers(0, 120), st.integers(0, 40))
 def test_killed_at_any_moment(situation, moment, second_moment):
     """Killed between any two acts of `up`, then of `down`: the next `down` still leaves what was there before."""

@@ -16,6 +16,7 @@ from services._host.netlink.link_codec import add_fdb, ages, decode_fdb
 from services._host.netlink.objects import FdbEntry
 from services._host.netlink.tc_decode import actions_in, counters_of_action, decode_action
 from tests.support import flower_messages as sent
+from tests.support.examples import examples
 
 MACS = st.binary(min_size=6, max_size=6).map(lambda raw: raw.hex(":"))
 V4 = st.ip_addresses(v=4).map(str)
@@ -76,7 +77,7 @@ def test_golden_bytes_of_a_static_entry() -> None:
     assert add_fdb(entry) == (28, 0x600, header + attribute(2, bytes.fromhex("020000000001")))
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(ENTRIES, max_size=5), st.lists(ENTRIES, max_size=3), st.randoms())
 def test_each_dump_is_read_as_if_it_were_the_first(first: list[FdbEntry], news: list[FdbEntry], random) -> None:
     memory = RowMemory(decode_fdb, ages)

@@ -18,6 +18,7 @@ from services._host.netlink.constants import Rtm
 from services._host.netlink.messages import HEADER
 from services._host.netlink.objects import ACTION_SKIP_HW, ACTION_SKIP_SW, Action, ActionKind, Filter, Tunnel
 from tests.support import flower_messages as sent
+from tests.support.examples import examples
 
 KEY = Action(ActionKind.TUNNEL_KEY, 1, b"THRN" + bytes(8), Tunnel("10.255.0.1", "10.255.0.2", 100, 4789))
 REDIRECT = Action(ActionKind.MIRRED, 900, b"THRN", redirect_to=4)
@@ -127,7 +128,7 @@ def test_a_filter_comes_back(rule: Filter) -> None:
     assert {(a.tunnel, a.redirect_to, a.cookie) for a in bare.actions} <= {(None, 0, b"")}
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(RULES, max_size=4), st.lists(RULES, max_size=2), st.randoms())
 def test_reading_with_a_memory_is_reading(first: list[Filter], news: list[Filter], random) -> None:
     """Some stay, some change their actions only, some go, some come: each dump is read as if it were the first."""

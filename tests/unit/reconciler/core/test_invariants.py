@@ -18,6 +18,7 @@ from services.reconciler.core.ownership import RANGE_START, owns
 from services.reconciler.core.plan import plan, tally
 from services.reconciler.core.problems import ProblemKind
 from tests.support.edge_host import ENCAPSULATION, EdgeHost, another, failing, remote_mac, tunnel_to, vtep
+from tests.support.examples import examples
 from tests.support.model_kernel import NOWHERE, Hardware
 
 MACS = st.sampled_from([remote_mac(number) for number in range(5)])
@@ -371,7 +372,7 @@ class Edge(RuleBasedStateMachine):
         return self.host.config.offload.action_flags
 
 
-Edge.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Edge.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 TestEdge = Edge.TestCase
 
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from services.fastpath.core import BFDD, WORDS
 from services.fastpath.group import GroupedCore
 from services.fastpath.values import FrrRoute, Hop, Limits, Release, Switch
+from tests.support.examples import examples
 
 UPLINKS = {"p1": 11, "p2": 12, "p3": 13}
 TORS = {"p1": "1.1.1.1", "p2": "2.2.2.2", "p3": "2.2.2.2"}
@@ -272,7 +273,7 @@ class GroupedMachine(FastPathMachine):
 
 
 FastPathMachine.TestCase.settings = GroupedMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=40, deadline=None
+    max_examples=examples(40), stateful_step_count=40, deadline=None
 )
 TestFastPath = FastPathMachine.TestCase
 TestManyDestinations = GroupedMachine.TestCase

@@ -1,0 +1,53 @@
+"""What ``make flaky`` counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import flaky
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.unit.test_a" name="test_passes"/>
+<testcase classname="tests.unit.test_a" name="test_skips"><skipped message="needs root"/></testcase>
+<testcase classname="tests.unit.test_a" name="test_fails[1]"><failure message="assert False"/></testcase>
+<testcase classname="tests.unit.test_b" name="test_has_no_fixture"><error message="no"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_failures_and_errors_are_failed_tests(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(REPORT)
+
+    assert list(flaky.failed_tests(report)) == [
+        "tests.unit.test_a::test_fails[1]",
+        "tests.unit.test_b::test_has_no_fixture",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("runs", "code", "printed"),
+    [
+        ([[], [], []], 0, ["3 runs of tests/x.py: 0 tests failed at least once"]),
+        (
+            [["b"], ["a", "b"], []],
+            1,
+            ["failed 2 of 3: b", "failed 1 of 3: a", "3 runs of tests/x.py: 2 tests failed at least once"],
+        ),
+        ([[], None], 1, []),
+    ],
+)
+def test_every_failure_of_every_run_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    runs: list[list[str] | None],
+    code: int,
+    printed: list[str],
+) -> None:
+    left = iter(runs)
+    monkeypatch.setattr("sys.argv", ["flaky", "tests/x.py", "--runs", "3"])
+    monkeypatch.setattr(flaky, "run_once", lambda _arguments, _directory: next(left))
+
+    assert flaky.main() == code
+    assert capsys.readouterr().out.splitlines() == printed
