@@ -9,7 +9,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-CONSOLE = Path(__file__).parents[1] / "services" / "cli" / "console"
+CONSOLE = Path(__file__).parents[1] / "services" / "console"
 DIGEST_FILE = CONSOLE / "static" / "sources.sha256"
 
 

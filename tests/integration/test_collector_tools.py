@@ -88,7 +88,7 @@ async def stored(server: EmbeddedNats) -> list[JobRecord]:
 async def test_a_grid_is_submitted_to_its_end(google: FakeGoogleCloud, grid: Path, tmp_path: Path) -> None:
     async with passing_time(google):
         code, tool = await run_tool(
-            "vertex_jobs", "submit", grid, *QUICK, "--out", tmp_path / "out", environment=google.environment()
+            "cloud.vertex_jobs", "submit", grid, *QUICK, "--out", tmp_path / "out", environment=google.environment()
         )
     assert code == 0
     assert submitted(google) == Counter(request.plan.job for request in grid_requests())
@@ -101,7 +101,7 @@ async def test_a_submission_that_is_killed_goes_on_without_doubling(
     google: FakeGoogleCloud, grid: Path, tmp_path: Path
 ) -> None:
     """Killed -9 right after the second job was told of, then interrupted by hand, then left alone."""
-    command = ("vertex_jobs", "submit", grid, *QUICK, "--out", tmp_path / "out")
+    command = ("cloud.vertex_jobs", "submit", grid, *QUICK, "--out", tmp_path / "out")
     google.vertex.list_lag_s = 0.0
     first = await Tool.start(*command, environment=google.environment())
     await first.until_event("row", change="created")
@@ -121,7 +121,7 @@ async def test_a_submission_that_is_killed_goes_on_without_doubling(
 async def test_two_submissions_of_one_directory_are_refused(
     google: FakeGoogleCloud, grid: Path, tmp_path: Path
 ) -> None:
-    command = ("vertex_jobs", "submit", grid, *QUICK, "--out", tmp_path / "out")
+    command = ("cloud.vertex_jobs", "submit", grid, *QUICK, "--out", tmp_path / "out")
     first = await Tool.start(*command, environment=google.environment())
     await first.until_event("row")
     code, second = await run_tool(*command, environment=google.environment())
@@ -138,17 +138,17 @@ def bad_grid(tmp_path: Path) -> Path:
 
 
 async def test_what_is_wrong_on_the_command_line_and_in_the_file(grid: Path, bad_grid: Path, tmp_path: Path) -> None:
-    code, tool = await run_tool("vertex_jobs", "submit", grid, "--out", tmp_path / "out")
+    code, tool = await run_tool("cloud.vertex_jobs", "submit", grid, "--out", tmp_path / "out")
     assert code == 69
     assert "no cloud is configured" in tool.events[-1]["message"]
-    code, tool = await run_tool("vertex_jobs", "submit", bad_grid, "--dry-run")
+    code, tool = await run_tool("cloud.vertex_jobs", "submit", bad_grid, "--dry-run")
     assert code == 65
     assert "workers.0: Input should be greater than or equal to 1" in tool.events[-1]["message"]
-    assert (await run_tool("vertex_jobs", "conquer"))[0] == 2
+    assert (await run_tool("cloud.vertex_jobs", "conquer"))[0] == 2
 
 
 async def test_what_ends_a_tool_is_called_an_error_as_in_every_other_command(tmp_path: Path) -> None:
-    tool = await Tool.start("import_jobs", "import", tmp_path / "none.csv", "--mapping", tmp_path / "none.yaml")
+    tool = await Tool.start("transfer.import_jobs", "import", tmp_path / "none.csv", "--mapping", tmp_path / "none.yaml")
     code, err = await tool.end()
 
     assert code == 65
@@ -169,11 +169,11 @@ async def test_finished_jobs_are_ingested_once_by_two_at_the_same_time(
 
     one, two = await asyncio.gather(
         *(
-            run_tool("vertex_jobs", "ingest", "--out", tmp_path / name, environment=environment)
+            run_tool("cloud.vertex_jobs", "ingest", "--out", tmp_path / name, environment=environment)
             for name in ("one", "two")
         )
     )
-    again = await run_tool("vertex_jobs", "ingest", "--out", tmp_path / "one", environment=environment)
+    again = await run_tool("cloud.vertex_jobs", "ingest", "--out", tmp_path / "one", environment=environment)
 
     assert (one[0], two[0], again[0]) == (0, 0, 0)
     found = await stored(server)
@@ -189,7 +189,7 @@ async def test_without_a_bus_the_journal_keeps_what_the_next_start_publishes(
     cloud, _ = open_clouds(google.settings(billing=False))
     cloud.create(grid_requests()[0])
     google.vertex.advance(10_000)
-    command = ("vertex_jobs", "ingest", "--out", tmp_path / "out")
+    command = ("cloud.vertex_jobs", "ingest", "--out", tmp_path / "out")
     nowhere = {"NATS_URL": f"nats://127.0.0.1:{free_port()}"}
     environment = google.environment(billing=False)
 
@@ -214,7 +214,7 @@ async def test_a_dry_run_says_what_it_would_read_and_record(google: FakeGoogleCl
     google.vertex.advance(10_000)
 
     code, tool = await run_tool(
-        "vertex_jobs", "ingest", "--dry-run", "--out", tmp_path / "out", environment=google.environment()
+        "cloud.vertex_jobs", "ingest", "--dry-run", "--out", tmp_path / "out", environment=google.environment()
     )
     assert code == 0
     assert [event["event"] for event in tool.events] == ["progress", "row", "result"]
@@ -228,11 +228,11 @@ async def test_records_go_in_and_out_of_the_bus(server: EmbeddedNats, tmp_path: 
     write_job_file(tmp_path / "in.parquet", records, [run_profile(1)])
     environment = {"NATS_URL": server.url}
     for name in ("first", "second"):  # two journals: the stream is asked
-        command = ("import_jobs", "import", tmp_path / "in.parquet", "--out", tmp_path / name)
+        command = ("transfer.import_jobs", "import", tmp_path / "in.parquet", "--out", tmp_path / name)
         code, tool = await run_tool(*command, environment=environment)
         assert code == 0
         assert tool.events[-1]["unpublished"] == 0
-    code, _ = await run_tool("import_jobs", "export", tmp_path / "out.parquet", environment=environment)
+    code, _ = await run_tool("transfer.import_jobs", "export", tmp_path / "out.parquet", environment=environment)
 
     assert code == 0
     content = read_job_file(tmp_path / "out.parquet")

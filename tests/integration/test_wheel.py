@@ -137,7 +137,7 @@ def fetched(url: str) -> bytes:
 
 
 def test_the_console_serves_its_files(installed: Installed, nats: EmbeddedNats) -> None:
-    static = ROOT / "services" / "cli" / "console" / "static"
+    static = ROOT / "services" / "console" / "static"
     files = [path for path in static.rglob("*") if path.suffix in {".js", ".css", ".svg", ".html"}]
     program = installed.environment / "bin" / "turnbuckle"
     console = subprocess.Popen(

@@ -107,11 +107,11 @@ runpy.run_module("services._runtime.command.tool_start", run_name="__main__")
 @pytest.mark.parametrize(
     ("missing", "module", "arguments", "package"),
     [
-        ("duckdb", "collector.import_jobs", ["import", "x.csv"], "duckdb"),
-        ("duckdb", "collector.import_jobs", ["--describe-options"], "duckdb"),
-        ("yaml", "collector.emulate", ["--plan"], "pyyaml"),
-        ("torch", "collector.emulate", ["--no-bus", "--out", "/proc/none"], "torch"),
-        ("pydantic_settings", "collector.local_run", ["--", "true"], "pydantic_settings"),
+        ("duckdb", "collector.transfer.import_jobs", ["import", "x.csv"], "duckdb"),
+        ("duckdb", "collector.transfer.import_jobs", ["--describe-options"], "duckdb"),
+        ("yaml", "collector.emulator.commands", ["--plan"], "pyyaml"),
+        ("torch", "collector.emulator.commands", ["--no-bus", "--out", "/proc/none"], "torch"),
+        ("pydantic_settings", "collector.profiler.run", ["--", "true"], "pydantic_settings"),
     ],
 )
 def test_a_package_that_is_not_installed_is_named(
