@@ -148,7 +148,8 @@ async def test_what_is_wrong_on_the_command_line_and_in_the_file(grid: Path, bad
 
 
 async def test_what_ends_a_tool_is_called_an_error_as_in_every_other_command(tmp_path: Path) -> None:
-    tool = await Tool.start("transfer.import_jobs", "import", tmp_path / "none.csv", "--mapping", tmp_path / "none.yaml")
+    nowhere, mapping = tmp_path / "none.csv", tmp_path / "none.yaml"
+    tool = await Tool.start("transfer.import_jobs", "import", nowhere, "--mapping", mapping)
     code, err = await tool.end()
 
     assert code == 65
