@@ -1,10 +1,10 @@
-"""Empties the fast path's table when the fast path gives no sign of life: a second failure domain beside its watchdog.
+"""Deletes the overrides of an unresponsive fast path: a second failure domain beside its watchdog.
 
-The watchdog dies and freezes with the hot process where a container is killed or paused. An override that is left
-hides FRR's routes: when its last hop dies, nobody takes it out, and everything is lost. So the reconciler, which is
-another process and may be another unit or container, listens to the hot process' heartbeat, and deletes what is in
-force once that has been silent for longer than the watchdog waits. It writes nothing else of the fast path's, and
-nothing at all while nothing is in force. A fast path that goes on afterwards sees the deletions as the kernel's events.
+The watchdog dies and freezes with the data-plane process where a container is killed or paused. A stale override hides
+FRR's routes: when its last hop dies, all packets are lost. So the reconciler, which is another process and may be
+another unit or container, receives the data-plane process's heartbeat, and deletes the active overrides once it has
+been missing for longer than the watchdog's timeout. It writes nothing else of the fast path's. A fast path that resumes
+afterwards sees the deletions as kernel events.
 """
 
 from __future__ import annotations
@@ -21,68 +21,68 @@ from services.fastpath.kernel import FastPathKernel
 from services.fastpath.values import Ownership
 
 MARGIN_S: Final = 0.2
-"""The watchdog comes first."""
-DEFAULT_SILENCE_S: Final = 0.5
-"""The watchdog's, until a heartbeat says another."""
-AGAIN_S: Final = 0.5
-"""Between two looks while nothing is heard: a fast path may have been thawed for a moment."""
+"""Added to the watchdog's timeout, so that the watchdog acts first."""
+DEFAULT_TIMEOUT_S: Final = 0.5
+"""The watchdog's default, until a heartbeat carries another."""
+RETRY_S: Final = 0.5
+"""Between two checks without a heartbeat: a fast path may have run for a moment."""
 
 
-class Emptied(NamedTuple):
-    """Overrides that were deleted."""
+class RemovedOverrides(NamedTuple):
+    """Overrides that the guard has deleted."""
 
     destinations: list[str]
     silent_s: float
-    """For how long nothing had been heard; since the start of the reconciler where nothing ever was."""
+    """Since the last heartbeat; since the start of the reconciler if there was none."""
     own: Ownership
 
 
-class Silence:
-    """When to look whether anything is in force. No I/O, no clock."""
+class HeartbeatTimeout:
+    """Heartbeat timeout: when to check for active overrides. No I/O, no clock."""
 
     def __init__(self, own: Ownership, now_s: float) -> None:
-        """Begin as if a heartbeat had been heard just now.
+        """Begin as if a heartbeat had just been received.
 
         Args:
-            own: what the fast path writes to, until it says so itself.
+            own: the fast path's tables, until a heartbeat carries them.
             now_s: of the monotonic clock.
         """
         self.own = own
-        self._limit_s = DEFAULT_SILENCE_S + MARGIN_S
-        self._heard_s = self._turn_s = now_s
-        self._looked_s = float("-inf")
+        self._limit_s = DEFAULT_TIMEOUT_S + MARGIN_S
+        self._received_s = self._updated_s = now_s
+        self._checked_s = float("-inf")
 
     @property
     def due_s(self) -> float:
-        """When to look."""
-        return max(self._heard_s + self._limit_s, self._looked_s + AGAIN_S)
+        """When the next check is due."""
+        return max(self._received_s + self._limit_s, self._checked_s + RETRY_S)
 
     def silent_s(self, now_s: float) -> float:
-        """Since when nothing was heard."""
-        return now_s - self._heard_s
+        """Time since the last heartbeat."""
+        return now_s - self._received_s
 
-    def turn(self, beat: Beat | None, now_s: float) -> bool:
-        """What has been heard since the last turn, if anything; whether to look now.
+    def update(self, beat: Beat | None, now_s: float) -> bool:
+        """Process the last heartbeat, if any; returns whether to check now.
 
-        Whoever has stood still itself cannot tell who was silent meanwhile, and begins to count anew.
+        A process that was itself stopped cannot know whether heartbeats were sent: the timeout restarts.
         """
-        stood_still = now_s - self._turn_s > self._limit_s + AGAIN_S
-        self._turn_s = now_s
+        stalled = now_s - self._updated_s > self._limit_s + RETRY_S
+        self._updated_s = now_s
         if beat is not None:
             self.own, self._limit_s = beat.own, beat.silence_s + MARGIN_S
-        if beat is not None or stood_still:
-            self._heard_s = now_s
+        if beat is not None or stalled:
+            self._received_s = now_s
         if now_s < self.due_s:
             return False
-        self._looked_s = now_s
+        self._checked_s = now_s
         return True
 
 
 class FastPathGuard:
-    """Listens, and empties what nobody looks after."""
+    """Receives heartbeats, and deletes the overrides of a fast path that sends none."""
 
     def __init__(self, netns: str | None, own: Ownership, clock: Clock) -> None:
-        """Listen.
+        """Open the sockets.
 
         Raises:
             OSError: no such namespace, or no right to enter it.
@@ -90,75 +90,75 @@ class FastPathGuard:
         self._netns, self._clock = netns, clock
         self._namespace = Namespace(netns)
         self._receiver = HeartbeatReceiver(netns)
-        self._silence = Silence(own, clock.monotonic())
+        self._timeout = HeartbeatTimeout(own, clock.monotonic())
         self._readable = asyncio.Event()
-        self.emptied_total = 0
-        """Overrides deleted."""
-        self.on_emptied: Callable[[Emptied], None] = lambda _emptied: None
-        self.on_trouble: Callable[[str], None] = lambda _trouble: None
-        """Called with each new reason for which the kernel could not be looked at, or written to."""
+        self.removed_total = 0
+        """Number of deleted overrides."""
+        self.on_removed: Callable[[RemovedOverrides], None] = lambda _removed: None
+        self.on_error: Callable[[str], None] = lambda _error: None
+        """Called with each new error of reading or writing the kernel."""
 
     async def run(self) -> None:
-        """For ever; cancel to stop."""
-        trouble = ""
-        self._follow(self._receiver)
+        """Run until cancelled."""
+        error = ""
+        self._listen(self._receiver)
         try:
             while True:
-                await self._rest()
+                await self._wait()
                 beat, now_s = self._receiver.read(), self._clock.monotonic()
                 self._readable.clear()
-                if not self._silence.turn(beat, now_s):
+                if not self._timeout.update(beat, now_s):
                     continue
                 present = self._namespace.present()
-                before, trouble = trouble, await self._look(now_s) if present else self._move(now_s)
-                if trouble and trouble != before:
-                    self.on_trouble(trouble)
+                before, error = error, await self._check(now_s) if present else self._move(now_s)
+                if error and error != before:
+                    self.on_error(error)
         finally:
-            self._leave()
+            self._stop_listening()
 
-    def _follow(self, receiver: HeartbeatReceiver) -> None:
+    def _listen(self, receiver: HeartbeatReceiver) -> None:
         self._receiver = receiver
         asyncio.get_running_loop().add_reader(receiver.fileno(), self._readable.set)
 
-    def _leave(self) -> None:
+    def _stop_listening(self) -> None:
         asyncio.get_running_loop().remove_reader(self._receiver.fileno())
         self._receiver.close()
 
     def _move(self, now_s: float) -> str:
-        """The namespace's name stands for another one now, whose fast path we have not heard: listen there."""
+        """The namespace was recreated under its name: receive heartbeats of the new one."""
         try:
             namespace, receiver = Namespace(self._netns), HeartbeatReceiver(self._netns)
         except OSError as error:
             return str(error)
-        self._leave()
-        self._follow(receiver)
-        self._namespace, self._silence = namespace, Silence(self._silence.own, now_s)
+        self._stop_listening()
+        self._listen(receiver)
+        self._namespace, self._timeout = namespace, HeartbeatTimeout(self._timeout.own, now_s)
         return ""
 
-    async def _rest(self) -> None:
-        heard = asyncio.ensure_future(self._readable.wait())
-        slept = asyncio.ensure_future(self._clock.sleep_until(self._silence.due_s))
+    async def _wait(self) -> None:
+        received = asyncio.ensure_future(self._readable.wait())
+        slept = asyncio.ensure_future(self._clock.sleep_until(self._timeout.due_s))
         try:
-            await asyncio.wait({heard, slept}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({received, slept}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            heard.cancel()
+            received.cancel()
             slept.cancel()
 
-    async def _look(self, now_s: float) -> str:
-        """Delete what is in force. Returns why that could not be done, or nothing."""
-        own = self._silence.own
+    async def _check(self, now_s: float) -> str:
+        """Delete active overrides. Returns the error, or an empty string."""
+        own = self._timeout.own
         try:
-            destinations = await asyncio.to_thread(empty, self._netns, own)
+            destinations = await asyncio.to_thread(remove_active, self._netns, own)
         except (OSError, NetlinkError) as error:
             return str(error)
         if destinations:
-            self.emptied_total += len(destinations)
-            self.on_emptied(Emptied(destinations, self._silence.silent_s(now_s), own))
+            self.removed_total += len(destinations)
+            self.on_removed(RemovedOverrides(destinations, self._timeout.silent_s(now_s), own))
         return ""
 
 
-def empty(netns: str | None, own: Ownership) -> list[str]:
-    """Delete the overrides that are in force, rule first. Returns their destinations; none: nothing was written.
+def remove_active(netns: str | None, own: Ownership) -> list[str]:
+    """Delete the active overrides, rule first. Returns their destinations; empty: nothing was written.
 
     Raises:
         OSError, NetlinkError: the kernel cannot be talked to.

@@ -1,4 +1,4 @@
-"""Hears other hosts' `evt.route` as it happens, and gives it to `RouteHints`. What was told before is not replayed."""
+"""Subscribes to other hosts' `evt.route` for `RouteHints`; earlier events are not replayed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from schemas.subjects import ROUTE_EVENTS
 from services._runtime.bus.api import Bus, BusError, Delivery
 from services._runtime.clock import Clock
 from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
-from services.reconciler.hints import MOST_PER_S, RouteHints
+from services.reconciler.hints import MAX_EVENTS_PER_S, RouteHints
 
-AGAIN_S: Final = 1.0
-"""While there is no bus."""
-PAUSE_S: Final = 10.0
-"""After a flood nothing is heard for so long: each message costs its decoding."""
+RETRY_S: Final = 1.0
+"""While the bus is unreachable."""
+FLOOD_PAUSE_S: Final = 10.0
+"""After a flood the subscription stays closed this long: each message costs its decoding."""
 _CHECK_S: Final = 0.5
 
 
 class HintListener:
-    """A subscription that a flood closes for a while."""
+    """A subscription that pauses after a flood."""
 
     def __init__(self, bus: Bus, clock: Clock, log: Logger, hints: RouteHints) -> None:
         self._bus = bus
@@ -29,22 +29,22 @@ class HintListener:
         self._limiter = LogLimiter(clock.monotonic)
         self.hints = hints
         self.paused = False
-        """After a flood; nothing is heard."""
+        """Whether the subscription is closed after a flood."""
         self.vteps: Callable[[], Collection[str]] = tuple
         self.on_hint: Callable[[], None] = lambda: None
 
     def suspects(self) -> dict[str, str]:
-        """By VTEP: which other hosts call it in trouble."""
+        """By VTEP: the reports of other hosts."""
         return self.hints.suspects(self._clock.monotonic())
 
     async def run(self) -> None:
-        """For ever; cancel to stop."""
+        """Run until cancelled."""
         while True:
             try:
                 subscription = await self._bus.subscribe(ROUTE_EVENTS.pattern(self._bus.root), self._take)
             except BusError as error:
                 log_once(self._log.debug, self._limiter, "route_hints_not_subscribed", 60.0, error=str(error))
-                await self._sleep(AGAIN_S)
+                await self._sleep(RETRY_S)
                 continue
             try:
                 while not self.hints.flooded:
@@ -52,9 +52,9 @@ class HintListener:
             finally:
                 await subscription.stop()
             self.paused = True
-            self._log.warning("route_hints_paused", most_per_s=MOST_PER_S, pause_s=PAUSE_S)
-            await self._sleep(PAUSE_S)
-            self.hints.rested()
+            self._log.warning("route_hints_paused", most_per_s=MAX_EVENTS_PER_S, pause_s=FLOOD_PAUSE_S)
+            await self._sleep(FLOOD_PAUSE_S)
+            self.hints.resume()
             self.paused = False
 
     def _take(self, delivery: Delivery) -> None:
@@ -62,7 +62,7 @@ class HintListener:
         if not isinstance(event, RouteEvent):
             return
         node = ROUTE_EVENTS.parse(self._bus.root, delivery.subject)["node"]
-        if self.hints.take(node, event, self.vteps(), self._clock.monotonic()):
+        if self.hints.add(node, event, self.vteps(), self._clock.monotonic()):
             self.on_hint()
 
     async def _sleep(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""What other hosts tell of paths (`evt.route`), as hints: which VTEPs are suspect, and whether to look now. Pure.
+"""Hints from other hosts' path events (`evt.route`): suspect VTEPs, and when to trigger a check. Pure.
 
-The kernel and FRR stay the truth: a hint makes this host look, and is shown beside its own paths. Nothing is written
-because of one. One host's key may be in wrong hands: a host can tell of any VTEP, but only in its own name (the server
-sees to that), only of VTEPs that this host sends to, `MOST_OF_A_NODE` at a time, and not for long.
+The kernel and FRR stay authoritative: a hint triggers a check and is shown beside this host's own paths; no rule is
+written because of one. A host's key may be compromised: a host can report any VTEP, but only under its own name (the
+server enforces that), only VTEPs that this host sends to, `MAX_HINTS_PER_NODE` at a time, and until the hint expires.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final
 
 from schemas.network import RouteEvent, RouteKind
 
-MOST_OF_A_NODE: Final = 64
-MOST_NODES: Final = 4_096
-MOST_PER_S: Final = 200
-"""Events of all hosts together; more are a flood."""
-LOOK_EVERY_S: Final = 0.2
-LASTS_S: Final = 60.0
-DRAIN_LASTS_S: Final = 1_500.0
-"""A drain is told again each ten minutes."""
+MAX_HINTS_PER_NODE: Final = 64
+MAX_NODES: Final = 4_096
+MAX_EVENTS_PER_S: Final = 200
+"""Of all hosts together; more are a flood."""
+MIN_TRIGGER_INTERVAL_S: Final = 0.2
+HINT_EXPIRY_S: Final = 60.0
+DRAIN_HINT_EXPIRY_S: Final = 1_500.0
+"""A drain is published again each ten minutes."""
 _TEXT: Final = 120
 _MARKS: Final = frozenset({RouteKind.OVERRIDE, RouteKind.DISAGREEMENT, RouteKind.DRAIN})
 _CLEARS: Final = frozenset({RouteKind.OVERRIDE_REMOVED, RouteKind.AGREEMENT, RouteKind.UNDRAIN})
@@ -33,7 +33,7 @@ _TOPICS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """One host's word about one VTEP."""
+    """One host's report about one VTEP."""
 
     text: str
     until_s: float
@@ -46,24 +46,24 @@ class RouteHints:
     node: str
     own_vtep: str = ""
     flooded: bool = False
-    """More than `MOST_PER_S` came: stop listening for a while, then `rested`."""
+    """More than `MAX_EVENTS_PER_S` arrived: close the subscription for a while, then `resume`."""
     _hints: dict[str, dict[tuple[str, str], Hint]] = field(default_factory=dict)
-    """By node that told, then by VTEP and topic."""
-    _looked_s: float = float("-inf")
+    """By reporting node, then by VTEP and topic."""
+    _triggered_s: float = float("-inf")
     _second_s: float = float("-inf")
     _in_second: int = 0
 
-    def take(self, node: str, event: RouteEvent, vteps: Collection[str], now_s: float) -> bool:
-        """Note an event.
+    def add(self, node: str, event: RouteEvent, vteps: Collection[str], now_s: float) -> bool:
+        """Add an event.
 
         Args:
-            node: who told, by the subject, which the server checks.
-            event: what it told.
-            vteps: where this host sends to.
-            now_s: the clock.
+            node: the sender, by the subject, which the server checks.
+            event: its message.
+            vteps: VTEPs that this host sends to.
+            now_s: of the monotonic clock.
 
         Returns:
-            whether to look now.
+            whether to trigger a check.
         """
         if node == self.node or self._is_flood(now_s):
             return False
@@ -75,17 +75,17 @@ class RouteHints:
             self._mark(node, topic, concerned, event, now_s)
         else:
             self._clear(node, topic, concerned)
-        if not concerned or now_s - self._looked_s < LOOK_EVERY_S:
+        if not concerned or now_s - self._triggered_s < MIN_TRIGGER_INTERVAL_S:
             return False
-        self._looked_s = now_s
+        self._triggered_s = now_s
         return True
 
-    def rested(self) -> None:
-        """Listening begins anew."""
+    def resume(self) -> None:
+        """The subscription is open again."""
         self.flooded, self._in_second = False, 0
 
     def suspects(self, now_s: float) -> dict[str, str]:
-        """By VTEP: who told what, in words. What is too old is forgotten."""
+        """By VTEP: up to three reports as text. Expired hints are dropped."""
         found: dict[str, list[str]] = {}
         for node, hints in list(self._hints.items()):
             for key in [key for key, hint in hints.items() if hint.until_s <= now_s]:
@@ -100,12 +100,12 @@ class RouteHints:
         if now_s - self._second_s >= 1.0:
             self._second_s, self._in_second = now_s, 0
         self._in_second += 1
-        self.flooded = self.flooded or self._in_second > MOST_PER_S
+        self.flooded = self.flooded or self._in_second > MAX_EVENTS_PER_S
         return self.flooded
 
     @staticmethod
     def _meaning(event: RouteEvent) -> tuple[str | None, bool]:
-        """The topic, and whether it makes a VTEP suspect or takes that back; None: it says nothing of a path."""
+        """The topic, and whether it marks or clears a VTEP; None: the event is not about a path."""
         if event.kind is RouteKind.ROUTE:
             return RouteKind.ROUTE, len(event.after) < len(event.before)
         if event.kind in _MARKS or event.kind in _CLEARS:
@@ -114,19 +114,19 @@ class RouteHints:
         return None, False
 
     def _concerned(self, event: RouteEvent) -> Iterable[str]:
-        """VTEPs: the sender's where it tells of itself or of its way to us, else its destinations."""
+        """VTEPs concerned: the sender's, if the event is about itself or its path to us; else its destinations."""
         if event.kind in {RouteKind.DRAIN, RouteKind.UNDRAIN}:
             return (event.vtep,)
         named = [destination.partition("/")[0] for destination in (event.destination, *event.also)]
         return [event.vtep if vtep == self.own_vtep else vtep for vtep in named]
 
     def _mark(self, node: str, topic: str, vteps: Iterable[str], event: RouteEvent, now_s: float) -> None:
-        if node not in self._hints and len(self._hints) >= MOST_NODES:
+        if node not in self._hints and len(self._hints) >= MAX_NODES:
             return
-        until_s = now_s + (DRAIN_LASTS_S if event.kind is RouteKind.DRAIN else LASTS_S)
+        until_s = now_s + (DRAIN_HINT_EXPIRY_S if event.kind is RouteKind.DRAIN else HINT_EXPIRY_S)
         hints = self._hints.setdefault(node, {})
         for vtep in vteps:
-            if (vtep, topic) in hints or len(hints) < MOST_OF_A_NODE:
+            if (vtep, topic) in hints or len(hints) < MAX_HINTS_PER_NODE:
                 hints[vtep, topic] = Hint(_text(event), until_s)
         if not hints:
             del self._hints[node]
@@ -140,7 +140,7 @@ class RouteHints:
 
 
 def _text(event: RouteEvent) -> str:
-    """For people, on a terminal: printable, and short."""
+    """Printable text of limited length, for a terminal."""
     what = f"{event.kind} {event.interface}".strip()
     if event.kind is RouteKind.ROUTE:
         what = f"its route has {len(event.after)} of {len(event.before)} next hops left"

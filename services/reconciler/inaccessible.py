@@ -1,8 +1,8 @@
-"""Paths that bgpd holds and does not use, because it calls their next hop inaccessible. Pure.
+"""BGP paths that bgpd does not use because it considers their next hop inaccessible. Pure.
 
-While the session that announced such a path is established and BFD on its uplink is up, the packet's way is whole and
-only bgpd's next-hop tracking is wrong: FRR before 10.7 stays so after a flap of less than a millisecond (FRR issues
-21769 and 22780), until the session is reset. Zebra and the kernel agree on the fewer next hops, so neither shows it.
+While the session that announced such a path is established and BFD on its uplink is up, the path works and only bgpd's
+next-hop tracking is wrong: FRR before 10.7 stays so after a flap of less than a millisecond (FRR issues 21769 and
+22780), until the session is reset. Zebra and the kernel agree on the fewer next hops, so neither shows it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any, Final
 
 from services._host.frr import FrrError
 
-MOST_ASKED: Final = 64
-"""Destinations for which bgpd is asked at one look, of 0.3 ms each: a next hop is inaccessible for all at once."""
+MAX_QUERIES: Final = 64
+"""Queries to bgpd per check, 0.3 ms each: a next hop is inaccessible for all destinations at once."""
 
 
-def question(destination: str) -> str:
-    """The command for bgpd."""
+def show_bgp_command(destination: str) -> str:
+    """Bgpd's show command for one destination."""
     family, length = ("ipv6", 128) if ":" in destination else ("ipv4", 32)
     return f"show bgp {family} unicast {destination}/{length} json"
 
 
-def suspects(
+def destinations_to_query(
     vteps: Iterable[str], before: Iterable[str], routes: Mapping[str, tuple[str, ...]], bfd_up: Iterable[str]
 ) -> tuple[str, ...]:
-    """Destinations worth a question, `MOST_ASKED` at most.
+    """Destinations to query, `MAX_QUERIES` at most.
 
     Args:
-        vteps: destinations of now.
-        before: others that were destinations before: with its last path a VTEP leaves the forwarding table too.
+        vteps: current destinations.
+        before: former destinations: with its last path a VTEP leaves the forwarding table too.
         routes: of zebra, by prefix.
         bfd_up: uplinks, or peers, whose BFD session is up.
     """
@@ -37,16 +37,16 @@ def suspects(
     if not up:
         return ()
     found = {vtep for vtep in vteps if not up <= _ends(routes.get(f"{vtep}/{128 if ':' in vtep else 32}", ()))}
-    return tuple(sorted(found | set(before))[:MOST_ASKED])
+    return tuple(sorted(found | set(before))[:MAX_QUERIES])
 
 
 def read_inaccessible(answer: Any, bfd_up: Iterable[str]) -> tuple[str, ...]:
     """Uplinks of the paths of one destination that bgpd calls inaccessible although BFD is up there.
 
-    A path that bgpd has not got, or keeps from a session that has ended (stale), is none: that is what BGP is for.
+    A missing path, and a stale one of a session that has ended, is normal operation of BGP and not counted.
 
     Args:
-        answer: to `question`.
+        answer: of `show_bgp_command`.
         bfd_up: uplinks, or peers, whose BFD session is up.
 
     Raises:
@@ -66,10 +66,12 @@ def read_inaccessible(answer: Any, bfd_up: Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_inaccessible(nexthops: Any) -> bool:
-    told = [hop.get("accessible") for hop in nexthops if isinstance(hop, dict)] if isinstance(nexthops, list) else []
-    return bool(told) and all(each is False for each in told)
+    accessible = (
+        [hop.get("accessible") for hop in nexthops if isinstance(hop, dict)] if isinstance(nexthops, list) else []
+    )
+    return bool(accessible) and all(each is False for each in accessible)
 
 
 def _ends(hops: Iterable[str]) -> set[str]:
-    """Names of a next hop, ``interface`` or ``gateway@interface``, by which BFD may know it."""
+    """Names of a next hop, ``interface`` or ``gateway@interface``, that BFD may use for it."""
     return {part for hop in hops for part in hop.split("@")}

@@ -1,4 +1,4 @@
-"""What the reconciler's loop needs of the kernel and of FRR, as Protocols: adapters and test doubles implement them."""
+"""Protocols of the reconciler's inputs and outputs, the kernel and FRR; adapters and test doubles implement them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from services.reconciler.core.operation import Operation
 
 
 class UnreadableError(Exception):
-    """Nothing can be said about the kernel's state now; the message says why, and what to do where that is known."""
+    """The kernel's state cannot be read; the message gives the reason, and the remedy where one is known."""
 
 
-class Paths(NamedTuple):
-    """Fields of a `Snapshot` that say which way packets go."""
+class RouteState(NamedTuple):
+    """Fields of a `Snapshot` that determine routing: links, routes, rules' tables."""
 
     links: tuple[Link, ...]
     routes: tuple[Route, ...]
@@ -23,61 +23,61 @@ class Paths(NamedTuple):
 
 
 class Network(Protocol):
-    """One network namespace. Blocks for as long as the kernel takes: never called on the event loop.
+    """Netlink access to one network namespace. Blocks until the kernel answers: not for the event loop.
 
     All methods raise `UnreadableError`.
     """
 
     def snapshot(self, ports: Collection[int] | None = None) -> Snapshot:
-        """Everything, with the filters of these ports (ifindexes; None: of every device with a clsact qdisc)."""
+        """Dump everything; filters of these ports only (ifindexes; None: of every device with a clsact qdisc)."""
 
     def probe(self) -> Hashable:
-        """What is cheap to read; equal probes: the same links, hooks and actions, bound by as many filters."""
+        """Dump what is cheap to read; equal probes: the same links, hooks and actions, bound by as many filters."""
 
     def probe_of(self, snapshot: Snapshot) -> Hashable:
-        """What `probe` would have shown at a look. Does not block."""
+        """The value of `probe` that corresponds to a snapshot. Does not block."""
 
-    def paths(self) -> Paths:
-        """All that changes at an edge fault, and nothing else."""
+    def route_state(self) -> RouteState:
+        """Dump only what an edge fault changes: links, routes, rules."""
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
-        """Write in order; the errno of each, 0 for done. One that fails stops none of the others."""
+        """Write in order; returns the errno of each, 0 for success. A failed write does not stop the others."""
 
     def unsupported(self) -> str | None:
-        """What this kernel lacks for any rule at all, with its remedy; None: nothing, or it cannot be tried."""
+        """Missing kernel features without which no rule can exist, with the remedy; None: none known."""
 
     def subscribe(self) -> Events:
-        """The kernel's events from now on."""
+        """Subscribe to the kernel's events."""
 
     def close(self) -> None:
-        """Let go of the sockets; twice does no harm."""
+        """Close the sockets. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """What a look at the subscription brought."""
+class EventCounts:
+    """Kernel events of one read, counted by cause."""
 
     causes: dict[str, int]
-    """By kind: ``link``, ``fdb``, ``route``, ``rule``, ``nexthop``, ``tc``. Those of own writes are left out."""
+    """By kind: ``link``, ``fdb``, ``route``, ``rule``, ``nexthop``, ``tc``. Events of own writes are excluded."""
     overrun: bool = False
-    """Events were lost (ENOBUFS): only a full look helps."""
+    """Events were lost (ENOBUFS): a full reconcile is required."""
 
 
 class Events(Protocol):
-    """The kernel's events. Never waits."""
+    """Subscription to kernel events. Non-blocking."""
 
     def fileno(self) -> int:
-        """Readable when there is something."""
+        """Readable when events are queued."""
 
-    def read(self) -> Happened:
-        """What is there, up to some thousand events; more stay readable. Raises `UnreadableError`."""
+    def read(self) -> EventCounts:
+        """Read up to about a thousand events; more stay readable. Raises `UnreadableError`."""
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
 
 
-class Daemons(Protocol):
-    """FRR's daemons."""
+class FrrDaemons(Protocol):
+    """Queries to FRR's daemons."""
 
     async def show_json(self, daemon: str, command: str) -> Any:
         """The parsed answer of one daemon to a show command. Raises `services._host.frr.FrrError`."""

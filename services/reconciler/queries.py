@@ -1,4 +1,4 @@
-"""Answers about one node: what it sees, what it would write, which rules there are."""
+"""Replies to requests about one node: state, pending writes, installed rules."""
 
 from __future__ import annotations
 
@@ -21,120 +21,120 @@ from schemas.queries import QueryError
 from services._host.netlink.objects import Filter, Snapshot
 from services._runtime.bus.api import Delivery
 from services._runtime.clock import Clock
-from services.reconciler.audit import tc_operation
-from services.reconciler.core.plan import own_filters, tunnel_of
-from services.reconciler.loop import Loop
-from services.reconciler.passes import Reconciliation
-from services.reconciler.paths import FrrView, Path, destinations_of
+from services.reconciler.core.plan import managed_filters, tunnel_of
+from services.reconciler.events import tc_operation
+from services.reconciler.full_reconcile import Reconciliation
+from services.reconciler.loop import ReconcileLoop
+from services.reconciler.path_comparison import FrrState, Path, destinations_of
 from services.reconciler.ports import UnreadableError
 from services.reconciler.settings import ReconcilerSettings
 
-MOST_OPERATIONS: Final = 1_000
-MOST_RULES: Final = 3_000
-"""In one answer; a message holds 1 MB."""
-MOST_PATHS: Final = 1_000
+MAX_OPERATIONS: Final = 1_000
+MAX_RULES: Final = 3_000
+"""In one reply; a message holds 1 MB."""
+MAX_PATHS: Final = 1_000
 _UNAVAILABLE: Final = 503
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """What answers are made of."""
+    """Request handlers, and the state that they read."""
 
     settings: ReconcilerSettings
     incarnation: int
     clock: Clock
-    loop: Loop
+    loop: ReconcileLoop
     reconciliation: Reconciliation
-    paths: Callable[[], tuple[list[Path], FrrView]]
+    paths: Callable[[], tuple[list[Path], FrrState]]
     problems: Callable[[], tuple[str, ...]]
     suspects: Callable[[], Mapping[str, str]] = dict
-    """By VTEP: what other hosts say of it."""
+    """By VTEP: reports of other hosts."""
     drained: Callable[[], tuple[str, ...]] = tuple
 
     async def state(self, delivery: Delivery) -> Message:
-        """What is seen, from the last look."""
+        """Links, VTEPs, paths and counts, from the last snapshot."""
         if not isinstance(delivery.message, NetworkStateRequest):
             return _unexpected(delivery)
-        loop, looked, snapshot = self.loop, self.loop.last, self.loop.snapshot
-        if looked is None or snapshot is None:
+        loop, completed, snapshot = self.loop, self.loop.last, self.loop.snapshot
+        if completed is None or snapshot is None:
             return QueryError(code=_UNAVAILABLE, message=loop.unreadable)
-        tally = looked.outcome.tally
+        tally = completed.result.tally
         vteps = destinations_of(snapshot)
-        (paths, view), suspects = self.paths(), self.suspects()
+        (paths, state), suspects = self.paths(), self.suspects()
         return NetworkStateReply(
             node=self.settings.node,
             incarnation=self.incarnation,
             offload=self.settings.offload,
-            passes=loop.counts.passes,
+            passes=loop.counts.full,
             writes=loop.counts.writes,
-            last_pass_age_s=max(self.clock.monotonic() - loop.looked_s, 0.0),
+            last_pass_age_s=max(self.clock.monotonic() - loop.read_s, 0.0),
             ports=tuple(self.settings.forwarding().application_macs),
             encapsulation_device=self.settings.encapsulation_device,
             vteps=vteps,
             macs=len({row.mac for row in snapshot.fdb if row.own and row.destination and row.mac != _NO_MAC}),
-            installed=tally.right,
+            installed=tally.in_sync,
             in_hw=tally.in_hw,
             not_in_hw=tally.not_in_hw,
-            foreign=tally.foreign,
-            paths=tuple(_path_state(path, view, suspects.get(path.destination, "")) for path in paths[:MOST_PATHS]),
-            problems=self.problems() + _closed_sessions(view),
+            foreign=tally.unmanaged,
+            paths=tuple(_path_state(path, state, suspects.get(path.destination, "")) for path in paths[:MAX_PATHS]),
+            problems=self.problems() + _closed_sessions(state),
             drained=self.drained(),
         )
 
     async def diff(self, delivery: Delivery) -> Message:
-        """What would be written now, from a new look."""
+        """Plan from a new snapshot; nothing is written."""
         if not isinstance(delivery.message, DiffRequest):
             return _unexpected(delivery)
         try:
-            snapshot, wanted, operations, tally = await self.loop.in_thread(self.reconciliation.look)
+            snapshot, wanted, (operations, tally) = await self.loop.in_thread(self.reconciliation.dry_run)
         except UnreadableError as error:
             return QueryError(code=_UNAVAILABLE, message=str(error))
         names = {link.ifindex: link.name for link in snapshot.links}
         return DiffReply(
             node=self.settings.node,
             desired=tally.desired,
-            installed=tally.right,
-            foreign=tally.foreign,
-            operations=tuple(tc_operation(operation, names) for operation in operations[:MOST_OPERATIONS]),
+            installed=tally.in_sync,
+            foreign=tally.unmanaged,
+            operations=tuple(tc_operation(operation, names) for operation in operations[:MAX_OPERATIONS]),
             total=len(operations),
             problem="; ".join(problem.text for problem in wanted.problems),
         )
 
     async def rules(self, delivery: Delivery) -> Message:
-        """The filters on managed ports, from the last look."""
+        """Filters on managed ports, from the last full reconcile."""
         request = delivery.message
         if not isinstance(request, RulesRequest):
             return _unexpected(delivery)
-        snapshot = self.loop.last.outcome.snapshot if self.loop.last is not None else None
+        snapshot = self.loop.last.result.snapshot if self.loop.last is not None else None
         if snapshot is None:
             return QueryError(code=_UNAVAILABLE, message=self.loop.unreadable)
         rules = self._rules(snapshot, request.device)
-        first, limit = max(request.offset, 0), min(max(request.limit, 0), MOST_RULES)
+        first, limit = max(request.offset, 0), min(max(request.limit, 0), MAX_RULES)
         return RulesReply(node=self.settings.node, total=len(rules), rules=tuple(rules[first : first + limit]))
 
     def _rules(self, snapshot: Snapshot, device: str | None) -> list[RuleState]:
         names = {link.ifindex: link.name for link in snapshot.links}
-        own = own_filters(snapshot, self.settings.pref)
-        own_places = {(rule.ifindex, rule.chain, rule.pref, rule.handle) for rule in own}
-        others = [r for r in snapshot.filters if (r.ifindex, r.chain, r.pref, r.handle) not in own_places]
-        others.sort(key=lambda rule: (rule.ifindex, rule.pref, rule.handle))
+        managed_rules = managed_filters(snapshot, self.settings.pref)
+        managed_places = {(rule.ifindex, rule.chain, rule.pref, rule.handle) for rule in managed_rules}
+        unmanaged_rules = [r for r in snapshot.filters if (r.ifindex, r.chain, r.pref, r.handle) not in managed_places]
+        unmanaged_rules.sort(key=lambda rule: (rule.ifindex, rule.pref, rule.handle))
         return [
-            _rule_state(rule, names.get(rule.ifindex, str(rule.ifindex)), ours=ours)
-            for ours, rules in ((True, own), (False, others))
+            _rule_state(rule, names.get(rule.ifindex, str(rule.ifindex)), managed=managed)
+            for managed, rules in ((True, managed_rules), (False, unmanaged_rules))
             for rule in rules
             if device is None or names.get(rule.ifindex) == device
         ]
 
 
-def _closed_sessions(view: FrrView) -> tuple[str, ...]:
-    told = view.sessions.admin_down if view.sessions is not None else ()
-    return tuple(f"{each}: silent faults there cost BGP's hold time, and the fast path sees none" for each in told)
+def _closed_sessions(state: FrrState) -> tuple[str, ...]:
+    closed = state.sessions.admin_down if state.sessions is not None else ()
+    return tuple(f"{each}: silent faults there cost BGP's hold time, and the fast path sees none" for each in closed)
 
 
 _NO_MAC: Final = "00:00:00:00:00:00"
 
 
-def _rule_state(rule: Filter, device: str, *, ours: bool) -> RuleState:
+def _rule_state(rule: Filter, device: str, *, managed: bool) -> RuleState:
     tunnel = tunnel_of(rule)
     note = "" if tunnel is not None else "leads nowhere"
     return RuleState(
@@ -146,13 +146,13 @@ def _rule_state(rule: Filter, device: str, *, ours: bool) -> RuleState:
         handle=rule.handle,
         index=rule.actions[0].index if rule.actions else 0,
         in_hw=rule.in_hw,
-        ours=ours,
-        note=note if ours else f"{rule.kind} of somebody else",
+        ours=managed,
+        note=note if managed else f"{rule.kind} of somebody else",
     )
 
 
-def _path_state(path: Path, view: FrrView, suspect: str) -> PathState:
-    unknown = path.frr is None or (path.bfd_up is None and bool(view.trouble))
+def _path_state(path: Path, state: FrrState, suspect: str) -> PathState:
+    unknown = path.frr is None or (path.bfd_up is None and bool(state.error))
     return PathState(
         destination=path.destination,
         kernel=path.kernel,
@@ -160,7 +160,7 @@ def _path_state(path: Path, view: FrrView, suspect: str) -> PathState:
         bfd_up=path.bfd_up,
         agree=not path.reason and not unknown,
         override=path.override,
-        reason=path.reason or (view.trouble if unknown else ""),
+        reason=path.reason or (state.error if unknown else ""),
         suspect=suspect,
     )
 

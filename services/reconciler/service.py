@@ -1,4 +1,4 @@
-"""The reconciler's wiring: kernel events and timers in, rules out, facts and answers on the bus."""
+"""Wiring of the reconciler service: kernel events and timers in, tc rules out, events and replies on the bus."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.logging import LogLimiter, log_once
 from services.fastpath.values import Ownership
 from services.reconciler.adapters.network import KernelNetwork
-from services.reconciler.adapters.rights import why_not_allowed
-from services.reconciler.audit import BEHIND, FAR_BEHIND, Teller
-from services.reconciler.audit_mark import AuditMark
-from services.reconciler.auditor import PathAuditor, Verdict
+from services.reconciler.adapters.rights import missing_capability
+from services.reconciler.audit_checkpoint import CheckpointFile
 from services.reconciler.drain_watch import DrainWatch
-from services.reconciler.fast_path_guard import Emptied, FastPathGuard
+from services.reconciler.events import BACKLOG_FACTS, LONG_BACKLOG_FACTS, EventPublisher
+from services.reconciler.fast_path_guard import FastPathGuard, RemovedOverrides
+from services.reconciler.full_reconcile import Reconciliation
 from services.reconciler.hint_listener import HintListener
 from services.reconciler.hints import RouteHints
-from services.reconciler.loop import Looked, Loop
-from services.reconciler.passes import Reconciliation
-from services.reconciler.paths import FrrView, Path, own_vtep
-from services.reconciler.ports import Daemons, Network, UnreadableError
+from services.reconciler.loop import CompletedReconcile, ReconcileLoop
+from services.reconciler.path_auditor import PathAuditor, PathStatus
+from services.reconciler.path_comparison import FrrState, Path, own_vtep
+from services.reconciler.ports import FrrDaemons, Network, UnreadableError
 from services.reconciler.queries import Queries
 from services.reconciler.settings import ReconcilerSettings
-from services.reconciler.triggers import Timers
+from services.reconciler.triggers import ResyncTimers
 from services.reconciler.watcher import Watcher
 
-JOIN_RETRY_S = 0.5
+REGISTRATION_RETRY_S = 0.5
 HEARTBEAT_S = 5.0
-TELL_S = 0.5
-"""Between looks whether the outbox has emptied."""
-MACS_AGAIN_S = 1.0
-"""While the bus is behind, remote MACs are told of once in so long."""
+OUTBOX_POLL_S = 0.5
+"""Between two polls of the outbox."""
+MAC_EVENT_INTERVAL_S = 1.0
+"""While the bus has a backlog, changes of remote MACs are published this often at most."""
 
 
 class Reconciler:
-    """Keeps tc rules equal to the forwarding state that FRR computes, and tells of paths that changed or disagree."""
+    """Keeps tc rules in sync with the forwarding state that FRR computes; publishes changed and inconsistent paths."""
 
     name: ClassVar[str] = "reconciler"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = ReconcilerSettings
     bus_patience_s: ClassVar[float] = 1.0
-    """Forwarding never waits for NATS."""
+    """Forwarding does not depend on NATS."""
 
     def __init__(self, runtime: Runtime[ReconcilerSettings]) -> None:
         self._runtime = runtime
@@ -70,25 +70,25 @@ class Reconciler:
         self._subscriptions: list[Subscription] = []
         self._fast_path = Ownership(settings.fast_path_table)
         self._watcher = Watcher(frozenset(self._fast_path.tables))
-        self._macs_told_s = 0.0
+        self._macs_published_s = 0.0
         self._queries: Queries | None = None
         self._auditor: PathAuditor | None = None
         self._guard: FastPathGuard | None = None
-        self._mark: AuditMark | None = None
+        self._checkpoint: CheckpointFile | None = None
         self._drains: DrainWatch | None = None
         self._listener = HintListener(self._bus, self._clock, self._log, RouteHints(settings.node))
-        self.loop: Loop | None = None
-        self.teller = Teller(self._bus, self._clock, settings.node, self._incarnation)
+        self.loop: ReconcileLoop | None = None
+        self.publisher = EventPublisher(self._bus, self._clock, settings.node, self._incarnation)
 
     async def start(self) -> None:
-        """Take the lock, begin to reconcile; the bus may come later."""
+        """Take the lock and start to reconcile; the bus may be unreachable."""
         settings = self._settings
         self._take_lock()
         network = self._network()
         reconciliation = Reconciliation(network, settings.forwarding())
-        timers = Timers(settings.resync_interval_s, settings.resync_cpu_share)
-        loop = self.loop = Loop(network, reconciliation, self._clock, self._log, timers)
-        loop.on_pass, loop.on_snapshot = self._passed, self._looked
+        timers = ResyncTimers(settings.resync_interval_s, settings.resync_cpu_share)
+        loop = self.loop = ReconcileLoop(network, reconciliation, self._clock, self._log, timers)
+        loop.on_reconciled, loop.on_snapshot = self._reconciled, self._snapshot_read
         self._queries = Queries(
             settings,
             self._incarnation,
@@ -101,13 +101,13 @@ class Reconciler:
             lambda: self._drains.drained if self._drains is not None else (),
         )
         self._reconciliation = reconciliation
-        self._continue_audit()
+        self._open_checkpoint()
         if settings.path_audit == "on":
             self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, self._fast_path)
-            self._auditor.on_verdict = self._judged
-            self._runtime.spawn(self._auditor.run(self._known), name="path auditor")
-            self._drains = DrainWatch(self._daemons(), self._clock, self.teller.tell_drain)
-            self._runtime.spawn(self._drains.run(self._known), name="drain watch")
+            self._auditor.on_path_status = self._path_status_changed
+            self._runtime.spawn(self._auditor.run(self._current_snapshot), name="path auditor")
+            self._drains = DrainWatch(self._daemons(), self._clock, self.publisher.publish_drain)
+            self._runtime.spawn(self._drains.run(self._current_snapshot), name="drain watch")
             self._listener.vteps = lambda: {path.destination for path in self._paths()[0]}
             self._listener.on_hint = lambda: loop.trigger("hint")
             self._runtime.spawn(self._listener.run(), name="route hints")
@@ -115,10 +115,10 @@ class Reconciler:
         self._register_metrics(loop)
         with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread: a test
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, loop.trigger, "signal")
-        await self._join_if_possible()
+        await self._try_register()
         self._runtime.spawn(loop.run(), name="loop")
-        self._runtime.spawn(self._tell_what_waits(), name="teller")
-        self._runtime.spawn(self._stay_joined(), name="heartbeat")
+        self._runtime.spawn(self._poll_outbox(), name="teller")
+        self._runtime.spawn(self._send_heartbeats(), name="heartbeat")
         self._log.info(
             "reconciler_started",
             node=settings.node,
@@ -128,47 +128,51 @@ class Reconciler:
             offload=settings.offload,
         )
 
-    def _continue_audit(self) -> None:
-        """Tell where the incarnation before has left off; note on disk how far this one is, before it writes."""
+    def _open_checkpoint(self) -> None:
+        """Read the previous incarnation's checkpoint; record this one's before each write."""
         path = lock_path(self._settings.state_directory, self._settings.netns).with_suffix(".audit")
         try:
-            mark = self._mark = AuditMark(path, self._incarnation)
+            checkpoint = self._checkpoint = CheckpointFile(path, self._incarnation)
         except OSError as error:
             self._log.warning("audit_gaps_not_published", file=str(path), error=error.strerror)
             return
-        self.teller.previous = mark.previous
-        self._reconciliation.before_write = lambda: mark.begin(self.teller.pass_id + 1)
-        if mark.previous is not None and mark.previous.gap:
-            self._log.warning("audit_gap", incarnation=mark.previous.incarnation, pass_id=mark.previous.pass_id)
+        self.publisher.previous = checkpoint.previous
+        self._reconciliation.before_write = lambda: checkpoint.begin(self.publisher.pass_id + 1)
+        if checkpoint.previous is not None and checkpoint.previous.gap:
+            self._log.warning(
+                "audit_gap", incarnation=checkpoint.previous.incarnation, pass_id=checkpoint.previous.pass_id
+            )
 
-    def _note_audit(self) -> None:
-        """Note what the bus has; passes that came to nothing are not missing."""
-        self.teller.poll()
-        if self._mark is not None:
-            self._mark.acknowledge(self.teller.acknowledged_pass_id)
-            if self._mark.trouble:
-                log_once(self._log.warning, self._limiter, "audit_gaps_not_published", 60.0, error=self._mark.trouble)
+    def _update_checkpoint(self) -> None:
+        """Record what the bus has stored."""
+        self.publisher.poll()
+        if self._checkpoint is not None:
+            self._checkpoint.acknowledge(self.publisher.acknowledged_pass_id)
+            if self._checkpoint.error:
+                log_once(
+                    self._log.warning, self._limiter, "audit_gaps_not_published", 60.0, error=self._checkpoint.error
+                )
 
     def _guard_fast_path(self) -> None:
-        """Look after overrides whose author is silent, wherever this process may."""
+        """Start the guard of the fast path's overrides, if this process has the rights."""
         try:
             guard = self._guard = FastPathGuard(self._settings.netns, self._fast_path, self._clock)
         except OSError as error:
             self._log.warning("fast_path_not_monitored", error=str(error))
             return
-        guard.on_emptied = self._emptied
-        guard.on_trouble = lambda trouble: self._log.warning("fast_path_not_monitored", error=trouble)
+        guard.on_removed = self._overrides_removed
+        guard.on_error = lambda trouble: self._log.warning("fast_path_not_monitored", error=trouble)
         self._runtime.spawn(guard.run(), name="fast path guard")
 
     def _network(self) -> Network:
         return KernelNetwork(self._settings.netns, event_buffer_bytes=self._settings.event_buffer_bytes)
 
-    def _daemons(self) -> Daemons:
+    def _daemons(self) -> FrrDaemons:
         return Frr(self._settings.frr_pathspace, directory=self._settings.frr_directory)
 
     def _take_lock(self) -> None:
         settings = self._settings
-        if (reason := why_not_allowed(settings.netns)) is not None:
+        if (reason := missing_capability(settings.netns)) is not None:
             raise UnusableSettingsError(reason)
         try:
             path = lock_path(settings.state_directory, settings.netns)
@@ -181,18 +185,18 @@ class Reconciler:
         self._holder = Holder(settings.state_directory / "holders", "reconciler", settings.node)
 
     async def stop(self) -> None:
-        """Leave the rules, or remove them; then go."""
+        """Keep or remove the rules, as configured, and stop."""
         for subscription in self._subscriptions:
             await subscription.stop()
         await self._runtime.cancel_tasks()
         if self.loop is not None:
             if self._settings.on_shutdown == "flush":
                 await self._flush(self.loop)
-            self.teller.flush()
+            self.publisher.flush()
             await self.loop.close()
-        self._note_audit()
-        if self._mark is not None:
-            self._mark.close()
+        self._update_checkpoint()
+        if self._checkpoint is not None:
+            self._checkpoint.close()
         try:
             await self._registration.release()
         except BusError as error:
@@ -202,101 +206,101 @@ class Reconciler:
                 lock.release()
         self._log.info("reconciler_stopped", rules=self._settings.on_shutdown)
 
-    async def _flush(self, loop: Loop) -> None:
+    async def _flush(self, loop: ReconcileLoop) -> None:
         try:
-            outcome = await loop.in_thread(self._reconciliation.flush)
+            result = await loop.in_thread(self._reconciliation.flush)
         except UnreadableError as error:
             self._log.error("rules_not_removed", reason=str(error))
             return
-        self.teller.told_pass(Looked(outcome, {"shutdown": 1}, outcome.duration_s))
-        self._log.info("rules_removed", writes=len(outcome.writes), left=outcome.tally.own)
+        self.publisher.publish_reconcile(CompletedReconcile(result, {"shutdown": 1}, result.duration_s))
+        self._log.info("rules_removed", writes=len(result.writes), left=result.tally.managed)
 
     def not_ready(self) -> str | None:
-        """Why rules are not as they should be, or None."""
+        """Why the rules are not in sync, or None."""
         loop = self.loop
         if loop is None or loop.unreadable:
             return loop.unreadable if loop is not None else "not started"
         problems = self._problems()
         if problems:
             return problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else "")
-        if loop.last is not None and not loop.last.outcome.verified:
+        if loop.last is not None and not loop.last.result.verified:
             return "rules differ from what they should be"
         return None
 
-    # -- what happened -----------------------------------------------------------------------------------------
+    # -- callbacks -----------------------------------------------------------------------------------------
 
-    def _passed(self, looked: Looked) -> None:
-        outcome = looked.outcome
-        told = self.teller.told_pass(looked)
-        if self._mark is not None and outcome.writes:
-            self._mark.begin(self.teller.pass_id)  # of a pass in which every write was refused nothing is missing
-        if not told:
+    def _reconciled(self, completed: CompletedReconcile) -> None:
+        result = completed.result
+        published = self.publisher.publish_reconcile(completed)
+        if self._checkpoint is not None and result.writes:
+            self._checkpoint.begin(self.publisher.pass_id)  # a reconcile whose every write was rejected leaves no gap
+        if not published:
             return
-        failed = sum(bool(write.errno) for write in outcome.writes)
-        log = self._log.warning if failed or outcome.problems else self._log.info
+        failed = sum(bool(write.errno) for write in result.writes)
+        log = self._log.warning if failed or result.problems else self._log.info
         log(
             "reconciled",
-            causes=looked.causes,
-            writes=len(outcome.writes),
+            causes=completed.causes,
+            writes=len(result.writes),
             failed=failed,
-            rules=outcome.tally.right,
-            desired=outcome.tally.desired,
-            verified=outcome.verified,
-            lag_ms=round(looked.lag_s * 1e3, 1),
-            duration_ms=round(outcome.duration_s * 1e3, 1),
-            problems=[problem.text for problem in outcome.problems][:5],
+            rules=result.tally.in_sync,
+            desired=result.tally.desired,
+            verified=result.verified,
+            lag_ms=round(completed.lag_s * 1e3, 1),
+            duration_ms=round(result.duration_s * 1e3, 1),
+            problems=[problem.text for problem in result.problems][:5],
         )
 
-    def _looked(self, snapshot: Snapshot) -> None:
-        now_s, waiting = self._clock.monotonic(), self.teller.pending_facts
-        self.teller.vtep = self._listener.hints.own_vtep = own_vtep(snapshot)
-        hold_back_macs = waiting > BEHIND and now_s < self._macs_told_s + MACS_AGAIN_S
-        if not hold_back_macs:
-            self._macs_told_s = now_s
-        for change in self._watcher.look(snapshot, hold_back_macs=hold_back_macs, hold_back_all=waiting > FAR_BEHIND):
-            self.teller.tell_change(change)
+    def _snapshot_read(self, snapshot: Snapshot) -> None:
+        now_s, waiting = self._clock.monotonic(), self.publisher.pending_facts
+        self.publisher.vtep = self._listener.hints.own_vtep = own_vtep(snapshot)
+        defer_macs = waiting > BACKLOG_FACTS and now_s < self._macs_published_s + MAC_EVENT_INTERVAL_S
+        if not defer_macs:
+            self._macs_published_s = now_s
+        for change in self._watcher.update(snapshot, defer_macs=defer_macs, defer_all=waiting > LONG_BACKLOG_FACTS):
+            self.publisher.publish_change(change)
         if self._auditor is not None:
             self._auditor.changed()
 
-    def _judged(self, verdict: Verdict) -> None:
-        self.teller.tell_verdict(verdict)
-        log = self._log.info if verdict.agree else self._log.warning
-        path = verdict.path
+    def _path_status_changed(self, status: PathStatus) -> None:
+        self.publisher.publish_path_status(status)
+        log = self._log.info if status.agree else self._log.warning
+        path = status.path
         log(
-            "paths_agree" if verdict.agree else "paths_disagree",
+            "paths_agree" if status.agree else "paths_disagree",
             destination=path.destination if path is not None else "",
             kernel=path.kernel if path is not None else (),
-            reason=path.reason if path is not None else verdict.trouble,
-            lasted_s=round(verdict.lasted_s, 3),
+            reason=path.reason if path is not None else status.error,
+            lasted_s=round(status.lasted_s, 3),
         )
 
-    def _emptied(self, emptied: Emptied) -> None:
-        self.teller.tell_emptied(emptied)
+    def _overrides_removed(self, removed: RemovedOverrides) -> None:
+        self.publisher.publish_removed_overrides(removed)
         self._log.warning(
             "fast_path_unresponsive",
-            overrides=len(emptied.destinations),
-            destinations=emptied.destinations[:5],
-            silent_s=round(emptied.silent_s, 3),
-            table=emptied.own.table,
+            overrides=len(removed.destinations),
+            destinations=removed.destinations[:5],
+            silent_s=round(removed.silent_s, 3),
+            table=removed.own.table,
         )
 
-    def _known(self) -> Snapshot | None:
+    def _current_snapshot(self) -> Snapshot | None:
         return self.loop.snapshot if self.loop is not None and not self.loop.unreadable else None
 
-    def _paths(self) -> tuple[list[Path], FrrView]:
-        return (self._auditor.paths, self._auditor.view) if self._auditor is not None else ([], FrrView())
+    def _paths(self) -> tuple[list[Path], FrrState]:
+        return (self._auditor.paths, self._auditor.state) if self._auditor is not None else ([], FrrState())
 
     def _problems(self) -> tuple[str, ...]:
         loop = self.loop
         if loop is None or loop.last is None:
             return ()
         first = (loop.unreadable,) if loop.unreadable else ()
-        return first + tuple(problem.text for problem in loop.last.outcome.problems)
+        return first + tuple(problem.text for problem in loop.last.result.problems)
 
     # -- the bus -----------------------------------------------------------------------------------------------
 
-    async def _join(self) -> bool:
-        """Register, or renew that; answer, once it is certain that nobody else does so under our name."""
+    async def _register(self) -> bool:
+        """Register, or renew the registration; serve requests once no other reconciler holds the name."""
         queries, bus, node = self._queries, self._bus, self._settings.node
         assert queries is not None
         if not await self._hold_name():
@@ -325,7 +329,7 @@ class Reconciler:
         info = ReconcilerInfo(
             node=node, incarnation=self._incarnation, time_ns=self._clock.time_ns(), version=self.version, holder=holder
         )
-        doubted = self._registration.contested
+        contested_before = self._registration.contested
         try:
             held = await self._registration.hold(info)
         except NotPermittedError as error:
@@ -336,64 +340,69 @@ class Reconciler:
                 f"a reconciler of the node name {node!r} is at work already ({error}): "
                 "stop it, or set TURNBUCKLE_RECONCILER__NODE to another name here"
             ) from error
-        if self._registration.contested and not doubted:
+        if self._registration.contested and not contested_before:
             self._log.warning("duplicate_node_name_suspected", node=node, reason="registered by another reconciler")
         return held
 
-    async def _join_if_possible(self) -> bool:
-        """One heartbeat. False: it could not be stored."""
+    async def _try_register(self) -> bool:
+        """Send one heartbeat. False: it could not be stored."""
         try:
-            return await self._join()
+            return await self._register()
         except BusError as error:
             self._log.debug("registration_failed", error=str(error))
             return False
 
-    async def _stay_joined(self) -> None:
-        """Heartbeats; the first connection, where there was none at the start."""
+    async def _send_heartbeats(self) -> None:
+        """Send heartbeats; register at the first connection, if there was none at the start."""
         held = bool(self._subscriptions)
         while True:
-            await self._clock.sleep_until(self._clock.monotonic() + (HEARTBEAT_S if held else JOIN_RETRY_S))
-            held = await self._join_if_possible()
+            await self._clock.sleep_until(self._clock.monotonic() + (HEARTBEAT_S if held else REGISTRATION_RETRY_S))
+            held = await self._try_register()
 
-    async def _tell_what_waits(self) -> None:
+    async def _poll_outbox(self) -> None:
         while True:
-            await self._clock.sleep_until(self._clock.monotonic() + TELL_S)
-            self._note_audit()
+            await self._clock.sleep_until(self._clock.monotonic() + OUTBOX_POLL_S)
+            self._update_checkpoint()
 
     # -- metrics -----------------------------------------------------------------------------------------------
 
-    def _register_metrics(self, loop: Loop) -> None:
+    def _register_metrics(self, loop: ReconcileLoop) -> None:
         telemetry, counts = self._runtime.telemetry, loop.counts
         observe, prefix = telemetry.observe, "turnbuckle_reconciler"
         telemetry.observe_by_label(f"{prefix}_rules", "set", self._rule_counts)
         telemetry.observe_by_label(f"{prefix}_problems", "kind", self._problem_counts)
-        observe(f"{prefix}_offloaded_rules", lambda: loop.last.outcome.tally.in_hw if loop.last else 0)
-        observe(f"{prefix}_full_reconciles_total", lambda: counts.passes)
-        observe(f"{prefix}_route_reconciles_total", lambda: counts.glances)
+        observe(f"{prefix}_offloaded_rules", lambda: loop.last.result.tally.in_hw if loop.last else 0)
+        observe(f"{prefix}_full_reconciles_total", lambda: counts.full)
+        observe(f"{prefix}_route_reconciles_total", lambda: counts.route_only)
         observe(f"{prefix}_failed_reconciles_total", lambda: counts.failed)
         observe(f"{prefix}_writes_total", lambda: counts.writes)
         observe(f"{prefix}_refused_writes_total", lambda: counts.refused_writes)
         observe(f"{prefix}_overruns_total", lambda: counts.overruns)
-        observe(f"{prefix}_last_full_reconcile_seconds", lambda: loop.last.outcome.duration_s if loop.last else 0.0)
+        observe(f"{prefix}_last_full_reconcile_seconds", lambda: loop.last.result.duration_s if loop.last else 0.0)
         observe(f"{prefix}_last_lag_seconds", lambda: loop.last.lag_s if loop.last else 0.0)
-        observe(f"{prefix}_unpublished_operations", lambda: self.teller.waiting_operations)
+        observe(f"{prefix}_unpublished_operations", lambda: self.publisher.unpublished_operations)
         guard = self._guard
         if guard is not None:
-            observe(f"{prefix}_flushed_overrides_total", lambda: guard.emptied_total)
+            observe(f"{prefix}_flushed_overrides_total", lambda: guard.removed_total)
         auditor = self._auditor
         if auditor is not None:
             observe(f"{prefix}_paths", lambda: len(auditor.paths))
-            observe(f"{prefix}_path_disagreements", lambda: auditor.judge.disagreements)
-            observe(f"{prefix}_path_alarms_total", lambda: auditor.judge.alarms)
-            observe(f"{prefix}_frr_answers_info", lambda: float(auditor.view.routes is not None))
+            observe(f"{prefix}_path_disagreements", lambda: auditor.tracker.disagreements)
+            observe(f"{prefix}_path_alarms_total", lambda: auditor.tracker.alarms)
+            observe(f"{prefix}_frr_answers_info", lambda: float(auditor.state.routes is not None))
 
     def _rule_counts(self) -> dict[str, float]:
         if self.loop is None or self.loop.last is None:
             return {}
-        tally = self.loop.last.outcome.tally
-        return {"desired": tally.desired, "in_sync": tally.right, "managed": tally.own, "unmanaged": tally.foreign}
+        tally = self.loop.last.result.tally
+        return {
+            "desired": tally.desired,
+            "in_sync": tally.in_sync,
+            "managed": tally.managed,
+            "unmanaged": tally.unmanaged,
+        }
 
     def _problem_counts(self) -> dict[str, float]:
         if self.loop is None or self.loop.last is None:
             return {}
-        return dict(Counter(str(problem.kind) for problem in self.loop.last.outcome.problems))
+        return dict(Counter(str(problem.kind) for problem in self.loop.last.result.problems))

@@ -19,7 +19,7 @@ def _check_port(text: str) -> str:
 
 
 class ReconcilerSettings(EdgeSettings):
-    """What a reconciler needs to know."""
+    """Settings of one reconciler."""
 
     service: ClassVar[str] = "reconciler"
     renamed: ClassVar[Mapping[str, str]] = {
@@ -76,7 +76,7 @@ class ReconcilerSettings(EdgeSettings):
         return self
 
     def forwarding(self) -> ForwardingConfig:
-        """How to forward.
+        """The forwarding part of the settings.
 
         Raises:
             ValueError: a MAC address is no unicast address, or listed twice.

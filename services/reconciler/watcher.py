@@ -1,6 +1,6 @@
-"""What changed between two looks: links, routes, remote MACs. Differences of states, so no lost event is missed.
+"""Changes of links, routes and remote MACs between snapshots: level-triggered, so a lost event costs no change.
 
-Pure but for `Watcher`, which remembers what was told last.
+Pure but for `Watcher`, which keeps the last published state.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from schemas.network import RouteKind
 from services._host.netlink.objects import Link, NextHop, Snapshot
 
-TOGETHER: Final = 16
-"""More changes of one kind than this in one look are put together where the very same happened to several."""
-MOST_TOGETHER: Final = 500
+MAX_SEPARATE_CHANGES: Final = 16
+"""More changes of one kind than this in one snapshot are merged where they are equal."""
+MAX_DESTINATIONS: Final = 500
 MULTIPATH_PROTOCOLS: Final = frozenset({186})
-"""Routes of BGP (RTPROT_BGP): paths of the fabric. Others are somebody else's."""
+"""Routes of BGP (RTPROT_BGP) are paths of the fabric; others are ignored."""
 _NO_MAC: Final = "00:00:00:00:00:00"
 _States = Mapping[tuple[str, str], tuple[str, ...]]
 """By (destination, interface): next hops, or the state of a link."""
@@ -25,7 +25,7 @@ _States = Mapping[tuple[str, str], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change, that befell one or several."""
+    """One change of one or several destinations."""
 
     kind: RouteKind
     destinations: tuple[str, ...]
@@ -36,16 +36,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What of a look is told of."""
+class ObservedState:
+    """The published part of a snapshot."""
 
     links: _States
     routes: _States
     remote: _States
 
     @staticmethod
-    def of(snapshot: Snapshot, ignored_tables: frozenset[int] = frozenset()) -> Seen:
-        """Reduce a look."""
+    def of(snapshot: Snapshot, ignored_tables: frozenset[int] = frozenset()) -> ObservedState:
+        """Extract it from a snapshot."""
         names = {link.ifindex: link.name for link in snapshot.links}
         routes: dict[tuple[str, str], tuple[str, ...]] = {}
         for route in snapshot.routes:
@@ -55,7 +55,7 @@ class Seen:
         for row in snapshot.fdb:
             if row.own and row.destination is not None and row.mac != _NO_MAC:
                 remote[row.mac, names.get(row.ifindex, "")].append(row.destination)
-        return Seen(
+        return ObservedState(
             {("", link.name): _link_state(link) for link in snapshot.links},
             routes,
             {key: tuple(sorted(vteps)) for key, vteps in remote.items()},
@@ -63,7 +63,7 @@ class Seen:
 
 
 def hops_text(hops: Iterable[NextHop], names: Mapping[int, str]) -> tuple[str, ...]:
-    """Next hops that are used, as ``interface`` or ``gateway@interface``."""
+    """Live next hops, as ``interface`` or ``gateway@interface``."""
     return tuple(
         sorted(
             f"{hop.gateway}@{names.get(hop.ifindex, hop.ifindex)}" if hop.gateway else str(names.get(hop.ifindex, "?"))
@@ -73,7 +73,7 @@ def hops_text(hops: Iterable[NextHop], names: Mapping[int, str]) -> tuple[str, .
     )
 
 
-def changes(before: Seen, after: Seen) -> list[Change]:
+def changes(before: ObservedState, after: ObservedState) -> list[Change]:
     """Every difference."""
     return [
         *_differences(RouteKind.LINK, before.links, after.links),
@@ -83,25 +83,25 @@ def changes(before: Seen, after: Seen) -> list[Change]:
 
 
 class Watcher:
-    """Remembers what was told. Links and routes are told of at each look, MACs too unless the bus is behind."""
+    """Keeps the published state. Changes of MACs are deferred while the bus has a backlog."""
 
     def __init__(self, ignored_tables: frozenset[int] = frozenset()) -> None:
         self._ignored_tables = ignored_tables
-        self._told: Seen | None = None
+        self._published: ObservedState | None = None
 
-    def look(self, snapshot: Snapshot, *, hold_back_macs: bool = False, hold_back_all: bool = False) -> list[Change]:
-        """What is new since what was told; what is held back stands in a later difference."""
-        seen = Seen.of(snapshot, self._ignored_tables)
-        told = self._told
-        if told is None:
-            self._told = seen
+    def update(self, snapshot: Snapshot, *, defer_macs: bool = False, defer_all: bool = False) -> list[Change]:
+        """Changes since the published state; a deferred one appears in a later difference."""
+        observed = ObservedState.of(snapshot, self._ignored_tables)
+        published = self._published
+        if published is None:
+            self._published = observed
             return []
-        if hold_back_all:
+        if defer_all:
             return []
-        if hold_back_macs:
-            seen = Seen(seen.links, seen.routes, told.remote)
-        self._told = seen
-        return changes(told, seen)
+        if defer_macs:
+            observed = ObservedState(observed.links, observed.routes, published.remote)
+        self._published = observed
+        return changes(published, observed)
 
 
 def _link_state(link: Link) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def _differences(kind: RouteKind, before: _States, after: _States) -> list[Chang
     if before == after:
         return []
     keys = sorted({key for key in before.keys() | after.keys() if before.get(key) != after.get(key)})
-    if kind is RouteKind.LINK or len(keys) <= TOGETHER:
+    if kind is RouteKind.LINK or len(keys) <= MAX_SEPARATE_CHANGES:
         return [
             Change(kind, (destination,) if destination else (), interface, before.get(key, ()), after.get(key, ()))
             for key in keys
@@ -122,7 +122,7 @@ def _differences(kind: RouteKind, before: _States, after: _States) -> list[Chang
     for key in keys:
         groups[key[1], before.get(key, ()), after.get(key, ())].append(key[0])
     return [
-        Change(kind, tuple(destinations[start : start + MOST_TOGETHER]), interface, was, now)
+        Change(kind, tuple(destinations[start : start + MAX_DESTINATIONS]), interface, was, now)
         for (interface, was, now), destinations in groups.items()
-        for start in range(0, len(destinations), MOST_TOGETHER)
+        for start in range(0, len(destinations), MAX_DESTINATIONS)
     ]

@@ -99,7 +99,7 @@ class Bench:
         marks.append(time.perf_counter())
         wanted = desired(snapshot, self.passes.config)
         marks.append(time.perf_counter())
-        operations = plan(snapshot, wanted)
+        operations = plan(snapshot, wanted).operations
         marks.append(time.perf_counter())
         errnos = self.passes.kernel.apply(operations)
         marks.append(time.perf_counter())

@@ -35,20 +35,20 @@ async def churn(lab: ReconcilerLab, reconciler: Reconciler, away_s: float) -> in
 
     The rules are right after every change.
     """
-    wanted, first = lab.rules, reconciler.loop.counts.passes
+    wanted, first = lab.rules, reconciler.loop.counts.full
     until_s, number = time.monotonic() + away_s, 0
     while number < 300 or time.monotonic() < until_s:
         gone, found = mac(number % 7 + 1), mac(number % 5 + 1)
         destination = (OTHER, ANOTHER)[number // 5 % 2]
-        before = reconciler.loop.counts.passes
+        before = reconciler.loop.counts.full
         for address in (gone, found):  # a tunnel device would keep the MAC's earlier VTEP beside the new one
             lab.network.forget(address)
         lab.network.learn(found, destination)
         wanted = {known: vtep for known, vtep in wanted.items() if known != gone} | {found: destination}
-        await until(lambda before=before: reconciler.loop.counts.passes > before, what="a pass")
+        await until(lambda before=before: reconciler.loop.counts.full > before, what="a pass")
         await until(lambda wanted=wanted: lab.rules == wanted, what="the rules")
         number += 1
-    return reconciler.loop.counts.passes - first
+    return reconciler.loop.counts.full - first
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ async def test_without_the_server_nothing_is_lost(
         assert lab.bus.counters["facts_pending"] < 200 + passes / 20
         await nats.start_server()
         await until(lambda: lab.bus.connected and lab.ours.connected, within_s=30, what="the connections")
-        reconciler.teller.flush()
+        reconciler.publisher.flush()
         await lab.bus.flush(20)
         state = await lab.ask(RECONCILER_STATE, NetworkStateRequest())
         assert isinstance(state, NetworkStateReply)

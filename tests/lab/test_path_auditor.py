@@ -95,7 +95,7 @@ async def test_a_route_that_is_not_frrs_is_told_within_two_seconds(whole: Lab, a
     assert alarm.alarm
     assert (alarm.destination, len(alarm.after), len(alarm.frr)) == (REMOTE, 1, 2)
     assert audited.reconciler._auditor is not None
-    assert audited.reconciler._auditor.judge.disagreements == 1
+    assert audited.reconciler._auditor.tracker.disagreements == 1
 
     with whole.fault(Fault.link_down(1, 1)):  # zebra writes its route anew
         await until(lambda: audited.of(RouteKind.AGREEMENT), within_s=30, what="its end")

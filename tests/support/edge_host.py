@@ -11,9 +11,9 @@ from random import Random
 from services._host.netlink.objects import FdbEntry, Link, Snapshot, Tunnel, Vxlan
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import Desired, desired
+from services.reconciler.core.errno_actions import RejectedRules, compensating_deletes
 from services.reconciler.core.operation import Operation
-from services.reconciler.core.outcome import Refusals, remedies
-from services.reconciler.core.ownership import KnownPlaces
+from services.reconciler.core.ownership import KnownFilters
 from services.reconciler.core.plan import plan
 from tests.support.model_kernel import ModelKernel
 
@@ -50,7 +50,7 @@ class EdgeHost:
     )
     local: str = LOCAL
     _numbers: Iterable[int] = field(default_factory=lambda: count(2))
-    _places: KnownPlaces = field(init=False)
+    _places: KnownFilters = field(init=False)
 
     def __post_init__(self) -> None:
         self.restart_reconciler()
@@ -117,23 +117,23 @@ class EdgeHost:
 
     def restart_reconciler(self) -> None:
         """Another process, which knows only the dump."""
-        self._places = KnownPlaces(self.config.pref)
+        self._places = KnownFilters(self.config.pref)
 
-    def look(self, random: Random | None = None) -> tuple[Snapshot, Desired]:
+    def observe(self, random: Random | None = None) -> tuple[Snapshot, Desired]:
         """A dump, and what should be there."""
         snapshot = self._places.recognise(self.kernel.snapshot(random))
         return snapshot, desired(snapshot, self.config)
 
     def due(self) -> tuple[Operation, ...]:
         """What a pass would write."""
-        return plan(*self.look())
+        return plan(*self.observe()).operations
 
-    def run(self, refusals: Refusals | None = None) -> tuple[tuple[Operation, ...], list[int]]:
+    def run(self, refusals: RejectedRules | None = None) -> tuple[tuple[Operation, ...], list[int]]:
         """One whole pass: what was written, and the errnos."""
         self.kernel.age()
-        operations = (refusals or Refusals()).hold_back(self.due())
+        operations = (refusals or RejectedRules()).without_rejected(self.due())
         errnos = self.kernel.apply(operations)
-        more = remedies(operations, errnos)
+        more = compensating_deletes(operations, errnos)
         return (*operations, *more), [*errnos, *self.kernel.apply(more)]
 
     def settle(self, passes: int = 4) -> int:

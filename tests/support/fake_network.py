@@ -12,7 +12,7 @@ from typing import Any
 from services._host.frr import FrrError
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot, Vxlan
 from services.reconciler.core.operation import Operation
-from services.reconciler.ports import Happened, Paths, UnreadableError
+from services.reconciler.ports import EventCounts, RouteState, UnreadableError
 from tests.support.model_kernel import ModelKernel
 
 BRIDGE, VTEP, ENCAPSULATION, PORT, UPLINKS = 10, 11, 12, 13, (21, 22)
@@ -36,11 +36,11 @@ class FakeEvents:
     def fileno(self) -> int:
         return self._read
 
-    def read(self) -> Happened:
+    def read(self) -> EventCounts:
         os.read(self._read, 1 << 16)
         causes, overrun = dict(self.causes), self.overrun
         self.causes, self.overrun = Counter(), False
-        return Happened(causes, overrun)
+        return EventCounts(causes, overrun)
 
     def close(self) -> None:
         if not self.closed:
@@ -65,7 +65,7 @@ class FakeNetwork:
     lacks: str | None = None
     lookups: tuple[int, ...] = (255, 254, 253)
     looks: int = 0
-    glances: int = 0
+    route_only: int = 0
     probes: int = 0
     closed: bool = False
     before_apply: Callable[[], None] = lambda: None
@@ -135,11 +135,11 @@ class FakeNetwork:
     def probe_of(self, snapshot: Snapshot) -> Hashable:
         return (frozenset(snapshot.links), snapshot.clsact, frozenset(snapshot.actions))
 
-    def paths(self) -> Paths:
+    def route_state(self) -> RouteState:
         self._check()
-        self.glances += 1
+        self.route_only += 1
         snapshot = self.seen()
-        return Paths(snapshot.links, snapshot.routes, snapshot.lookups)
+        return RouteState(snapshot.links, snapshot.routes, snapshot.lookups)
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
         self._check()

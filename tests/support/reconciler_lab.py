@@ -65,7 +65,7 @@ class ReconcilerLab:
         """Give the service our surroundings."""
         monkeypatch.setattr(Reconciler, "_network", lambda _self: self.network)
         monkeypatch.setattr(Reconciler, "_daemons", lambda _self: self.daemons)
-        monkeypatch.setattr("services.reconciler.service.why_not_allowed", lambda _netns: None)
+        monkeypatch.setattr("services.reconciler.service.missing_capability", lambda _netns: None)
         # This machine's own routes are not ours to look after.
         monkeypatch.setattr(Reconciler, "_guard_fast_path", lambda _self: None)
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 COOKIE_MAGIC: Final = b"THRN"
-"""First bytes of the cookie on every action of ours; at most 16 bytes in all (TCA_ACT_COOKIE)."""
+"""First bytes of the cookie on every managed action; at most 16 bytes in all (TCA_ACT_COOKIE)."""
 
 ACTION_SKIP_HW: Final = 1 << 1
 """TCA_ACT_FLAGS_SKIP_HW (linux/pkt_cls.h): never in hardware. Fixed when the action is made."""
@@ -115,7 +115,7 @@ class Neighbour:
 
 
 class ActionKind(StrEnum):
-    """Actions that rules of ours use."""
+    """Kinds of tc actions that managed rules use."""
 
     TUNNEL_KEY = "tunnel_key"
     MIRRED = "mirred"
@@ -139,7 +139,7 @@ class Action:
     kind: ActionKind
     index: int
     cookie: bytes = b""
-    """Ours begins with `COOKIE_MAGIC`; without: somebody else's."""
+    """A managed action's begins with `COOKIE_MAGIC`."""
     tunnel: Tunnel | None = None
     """TUNNEL_KEY that sets exactly this and goes on (pipe); None where it does anything else or more (TOS, options)."""
     redirect_to: int = 0
@@ -153,8 +153,8 @@ class Action:
     """Made by RTM_NEWACTION (refcnt above bindcnt): it stays when its last filter goes."""
 
     @property
-    def ours(self) -> bool:
-        """Whether it carries our mark."""
+    def managed(self) -> bool:
+        """Whether the reconciler made it, by its cookie."""
         return self.cookie.startswith(COOKIE_MAGIC)
 
 
@@ -170,7 +170,7 @@ class Filter:
     mac: str | None = None
     """flower: exact destination MAC, and nothing else matched; None: it matches by something else."""
     actions: tuple[Action, ...] = ()
-    """In order, as they are in the dump; kinds that we do not know stand as None's absence, see `foreign_actions`."""
+    """In order, as in the dump; unknown kinds are left out, see `foreign_actions`."""
     foreign_actions: bool = False
     """Holds an action whose kind is not in `ActionKind`."""
     chain: int = 0
@@ -183,12 +183,12 @@ class Filter:
     in_hw: bool | None = None
     """As the kernel reports: in hardware, not in hardware, unknown."""
     edited: bool = field(default=False, compare=False)
-    """Ours at an earlier look of this process, whose actions somebody has replaced (`ownership.KnownPlaces`)."""
+    """A managed filter whose actions were replaced externally (`ownership.KnownFilters`)."""
 
     @property
-    def ours(self) -> bool:
-        """Whether it carries our mark: flower has no cookie of its own, so its actions tell. See also `ownership`."""
-        return self.kind == "flower" and (self.edited or any(action.ours for action in self.actions))
+    def managed(self) -> bool:
+        """Whether the reconciler made it, by its actions: flower has no cookie of its own. See also `ownership`."""
+        return self.kind == "flower" and (self.edited or any(action.managed for action in self.actions))
 
 
 @dataclass(frozen=True, slots=True)

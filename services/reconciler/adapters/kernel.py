@@ -1,4 +1,4 @@
-"""The kernel of one network namespace: a look at it, writes to it, its events. Blocks for as long as the kernel takes.
+"""Netlink dumps, writes and events of one network namespace. Blocks until the kernel answers.
 
 No pyroute2 here: measured 23 ms for each rule where one batched socket takes 0.6 ms, and it knows neither flower nor
 tunnel_key nor actions on their own.
@@ -44,19 +44,19 @@ from services.reconciler.core.operation import Operation, OperationKind
 
 _Value = TypeVar("_Value")
 _NO_TABLE: Final = {errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP}
-"""A dump's answer where the kernel has no such table, or no such feature: there is nothing then."""
+"""Errors of a dump where the kernel lacks the table or the feature: treated as empty."""
 
 
 class NamespaceGoneError(NetlinkError):
-    """The namespace's name is gone, or stands for another one: what our sockets still see is of no use to anybody."""
+    """The namespace was deleted, or recreated under its name: the open sockets refer to the old one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What is cheap to read; equal probes: the same links, hooks and actions, bound by as many filters.
+    """State that is cheap to read; equal probes: the same links, hooks and actions, bound by as many filters.
 
-    A filter that somebody deletes, adds or leads elsewhere by index changes the bindings of an action. What it does not
-    show: a filter whose MAC was changed by hand, and forwarding entries; of those an event tells.
+    Deleting, adding or redirecting a filter changes the bindings of an action. A probe does not show a filter whose MAC
+    was edited, nor forwarding entries; events report those.
     """
 
     links: frozenset[Link]
@@ -66,10 +66,10 @@ class Probe:
 
 
 class Kernel:
-    """Sockets in a namespace; of one thread at a time."""
+    """Netlink sockets in one namespace. Not thread-safe."""
 
     def __init__(self, netns: str | None = None) -> None:
-        """Open them.
+        """Open the sockets.
 
         Raises:
             OSError: no such namespace, or no right to enter it.
@@ -85,11 +85,11 @@ class Kernel:
 
     @property
     def port_id(self) -> int:
-        """`Message.port_id` of events that our own writes cause."""
+        """`Message.port_id` of events that own writes cause."""
         return self._socket.port_id
 
     def close(self) -> None:
-        """Let go; twice does no harm."""
+        """Close the sockets. Idempotent."""
         self._socket.close()
 
     def subscribe(self, groups: Sequence[int] = WATCHED, *, receive_bytes: int = RECEIVE_BYTES) -> Subscription:
@@ -101,10 +101,10 @@ class Kernel:
         return Subscription(groups, self._netns, receive_bytes=receive_bytes)
 
     def snapshot(self, ports: Collection[int] | None = None) -> Snapshot:
-        """One look at everything; filters of these ports, or of all that have clsact.
+        """Dump everything; filters of these ports, or of all that have clsact.
 
-        Dumps are consistent each for itself (taken again where the kernel says that they are not), but not with each
-        other, and dumps of tc rules not even that: look again after writing.
+        Each dump is consistent in itself (repeated on NLM_F_DUMP_INTR), but not with the others, and dumps of tc rules
+        not even in themselves: dump again after writing.
 
         Raises:
             NamespaceGoneError: there is no such namespace any more.
@@ -130,7 +130,7 @@ class Kernel:
         )
 
     def probe(self) -> Probe:
-        """The cheap part of a look.
+        """Dump the cheap part.
 
         Raises:
             NetlinkError, OSError: as `snapshot`.
@@ -181,7 +181,7 @@ class Kernel:
         return clsact, ingress
 
     def actions(self) -> tuple[Action, ...]:
-        """Actions of the kinds that we know, of the whole namespace."""
+        """tunnel_key and mirred actions of the whole namespace."""
         payloads = [p for kind in ActionKind for p in self._dump(tc_codec.dump_actions(kind))]
         return self._actions.read((payload, start, end) for payload in payloads for start, end in actions_in(payload))
 
@@ -191,16 +191,16 @@ class Kernel:
         return tuple(rule for ifindex in sorted(ports) for rule in self._filters(ifindex))
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
-        """Write in order, each whatever became of those before; errno of each, 0 where done.
+        """Write in order, also after a failed write; returns the errno of each, 0 for success.
 
         Raises:
             NamespaceGoneError: there is no such namespace any more.
-            NetlinkError, OSError: the socket failed; what was written of it, only a new look can tell.
+            NetlinkError, OSError: the socket failed; only a new dump shows what was written.
         """
-        return [ack.errno for ack in self.apply_told(operations)]
+        return [ack.errno for ack in self.apply_acknowledged(operations)]
 
-    def apply_told(self, operations: Sequence[Operation]) -> list[Ack]:
-        """As `apply`, with the kernel's own words where it has some."""
+    def apply_acknowledged(self, operations: Sequence[Operation]) -> list[Ack]:
+        """As `apply`, with the kernel's extended acknowledgement where it sends one."""
         self._check()
         refused: dict[int, Ack] = {}
         requests: list[Request] = []
@@ -216,11 +216,11 @@ class Kernel:
         return self._filter_reader.read(ifindex, self._socket.dump_datagrams(tc_codec.dump_filters(ifindex)))
 
     def _dump(self, request: Request) -> list[bytes]:
-        """Payloads of the messages of a dump."""
+        """Payloads of a dump's messages."""
         return [data[start:end] for data, start, end in self._rows(request)]
 
     def _rows(self, request: Request) -> Iterator[tuple[bytes, int, int]]:
-        """The same in place: datagram, start and end."""
+        """Payloads of a dump's messages in place: datagram, start and end."""
         try:
             datagrams = self._socket.dump_datagrams(request)
         except OSError as error:
@@ -239,10 +239,10 @@ class Kernel:
 
 
 def encode(operation: Operation) -> Request:
-    """The message that carries out an operation.
+    """The netlink request of an operation.
 
     Raises:
-        ValueError: a value that the kernel has no form for.
+        ValueError: a value that netlink cannot represent.
     """
     target, replace = operation.target, operation.kind is OperationKind.REPLACE
     delete = operation.kind is OperationKind.DELETE

@@ -1,4 +1,4 @@
-"""`services.reconciler.ports.Network` on the kernel: opened when first needed, and anew after a failure."""
+"""`services.reconciler.ports.Network` over netlink: sockets are opened on first use, and again after a failure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from services._host.netlink.objects import Snapshot
 from services._host.netlink.subscription import Subscription
 from services.reconciler.adapters.kernel import Kernel, Probe
 from services.reconciler.core.operation import Operation
-from services.reconciler.ports import Happened, Paths, UnreadableError
+from services.reconciler.ports import EventCounts, RouteState, UnreadableError
 
-TRY_AGAIN_S: Final = 10.0
-"""Between attempts at what the kernel lacked: a module may be installed meanwhile."""
+RETRY_S: Final = 10.0
+"""Between two tests for missing kernel features: a module may be installed meanwhile."""
 _READ_AT_ONCE: Final = 1_024
 _CAUSES: Final[dict[int, str]] = {
     Rtm.NEWLINK: "link",
@@ -53,7 +53,7 @@ class KernelEvents:
         """For ``loop.add_reader``."""
         return self._subscription.fileno()
 
-    def read(self) -> Happened:
+    def read(self) -> EventCounts:
         """Up to about a thousand events."""
         try:
             received = self._subscription.read(_READ_AT_ONCE)
@@ -62,15 +62,15 @@ class KernelEvents:
         own = self._own_port()
         causes = Counter(cause_of(message) for message in received.messages if not own or message.port_id != own)
         causes.pop("", None)
-        return Happened(dict(causes), received.overrun)
+        return EventCounts(dict(causes), received.overrun)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the socket."""
         self._subscription.close()
 
 
 def cause_of(message: Message) -> str:
-    """What kind of change an event tells of; empty: none that matters, such as a neighbour that was heard again."""
+    """The kind of change of an event; empty: irrelevant, such as a confirmed neighbour."""
     if message.kind in {Rtm.NEWNEIGH, Rtm.DELNEIGH}:
         return "fdb" if message.payload[:1] == bytes((AF_BRIDGE,)) else ""
     return _CAUSES.get(message.kind, "")
@@ -85,62 +85,62 @@ class KernelNetwork:
         self._kernel: Kernel | None = None
         self._own_port = 0
         self._probe_of: tuple[Snapshot, Probe] | None = None
-        self._lacks: str | None = None
-        self._try_again_s = 0.0
-        """Monotonic; infinite once everything was found to be there."""
+        self._unsupported: str | None = None
+        self._retry_s = 0.0
+        """Monotonic; infinite once all features were found."""
 
     def snapshot(self, ports: Collection[int] | None = None) -> Snapshot:
-        """Everything."""
+        """Dump everything."""
         return self._call(lambda kernel: kernel.snapshot(ports))
 
     def probe(self) -> Hashable:
-        """What is cheap to read."""
+        """Dump what is cheap to read."""
         return self._call(lambda kernel: kernel.probe())
 
     def probe_of(self, snapshot: Snapshot) -> Hashable:
-        """The same from a look."""
+        """The probe that corresponds to a snapshot."""
         known = self._probe_of
-        if known is None or known[0] is not snapshot:  # asked each second, and hashing thousands of actions is dear
+        if known is None or known[0] is not snapshot:  # called each second: hashing thousands of actions is expensive
             links, actions = frozenset(snapshot.links), frozenset(snapshot.actions)
             known = self._probe_of = (snapshot, Probe(links, snapshot.clsact, snapshot.ingress, actions))
         return known[1]
 
-    def paths(self) -> Paths:
-        """Links, routes, and which tables count."""
-        return self._call(lambda kernel: Paths(kernel.links(), kernel.routes(), kernel.lookups()))
+    def route_state(self) -> RouteState:
+        """Dump links, routes, and the tables of the rules."""
+        return self._call(lambda kernel: RouteState(kernel.links(), kernel.routes(), kernel.lookups()))
 
     def apply(self, operations: Sequence[Operation]) -> list[int]:
         """Write in order."""
         return self._call(lambda kernel: kernel.apply(operations))
 
     def unsupported(self) -> str | None:
-        """Tried out in a namespace of its own, at most every ten seconds, until all is there."""
-        if time.monotonic() < self._try_again_s:
-            return self._lacks
+        """Tested in a namespace of its own, at most every ten seconds, until nothing is missing."""
+        if time.monotonic() < self._retry_s:
+            return self._unsupported
         try:
             missing = missing_features()
         except CannotTryError:
             missing = {}
         if not missing:
-            self._lacks, self._try_again_s = None, float("inf")
+            self._unsupported, self._retry_s = None, float("inf")
             return None
-        self._try_again_s = time.monotonic() + TRY_AGAIN_S
+        self._retry_s = time.monotonic() + RETRY_S
         lacking = ", ".join(f"{feature.module} ({reason})" for feature, reason in missing.items())
         modules = " ".join(feature.module for feature in missing)
         options = ", ".join(feature.option for feature in missing)
-        self._lacks = (
+        self._unsupported = (
             f"this kernel lacks {lacking}: nothing is written, packets go by bridge and VTEP; "
             f"modprobe {modules}, or a kernel with {options}"
         )
-        return self._lacks
+        return self._unsupported
 
     def subscribe(self) -> KernelEvents:
-        """The kernel's events from now on."""
+        """Subscribe to the kernel's events."""
         subscription = self._call(lambda kernel: kernel.subscribe(WATCHED, receive_bytes=self._event_buffer_bytes))
         return KernelEvents(subscription, lambda: self._own_port)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the sockets."""
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None

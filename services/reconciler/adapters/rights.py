@@ -1,4 +1,4 @@
-"""Whether this process may look after a network namespace at all (capabilities(7))."""
+"""Capabilities that managing a network namespace requires (capabilities(7))."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ NET_ADMIN: Final = 12
 SYS_ADMIN: Final = 21
 
 
-def why_not_allowed(netns: str | None, status: Path = _STATUS) -> str | None:
-    """What right is missing, with its remedy; None: it will do."""
+def missing_capability(netns: str | None, status: Path = _STATUS) -> str | None:
+    """The missing capability, with its remedy; None: all present."""
     text = status.read_text(encoding="ascii", errors="replace")
     line = next((line for line in text.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
     held = int(line.split()[1], 16)

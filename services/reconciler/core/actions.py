@@ -1,4 +1,4 @@
-"""Which shared actions there have to be: those that are kept, made, repaired in place, or replaced by others."""
+"""Allocation of shared tc actions: kept, created, repaired in place, or replaced."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ActionKey = tuple[ActionKind, int]
 
 @dataclass(slots=True)
 class ActionTable:
-    """The actions that rules are to refer to, and what has to be written for that."""
+    """The actions that rules refer to, and the writes that create or repair them."""
 
     tunnels: dict[Tunnel, Action] = field(default_factory=dict)
     mirred: Action | None = None
     writes: list[Operation] = field(default_factory=list)
     repaired: set[ActionKey] = field(default_factory=set)
-    """Those that are wrong until their write is done: no further rule may bind them before a look shows that it is."""
+    """Wrong until their write is done: no further rule may bind them before a dump confirms it."""
     unused: list[Action] = field(default_factory=list)
-    """Ours, standalone, and bound by nothing. The kernel unbinds the actions of a filter only some time after that is
-    gone (RCU), and refuses to delete them until then: a later pass does."""
+    """Managed, standalone and unbound. The kernel unbinds a deleted filter's actions only after an RCU grace period,
+    and refuses to delete them until then: a later reconcile does."""
 
     def of(self, tunnel: Tunnel) -> tuple[Action, ...]:
         """Actions of a rule, in order."""
@@ -40,32 +40,32 @@ class ActionTable:
         return (self.tunnels[tunnel], self.mirred)
 
 
-def action_table(snapshot: Snapshot, wanted: Desired, own: Iterable[Filter]) -> ActionTable:
-    """Allocate the actions. What is right in the kernel is kept as it is, so a second pass writes nothing (I2).
+def action_table(snapshot: Snapshot, wanted: Desired, managed: Iterable[Filter]) -> ActionTable:
+    """Allocate the actions. Correct ones are kept, so a second reconcile writes nothing (I2).
 
     Args:
         snapshot: The kernel.
-        wanted: What should be there.
-        own: Our filters of the snapshot.
+        wanted: The desired state.
+        managed: Managed filters of the snapshot.
     """
-    return _Allocation(snapshot, wanted, own).table()
+    return _Allocation(snapshot, wanted, managed).table()
 
 
 class _Allocation:
-    """One allocation. Indexes stay where they are; new ones follow from the tunnel, so they do over restarts too."""
+    """One allocation. Indexes are stable; new ones are derived from the tunnel, so they survive restarts."""
 
-    def __init__(self, snapshot: Snapshot, wanted: Desired, own: Iterable[Filter]) -> None:
+    def __init__(self, snapshot: Snapshot, wanted: Desired, managed: Iterable[Filter]) -> None:
         self._wanted = wanted
         self._flags = wanted.config.offload.action_flags
         self._found = {(action.kind, action.index): action for action in snapshot.actions}
         self._binders: dict[ActionKey, list[Filter]] = defaultdict(list)
-        for rule in own:
+        for rule in managed:
             for action in rule.actions:
                 self._binders[action.kind, action.index].append(rule)
         self._used: dict[ActionKind, set[int]] = {kind: set() for kind in ActionKind}
         for rule in snapshot.filters:
             for action in rule.actions:
-                # A filter's action exists, whatever the other dump says.
+                # A filter's action exists, even if the dump of actions lacks it.
                 self._found.setdefault((action.kind, action.index), action)
         for kind, index in self._found:
             self._used[kind].add(index)
@@ -76,15 +76,15 @@ class _Allocation:
         """Allocate everything."""
         if self._wanted.rules:
             by_cookie: dict[bytes, list[Action]] = defaultdict(list)
-            for action in sorted(self._found.values(), key=self._standing):
-                if action.ours and action.flags == self._flags:
+            for action in sorted(self._found.values(), key=self._binding_order):
+                if action.managed and action.flags == self._flags:
                     by_cookie[action.cookie].append(action)
             self._table.mirred = self._redirect(by_cookie[MIRRED_COOKIE])
             self._tunnels(by_cookie)
         self._table.unused = [
             action
             for key, action in sorted(self._found.items())
-            if action.ours
+            if action.managed
             and action.standalone
             and key not in self._kept
             and not action.bound
@@ -92,8 +92,8 @@ class _Allocation:
         ]
         return self._table
 
-    def _standing(self, action: Action) -> tuple[int, int]:
-        """Most bound first: that moves the fewest filters."""
+    def _binding_order(self, action: Action) -> tuple[int, int]:
+        """Sort key, most bound first: that moves the fewest filters."""
         return (-len(self._binders.get((action.kind, action.index), ())), action.index)
 
     def _redirect(self, candidates: list[Action]) -> Action:
@@ -104,7 +104,7 @@ class _Allocation:
                 return self._keep(action)
         made = Action(ActionKind.MIRRED, 0, MIRRED_COOKIE, redirect_to=target, flags=self._flags)
         if candidates and not self._flags:
-            # One write heals every rule: the encapsulation device is new, or somebody edited the action.
+            # One write repairs every rule: the encapsulation device is new, or the action was edited.
             return self._repair(candidates[0], made, "its device has changed")
         return self._make(made, RANGE_START, "no redirect to the encapsulation device yet")
 
@@ -133,9 +133,9 @@ class _Allocation:
     def _edited(
         self, tunnel: Tunnel, candidates: Iterable[Action], tunnel_of: Mapping[tuple[int, str | None], Tunnel]
     ) -> Action | None:
-        """An action that was meant for this tunnel and can be repaired in place: no rule of another VTEP binds it.
+        """An edited action of this tunnel that can be repaired in place: no rule of another VTEP binds it.
 
-        Else that rule would lead to a VTEP that is neither its old nor its new one (I5).
+        Otherwise that rule would lead to a VTEP that is neither its old nor its new one (I5).
         """
         if self._flags:
             return None  # made by filters, and the kernel offloads no change of it
@@ -152,14 +152,14 @@ class _Allocation:
         self._kept.add((action.kind, action.index))
         return action
 
-    def _repair(self, found: Action, meant: Action, reason: str) -> Action:
-        repaired = _numbered(meant, found.index)
+    def _repair(self, found: Action, desired_action: Action, reason: str) -> Action:
+        repaired = _numbered(desired_action, found.index)
         self._table.repaired.add((found.kind, found.index))
         self._table.writes.append(Operation(OperationKind.REPLACE, repaired, Phase.ACTIONS, found, reason))
         return self._keep(repaired)
 
-    def _make(self, meant: Action, preferred: int, reason: str) -> Action:
-        made = _numbered(meant, free_number(preferred, self._used[meant.kind]))
+    def _make(self, desired_action: Action, preferred: int, reason: str) -> Action:
+        made = _numbered(desired_action, free_number(preferred, self._used[desired_action.kind]))
         self._used[made.kind].add(made.index)
         if not self._flags:
             self._table.writes.append(Operation(OperationKind.ADD, made, Phase.ACTIONS, None, reason))

@@ -1,4 +1,4 @@
-"""What the operator decides about the reconciler: which ports, which device encapsulates, what hardware should do."""
+"""Forwarding configuration: managed ports, the encapsulation device, offload policy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 from services._host.netlink.objects import ACTION_SKIP_HW, ACTION_SKIP_SW
 
 DEFAULT_PREF: Final = 21_000
-"""Preference of our filters; lower ones come first. Between what people write by hand (1 and up) and what the kernel
-gives by itself (49152 and down)."""
+"""Preference of managed filters; lower ones match first. Between manual ones (1 and up) and those that the kernel
+assigns (49152 and down)."""
 _PREF_MAX: Final = 0xFFFF
 _UNICAST: Final = frozenset("02468ace")
 """Second digit: the group bit is the lowest of the first octet."""
@@ -20,14 +20,14 @@ _CANONICAL: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 
 class OffloadPolicy(StrEnum):
-    """What is asked of the NIC."""
+    """Offload policy of tc rules."""
 
     NONE = "none"
     """Rules stay in software (skip_hw)."""
     PREFER = "prefer"
     """Hardware where it can, software where not (no flag). The only one with standalone actions."""
     REQUIRE = "require"
-    """Hardware only (skip_sw); what it refuses goes by bridge and VTEP as without us."""
+    """Hardware only (skip_sw); MACs of rejected rules go by bridge and VTEP."""
 
     @property
     def skip_hw(self) -> bool:
@@ -41,7 +41,7 @@ class OffloadPolicy(StrEnum):
 
     @property
     def action_flags(self) -> int:
-        """What the actions of such filters carry."""
+        """Flags of the filters' actions."""
         return {OffloadPolicy.NONE: ACTION_SKIP_HW, OffloadPolicy.PREFER: 0, OffloadPolicy.REQUIRE: ACTION_SKIP_SW}[
             self
         ]
@@ -49,7 +49,7 @@ class OffloadPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ForwardingConfig:
-    """How to forward.
+    """Forwarding configuration of one host.
 
     Raises:
         ValueError: A MAC address is no unicast address in canonical form, one port has it twice, or the preference is
@@ -77,5 +77,5 @@ class ForwardingConfig:
 
 
 def is_unicast(mac: str) -> bool:
-    """Whether a MAC address in canonical form can be one machine's: not a group's, not zero."""
+    """Whether a MAC address in canonical form is unicast and not zero."""
     return mac[1] in _UNICAST and mac != "00:00:00:00:00:00"

@@ -1,4 +1,4 @@
-"""What should be in the kernel, from what zebra put there: a pure function of one snapshot (thesis 3.4)."""
+"""Desired rules, from the state that zebra installed: a pure function of one snapshot (thesis 3.4)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from services._host.netlink.objects import FdbEntry, Link, Snapshot, Tunnel
 from services.reconciler.core.config import ForwardingConfig
-from services.reconciler.core.foreign import Obstacles, no_clsact, obstacles_on
 from services.reconciler.core.problems import Problem, ProblemKind, problem
 from services.reconciler.core.segment import Segment, View, segment_of, vtep_of
+from services.reconciler.core.unmanaged import Conflicts, conflicts_on, ingress_conflict
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,7 +24,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What should be there. Sorted, so that equal content is equal."""
+    """The desired state. Sorted, so that equal content compares equal."""
 
     config: ForwardingConfig
     rules: tuple[Rule, ...] = ()
@@ -34,14 +34,14 @@ class Desired:
     """Ifindex of the encapsulation device, for the one mirred action; 0: none can be used, so there is no rule."""
     clsact: frozenset[int] = frozenset()
     static: tuple[FdbEntry, ...] = ()
-    """Applications' own MACs, that must not age out: rules bypass the bridge, which then hears nothing of them."""
+    """Applications' own MACs, which must not age out: rules bypass the bridge, which then learns nothing from them."""
     elsewhere: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    """By port: MACs known to be behind no single VTEP (local, or in doubt). A rule for one is wrong, not just stale."""
+    """By port: MACs that are not behind a single VTEP (local or ambiguous). A rule for one is wrong, not only stale."""
     problems: tuple[Problem, ...] = ()
 
 
 def desired(snapshot: Snapshot, config: ForwardingConfig) -> Desired:
-    """What should be in the kernel. Routes play no part: an edge fault changes nothing here (I11)."""
+    """The desired state. It does not depend on routes: an edge fault changes nothing (I11)."""
     view = View.of(snapshot)
     problems: list[Problem] = []
     ports = _ports(view, config, problems)
@@ -55,11 +55,11 @@ def desired(snapshot: Snapshot, config: ForwardingConfig) -> Desired:
         if segment is None or not encapsulation:
             continue
         if port.ifindex in snapshot.ingress - snapshot.clsact:
-            obstacles = no_clsact(port)
+            conflicts = ingress_conflict(port)
         else:
-            obstacles = obstacles_on(port, view.filters[port.ifindex], segment.remote, config.pref)
-        problems.extend(obstacles.problems)
-        rules.extend(_rules(port, segment, obstacles))
+            conflicts = conflicts_on(port, view.filters[port.ifindex], segment.remote, config.pref)
+        problems.extend(conflicts.problems)
+        rules.extend(_rules(port, segment, conflicts))
     return Desired(
         config=config,
         rules=tuple(rules),
@@ -72,10 +72,10 @@ def desired(snapshot: Snapshot, config: ForwardingConfig) -> Desired:
     )
 
 
-def _rules(port: Link, segment: Segment, obstacles: Obstacles) -> Iterable[Rule]:
-    if obstacles.closed:
+def _rules(port: Link, segment: Segment, conflicts: Conflicts) -> Iterable[Rule]:
+    if conflicts.closed:
         return ()
-    return (Rule(port.ifindex, mac, tunnel) for mac, tunnel in segment.remote.items() if mac not in obstacles.taken)
+    return (Rule(port.ifindex, mac, tunnel) for mac, tunnel in segment.remote.items() if mac not in conflicts.taken)
 
 
 def _ports(view: View, config: ForwardingConfig, problems: list[Problem]) -> list[Link]:
@@ -122,7 +122,7 @@ def _encapsulation(view: View, config: ForwardingConfig, problems: list[Problem]
 
 
 def _segments(view: View, config: ForwardingConfig, ports: list[Link], problems: list[Problem]) -> dict[int, Segment]:
-    """By bridge: what it says of its MACs; without the bridges whose VTEP cannot be used."""
+    """Segments by bridge; without the bridges whose VTEP cannot be used."""
     local: dict[int, set[str]] = defaultdict(set)
     for port in ports:
         local[port.master].update(config.application_macs[port.name])
@@ -139,7 +139,7 @@ def _segments(view: View, config: ForwardingConfig, ports: list[Link], problems:
 
 
 def _static(view: View, config: ForwardingConfig, ports: list[Link], problems: list[Problem]) -> list[FdbEntry]:
-    """Entries for applications' own MACs, except where somebody else insists on the MAC: two would fight for ever."""
+    """Entries for applications' own MACs, except where another entry claims the MAC: the two would alternate."""
     owners: dict[tuple[int, str], list[Link]] = defaultdict(list)
     for port in ports:
         for mac in config.application_macs[port.name]:
@@ -165,7 +165,7 @@ def _static(view: View, config: ForwardingConfig, ports: list[Link], problems: l
 
 
 def _claims(view: View, owners: Mapping[tuple[int, str], object]) -> dict[tuple[int, str], list[FdbEntry]]:
-    """Rows that hold an application's MAC for good, by bridge and MAC."""
+    """Permanent rows with an application's MAC, by bridge and MAC."""
     claims: dict[tuple[int, str], list[FdbEntry]] = defaultdict(list)
     for bridge in {place[0] for place in owners}:
         for row in view.bridged[bridge]:

@@ -1,4 +1,4 @@
-"""Short names of content: equal digests, equal content, on every host and in every order of rows (I8)."""
+"""Digests of forwarding state and rules, independent of host and row order (I8)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from services._host.netlink.objects import Filter, Snapshot, Tunnel
-from services.reconciler.core.plan import own_filters
+from services.reconciler.core.plan import managed_filters
 
 _BYTES = 8
 
 
 def forwarding_digest(snapshot: Snapshot) -> str:
-    """Of what rules follow from: links and forwarding tables. Carrier, MTU and routes are left out: rules do not."""
+    """Of the inputs of rules: links and forwarding tables, without carrier, MTU and routes."""
     rows = [
         f"l {link.ifindex} {link.name} {link.kind} {link.master} {link.up:d} {link.vxlan}" for link in snapshot.links
     ]
@@ -25,8 +25,8 @@ def forwarding_digest(snapshot: Snapshot) -> str:
 
 
 def rules_digest(snapshot: Snapshot, pref: int) -> str:
-    """Of our filters and where they lead, without what the kernel counts and reports by itself."""
-    return _digest(_filter_text(rule) for rule in own_filters(snapshot, pref))
+    """Of managed filters and their tunnels, without the kernel's counters."""
+    return _digest(_filter_text(rule) for rule in managed_filters(snapshot, pref))
 
 
 def _filter_text(rule: Filter) -> str:

@@ -1,4 +1,4 @@
-"""One write to the kernel, as a value."""
+"""A write to the kernel, as a value."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ OperationKey = tuple[str, int, str]
 
 
 class OperationKind(StrEnum):
-    """How it is written."""
+    """How an object is written."""
 
     ADD = "add"
-    """NLM_F_CREATE | NLM_F_EXCL: nobody else's is overwritten."""
+    """NLM_F_CREATE | NLM_F_EXCL: no existing object is overwritten."""
     REPLACE = "replace"
     """In place, by handle or index (NLM_F_CREATE | NLM_F_REPLACE)."""
     DELETE = "delete"
 
 
 class Phase(IntEnum):
-    """Order of writes: a missing rule is slow but right, a wrong one is a black hole, so wrong ones come first."""
+    """Order of writes: a missing rule is slow but correct, a wrong one is a black hole, so wrong ones come first."""
 
-    GROUND = 1
+    PREREQUISITES = 1
     """clsact, and static forwarding entries."""
     ACTIONS = 2
     WRONG = 3
-    """Filters that lead elsewhere than they should."""
+    """Filters that lead to a wrong VTEP."""
     MISSING = 4
     STALE = 5
     UNUSED = 6
-    """Actions of ours that nothing refers to."""
+    """Managed actions without references."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One write. Its target says all that the codec needs."""
+    """One write. Its target holds all that the codec needs."""
 
     kind: OperationKind
     target: Target
-    """What should be; of a DELETE what is."""
+    """The desired object; of a DELETE the existing one."""
     phase: Phase
     before: Target | None = None
-    """What is there now."""
+    """The existing object."""
     reason: str = ""
 
     @property
     def key(self) -> OperationKey:
-        """Same object, same key, whatever its content: (what, ifindex or index, MAC or the like)."""
+        """Identity of the object, whatever its content: (type, ifindex or index, MAC or similar)."""
         target = self.target
         if isinstance(target, Filter):
             return ("filter", target.ifindex, target.mac or f"{target.pref}/{target.handle:#x}")

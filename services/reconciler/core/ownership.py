@@ -1,10 +1,10 @@
-"""What is ours in the kernel, told from a dump alone: a restarted reconciler adopts it and writes nothing.
+"""Ownership marks of managed filters and actions in the kernel, so that a restarted reconciler adopts them.
 
-An action of ours carries a cookie that says what it is for. A flower filter has no cookie of its own: ours binds an
-action of ours, in our preference or with a handle of our range. A handle alone is nobody's mark: anybody may choose it.
+A managed action carries a cookie that encodes its purpose. A flower filter has no cookie: a managed one binds a managed
+action, and has the configured preference or a handle of the managed range. A handle alone is no mark.
 
-So a filter whose actions somebody replaces by hand loses the mark. `KnownPlaces` remembers where this process has seen
-it, and such a filter is put right again; a reconciler that starts afterwards takes it for somebody else's, and tells.
+So a filter whose actions are replaced externally loses the mark. `KnownFilters` keeps the places of managed filters,
+and such a filter is repaired; a reconciler that starts afterwards treats it as unmanaged, and reports it.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from typing import Final
 from services._host.netlink.objects import COOKIE_MAGIC, Filter, Snapshot, Tunnel
 
 RANGE_START: Final = 0x54000000
-"""First handle and index of ours. The kernel counts its own from 1, so nobody's automatic number is in the way."""
+"""First managed handle and index. The kernel assigns its own from 1, so automatic numbers do not collide."""
 RANGE_SIZE: Final = 1 << 24
 _HASH_BYTES: Final = 8
 
 MIRRED_COOKIE: Final = COOKIE_MAGIC + bytes(12)
-"""Of the redirect; no tunnel has it, for its hash would have to be 0 and its VNI too."""
+"""Cookie of the redirect; no tunnel has it, as its hash and its VNI would have to be 0."""
 
 
 def tunnel_cookie(tunnel: Tunnel) -> bytes:
-    """Mark of a tunnel_key action: magic, VNI, hash of all that it sets; 16 bytes (TCA_ACT_COOKIE's most)."""
+    """Cookie of a tunnel_key action: magic, VNI, hash of all that it sets; 16 bytes (TCA_ACT_COOKIE's maximum)."""
     return COOKIE_MAGIC + tunnel.vni.to_bytes(4, "big") + tunnel_hash(tunnel)
 
 
 def tunnel_hash(tunnel: Tunnel) -> bytes:
-    """8 bytes, stable over restarts. Two tunnels may share it: content decides, the hash only says what was meant."""
+    """8 bytes, stable over restarts. Tunnels may collide: the content decides, the hash is only a hint."""
     text = f"{tunnel.source} {tunnel.destination} {tunnel.vni} {tunnel.port} {tunnel.checksum:d}"
     return blake2b(text.encode(), digest_size=_HASH_BYTES).digest()
 
 
 def in_range(number: int) -> bool:
-    """Whether a handle or an index is of our range."""
+    """Whether a handle or an index is in the managed range."""
     return RANGE_START <= number < RANGE_START + RANGE_SIZE
 
 
-def owns(found: Filter, pref: int) -> bool:
-    """Whether a filter is ours: to be kept right, or deleted. Everything else is never written.
+def is_managed(found: Filter, pref: int) -> bool:
+    """Whether a filter is managed: kept in sync, or deleted. Unmanaged filters are never written.
 
-    Its action's cookie says so, in our preference; elsewhere it takes a handle of our range too: such a filter was left
-    by a run with another `pref`.
+    Its action has the cookie, and it has the configured preference, or a handle of the managed range: such a filter
+    remains of a run with another `pref`.
     """
-    return found.ours and ((found.pref == pref and found.chain == 0) or in_range(found.handle))
+    return found.managed and ((found.pref == pref and found.chain == 0) or in_range(found.handle))
 
 
-class KnownPlaces:
-    """Where one process has seen filters of ours: one that loses its cookie there was edited, not replaced by others.
+class KnownFilters:
+    """Places of managed filters that this process has seen: a filter without cookie there was edited externally.
 
-    No I/O. Of one thread at a time.
+    No I/O. Not thread-safe.
     """
 
     def __init__(self, pref: int) -> None:
@@ -61,13 +61,15 @@ class KnownPlaces:
         self._places: frozenset[_Place] = frozenset()
 
     def recognise(self, snapshot: Snapshot) -> Snapshot:
-        """The same snapshot, with `Filter.edited` set on filters of ours that lost their cookie since the last one."""
-        filters = tuple(replace(found, edited=True) if self._was_ours(found) else found for found in snapshot.filters)
-        self._places = frozenset(_place(found) for found in filters if owns(found, self._pref))
+        """The same snapshot, with `Filter.edited` set on managed filters that lost their cookie since the last one."""
+        filters = tuple(
+            replace(found, edited=True) if self._was_managed(found) else found for found in snapshot.filters
+        )
+        self._places = frozenset(_place(found) for found in filters if is_managed(found, self._pref))
         return replace(snapshot, filters=filters)
 
-    def _was_ours(self, found: Filter) -> bool:
-        return found.kind == "flower" and not found.ours and _place(found) in self._places
+    def _was_managed(self, found: Filter) -> bool:
+        return found.kind == "flower" and not found.managed and _place(found) in self._places
 
 
 _Place = tuple[int, int, int, int, str | None]
@@ -78,7 +80,7 @@ def _place(found: Filter) -> _Place:
 
 
 def free_number(preferred: int, used: Collection[int]) -> int:
-    """First free number of our range from `preferred` on, around its end.
+    """First free number of the managed range from `preferred` on, wrapping around.
 
     Raises:
         ValueError: All 16,777,216 are used.
@@ -92,5 +94,5 @@ def free_number(preferred: int, used: Collection[int]) -> int:
 
 
 def preferred_index(tunnel: Tunnel) -> int:
-    """Where the index of a tunnel's action is looked for first: the same on every start."""
+    """First index to try for a tunnel's action: the same on every start."""
     return RANGE_START + int.from_bytes(tunnel_hash(tunnel)[:3], "big")

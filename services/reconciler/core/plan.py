@@ -1,90 +1,93 @@
-"""The ordered writes that make the kernel hold what it should."""
+"""Plan of ordered writes that bring the kernel to the desired state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services._host.netlink.objects import ETH_P_ALL, Action, ActionKind, Clsact, FdbEntry, Filter, Snapshot, Tunnel
 from services.reconciler.core.actions import ActionTable, action_table
 from services.reconciler.core.desired import Desired, Rule
 from services.reconciler.core.operation import Operation, OperationKind, Phase
-from services.reconciler.core.ownership import RANGE_START, free_number, owns
+from services.reconciler.core.ownership import RANGE_START, free_number, is_managed
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How much of what should be there is there."""
+    """Counts of desired, installed and unmanaged rules."""
 
-    desired: int
-    right: int
-    """Filters of ours that are as they should be."""
-    own: int
-    """Filters of ours, right or not."""
-    foreign: int
-    in_hw: int
-    """Of the right ones."""
-    not_in_hw: int
+    desired: int = 0
+    in_sync: int = 0
+    """Managed filters that equal the desired ones."""
+    managed: int = 0
+    """Managed filters, in sync or not."""
+    unmanaged: int = 0
+    in_hw: int = 0
+    """Of those in sync."""
+    not_in_hw: int = 0
 
 
-def plan(snapshot: Snapshot, wanted: Desired) -> tuple[Operation, ...]:
-    """Writes in order, every prefix of which leaves the kernel no worse; () where nothing differs."""
-    own = own_filters(snapshot, wanted.config.pref)
-    table = action_table(snapshot, wanted, own)
+class Plan(NamedTuple):
+    """Writes in order, every prefix of which leaves the kernel no worse; () where nothing differs. And the counts."""
+
+    operations: tuple[Operation, ...]
+    tally: Tally
+
+
+def plan(snapshot: Snapshot, wanted: Desired) -> Plan:
+    """Compare the kernel with the desired state."""
+    managed = managed_filters(snapshot, wanted.config.pref)
+    table = action_table(snapshot, wanted, managed)
     filters = _Filters(snapshot, wanted, table)
-    filters.compare(own)
+    filters.compare(managed)
     unused = (
         Operation(OperationKind.DELETE, action, Phase.UNUSED, action, "no rule refers to it") for action in table.unused
     )
-    return (
-        *_ground(snapshot, wanted),
+    operations = (
+        *_prerequisites(snapshot, wanted),
         *table.writes,
         *filters.wrong,
         *filters.missing,
         *filters.stale,
         *unused,
     )
+    return Plan(
+        operations,
+        Tally(
+            desired=len(wanted.rules),
+            in_sync=len(filters.in_sync),
+            managed=len(managed),
+            unmanaged=len(snapshot.filters) - len(managed),
+            in_hw=sum(rule.in_hw is True for rule in filters.in_sync),
+            not_in_hw=sum(rule.in_hw is False for rule in filters.in_sync),
+        ),
+    )
 
 
 def flush(snapshot: Snapshot, pref: int) -> tuple[Operation, ...]:
-    """Deletes of everything of ours: filters, then actions. clsact and static entries stay: others use them.
+    """Delete all managed filters, then actions. clsact and static entries stay, as others may use them.
 
-    The kernel may refuse the actions at first (EPERM, see `ActionTable.unused`): then again, after another look.
+    The kernel may refuse the actions at first (EPERM, see `ActionTable.unused`): retry after another dump.
     """
-    own = own_filters(snapshot, pref)
+    managed = managed_filters(snapshot, pref)
     reason = "the reconciler leaves nothing behind"
-    actions = sorted((a for a in snapshot.actions if a.ours and a.standalone), key=lambda a: (a.kind, a.index))
+    actions = sorted((a for a in snapshot.actions if a.managed and a.standalone), key=lambda a: (a.kind, a.index))
     return (
-        *(Operation(OperationKind.DELETE, rule, Phase.STALE, rule, reason) for rule in own),
+        *(Operation(OperationKind.DELETE, rule, Phase.STALE, rule, reason) for rule in managed),
         *(Operation(OperationKind.DELETE, action, Phase.UNUSED, action, reason) for action in actions),
     )
 
 
-def tally(snapshot: Snapshot, wanted: Desired) -> Tally:
-    """Counts for status and audit."""
-    own = own_filters(snapshot, wanted.config.pref)
-    filters = _Filters(snapshot, wanted, action_table(snapshot, wanted, own))
-    filters.compare(own)
-    in_hw = sum(rule.in_hw is True for rule in filters.right)
-    return Tally(
-        desired=len(wanted.rules),
-        right=len(filters.right),
-        own=len(own),
-        foreign=len(snapshot.filters) - len(own),
-        in_hw=in_hw,
-        not_in_hw=sum(rule.in_hw is False for rule in filters.right),
-    )
-
-
-def own_filters(snapshot: Snapshot, pref: int) -> tuple[Filter, ...]:
-    """Filters of ours, in order of device, MAC and handle."""
-    # By place, for a row that moved in mid-dump may be there twice.
+def managed_filters(snapshot: Snapshot, pref: int) -> tuple[Filter, ...]:
+    """Managed filters, in order of device, MAC and handle."""
+    # By place, as a row that moved during the dump may be listed twice.
     return tuple(
-        rule for _, rule in sorted({_place(rule): rule for rule in snapshot.filters if owns(rule, pref)}.items())
+        rule for _, rule in sorted({_place(rule): rule for rule in snapshot.filters if is_managed(rule, pref)}.items())
     )
 
 
 def tunnel_of(rule: Filter) -> Tunnel | None:
-    """Where a filter leads: what its last tunnel_key action sets, if a redirect follows."""
+    """A filter's tunnel: that of its last tunnel_key action, if a redirect follows."""
     tunnel = None
     for action in rule.actions:
         if action.kind is ActionKind.TUNNEL_KEY:
@@ -98,10 +101,10 @@ def _place(rule: Filter) -> tuple[int, str, int, int, int]:
     return (rule.ifindex, rule.mac or "", rule.chain, rule.pref, rule.handle)
 
 
-def _ground(snapshot: Snapshot, wanted: Desired) -> list[Operation]:
+def _prerequisites(snapshot: Snapshot, wanted: Desired) -> list[Operation]:
     """Missing clsact qdiscs and static entries."""
     writes = [
-        Operation(OperationKind.ADD, Clsact(ifindex), Phase.GROUND, None, "filters need it")
+        Operation(OperationKind.ADD, Clsact(ifindex), Phase.PREREQUISITES, None, "filters need it")
         for ifindex in sorted(wanted.clsact - snapshot.clsact)
     ]
     if not wanted.static:
@@ -117,11 +120,11 @@ def _ground(snapshot: Snapshot, wanted: Desired) -> list[Operation]:
         row = rows.get((bridge_of.get(entry.ifindex, 0), entry.mac))
         if row is None:
             writes.append(
-                Operation(OperationKind.ADD, entry, Phase.GROUND, None, "an application's MAC must not age out")
+                Operation(OperationKind.ADD, entry, Phase.PREREQUISITES, None, "an application's MAC must not age out")
             )
         elif not _same_entry(row, entry):
             reason = "an application's MAC was learned, so it would age out"
-            writes.append(Operation(OperationKind.REPLACE, entry, Phase.GROUND, row, reason))
+            writes.append(Operation(OperationKind.REPLACE, entry, Phase.PREREQUISITES, row, reason))
     return writes
 
 
@@ -131,7 +134,7 @@ def _same_entry(row: FdbEntry, entry: FdbEntry) -> bool:
 
 @dataclass(slots=True)
 class _Filters:
-    """Comparison of the filters that should be there with ours that are."""
+    """Comparison of desired with managed filters."""
 
     snapshot: Snapshot
     wanted: Desired
@@ -139,16 +142,16 @@ class _Filters:
     wrong: list[Operation] = field(default_factory=list)
     missing: list[Operation] = field(default_factory=list)
     stale: list[Operation] = field(default_factory=list)
-    right: list[Filter] = field(default_factory=list)
+    in_sync: list[Filter] = field(default_factory=list)
     _handles: dict[int, set[int]] = field(default_factory=dict)
     _next: dict[int, int] = field(default_factory=dict)
 
-    def compare(self, own: tuple[Filter, ...]) -> None:
+    def compare(self, managed: tuple[Filter, ...]) -> None:
         """Fill the lists."""
         pref = self.wanted.config.pref
         found: dict[tuple[int, str], Filter] = {}
         left = []
-        for rule in own:
+        for rule in managed:
             place = (rule.ifindex, rule.mac or "")
             usable = rule.pref == pref and rule.chain == 0 and rule.protocol == ETH_P_ALL and rule.mac is not None
             if usable and place not in found:
@@ -165,24 +168,24 @@ class _Filters:
 
     def _one(self, rule: Rule, found: Filter | None) -> None:
         actions = self.table.of(rule.tunnel)
-        early = any((action.kind, action.index) in self.table.repaired for action in actions)
-        if found is None and not early:
-            made = self._filter(rule, self._free_handle(rule.ifindex), actions)
-            self.missing.append(Operation(OperationKind.ADD, made, Phase.MISSING, None, "a MAC behind a VTEP"))
+        awaits_repair = any((action.kind, action.index) in self.table.repaired for action in actions)
+        if found is None and not awaits_repair:
+            created = self._filter(rule, self._free_handle(rule.ifindex), actions)
+            self.missing.append(Operation(OperationKind.ADD, created, Phase.MISSING, None, "a MAC behind a VTEP"))
         if found is None:
             return
         offload = self.wanted.config.offload
         same_flags = found.skip_hw == offload.skip_hw and found.skip_sw == offload.skip_sw
         bound = [(action.kind, action.index) for action in found.actions]
         if same_flags and not found.foreign_actions and bound == [(a.kind, a.index) for a in actions]:
-            if not early:
-                self.right.append(found)
+            if not awaits_repair:
+                self.in_sync.append(found)
             return
-        if early:
-            return  # were the repair to fail, the rule would lead where nobody wanted it
-        meant = self._filter(rule, found.handle, actions)
+        if awaits_repair:
+            return  # if the repair failed, the rule would lead to a wrong VTEP
+        desired_filter = self._filter(rule, found.handle, actions)
         reason = "it binds others than the shared actions" if tunnel_of(found) == rule.tunnel else "leads elsewhere"
-        self.wrong.append(Operation(OperationKind.REPLACE, meant, Phase.WRONG, found, reason))
+        self.wrong.append(Operation(OperationKind.REPLACE, desired_filter, Phase.WRONG, found, reason))
 
     def _filter(self, rule: Rule, handle: int, actions: tuple[Action, ...]) -> Filter:
         config = self.wanted.config
@@ -198,7 +201,7 @@ class _Filters:
         )
 
     def _delete(self, rule: Filter, tunnel: Tunnel | None) -> None:
-        """A filter of ours that nobody wants. Harmful ones go first, with the wrong ones."""
+        """Delete a managed filter that is not desired. Harmful ones go first, with the wrong ones."""
         reason = self._harm(rule, tunnel)
         phase = Phase.WRONG if reason else Phase.STALE
         operation = Operation(OperationKind.DELETE, rule, phase, rule, reason or "its MAC is behind no VTEP any more")

@@ -1,4 +1,4 @@
-"""What keeps a rule from being right, each with its remedy, for status and audit."""
+"""Problems that keep rules out of sync, each with its remedy, for status and events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXAMPLES: Final = 3
 
 
 class ProblemKind(StrEnum):
-    """What is wrong; the values stand in metrics."""
+    """Kinds of problems; the values are metric labels."""
 
     PORT_MISSING = "port_missing"
     PORT_UNBRIDGED = "port_unbridged"
@@ -38,16 +38,16 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing that is wrong in one place, with everything that it concerns."""
+    """One problem in one place, with the objects that it concerns."""
 
     kind: ProblemKind
     place: str
-    """A device, mostly."""
+    """Usually a device."""
     what: str
-    """What is wrong, without the subjects."""
+    """The problem, without the subjects."""
     remedy: str
     subjects: tuple[str, ...] = ()
-    """What it concerns (MACs), sorted; () where the place says it all."""
+    """Objects concerned (MACs), sorted; () where the place is enough."""
 
     @property
     def text(self) -> str:
@@ -59,5 +59,5 @@ class Problem:
 
 
 def problem(kind: ProblemKind, place: str, what: str, remedy: str, subjects: Iterable[str] = ()) -> Problem:
-    """A problem whose subjects are sorted and listed once."""
+    """Make a problem; subjects are sorted and deduplicated."""
     return Problem(kind, place, what, remedy, tuple(sorted(set(subjects))))

@@ -1,4 +1,4 @@
-"""One managed bridge: which MACs are behind which VTEP, and which are in doubt."""
+"""One managed bridge: MACs by VTEP, and ambiguous MACs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.reconciler.core.problems import Problem, ProblemKind, problem
 
 @dataclass(slots=True)
 class View:
-    """A snapshot, arranged for look-ups."""
+    """A snapshot, indexed."""
 
     links: dict[int, Link] = field(default_factory=dict)
     by_name: dict[str, Link] = field(default_factory=dict)
@@ -27,10 +27,10 @@ class View:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> View:
-        """Arrange a snapshot."""
+        """Index a snapshot."""
         view = cls()
         for link in sorted(snapshot.links, key=lambda link: (link.ifindex, link.name)):
-            # A name that is there twice belongs to the newer device: the other vanished in mid-dump.
+            # A duplicate name belongs to the newer device: the other vanished during the dump.
             view.links[link.ifindex] = link
             view.by_name[link.name] = link
         for row in snapshot.fdb:
@@ -48,12 +48,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one bridge says of its MACs."""
+    """MACs of one bridge."""
 
     remote: Mapping[str, Tunnel]
     """MACs behind exactly one VTEP, in order."""
     elsewhere: frozenset[str]
-    """MACs that are local, or in doubt."""
+    """MACs that are local, or ambiguous."""
     problems: tuple[Problem, ...]
 
 
@@ -89,16 +89,16 @@ def vtep_of(view: View, bridge: Link) -> Link | Problem:
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows of one bridge by what they say."""
+    """Forwarding rows of one bridge, classified."""
 
     local: set[str]
     behind: set[str] = field(default_factory=set)
-    """MACs that the bridge sends to the VTEP for good."""
+    """MACs with a permanent entry to the VTEP."""
     destinations: dict[str, set[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(set))
     multihomed: set[str] = field(default_factory=set)
 
 
-def _sorted_out(view: View, bridge: Link, vtep: Link, local: frozenset[str]) -> _Rows:
+def _classified(view: View, bridge: Link, vtep: Link, local: frozenset[str]) -> _Rows:
     rows = _Rows(set(local))
     for row in view.bridged[bridge.ifindex]:
         if row.ifindex != vtep.ifindex or row.local:
@@ -120,34 +120,34 @@ def segment_of(view: View, bridge: Link, vtep: Link, local: frozenset[str], conf
         view: The snapshot.
         bridge: The bridge.
         vtep: Its VXLAN port, as `vtep_of` found it.
-        local: MACs of applications behind its ports, whatever the tables say.
+        local: MACs of applications behind its ports, whatever the tables contain.
         config: For the checksum.
     """
-    rows = _sorted_out(view, bridge, vtep, local)
+    rows = _classified(view, bridge, vtep, local)
     tunnels = _Tunnels(vtep.vxlan, config)
     remote: dict[str, Tunnel] = {}
-    doubts: dict[ProblemKind, list[str]] = defaultdict(list)
+    ambiguous: dict[ProblemKind, list[str]] = defaultdict(list)
     for mac in sorted(rows.behind):
         destinations = rows.destinations.get(mac, set())
         if mac in rows.local:
-            doubts[ProblemKind.TWO_PLACES].append(mac)
+            ambiguous[ProblemKind.TWO_PLACES].append(mac)
         elif mac in rows.multihomed:
-            doubts[ProblemKind.MULTIHOMED].append(mac)
+            ambiguous[ProblemKind.MULTIHOMED].append(mac)
         elif len(destinations) > 1:
-            doubts[ProblemKind.TWO_DESTINATIONS].append(mac)
+            ambiguous[ProblemKind.TWO_DESTINATIONS].append(mac)
         elif destinations:
             tunnel = tunnels.to(*next(iter(destinations)))
             if tunnel is None:
-                doubts[ProblemKind.UNUSABLE_DESTINATION].append(mac)
+                ambiguous[ProblemKind.UNUSABLE_DESTINATION].append(mac)
             else:
                 remote[mac] = tunnel
-    elsewhere = rows.local.union(*doubts.values())
-    return Segment(remote, frozenset(elsewhere), _told(vtep, doubts, local))
+    elsewhere = rows.local.union(*ambiguous.values())
+    return Segment(remote, frozenset(elsewhere), _segment_problems(vtep, ambiguous, local))
 
 
 @dataclass(slots=True)
 class _Tunnels:
-    """Tunnels from one VTEP; each destination is looked at once."""
+    """Tunnels from one VTEP, cached by destination."""
 
     vxlan: Vxlan | None
     config: ForwardingConfig
@@ -157,10 +157,10 @@ class _Tunnels:
         """The tunnel, or None where the address cannot be a remote VTEP's."""
         key = (destination, vni, port)
         if key not in self.known:
-            self.known[key] = self._made(destination, vni, port)
+            self.known[key] = self._tunnel(destination, vni, port)
         return self.known[key]
 
-    def _made(self, destination: str, vni: int, port: int) -> Tunnel | None:
+    def _tunnel(self, destination: str, vni: int, port: int) -> Tunnel | None:
         if self.vxlan is None or self.vxlan.local is None:
             return None
         source, remote = ip_address(self.vxlan.local), ip_address(destination)
@@ -195,11 +195,13 @@ _TEXT: Mapping[ProblemKind, tuple[str, str]] = {
 }
 
 
-def _told(vtep: Link, doubts: Mapping[ProblemKind, list[str]], applications: frozenset[str]) -> tuple[Problem, ...]:
-    told = []
-    for kind, macs in doubts.items():
+def _segment_problems(
+    vtep: Link, ambiguous: Mapping[ProblemKind, list[str]], applications: frozenset[str]
+) -> tuple[Problem, ...]:
+    problems = []
+    for kind, macs in ambiguous.items():
         # An application's own MAC has a problem of its own, see `desired`.
         subjects = [mac for mac in macs if kind is not ProblemKind.TWO_PLACES or mac not in applications]
         if subjects:
-            told.append(problem(kind, vtep.name, *_TEXT[kind], subjects))
-    return tuple(told)
+            problems.append(problem(kind, vtep.name, *_TEXT[kind], subjects))
+    return tuple(problems)

@@ -72,7 +72,7 @@ class Ground:
         return next(link.ifindex for link in self.kernel.links() if link.name == name)
 
     def told(self, kind: OperationKind, target: Target) -> Ack:
-        return self.kernel.apply_told([Operation(kind, target, Phase.MISSING)])[0]
+        return self.kernel.apply_acknowledged([Operation(kind, target, Phase.MISSING)])[0]
 
     def errno(self, kind: OperationKind, target: Target) -> int:
         return self.told(kind, target).errno

@@ -13,8 +13,8 @@ from services._host.netlink.objects import Snapshot
 from services.reconciler.adapters.kernel import Kernel
 from services.reconciler.core.config import ForwardingConfig
 from services.reconciler.core.desired import desired
+from services.reconciler.core.errno_actions import ErrnoAction, errno_action
 from services.reconciler.core.operation import Operation
-from services.reconciler.core.outcome import Verdict, verdict
 from services.reconciler.core.plan import plan
 
 EVERY_S = 1.0
@@ -37,7 +37,7 @@ class Passes:
     def plan(self) -> tuple[Operation, ...]:
         """What is to be written."""
         snapshot = self.look()
-        return plan(snapshot, desired(snapshot, self.config))
+        return plan(snapshot, desired(snapshot, self.config)).operations
 
     def settle(self) -> Sequence[Operation]:
         """Passes until there is nothing to write; everything that was written.
@@ -54,7 +54,7 @@ class Passes:
                 return done
             errnos = self.kernel.apply(operations)
             for operation, code in zip(operations, errnos, strict=True):
-                assert verdict(operation, code) in {Verdict.DONE, Verdict.DRIFT}, (operation, code)
+                assert errno_action(operation, code) in {ErrnoAction.DONE, ErrnoAction.DRIFT}, (operation, code)
             done += [operation for operation, code in zip(operations, errnos, strict=True) if not code]
         raise AssertionError(f"still something to write after {PASSES_MAX} passes: {operations}")
 

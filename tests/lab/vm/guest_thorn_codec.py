@@ -114,12 +114,12 @@ def test_we_read_what_tc_writes(ground: Ground) -> None:
     [three, mirred] = found[1].actions
     tunnel = Tunnel("10.0.0.1", "10.0.0.2", 5, 4789, checksum=False)
     assert three == Action(ActionKind.TUNNEL_KEY, 3, b"\xaa", tunnel, bound=1, standalone=False)
-    assert (mirred.redirect_to, mirred.bound, mirred.standalone, mirred.ours) == (device, 1, False, False)
+    assert (mirred.redirect_to, mirred.bound, mirred.standalone, mirred.managed) == (device, 1, False, False)
     assert (found[4].skip_hw, found[4].skip_sw, found[4].actions[0].tunnel) == (True, False, None), (
         "it sets a TOS as well"
     )
     assert (found[5].actions[0].redirect_to, found[6].actions) == (0, ()), "a copy is no redirect"
-    assert not any(rule.ours for rule in found.values())
+    assert not any(rule.managed for rule in found.values())
     assert {rule.pref for rule in found.values()} == {7}
 
 
@@ -251,8 +251,8 @@ def test_skip_hw_writes_its_actions_in_full(ruled: Ground) -> None:
         assert ruled.told(ADD, ruled.rule(handle, mac, key, redirect, skip_hw=True)) == Ack(0)
     one, two = (rule for rule in ruled.filters() if rule.handle > 1)
     assert one.actions == two.actions
-    assert (one.skip_hw, one.ours, one.in_hw) == (True, True, False)
-    assert {(action.index, action.bound, action.standalone, action.ours) for action in one.actions} == {
+    assert (one.skip_hw, one.managed, one.in_hw) == (True, True, False)
+    assert {(action.index, action.bound, action.standalone, action.managed) for action in one.actions} == {
         (2, 2, False, True),
         (901, 2, False, True),
     }

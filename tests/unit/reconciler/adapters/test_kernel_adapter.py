@@ -49,7 +49,7 @@ def kernel(ground: NetlinkGround) -> Iterator[Kernel]:
 
 
 def errnos(kernel: Kernel, *writes: tuple[OperationKind, Target]) -> list[int]:
-    return kernel.apply([Operation(kind, target, Phase.GROUND) for kind, target in writes])
+    return kernel.apply([Operation(kind, target, Phase.PREREQUISITES) for kind, target in writes])
 
 
 def settle(kernel: Kernel) -> None:
@@ -214,7 +214,7 @@ def test_hooks_and_foreign_filters(kernel: Kernel, ground: NetlinkGround) -> Non
     for pref in ("5", "6"):
         ground.tc(*FOREIGN, "pref", pref, *MATCH, *redirect)
     found = kernel.filters([port])
-    assert [(rule.ifindex, rule.pref, rule.kind, rule.ours, rule.foreign_actions) for rule in found] == [
+    assert [(rule.ifindex, rule.pref, rule.kind, rule.managed, rule.foreign_actions) for rule in found] == [
         (port, 5, "u32", False, True),
         (port, 6, "u32", False, True),
     ]
@@ -256,7 +256,7 @@ def test_what_the_kernel_says(kernel: Kernel, ground: NetlinkGround) -> None:
     long = Action(ActionKind.MIRRED, 1, bytes(17), redirect_to=port)
     big = Action(ActionKind.MIRRED, 1 << 32, b"", redirect_to=port)
     writes = [Operation(ADD, target, Phase.MISSING) for target in (no_mac, long, big, no_port, Clsact(port))]
-    told = kernel.apply_told(writes)
+    told = kernel.apply_acknowledged(writes)
     assert [ack.errno for ack in told] == [errno.EINVAL] * 3 + [errno.ENODEV, errno.EEXIST]
     assert "is no flower filter" in told[0].reason
     assert told[1].reason == "a cookie of 17 bytes: the most is 16"

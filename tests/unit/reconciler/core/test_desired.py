@@ -17,7 +17,7 @@ B = remote_mac(2)
 
 
 def wanted(host: EdgeHost) -> Desired:
-    return host.look()[1]
+    return host.observe()[1]
 
 
 def kinds(host: EdgeHost) -> list[ProblemKind]:
@@ -331,6 +331,6 @@ def test_what_is_ours_and_what_is_not():
     cookie = b"THRN" + bytes(12)
     ours = Action(ActionKind.MIRRED, 1, cookie)
     theirs = Action(ActionKind.MIRRED, 2)
-    assert Filter(1, 5, 1, "flower", A, (ours,)).ours
-    assert not Filter(1, 5, 1, "flower", A, (theirs,)).ours
+    assert Filter(1, 5, 1, "flower", A, (ours,)).managed
+    assert not Filter(1, 5, 1, "flower", A, (theirs,)).managed
     assert Filter(1, 5, 1, "flower", A).protocol == ETH_P_ALL

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services._host.netlink.objects import Action, ActionKind, FdbEntry, Filter, NextHop, Route, Vxlan
 from services.reconciler.core.config import OffloadPolicy
+from services.reconciler.core.errno_actions import compensating_deletes
 from services.reconciler.core.operation import Operation, OperationKind, Phase
-from services.reconciler.core.outcome import remedies
-from services.reconciler.core.ownership import RANGE_START, owns
-from services.reconciler.core.plan import plan, tally
+from services.reconciler.core.ownership import RANGE_START, is_managed
+from services.reconciler.core.plan import plan
 from services.reconciler.core.problems import ProblemKind
 from tests.support.edge_host import ENCAPSULATION, EdgeHost, another, failing, remote_mac, tunnel_to, vtep
 from tests.support.examples import examples
@@ -127,7 +127,7 @@ class Edge(RuleBasedStateMachine):
     @rule(name=PORTS, seed=SEEDS, mac=MACS)
     def bind_our_action(self, name: str, seed: int, mac: str) -> None:
         """Somebody's rule in a preference of his refers to an action of ours."""
-        ours = sorted(key for key, action in self.kernel.actions.items() if action.ours)
+        ours = sorted(key for key, action in self.kernel.actions.items() if action.managed)
         index = self.host.index(name)
         place = (index, 0, 9, 1)
         if ours and index and place not in self.kernel.filters:
@@ -167,7 +167,7 @@ class Edge(RuleBasedStateMachine):
 
     @rule(seed=SEEDS, destination=VTEPS, redirect=PORTS, keep=st.booleans())
     def edit_an_action(self, seed: int, destination: str, redirect: str, keep: bool) -> None:
-        ours = sorted(key for key, action in self.kernel.actions.items() if action.ours)
+        ours = sorted(key for key, action in self.kernel.actions.items() if action.managed)
         if ours:
             key = ours[seed % len(ours)]
             action = self.kernel.actions[key]
@@ -294,14 +294,14 @@ class Edge(RuleBasedStateMachine):
         places = {(f.ifindex, f.mac) for f in unmanaged}
         own = {key: leads for key, leads in host.installed().items() if (host.index(key[0]), key[1]) not in places}
         assert own == expected  # I1
-        snapshot, wanted = host.look()
+        snapshot, wanted = host.observe()
         assert not host.due()  # I2
-        count = tally(snapshot, wanted)
-        assert (count.right, count.own) == (count.desired, count.desired)
-        bound = {(a.kind, a.index) for f in snapshot.filters if owns(f, pref) for a in f.actions}
+        count = plan(snapshot, wanted).tally
+        assert (count.in_sync, count.managed) == (count.desired, count.desired)
+        bound = {(a.kind, a.index) for f in snapshot.filters if is_managed(f, pref) for a in f.actions}
         assert sum(kind is ActionKind.MIRRED for kind, _ in bound) == bool(expected)  # I9
         assert sum(kind is ActionKind.TUNNEL_KEY for kind, _ in bound) == len(set(expected.values()))
-        assert all(a.bound for a in snapshot.actions if a.ours)  # what only others bind stays, the rest is gone
+        assert all(a.bound for a in snapshot.actions if a.managed)  # what only others bind stays, the rest is gone
 
     def _unmanaged(self) -> list[Filter]:
         """Filters in our preference none of whose actions carries our cookie now.
@@ -310,7 +310,7 @@ class Edge(RuleBasedStateMachine):
         hold now is in a dump only: `ModelKernel.filters` keeps them as they were when the filter was written.
         """
         pref = self.host.config.pref
-        return [f for f in self.kernel.snapshot().filters if (f.chain, f.pref) == (0, pref) and not f.ours]
+        return [f for f in self.kernel.snapshot().filters if (f.chain, f.pref) == (0, pref) and not f.managed]
 
     def _taken(self, key: tuple[str, str], unmanaged: list[Filter]) -> bool:
         """Whether such filters keep ours for a MAC off a port: then a problem says so."""
@@ -319,17 +319,17 @@ class Edge(RuleBasedStateMachine):
         if not closed and all(peer.mac != key[1] for peer in peers):
             return False
         kind = ProblemKind.PREF_TAKEN if closed else ProblemKind.RULE_TAKEN
-        told = [p for p in self.host.look()[1].problems if (p.kind, p.place) == (kind, key[0])]
+        told = [p for p in self.host.observe()[1].problems if (p.kind, p.place) == (kind, key[0])]
         assert any(closed or key[1] in p.subjects for p in told), key
         return True
 
     def _planned(self, seed: int) -> tuple[Operation, ...]:
-        return plan(*self.host.look(Random(seed)))
+        return plan(*self.host.observe(Random(seed))).operations
 
     def _apply(self, operations: tuple[Operation, ...], *, quiet: bool) -> None:
         """Write one by one, and look at every step where each MAC leads (I4, I5)."""
         kernel, pref = self.kernel, self.host.config.pref
-        wanted = {(r.ifindex, r.mac): r.tunnel for r in self.host.look()[1].rules}
+        wanted = {(r.ifindex, r.mac): r.tunnel for r in self.host.observe()[1].rules}
         places = {(key[0], f.mac) for key, f in kernel.filters.items() if f.mac is not None} | set(wanted)
         allowed = {
             place: {None, kernel.leads(*place, pref), *kernel.keys_set(*place, pref), wanted.get(place)}
@@ -339,26 +339,32 @@ class Edge(RuleBasedStateMachine):
         for operation in operations:
             if isinstance(operation.target, Action):
                 found = kernel.actions.get((operation.target.kind, operation.target.index))
-                assert found is None or found.ours, operation  # I3
+                assert found is None or found.managed, operation  # I3
             errnos.append(kernel.write(operation))
             assert not quiet or not errnos[-1], (operation, errnos[-1])
             if isinstance(operation.target, Filter) and operation.kind is not OperationKind.DELETE and not errnos[-1]:
                 bound = [kernel.actions[action.kind, action.index] for action in operation.target.actions]
-                assert any(action.ours for action in bound), operation  # else the next process takes it for another's
+                assert any(action.managed for action in bound), (
+                    operation
+                )  # else the next process takes it for another's
             for place, leads in allowed.items():
                 now = kernel.leads(*place, pref)
                 assert now in leads, (operation, place, now)
         if not quiet:
             kernel.fault = None
-            kernel.apply(remedies(operations, errnos))
-        self.host.look()
+            kernel.apply(compensating_deletes(operations, errnos))
+        self.host.observe()
 
     def _owned(self) -> set[tuple[int, int, int]]:
         """Ifindex, preference and handle of what the running process takes for ours when it looks."""
-        return {(f.ifindex, f.pref, f.handle) for f in self.host.look()[0].filters if owns(f, self.host.config.pref)}
+        return {
+            (f.ifindex, f.pref, f.handle)
+            for f in self.host.observe()[0].filters
+            if is_managed(f, self.host.config.pref)
+        }
 
     def _ours(self, seed: int) -> Filter | None:
-        ours = [f for key, f in sorted(self.kernel.filters.items()) if owns(f, self.host.config.pref)]
+        ours = [f for key, f in sorted(self.kernel.filters.items()) if is_managed(f, self.host.config.pref)]
         return ours[seed % len(ours)] if ours else None
 
     def _held(self, index: int, pref: int, mac: str | None) -> bool:

@@ -15,7 +15,7 @@ from services.reconciler.core import ownership
 from services.reconciler.core.config import ForwardingConfig, OffloadPolicy
 from services.reconciler.core.digest import forwarding_digest, rules_digest
 from services.reconciler.core.operation import OperationKind, Phase
-from services.reconciler.core.plan import flush, plan, tally, tunnel_of
+from services.reconciler.core.plan import flush, plan, tunnel_of
 from services.reconciler.core.problems import ProblemKind
 from tests.support.edge_host import (
     APPLICATION,
@@ -53,7 +53,9 @@ def test_a_second_pass_writes_nothing_and_neither_does_another_process():
         host.announce(remote_mac(number), vtep(2 + number % 3))
     assert host.settle() == 1
     written = host.kernel.writes
-    assert plan(*host.look(Random(1))) == ()  # nothing is kept between passes, so this is a new process's first
+    assert (
+        plan(*host.observe(Random(1))).operations == ()
+    )  # nothing is kept between passes, so this is a new process's first
     assert host.settle() == 0
     assert host.kernel.writes == written
 
@@ -125,8 +127,8 @@ def test_a_foreign_filter_with_a_handle_of_our_range_is_never_written():
     assert host.due() == ()
     host.announce(B, vtep(2))
     assert host.due() == ()
-    assert [(p.kind, p.place) for p in host.look()[1].problems] == [(ProblemKind.RULE_TAKEN, "rep0")]
-    assert foreign not in [operation.target for operation in flush(host.look()[0], 21_000)]
+    assert [(p.kind, p.place) for p in host.observe()[1].problems] == [(ProblemKind.RULE_TAKEN, "rep0")]
+    assert foreign not in [operation.target for operation in flush(host.observe()[0], 21_000)]
     host.withdraw(A)
     host.settle()
     assert list(host.kernel.filters.values()) == [foreign]
@@ -140,7 +142,7 @@ def test_a_rule_that_was_edited_while_no_reconciler_ran_is_told_and_not_written(
     host.kernel.put_filter(replace(rule, actions=(), foreign_actions=True))
     host.restart_reconciler()
     assert not [operation for operation in host.due() if isinstance(operation.target, Filter)]
-    assert [p.kind for p in host.look()[1].problems] == [ProblemKind.RULE_TAKEN]
+    assert [p.kind for p in host.observe()[1].problems] == [ProblemKind.RULE_TAKEN]
 
 
 @pytest.mark.parametrize("edit", [{"skip_hw": True}, {"skip_sw": True}, {"foreign_actions": True}])
@@ -158,9 +160,9 @@ def test_of_two_rules_of_ours_for_a_mac_the_first_is_kept():
     host = one_port()
     host.announce(A, vtep(2))
     host.settle()
-    snapshot, wanted = host.look()
+    snapshot, wanted = host.observe()
     (rule,) = snapshot.filters
-    (operation,) = plan(replace(snapshot, filters=(replace(rule, handle=rule.handle + 1), rule)), wanted)
+    (operation,) = plan(replace(snapshot, filters=(replace(rule, handle=rule.handle + 1), rule)), wanted).operations
     assert isinstance(operation.target, Filter)
     assert (operation.kind, operation.target.handle) == (OperationKind.DELETE, rule.handle + 1)
 
@@ -223,8 +225,8 @@ def test_a_row_that_is_dumped_twice_is_one():
     host = EdgeHost()
     host.announce(A, vtep(2))
     host.settle()
-    snapshot, wanted = host.look()
-    assert plan(replace(snapshot, filters=snapshot.filters * 2, fdb=snapshot.fdb * 2), wanted) == ()
+    snapshot, wanted = host.observe()
+    assert plan(replace(snapshot, filters=snapshot.filters * 2, fdb=snapshot.fdb * 2), wanted).operations == ()
 
 
 def test_flush_leaves_only_what_is_not_ours():
@@ -250,8 +252,8 @@ def test_the_tally_counts_right_rules_only():
     host.settle()
     host.kernel.put_filter(Filter(host.index("rep0"), 10, 1, "u32"))
     host.announce(B, vtep(3))
-    counts = tally(*host.look())
-    assert (counts.desired, counts.right, counts.own, counts.foreign) == (2, 1, 2, 1)
+    counts = plan(*host.observe()).tally
+    assert (counts.desired, counts.in_sync, counts.managed, counts.unmanaged) == (2, 1, 2, 1)
     assert (counts.in_hw, counts.not_in_hw) == (0, 1)
 
 

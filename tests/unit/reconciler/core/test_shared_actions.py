@@ -176,7 +176,9 @@ def test_rules_of_a_vtep_whose_actions_all_have_another_cookie_are_told_and_left
     host.restart_reconciler()
     host.settle()
     assert host.installed() == {("rep0", A): NOWHERE, ("rep0", B): tunnel_to(vtep(3))}
-    assert [(p.kind, p.place, p.subjects) for p in host.look()[1].problems] == [(ProblemKind.RULE_TAKEN, "rep0", (A,))]
+    assert [(p.kind, p.place, p.subjects) for p in host.observe()[1].problems] == [
+        (ProblemKind.RULE_TAKEN, "rep0", (A,))
+    ]
     for rule in [rule for rule in host.kernel.filters.values() if rule.mac == A]:
         host.kernel.remove_filter(rule)
     host.settle()
@@ -229,8 +231,8 @@ def test_a_dump_without_its_actions_moves_no_rule():
     host = EdgeHost()
     host.announce(A, vtep(2))
     host.settle()
-    snapshot, wanted = host.look()
-    assert plan(replace(snapshot, actions=()), wanted) == ()
+    snapshot, wanted = host.observe()
+    assert plan(replace(snapshot, actions=()), wanted).operations == ()
 
 
 def test_actions_are_deleted_once_the_kernel_has_let_go_of_them():

@@ -12,52 +12,52 @@ from services._runtime.clock import ManualClock
 from services.fastpath.heartbeat import Beat, decode_beat, encode_beat
 from services.fastpath.values import Ownership
 from services.reconciler import fast_path_guard
-from services.reconciler.fast_path_guard import AGAIN_S, DEFAULT_SILENCE_S, MARGIN_S, FastPathGuard, Silence
+from services.reconciler.fast_path_guard import DEFAULT_TIMEOUT_S, MARGIN_S, RETRY_S, FastPathGuard, HeartbeatTimeout
 from tests.support.deadline import until
 
 BEAT = Beat(Ownership(300, 95), 0.5)
-LIMIT_S = DEFAULT_SILENCE_S + MARGIN_S
+LIMIT_S = DEFAULT_TIMEOUT_S + MARGIN_S
 
 
 @given(st.lists(st.floats(0.001, 0.69), max_size=60))
 def test_whoever_is_heard_in_time_is_never_looked_at(pauses_s) -> None:
-    silence, now_s = Silence(Ownership(), 10.0), 10.0
+    timeout, now_s = HeartbeatTimeout(Ownership(), 10.0), 10.0
     for pause_s in pauses_s:
         now_s += pause_s
-        assert not silence.turn(BEAT, now_s)
+        assert not timeout.update(BEAT, now_s)
 
 
 @given(st.lists(st.floats(0.001, 0.3), max_size=30), st.floats(0, 0.2))
 def test_silence_is_looked_at_within_its_limit_and_again_and_again(pauses_s, late_s) -> None:
-    silence, now_s = Silence(Ownership(), 10.0), 10.0
+    timeout, now_s = HeartbeatTimeout(Ownership(), 10.0), 10.0
     for pause_s in pauses_s:
         now_s += pause_s
-        silence.turn(BEAT, now_s)
+        timeout.update(BEAT, now_s)
     heard_s = now_s
 
-    assert silence.due_s == pytest.approx(heard_s + LIMIT_S)
-    now_s = silence.due_s + late_s
-    assert silence.turn(None, now_s)
+    assert timeout.due_s == pytest.approx(heard_s + LIMIT_S)
+    now_s = timeout.due_s + late_s
+    assert timeout.update(None, now_s)
     assert now_s - heard_s < 1.0, "the issue's second, the look itself aside"
-    assert silence.due_s == pytest.approx(now_s + AGAIN_S)
-    assert silence.turn(None, silence.due_s)
-    assert not silence.turn(BEAT, silence.due_s + 0.1), "back"
+    assert timeout.due_s == pytest.approx(now_s + RETRY_S)
+    assert timeout.update(None, timeout.due_s)
+    assert not timeout.update(BEAT, timeout.due_s + 0.1), "back"
 
 
 def test_who_stood_still_itself_gives_the_other_its_time() -> None:
     """A machine that was suspended, a container with both in it that was paused."""
-    silence = Silence(Ownership(), 10.0)
-    silence.turn(BEAT, 10.1)
-    assert not silence.turn(None, 100.0)
-    assert silence.due_s == pytest.approx(100.0 + LIMIT_S)
-    assert silence.turn(None, 100.0 + LIMIT_S)
+    timeout = HeartbeatTimeout(Ownership(), 10.0)
+    timeout.update(BEAT, 10.1)
+    assert not timeout.update(None, 100.0)
+    assert timeout.due_s == pytest.approx(100.0 + LIMIT_S)
+    assert timeout.update(None, 100.0 + LIMIT_S)
 
 
 def test_a_heartbeat_says_what_is_to_be_emptied_and_how_patient_to_be() -> None:
-    silence = Silence(Ownership(), 10.0)
-    assert not silence.turn(BEAT._replace(silence_s=5.0), 10.1)
-    assert silence.own == Ownership(300, 95)
-    assert silence.due_s == pytest.approx(10.1 + 5.0 + MARGIN_S)
+    timeout = HeartbeatTimeout(Ownership(), 10.0)
+    assert not timeout.update(BEAT._replace(silence_s=5.0), 10.1)
+    assert timeout.own == Ownership(300, 95)
+    assert timeout.due_s == pytest.approx(10.1 + 5.0 + MARGIN_S)
 
 
 @given(st.builds(Ownership, st.integers(1, 2**32 - 1), st.integers(1, 32_764)), st.floats(0.2, 60))
@@ -108,23 +108,23 @@ async def test_a_namespace_that_was_made_anew_is_listened_to_before_anything_is_
 
     monkeypatch.setattr(fast_path_guard, "HeartbeatReceiver", receiver)
     monkeypatch.setattr(fast_path_guard, "Namespace", Place)
-    monkeypatch.setattr(fast_path_guard, "empty", lambda *_: looks.append(clock.monotonic()) or [])
+    monkeypatch.setattr(fast_path_guard, "remove_active", lambda *_: looks.append(clock.monotonic()) or [])
     monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
     began_s = clock.monotonic()
     guard = FastPathGuard("h1", Ownership(), clock)
     troubles = []
-    guard.on_trouble = troubles.append
+    guard.on_error = troubles.append
     guard._namespace.there = False
     task = asyncio.create_task(guard.run())
     try:
         await clock.settle()
         await clock.advance(LIMIT_S)  # it has gone, and there is no other one yet
         assert (len(receivers), len(troubles)) == (2, 1)
-        await clock.advance(AGAIN_S)  # there is one: its fast path has its time
+        await clock.advance(RETRY_S)  # there is one: its fast path has its time
         assert (len(receivers), looks) == (3, [])
         await clock.advance(LIMIT_S)
         await until(lambda: looks, what="a look")
-        assert looks == [pytest.approx(began_s + 2 * LIMIT_S + AGAIN_S)]
+        assert looks == [pytest.approx(began_s + 2 * LIMIT_S + RETRY_S)]
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -133,7 +133,7 @@ async def test_a_namespace_that_was_made_anew_is_listened_to_before_anything_is_
 async def test_what_was_deleted_is_told_and_so_is_why_it_could_not_be(monkeypatch) -> None:
     clock, looks = ManualClock(), []
 
-    def empty(netns, own):
+    def remove_active(netns, own):
         looks.append((netns, own))
         if len(looks) == 1:
             return ["10.255.0.2"]
@@ -141,22 +141,22 @@ async def test_what_was_deleted_is_told_and_so_is_why_it_could_not_be(monkeypatc
 
     monkeypatch.setattr(fast_path_guard, "HeartbeatReceiver", Receiver)
     monkeypatch.setattr(fast_path_guard, "Namespace", Place)
-    monkeypatch.setattr(fast_path_guard, "empty", empty)
+    monkeypatch.setattr(fast_path_guard, "remove_active", remove_active)
     monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
     guard = FastPathGuard("h1", Ownership(), clock)
-    emptied, troubles = [], []
-    guard.on_emptied, guard.on_trouble = emptied.append, troubles.append
+    removed, troubles = [], []
+    guard.on_removed, guard.on_error = removed.append, troubles.append
     task = asyncio.create_task(guard.run())
     try:
         for count in range(1, 4):
             await clock.settle()
-            await clock.advance(LIMIT_S if count == 1 else AGAIN_S)
+            await clock.advance(LIMIT_S if count == 1 else RETRY_S)
             await until(lambda count=count: len(looks) == count, what=f"look {count}")
     finally:
         task.cancel()
         await asyncio.wait([task])
 
     assert looks[0] == ("h1", Ownership())
-    assert [(one.destinations, round(one.silent_s, 3)) for one in emptied] == [(["10.255.0.2"], LIMIT_S)]
+    assert [(one.destinations, round(one.silent_s, 3)) for one in removed] == [(["10.255.0.2"], LIMIT_S)]
     assert troubles == ["[Errno 1] Operation not permitted"], "once, not at each look"
-    assert guard.emptied_total == 1
+    assert guard.removed_total == 1

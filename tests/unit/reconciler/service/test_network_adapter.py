@@ -11,7 +11,7 @@ from services._host.netlink.objects import Snapshot
 from services._runtime.service.settings import SettingsError
 from services.reconciler.adapters import network as network_module
 from services.reconciler.adapters.network import KernelNetwork, cause_of
-from services.reconciler.adapters.rights import why_not_allowed
+from services.reconciler.adapters.rights import missing_capability
 from services.reconciler.ports import UnreadableError
 from services.reconciler.settings import ReconcilerSettings
 
@@ -48,7 +48,7 @@ def test_failures_are_explained(monkeypatch, error, text):
 
     monkeypatch.setattr(network_module, "Kernel", refuse)
     network = KernelNetwork("x", event_buffer_bytes=4_096)
-    for call in (network.snapshot, network.probe, network.paths, network.subscribe):
+    for call in (network.snapshot, network.probe, network.route_state, network.subscribe):
         with pytest.raises(UnreadableError, match=text):
             call()
 
@@ -83,12 +83,12 @@ def test_what_a_probe_would_show_is_made_once_for_each_look():
 def test_rights(tmp_path):
     status = tmp_path / "status"
     status.write_text("CapEff:\t0000000000000000\n")
-    assert "CAP_NET_ADMIN" in why_not_allowed(None, status)
+    assert "CAP_NET_ADMIN" in missing_capability(None, status)
     status.write_text("CapEff:\t0000000000001000\n")
-    assert why_not_allowed(None, status) is None
-    assert "CAP_SYS_ADMIN" in why_not_allowed("x", status)
+    assert missing_capability(None, status) is None
+    assert "CAP_SYS_ADMIN" in missing_capability("x", status)
     status.write_text("CapEff:\t000001ffffffffff\n")
-    assert why_not_allowed("x", status) is None
+    assert missing_capability("x", status) is None
 
 
 def test_ports_and_their_macs():

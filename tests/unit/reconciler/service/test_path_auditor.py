@@ -10,9 +10,9 @@ from services._host.frr import Frr, FrrError
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
 from services._runtime.clock import ManualClock
 from services.fastpath.values import Ownership
-from services.reconciler.auditor import PathAuditor
-from services.reconciler.inaccessible import MOST_ASKED, question, read_inaccessible, suspects
-from services.reconciler.paths import Comparison, FrrView, Sessions, read_routes, read_sessions
+from services.reconciler.inaccessible import MAX_QUERIES, destinations_to_query, read_inaccessible, show_bgp_command
+from services.reconciler.path_auditor import PathAuditor
+from services.reconciler.path_comparison import FrrState, PathComparison, Sessions, read_routes, read_sessions
 from tests.support.deadline import until
 from tests.support.fake_frr import FakeFrr
 from tests.support.fake_network import UPLINKS, FakeDaemons, mac
@@ -37,7 +37,7 @@ def seen(*hops, table=254, gateway="169.254.0.1"):
 
 def judged(snapshot, frr, sessions=BOTH_UP):
     routes = None if frr is None else {f"{VTEP}/32": frr}
-    (path,) = Comparison(snapshot, FrrView(routes, sessions), Ownership()).paths()
+    (path,) = PathComparison(snapshot, FrrState(routes, sessions), Ownership()).paths()
     return path
 
 
@@ -137,7 +137,7 @@ class Audit:
         self.auditor = PathAuditor(self.daemons, self.clock, 0.5)
         self.snapshot = seen(P1, P2)
         self.news = []
-        self.auditor.on_verdict = self._take
+        self.auditor.on_path_status = self._take
 
     def _take(self, verdict):
         self.news.append(verdict)
@@ -156,11 +156,11 @@ async def test_only_what_lasts_is_told_and_once():
     assert await audit.after(0.5) == []
     assert await audit.after(0.5) == []
     assert await audit.after(0.5) == [(True, False, 0.0)], "1 s after it was seen first"
-    assert audit.auditor.judge.disagreements == 1
+    assert audit.auditor.tracker.disagreements == 1
     assert await audit.after(0.5) == []
     audit.snapshot = seen(P1, P2)
     assert await audit.after(0.5) == [(True, True, 2.0)]
-    assert (audit.auditor.judge.disagreements, audit.auditor.judge.alarms) == (0, 1)
+    assert (audit.auditor.tracker.disagreements, audit.auditor.tracker.alarms) == (0, 1)
 
 
 async def test_convergence_is_no_disagreement():
@@ -279,8 +279,8 @@ def test_which_paths_bgpd_calls_inaccessible(change, uplinks):
 
 def test_questions_to_bgpd_are_bounded():
     vteps = [f"10.255.{number >> 8}.{number & 255}" for number in range(5_000)]
-    assert len(suspects(vteps, (), {}, {"p1"})) == MOST_ASKED
-    assert suspects(vteps, (), {}, ()) == (), "without BFD nobody knows whether the way is whole"
+    assert len(destinations_to_query(vteps, (), {}, {"p1"})) == MAX_QUERIES
+    assert destinations_to_query(vteps, (), {}, ()) == (), "without BFD nobody knows whether the way is whole"
     with pytest.raises(FrrError):
         read_inaccessible("% nothing", {"p1"})
 
@@ -297,7 +297,7 @@ async def test_a_bgpd_on_its_socket_is_asked(tmp_path):
     answers = {
         "zebra": {"show ip route json": json.dumps({f"{VTEP}/32": [{"selected": True, "nexthops": [hop]}]})},
         "bfdd": {"show bfd peers json": json.dumps([{"interface": name, "status": "up"} for name in ("p1", "p2")])},
-        "bgpd": {question(VTEP): json.dumps({"prefix": f"{VTEP}/32", "paths": [path, fine]})},
+        "bgpd": {show_bgp_command(VTEP): json.dumps({"prefix": f"{VTEP}/32", "paths": [path, fine]})},
     }
     async with FakeFrr(tmp_path, answers):
         auditor = PathAuditor(Frr(directory=tmp_path), ManualClock(), 0.5)

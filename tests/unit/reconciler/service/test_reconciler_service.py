@@ -26,8 +26,8 @@ from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._host.namespace_lock import lock_path
 from services._host.netlink.objects import Filter
 from services._runtime.service.app import UnusableSettingsError
-from services.reconciler.audit_mark import RECORD_BYTES, AuditMark, Mark
-from services.reconciler.passes import Reconciliation
+from services.reconciler.audit_checkpoint import RECORD_BYTES, Checkpoint, CheckpointFile
+from services.reconciler.full_reconcile import Reconciliation
 from tests.support.deadline import until
 from tests.support.fake_network import UPLINKS, mac
 from tests.support.reconciler_lab import memory_lab, replayed
@@ -76,7 +76,7 @@ async def test_an_edge_fault_writes_nothing_and_is_told(lab):
     lab.network.route(VTEP, *UPLINKS)
     async with lab.reconciler() as reconciler:
         await until(lambda: lab.rules, what="the rule")
-        await until(lambda: reconciler.loop.last.outcome.verified)
+        await until(lambda: reconciler.loop.last.result.verified)
         writes, looks = lab.network.model.writes, lab.network.looks
         lab.network.route(VTEP, UPLINKS[1])
         await until(lambda: lab.routes, what="the fact")
@@ -282,10 +282,10 @@ async def test_churn_while_the_bus_is_dead_loses_nothing(lab):
         await until(lambda: replayed(lab.tc) == {mac(0): VTEP}, what="the first rule")
         lab.bus.broker.stop()
         for number in range(200):
-            passes = reconciler.loop.counts.passes
+            passes = reconciler.loop.counts.full
             lab.network.forget(mac(number % 7 + 1))
             lab.network.learn(mac(number % 5 + 1), OTHER)
-            await until(lambda passes=passes: reconciler.loop.counts.passes > passes, what="a pass")
+            await until(lambda passes=passes: reconciler.loop.counts.full > passes, what="a pass")
         for number in range(1_000, 2_000):
             lab.network.learn(mac(number), OTHER)
         await until(lambda: len(lab.rules) > 1_000, within_s=30, what="rules without a bus")
@@ -313,7 +313,7 @@ async def test_the_next_incarnation_tells_what_the_bus_never_got(lab):
         lab.bus.broker.stop()
         lab.network.learn(mac(2), VTEP)
         await until(lambda: len(lab.rules) == 2, what="a rule that nobody is told of")
-        await until(lambda: reconciler.teller.pass_id == 2, what="the pass")
+        await until(lambda: reconciler.publisher.pass_id == 2, what="the pass")
     first = lab.tc[0]
     assert (first.previous_incarnation, first.gap) == (0, False), "there was none before"
 
@@ -328,8 +328,8 @@ async def test_the_next_incarnation_tells_what_the_bus_never_got(lab):
 async def test_without_a_loss_the_next_incarnation_tells_no_gap(lab):
     lab.network.learn(mac(1), VTEP)
     async with lab.reconciler() as reconciler:
-        await until(lambda: reconciler.teller.pass_id and not reconciler.teller.pending_facts, what="the audit")
-        first = reconciler.teller.pass_id
+        await until(lambda: reconciler.publisher.pass_id and not reconciler.publisher.pending_facts, what="the audit")
+        first = reconciler.publisher.pass_id
     async with lab.reconciler() as reconciler:
         await until(lambda: lab.tc[-1].incarnation == reconciler._incarnation, what="the next one's fact")
     assert (lab.tc[-1].previous_pass_id, lab.tc[-1].gap) == (first, False)
@@ -339,33 +339,35 @@ async def test_a_mark_is_set_before_the_kernel_is_written_to(lab):
     """So that kill -9 between the write and the fact leaves a trace."""
     seen = []
     path = lock_path(lab.settings.state_directory, None).with_suffix(".audit")
-    lab.network.before_apply = lambda: seen.append(AuditMark(path, 0).previous)
+    lab.network.before_apply = lambda: seen.append(CheckpointFile(path, 0).previous)
     lab.network.learn(mac(1), VTEP)
     async with lab.reconciler():
         await until(lambda: lab.rules, what="the rule")
     assert seen
-    assert all((mark.pass_id, mark.acknowledged_pass_id, mark.gap) == (1, 0, True) for mark in seen)
+    assert all(
+        (checkpoint.pass_id, checkpoint.acknowledged_pass_id, checkpoint.gap) == (1, 0, True) for checkpoint in seen
+    )
 
 
 def test_a_mark_outlives_kill_9(tmp_path):
     path = tmp_path / "x.audit"
     code = (
         "import os, pathlib, signal, sys\n"
-        "from services.reconciler.audit_mark import AuditMark\n"
-        "mark = AuditMark(pathlib.Path(sys.argv[1]), 5)\n"
+        "from services.reconciler.audit_checkpoint import CheckpointFile\n"
+        "mark = CheckpointFile(pathlib.Path(sys.argv[1]), 5)\n"
         "mark.begin(3); mark.acknowledge(2); mark.begin(4)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
-    mark = AuditMark(path, 6)
-    assert mark.previous == Mark(incarnation=5, pass_id=4, acknowledged_pass_id=2)
-    mark.begin(1)
-    mark.acknowledge(1)
-    mark.close()
+    checkpoint = CheckpointFile(path, 6)
+    assert checkpoint.previous == Checkpoint(incarnation=5, pass_id=4, acknowledged_pass_id=2)
+    checkpoint.begin(1)
+    checkpoint.acknowledge(1)
+    checkpoint.close()
     assert path.stat().st_size == RECORD_BYTES, "bounded"
-    again = AuditMark(path, 7)
-    assert again.previous == Mark(6, 1, 1)
+    again = CheckpointFile(path, 7)
+    assert again.previous == Checkpoint(6, 1, 1)
     assert not again.previous.gap
     again.close()
 
@@ -373,7 +375,7 @@ def test_a_mark_outlives_kill_9(tmp_path):
 @pytest.mark.parametrize("text", [b"{", b"[1]", b'{"incarnation": 1}', bytes(256)])
 def test_an_unreadable_mark_is_a_gap(tmp_path, text):
     (tmp_path / "x.audit").write_bytes(text)
-    previous = AuditMark(tmp_path / "x.audit", 1).previous
+    previous = CheckpointFile(tmp_path / "x.audit", 1).previous
     assert previous is not None
     assert previous.gap
 

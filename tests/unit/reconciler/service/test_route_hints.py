@@ -8,14 +8,14 @@ from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, 
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS
 from services._host.frr_drain import drained
 from services._runtime.clock import ManualClock
-from services.reconciler.drain_watch import ASK_EVERY_S, SAY_AGAIN_S, DrainWatch
+from services.reconciler.drain_watch import POLL_INTERVAL_S, REPUBLISH_INTERVAL_S, DrainWatch
 from services.reconciler.hints import (
-    DRAIN_LASTS_S,
-    LASTS_S,
-    LOOK_EVERY_S,
-    MOST_NODES,
-    MOST_OF_A_NODE,
-    MOST_PER_S,
+    DRAIN_HINT_EXPIRY_S,
+    HINT_EXPIRY_S,
+    MAX_EVENTS_PER_S,
+    MAX_HINTS_PER_NODE,
+    MAX_NODES,
+    MIN_TRIGGER_INTERVAL_S,
     RouteHints,
 )
 from tests.support.deadline import until
@@ -39,27 +39,27 @@ DRAINED = event(RouteKind.DRAIN, interface="p1", vtep=VTEP, reason="p1 is draine
 
 def test_a_narrowed_route_makes_its_destination_suspect_and_starts_a_look():
     hints = RouteHints("n1", OWN)
-    assert hints.take("n2", narrowed(), VTEPS, 0.0)
+    assert hints.add("n2", narrowed(), VTEPS, 0.0)
     assert hints.suspects(1.0) == {OTHER: "n2 says: its route has 1 of 2 next hops left"}
     widened = event(RouteKind.ROUTE, destination=f"{OTHER}/32", before=("p2",), after=("p1", "p2"))
-    hints.take("n2", widened, VTEPS, 1.0)
+    hints.add("n2", widened, VTEPS, 1.0)
     assert hints.suspects(1.0) == {}
 
 
 def test_a_senders_narrowed_route_to_us_makes_the_sender_suspect():
     hints = RouteHints("n1", OWN)
-    assert hints.take("n2", narrowed(f"{OWN}/32"), VTEPS, 0.0)
+    assert hints.add("n2", narrowed(f"{OWN}/32"), VTEPS, 0.0)
     assert set(hints.suspects(1.0)) == {VTEP}
 
 
 def test_a_drain_lasts_until_it_is_taken_back_or_no_longer_told():
     hints = RouteHints("n1", OWN)
-    assert hints.take("n2", DRAINED, VTEPS, 0.0)
-    hints.take("n2", event(RouteKind.UNDRAIN, interface="p2", vtep=VTEP), VTEPS, 1.0)
-    assert hints.suspects(LASTS_S + 1) == {VTEP: "n2 says: drain p1: p1 is drained"}, "p2 is another uplink"
-    assert hints.suspects(DRAIN_LASTS_S) == {}
-    hints.take("n2", DRAINED, VTEPS, 0.0)
-    hints.take("n2", event(RouteKind.UNDRAIN, interface="p1", vtep=VTEP), VTEPS, 1.0)
+    assert hints.add("n2", DRAINED, VTEPS, 0.0)
+    hints.add("n2", event(RouteKind.UNDRAIN, interface="p2", vtep=VTEP), VTEPS, 1.0)
+    assert hints.suspects(HINT_EXPIRY_S + 1) == {VTEP: "n2 says: drain p1: p1 is drained"}, "p2 is another uplink"
+    assert hints.suspects(DRAIN_HINT_EXPIRY_S) == {}
+    hints.add("n2", DRAINED, VTEPS, 0.0)
+    hints.add("n2", event(RouteKind.UNDRAIN, interface="p1", vtep=VTEP), VTEPS, 1.0)
     assert hints.suspects(2.0) == {}
 
 
@@ -75,34 +75,34 @@ def test_a_drain_lasts_until_it_is_taken_back_or_no_longer_told():
 )
 def test_what_starts_no_look(node, told):
     hints = RouteHints("n1", OWN)
-    assert not hints.take(node, told, VTEPS, 0.0)
+    assert not hints.add(node, told, VTEPS, 0.0)
     assert hints.suspects(0.0) == {}
 
 
 def test_nobody_takes_back_what_another_said():
     hints = RouteHints("n1", OWN)
-    hints.take("n2", DRAINED, VTEPS, 0.0)
-    hints.take("n3", event(RouteKind.UNDRAIN, interface="p1", vtep=VTEP, node="n2"), VTEPS, 0.5)
+    hints.add("n2", DRAINED, VTEPS, 0.0)
+    hints.add("n3", event(RouteKind.UNDRAIN, interface="p1", vtep=VTEP, node="n2"), VTEPS, 0.5)
     assert VTEP in hints.suspects(1.0), "the name in the message counts for nothing"
 
 
 def test_looks_are_rare_and_a_flood_is_refused():
     hints = RouteHints("n1", OWN)
-    looks = sum(hints.take("n2", narrowed(), VTEPS, number * 0.01) for number in range(100))
-    assert 1 <= looks <= 1.0 / LOOK_EVERY_S
-    for _ in range(MOST_PER_S):
-        hints.take("n2", narrowed(), VTEPS, 5.0)
+    looks = sum(hints.add("n2", narrowed(), VTEPS, number * 0.01) for number in range(100))
+    assert 1 <= looks <= 1.0 / MIN_TRIGGER_INTERVAL_S
+    for _ in range(MAX_EVENTS_PER_S):
+        hints.add("n2", narrowed(), VTEPS, 5.0)
     assert not hints.flooded
-    hints.take("n2", narrowed(), VTEPS, 5.0)
+    hints.add("n2", narrowed(), VTEPS, 5.0)
     assert hints.flooded
-    assert not hints.take("n3", DRAINED, VTEPS, 9.0)
-    hints.rested()
-    assert hints.take("n3", DRAINED, VTEPS, 10.0)
+    assert not hints.add("n3", DRAINED, VTEPS, 9.0)
+    hints.resume()
+    assert hints.add("n3", DRAINED, VTEPS, 10.0)
 
 
 def test_a_hostile_sentence_is_short_and_printable():
     hints = RouteHints("n1", OWN)
-    hints.take("n2", event(RouteKind.DRAIN, vtep=VTEP, reason="\x1b[2J" + "x" * 9_000), VTEPS, 0.0)
+    hints.add("n2", event(RouteKind.DRAIN, vtep=VTEP, reason="\x1b[2J" + "x" * 9_000), VTEPS, 0.0)
     (text,) = hints.suspects(0.0).values()
     assert text.isprintable()
     assert len(text) < 200
@@ -119,17 +119,17 @@ def test_memory_is_bounded_by_what_this_host_sends_to(told):
     for number, (node, kind, first, interface) in enumerate(told):
         also = tuple(f"10.0.0.{first + more}" for more in range(100))
         one = event(kind, destination=f"10.0.0.{first}", also=also, vtep=f"10.0.0.{first}", interface=interface)
-        hints.take(f"n{node}", one, vteps, number * 0.1)
+        hints.add(f"n{node}", one, vteps, number * 0.1)
     assert set(hints.suspects(0.0)) <= vteps
-    assert all(len(each) <= MOST_OF_A_NODE for each in hints._hints.values())
+    assert all(len(each) <= MAX_HINTS_PER_NODE for each in hints._hints.values())
     assert "n1" not in hints._hints
 
 
 def test_the_number_of_nodes_is_bounded():
     hints = RouteHints("n1", OWN)
-    for number in range(MOST_NODES + 10):
-        hints.take(f"x{number}", DRAINED, VTEPS, float(number))
-    assert len(hints._hints) == MOST_NODES
+    for number in range(MAX_NODES + 10):
+        hints.add(f"x{number}", DRAINED, VTEPS, float(number))
+    assert len(hints._hints) == MAX_NODES
 
 
 RUNNING = """
@@ -150,17 +150,17 @@ async def test_a_drain_is_told_once_again_each_ten_minutes_and_when_it_ends():
     clock, daemons, told = ManualClock(), FakeDaemons(running=RUNNING), []
     watch = DrainWatch(daemons, clock, lambda uplink, is_drained: told.append((uplink, is_drained)))
     for _ in range(3):
-        await watch.look()
-        await clock.advance(ASK_EVERY_S)
+        await watch.poll()
+        await clock.advance(POLL_INTERVAL_S)
     assert told == [("p1", True)]
     daemons.away = "does not run"
-    await watch.look()
+    await watch.poll()
     assert watch.drained == ("p1",), "bgpd that does not answer takes nothing back"
     daemons.away = ""
-    await clock.advance(SAY_AGAIN_S)
-    await watch.look()
+    await clock.advance(REPUBLISH_INTERVAL_S)
+    await watch.poll()
     daemons.running = "! restarted: nothing of it is left"
-    await watch.look()
+    await watch.poll()
     assert told == [("p1", True), ("p1", True), ("p1", False)]
 
 
@@ -190,9 +190,9 @@ async def test_a_reconciler_looks_at_once_and_shows_the_hint(lab):
         await until(lambda: reconciler.loop.last, what="the first look")
         reconciler._auditor.changed()
         await until(lambda: reconciler._paths()[0], what="the first comparison")
-        glances, questions = reconciler.loop.counts.glances, lab.daemons.questions
+        route_only, questions = reconciler.loop.counts.route_only, lab.daemons.questions
         lab.ours.publish_fact(ROUTE_EVENTS.subject("tb", node="n2"), DRAINED, message_id="1")
-        await until(lambda: reconciler.loop.counts.glances > glances, what="a look at the kernel's paths")
+        await until(lambda: reconciler.loop.counts.route_only > route_only, what="a look at the kernel's paths")
         await until(lambda: lab.daemons.questions > questions, what="questions to FRR")
         (path,) = (await state(lab)).paths
         assert path.suspect == "n2 says: drain p1: p1 is drained"
@@ -203,7 +203,7 @@ async def test_a_reconciler_looks_at_once_and_shows_the_hint(lab):
 async def test_a_flood_closes_the_subscription_and_the_reconciler_goes_on(lab):
     async with lab.reconciler() as reconciler:
         await until(lambda: reconciler.loop.last, what="the first look")
-        for number in range(MOST_PER_S + 50):
+        for number in range(MAX_EVENTS_PER_S + 50):
             lab.ours.publish_fact(ROUTE_EVENTS.subject("tb", node="n2"), narrowed(), message_id=str(number))
         await until(lambda: reconciler._listener.paused, what="the end of listening")
         heard = lab.bus.counters["received"]

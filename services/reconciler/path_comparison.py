@@ -1,9 +1,9 @@
-"""Do kernel, FRR and BFD agree on the next hops of a destination? Pure.
+"""Compares the next hops of each destination in the kernel, in FRR and in BFD. Pure.
 
 FRR 8.4 leaves a kernel nexthop group shrunk after a carrier flap while it shows both next hops as installed (thorn.md):
-the second fault is a total loss then, and nothing else tells. A next hop whose BFD session is down is a black hole. The
-reverse, an uplink with BFD up that is no next hop, is ordinary while bgpd has no path over it: the far end may have
-lost its link to that switch. If bgpd has one and calls its next hop inaccessible, FRR is wrong (see `inaccessible`).
+a second fault is then a total loss, and nothing else reports it. A next hop whose BFD session is down is a black hole.
+The reverse, an uplink with BFD up that is no next hop, is normal while bgpd has no path over it: the far end may have
+lost its link to that switch. If bgpd has a path and calls its next hop inaccessible, FRR is wrong (see `inaccessible`).
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ UNNUMBERED_GATEWAY: Final = "169.254.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """BFD sessions of one hop; those over several hops watch no uplink."""
+    """Single-hop BFD sessions; multihop sessions monitor no uplink."""
 
     up: frozenset[str] = frozenset()
     """Interfaces, and addresses of peers."""
     down: frozenset[str] = frozenset()
     admin_down: tuple[str, ...] = ()
-    """Sentences on sessions that were closed administratively, which says nothing of the path (RFC 5882, 4.2)."""
+    """One sentence per session in AdminDown, which says nothing about the path (RFC 5882, 4.2)."""
 
     @property
     def uplinks(self) -> tuple[str, ...]:
-        """For people."""
+        """Names in order, for display."""
         return tuple(sorted(self.up))
 
 
 @dataclass(frozen=True, slots=True)
-class FrrView:
-    """What FRR said. None: it did not answer."""
+class FrrState:
+    """FRR's state. None: FRR did not answer."""
 
     routes: Mapping[str, tuple[str, ...]] | None = None
     """Installed next hops by prefix, as ``interface`` or ``gateway@interface``."""
     sessions: Sessions | None = None
     inaccessible: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By destination: uplinks where BGP and BFD are up, and bgpd uses no path because of its next hop."""
-    trouble: str = ""
-    """Who did not answer, and why."""
+    error: str = ""
+    """Which daemon did not answer, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One destination in three eyes."""
+    """Next hops of one destination in the kernel, in FRR and in BFD."""
 
     destination: str
     kernel: tuple[str, ...]
     frr: tuple[str, ...] | None
     bfd_up: tuple[str, ...] | None
     reason: str = ""
-    """How they differ; empty: they agree, as far as they can be asked."""
+    """The mismatch; empty: they agree, as far as they are known."""
     override: tuple[str, ...] = ()
 
 
 def destinations_of(snapshot: Snapshot) -> tuple[str, ...]:
-    """VTEPs that packets are sent to."""
+    """VTEPs of the forwarding table."""
     return tuple(sorted({row.destination for row in snapshot.fdb if row.own and row.destination is not None}))
 
 
 def own_vtep(snapshot: Snapshot) -> str:
-    """What others send to: the source address of the VXLAN device that is in a bridge; empty: there is none."""
+    """This host's VTEP: the source address of the VXLAN device that is in a bridge; empty: there is none."""
     found = sorted({link.vxlan.local for link in snapshot.links if link.vxlan and link.master and link.vxlan.local})
     return found[0] if found else ""
 
@@ -93,15 +93,15 @@ def read_routes(answer: Any) -> dict[str, tuple[str, ...]]:
 
 def _frr_hops(nexthops: Any) -> Iterable[str]:
     for hop in nexthops if isinstance(nexthops, list) else ():
-        # `fib`: it was given to the kernel; a recursive one was given as those that it resolves to.
+        # `fib`: installed in the kernel; a recursive next hop is installed as those that it resolves to.
         if isinstance(hop, dict) and hop.get("fib") and not hop.get("recursive"):
             name, gateway = str(hop.get("interfaceName", "?")), hop.get("ip")
             yield f"{gateway}@{name}" if gateway and hop.get("afi") == "ipv4" else name
 
 
-_TOLD_TO: Final = "neighbor signaled session down"
+_NEIGHBOR_DOWN: Final = "neighbor signaled session down"
 _NO_FAILURE: Final = frozenset({"ok", "administratively down"})
-"""What a neighbour that has closed the session says (FRR 8.4: "ok"); one that detected a failure says which."""
+"""Diagnostic of a neighbour that closed the session (FRR 8.4: "ok"); one that detected a failure sends its code."""
 
 
 def read_sessions(answer: Any) -> Sessions:
@@ -121,30 +121,32 @@ def read_sessions(answer: Any) -> Sessions:
         where, status = str(peer.get("interface") or peer.get("peer")), peer.get("status")
         if status == "shutdown":
             closed[where] = "here"
-        elif status != "up" and peer.get("diagnostic") == _TOLD_TO and peer.get("remote-diagnostic") in _NO_FAILURE:
+        elif (
+            status != "up" and peer.get("diagnostic") == _NEIGHBOR_DOWN and peer.get("remote-diagnostic") in _NO_FAILURE
+        ):
             closed[where] = "by the switch"
         else:
             (up if status == "up" else down).add(where)
-    told = tuple(f"BFD on {where} was closed administratively {who}" for where, who in sorted(closed.items()))
-    return Sessions(frozenset(up - down), frozenset(down), told)
+    admin_down = tuple(f"BFD on {where} was closed administratively {who}" for where, who in sorted(closed.items()))
+    return Sessions(frozenset(up - down), frozenset(down), admin_down)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Everything that paths are judged by."""
+class PathComparison:
+    """Inputs of the comparison of paths."""
 
     snapshot: Snapshot
-    view: FrrView
+    state: FrrState
     fast_path: Ownership | None = None
-    """Whose tables are looked into before FRR's."""
+    """The fast path's tables, which rules put before FRR's."""
     vteps: tuple[str, ...] | None = None
-    """What `destinations_of` gave for this very table, where that is known: it takes 6 ms for 10,000 MACs."""
+    """`destinations_of` of this forwarding table, where already computed: it takes 6 ms for 10,000 MACs."""
     _names: dict[int, str] = field(default_factory=dict)
 
     def paths(self) -> list[Path]:
         """All destinations, in order."""
         self._names.update({link.ifindex: link.name for link in self.snapshot.links})
-        vteps = {*self._vteps(), *self.view.inaccessible}
+        vteps = {*self._vteps(), *self.state.inaccessible}
         wanted = {f"{vtep}/{128 if ':' in vtep else 32}": vtep for vtep in vteps}
         kernel = self._routes(MAIN_TABLE, wanted)
         override: dict[str, tuple[NextHop, ...]] = {}
@@ -156,9 +158,9 @@ class Comparison:
         ]
 
     def _override_tables(self) -> list[int]:
-        """Those that packets look into now, the first one first: a table that is kept ready counts by its rule."""
-        ours = self.fast_path.tables if self.fast_path is not None else ()
-        return [table for table in self.snapshot.lookups if table in ours]
+        """Override tables that a rule refers to, in order; a backup table without a rule is not in force."""
+        tables = self.fast_path.tables if self.fast_path is not None else ()
+        return [table for table in self.snapshot.lookups if table in tables]
 
     def _vteps(self) -> tuple[str, ...]:
         return destinations_of(self.snapshot) if self.vteps is None else self.vteps
@@ -174,14 +176,14 @@ class Comparison:
 
     def _path(self, vtep: str, prefix: str, hops: tuple[NextHop, ...], override: tuple[NextHop, ...]) -> Path:
         kernel = hops_text(hops, self._names)
-        frr = None if self.view.routes is None else self.view.routes.get(prefix, ())
-        sessions = self.view.sessions
+        frr = None if self.state.routes is None else self.state.routes.get(prefix, ())
+        sessions = self.state.sessions
         return Path(
             vtep,
             kernel,
             frr,
             None if sessions is None else sessions.uplinks,
-            self._difference(kernel, frr, sessions) or _unused(self.view.inaccessible.get(vtep, ())),
+            self._difference(kernel, frr, sessions) or _unused(self.state.inaccessible.get(vtep, ())),
             hops_text(override, self._names),
         )
 
@@ -209,7 +211,7 @@ def _same(kernel: tuple[str, ...], frr: tuple[str, ...]) -> bool:
 
 
 def _normal(hop: str) -> str:
-    """Without the gateways of unnumbered links, that kernel and FRR write differently."""
+    """Drop the gateways of unnumbered links, which the kernel and FRR write differently."""
     gateway, _, interface = hop.rpartition("@")
     return interface if not gateway or gateway == UNNUMBERED_GATEWAY or ":" in gateway else hop
 

@@ -1,7 +1,7 @@
-"""What is told on the bus: every write (`evt.tc`), every change of a path (`evt.route`), numbered without gaps.
+"""Publishes every write (`evt.tc`) and every change of a path (`evt.route`), numbered without gaps.
 
-Facts wait in the bus's outbox while there is no server, and that holds 10,000. So while it is behind, passes are put
-together into fewer, fuller facts; no operation is left out before `most_waiting` of them wait.
+Without a server events queue in the bus's outbox, which holds 10,000. With a backlog, reconciles
+are merged into fewer, larger events; operations are dropped only beyond `max_unpublished` of them.
 """
 
 from __future__ import annotations
@@ -16,103 +16,103 @@ from schemas.subjects import ROUTE_EVENTS, TC_EVENTS
 from services._host.netlink.objects import Action, Clsact, FdbEntry, Filter
 from services._runtime.bus.api import Bus
 from services._runtime.clock import Clock
-from services.reconciler.audit_mark import Mark
-from services.reconciler.auditor import Verdict
+from services.reconciler.audit_checkpoint import Checkpoint
 from services.reconciler.core.operation import Operation, Target
 from services.reconciler.core.plan import tunnel_of
-from services.reconciler.fast_path_guard import Emptied
-from services.reconciler.loop import Looked
-from services.reconciler.passes import Pass, Write
-from services.reconciler.watcher import MOST_TOGETHER, Change
+from services.reconciler.fast_path_guard import RemovedOverrides
+from services.reconciler.full_reconcile import ReconcileResult, WriteResult
+from services.reconciler.loop import CompletedReconcile
+from services.reconciler.path_auditor import PathStatus
+from services.reconciler.watcher import MAX_DESTINATIONS, Change
 
 OPERATIONS_PER_FACT: Final = 150
-"""Of 320 bytes at most; a fact of the stream has 64 KiB (`schemas.streams.TC_STREAM`)."""
+"""Of 320 bytes at most; an event of the stream has 64 KiB (`schemas.streams.TC_STREAM`)."""
 PASSES_PER_FACT: Final = 1_000
-BEHIND: Final = 32
-"""Facts that wait: more are put together from here on."""
-FAR_BEHIND: Final = 5_000
-MOST_WAITING: Final = 500_000
-"""Operations in the outbox, some 200 bytes each."""
+BACKLOG_FACTS: Final = 32
+"""Queued events above which reconciles are merged."""
+LONG_BACKLOG_FACTS: Final = 5_000
+MAX_UNPUBLISHED_OPERATIONS: Final = 500_000
+"""Operations in the outbox, about 200 bytes each."""
 _PROBLEMS: Final = 5
 
 
 @dataclass(slots=True)
 class _Pending:
-    """Passes that wait to be told together."""
+    """Reconciles merged into one unpublished event."""
 
     first_pass_id: int
     event: TcEvent
     passes: int = 1
 
     def absorb(self, event: TcEvent) -> None:
-        """Add a pass behind."""
-        mine = self.event
+        """Merge the event of a later reconcile."""
+        merged = self.event
         self.event = event.model_copy(
             update={
-                "causes": dict(Counter(mine.causes) + Counter(event.causes)),
-                "digest_before": mine.digest_before or event.digest_before,
-                "digest_after": event.digest_after or mine.digest_after,
-                "lag_us": max(mine.lag_us, event.lag_us),
-                "duration_us": mine.duration_us + event.duration_us,
-                "operations": mine.operations + event.operations,
-                "lost_operations": mine.lost_operations + event.lost_operations,
+                "causes": dict(Counter(merged.causes) + Counter(event.causes)),
+                "digest_before": merged.digest_before or event.digest_before,
+                "digest_after": event.digest_after or merged.digest_after,
+                "lag_us": max(merged.lag_us, event.lag_us),
+                "duration_us": merged.duration_us + event.duration_us,
+                "operations": merged.operations + event.operations,
+                "lost_operations": merged.lost_operations + event.lost_operations,
                 "first_pass_id": self.first_pass_id,
             }
         )
         self.passes += 1
 
 
-class _Handed(NamedTuple):
-    """A fact in the outbox."""
+class _Unacknowledged(NamedTuple):
+    """An event in the outbox that the bus has not stored yet."""
 
     published: int
-    """Facts that are stored once it is."""
+    """Number of events stored once this one is."""
     operations: int
     pass_id: int
-    """All passes up to this one are stored then."""
+    """All reconciles up to this one are stored then."""
 
 
 @dataclass(slots=True)
-class Teller:
-    """Sends facts of one incarnation."""
+class EventPublisher:
+    """Publishes the events of one incarnation of the reconciler."""
 
     bus: Bus
     clock: Clock
     node: str
     incarnation: int
-    most_waiting: int = MOST_WAITING
+    max_unpublished: int = MAX_UNPUBLISHED_OPERATIONS
     vtep: str = ""
-    """This host's own, as of the last look."""
-    previous: Mark | None = None
-    """Where the incarnation before has left off."""
+    """This host's VTEP, as of the last snapshot."""
+    previous: Checkpoint | None = None
+    """Checkpoint of the previous incarnation."""
     pass_id: int = 0
-    """Of the last pass that was told."""
+    """Of the last published reconcile."""
     acknowledged_pass_id: int = 0
-    """Up to this one the bus has stored all, as of the last `poll`."""
+    """The bus has stored all reconciles up to this one, as of the last `poll`."""
     _route_seq: int = 0
     _pending: _Pending | None = None
-    _verdict: tuple[object, ...] | None = None
-    _waiting: list[_Handed] = field(default_factory=list)
-    """What was handed to the outbox and is not stored yet."""
+    _last_status: tuple[object, ...] | None = None
+    _unacknowledged: list[_Unacknowledged] = field(default_factory=list)
+    """Events in the outbox, oldest first."""
     lost_operations: int = 0
-    _lost_untold: int = 0
+    _lost_unreported: int = 0
 
-    # -- passes ------------------------------------------------------------------------------------------------
+    # -- reconciles ------------------------------------------------------------------------------------------------
 
-    def told_pass(self, looked: Looked) -> bool:
-        """Tell of a pass that wrote or brought news; False: it did neither."""
-        outcome = looked.outcome
-        known, self._verdict = self._verdict, outcome.verdict
-        if not outcome.wrote and outcome.verdict == known:
+    def publish_reconcile(self, completed: CompletedReconcile) -> bool:
+        """Publish a reconcile that wrote or changed the status; False: it did neither."""
+        result = completed.result
+        known, self._last_status = self._last_status, result.status
+        if not result.wrote and result.status == known:
             return False
         self.pass_id += 1
-        operations = tuple(_operation(write, outcome.link_names, self.pass_id) for write in outcome.writes)
-        self._tell(self._event(looked, outcome), operations)
+        operations = tuple(_operation(write, result.link_names, self.pass_id) for write in result.writes)
+        self._publish_tc(self._event(completed, result), operations)
         return True
 
-    def _event(self, looked: Looked, outcome: Pass) -> TcEvent:
-        tally = outcome.tally
-        problems = [problem.text for problem in outcome.problems]
+    def _event(self, completed: CompletedReconcile, result: ReconcileResult) -> TcEvent:
+        tally = result.tally
+        problems = [problem.text for problem in result.problems]
         more = f"; and {len(problems) - _PROBLEMS} more" if len(problems) > _PROBLEMS else ""
         return TcEvent(
             node=self.node,
@@ -120,22 +120,22 @@ class Teller:
             pass_id=self.pass_id,
             first_pass_id=self.pass_id,
             time_ns=self.clock.time_ns(),
-            causes=looked.causes,
-            digest_before=outcome.digest_before,
-            digest_after=outcome.digest_after,
+            causes=completed.causes,
+            digest_before=result.digest_before,
+            digest_after=result.digest_after,
             desired=tally.desired,
-            installed=tally.right,
-            foreign=tally.foreign,
+            installed=tally.in_sync,
+            foreign=tally.unmanaged,
             in_hw=tally.in_hw,
-            lag_us=max(int(looked.lag_s * 1e6), 0),
-            duration_us=int(outcome.duration_s * 1e6),
-            verified=outcome.verified,
+            lag_us=max(int(completed.lag_s * 1e6), 0),
+            duration_us=int(result.duration_s * 1e6),
+            verified=result.verified,
             problem="; ".join(problems[:_PROBLEMS]) + more,
             **self._before(),
         )
 
     def _before(self) -> dict[str, Any]:
-        """What pass 1 tells of the incarnation before."""
+        """Fields of the first event about the previous incarnation."""
         previous = self.previous
         if previous is None or self.pass_id != 1:
             return {}
@@ -145,14 +145,14 @@ class Teller:
             "gap": previous.gap,
         }
 
-    def _tell(self, event: TcEvent, operations: tuple[TcOperation, ...]) -> None:
-        room = max(self.most_waiting - self.waiting_operations, 0)
-        if len(operations) > room:
-            self._lost_untold += len(operations) - room
-            self.lost_operations += len(operations) - room
-            operations = operations[:room]
-        event = event.model_copy(update={"lost_operations": self._lost_untold})
-        self._lost_untold = 0
+    def _publish_tc(self, event: TcEvent, operations: tuple[TcOperation, ...]) -> None:
+        free = max(self.max_unpublished - self.unpublished_operations, 0)
+        if len(operations) > free:
+            self._lost_unreported += len(operations) - free
+            self.lost_operations += len(operations) - free
+            operations = operations[:free]
+        event = event.model_copy(update={"lost_operations": self._lost_unreported})
+        self._lost_unreported = 0
         if len(operations) > OPERATIONS_PER_FACT:
             self.flush()
             parts = [operations[i : i + OPERATIONS_PER_FACT] for i in range(0, len(operations), OPERATIONS_PER_FACT)]
@@ -168,50 +168,50 @@ class Teller:
             self._pending = _Pending(event.pass_id, event)
         else:
             pending.absorb(event)
-        if self.pending_facts <= BEHIND:
+        if self.pending_facts <= BACKLOG_FACTS:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what waits here to the outbox."""
+        """Move the merged event to the outbox."""
         pending, self._pending = self._pending, None
         if pending is not None:
             self._send(pending.event)
 
     def poll(self) -> None:
-        """Called now and then: the outbox may have emptied."""
+        """Publish the merged event once the outbox has drained. Call periodically."""
         self._note_stored()
-        if self._pending is not None and self.pending_facts <= BEHIND:
+        if self._pending is not None and self.pending_facts <= BACKLOG_FACTS:
             self.flush()
 
     def _send(self, event: TcEvent) -> None:
         message_id = f"{self.incarnation}-tc-{event.first_pass_id}-{event.pass_id}-{event.part}"
         self.bus.publish_fact(TC_EVENTS.subject(self.bus.root, node=self.node), event, message_id=message_id)
-        # Of a pass in parts only the last one ends it.
+        # Of a reconcile in several parts only the last one completes it.
         ended = event.pass_id if event.part == event.parts else event.pass_id - 1
         published = self.bus.counters.get("facts_published", 0) + self.pending_facts
-        self._waiting.append(_Handed(published, len(event.operations), ended))
+        self._unacknowledged.append(_Unacknowledged(published, len(event.operations), ended))
 
     @property
     def pending_facts(self) -> int:
-        """In the outbox."""
+        """Events in the outbox."""
         return self.bus.counters.get("facts_pending", 0)
 
     @property
-    def waiting_operations(self) -> int:
-        """Not stored yet."""
+    def unpublished_operations(self) -> int:
+        """Operations that the bus has not stored yet."""
         self._note_stored()
         here = len(self._pending.event.operations) if self._pending is not None else 0
-        return here + sum(handed.operations for handed in self._waiting)
+        return here + sum(handed.operations for handed in self._unacknowledged)
 
     def _note_stored(self) -> None:
         published = self.bus.counters.get("facts_published", 0)
-        while self._waiting and self._waiting[0].published <= published:
-            self.acknowledged_pass_id = self._waiting.pop(0).pass_id
+        while self._unacknowledged and self._unacknowledged[0].published <= published:
+            self.acknowledged_pass_id = self._unacknowledged.pop(0).pass_id
 
     # -- paths -------------------------------------------------------------------------------------------------
 
-    def tell_change(self, change: Change) -> None:
-        """Tell of a link, a route, or remote MACs."""
+    def publish_change(self, change: Change) -> None:
+        """Publish a change of a link, a route, or remote MACs."""
         self._route(
             kind=change.kind,
             source="watcher",
@@ -223,45 +223,45 @@ class Teller:
             alarm=change.kind is RouteKind.ROUTE and bool(change.before) and not change.after,
         )
 
-    def tell_verdict(self, verdict: Verdict) -> None:
-        """Tell of a disagreement, its end, or of FRR itself."""
-        lasted_us, path = int(verdict.lasted_s * 1e6), verdict.path
+    def publish_path_status(self, status: PathStatus) -> None:
+        """Publish a path's mismatch, its end, or a change of FRR's availability."""
+        lasted_us, path = int(status.lasted_s * 1e6), status.path
         if path is None:
-            present = ("present",) if verdict.agree else ("away",)
-            reason = verdict.trouble or f"FRR answers again after {verdict.lasted_s:.1f} s"
+            present = ("present",) if status.agree else ("away",)
+            reason = status.error or f"FRR answers again after {status.lasted_s:.1f} s"
             self._route(
                 kind=RouteKind.FRR, source="auditor", after=present, latency_us=lasted_us,
-                alarm=not verdict.agree, reason=reason,
+                alarm=not status.agree, reason=reason,
             )  # fmt: skip
             return
-        agreed = f"kernel, FRR and BFD agree again after {verdict.lasted_s:.1f} s"
+        agreed = f"kernel, FRR and BFD agree again after {status.lasted_s:.1f} s"
         self._route(
-            kind=RouteKind.AGREEMENT if verdict.agree else RouteKind.DISAGREEMENT,
+            kind=RouteKind.AGREEMENT if status.agree else RouteKind.DISAGREEMENT,
             source="auditor",
             destination=path.destination,
             after=path.kernel,
             frr=path.frr or (),
             bfd=path.bfd_up or (),
             latency_us=lasted_us,
-            alarm=not verdict.agree,
-            reason=agreed if verdict.agree else path.reason,
+            alarm=not status.agree,
+            reason=agreed if status.agree else path.reason,
         )
 
-    def tell_drain(self, uplink: str, drained: bool) -> None:
-        """Tell of an uplink that was taken out of use before maintenance, or carries again."""
+    def publish_drain(self, uplink: str, drained: bool) -> None:
+        """Publish that an uplink was drained or undrained."""
         said = "is drained: use its host's other uplinks" if drained else "carries again"
         kind = RouteKind.DRAIN if drained else RouteKind.UNDRAIN
         self._route(kind=kind, source="auditor", interface=uplink, cause="operator", reason=f"{uplink} {said}")
 
-    def tell_emptied(self, emptied: Emptied) -> None:
-        """Tell of overrides of a silent fast path that were deleted."""
-        names = emptied.destinations
+    def publish_removed_overrides(self, removed: RemovedOverrides) -> None:
+        """Publish that overrides of an unresponsive fast path were deleted."""
+        names = removed.destinations
         reason = (
-            f"no sign of life of the fast path for {emptied.silent_s:.1f} s: {len(names)} overrides deleted from table "
-            f"{emptied.own.table}, FRR alone is in charge; see its processes"
+            f"no sign of life of the fast path for {removed.silent_s:.1f} s: {len(names)} overrides deleted from table "
+            f"{removed.own.table}, FRR alone is in charge; see its processes"
         )
-        for first in range(0, len(names), MOST_TOGETHER):
-            part = names[first : first + MOST_TOGETHER]
+        for first in range(0, len(names), MAX_DESTINATIONS):
+            part = names[first : first + MAX_DESTINATIONS]
             self._route(
                 kind=RouteKind.OVERRIDE_REMOVED, source="guard", destination=part[0], also=tuple(part[1:]),
                 cause="fast_path_unresponsive", alarm=True, reason=reason,
@@ -284,18 +284,18 @@ class Teller:
 
 
 def tc_operation(operation: Operation, names: Mapping[int, str]) -> TcOperation:
-    """An operation that was not carried out, for people."""
-    return _operation(Write(operation, 0, 1), names, 0)
+    """A planned operation, for display."""
+    return _operation(WriteResult(operation, 0, 1), names, 0)
 
 
-def _operation(write: Write, names: Mapping[int, str], pass_id: int) -> TcOperation:
+def _operation(write: WriteResult, names: Mapping[int, str], pass_id: int) -> TcOperation:
     operation, target = write.operation, write.operation.target
     ifindex = 0 if isinstance(target, Action) else target.ifindex
     index = target.index if isinstance(target, Action) else 0
     if isinstance(target, Filter):
         index = _tunnel_index(target)
-    gone = operation.kind == "delete"
-    # Not validated: thousands of these are made in one pass, from values of our own.
+    deleted = operation.kind == "delete"
+    # Not validated: one reconcile makes thousands of these from validated values.
     return TcOperation.model_construct(
         operation=TcOperationKind(operation.kind.value),
         object=_KINDS[type(target)],
@@ -306,7 +306,7 @@ def _operation(write: Write, names: Mapping[int, str], pass_id: int) -> TcOperat
         index=index,
         mac=target.mac or "" if isinstance(target, Filter | FdbEntry) else "",
         before=_content(operation.before, names) if operation.before is not None else "",
-        after="" if gone else _content(target, names),
+        after="" if deleted else _content(target, names),
         errno=write.errno,
         attempt=write.attempt,
         in_hw=write.in_hw,
@@ -328,7 +328,7 @@ def _tunnel_index(rule: Filter) -> int:
 
 
 def _content(target: Target, names: Mapping[int, str]) -> str:
-    """What an object means, in few words."""
+    """An object's meaning as a short text."""
     match target:
         case Filter():
             tunnel = tunnel_of(target)

@@ -8,8 +8,15 @@ import pytest
 
 from services._host.netlink.objects import Action, ActionKind, Clsact, FdbEntry, Filter
 from services.reconciler.core.config import OffloadPolicy
+from services.reconciler.core.errno_actions import (
+    PROBES,
+    ErrnoAction,
+    RejectedRules,
+    compensating_deletes,
+    errno_action,
+    failure_problems,
+)
 from services.reconciler.core.operation import Operation, OperationKind, Phase
-from services.reconciler.core.outcome import PROBES, Refusals, Verdict, failures, remedies, verdict
 from services.reconciler.core.problems import ProblemKind
 from tests.support.edge_host import EdgeHost, another, failing, remote_mac, tunnel_to, vtep
 from tests.support.model_kernel import Hardware
@@ -24,32 +31,32 @@ ADD, REPLACE, DELETE = OperationKind
 @pytest.mark.parametrize(
     ("target", "kind", "code", "meaning"),
     [
-        (RULE, ADD, 0, Verdict.DONE),
-        (RULE, ADD, errno.EEXIST, Verdict.DRIFT),
-        (RULE, ADD, errno.EINVAL, Verdict.DRIFT),
-        (RULE, DELETE, errno.ENOENT, Verdict.DRIFT),
-        (RULE, ADD, errno.ENOENT, Verdict.UNSUPPORTED),
-        (RULE, ADD, errno.ENODEV, Verdict.VANISHED),
-        (RULE, ADD, errno.ENXIO, Verdict.VANISHED),
-        (RULE, ADD, errno.EOPNOTSUPP, Verdict.UNSUPPORTED),
-        (HARD, ADD, errno.EOPNOTSUPP, Verdict.REFUSED),
-        (HARD, REPLACE, errno.EINVAL, Verdict.REFUSED),
-        (HARD, ADD, errno.ENOSPC, Verdict.FULL),
-        (RULE, ADD, errno.EPERM, Verdict.FATAL),
-        (RULE, DELETE, errno.EPERM, Verdict.FATAL),
-        (KEY, DELETE, errno.EPERM, Verdict.DRIFT),
-        (KEY, ADD, errno.EPERM, Verdict.FATAL),
-        (KEY, ADD, errno.EINVAL, Verdict.UNEXPECTED),
-        (KEY, ADD, errno.ENOENT, Verdict.UNSUPPORTED),
-        (Clsact(5), ADD, errno.EEXIST, Verdict.DRIFT),
-        (Clsact(5), ADD, errno.EACCES, Verdict.FATAL),
-        (RULE, ADD, errno.ENOMEM, Verdict.BUSY),
-        (RULE, ADD, errno.EINTR, Verdict.BUSY),
-        (FdbEntry(5, A, own=False), REPLACE, errno.EIO, Verdict.UNEXPECTED),
+        (RULE, ADD, 0, ErrnoAction.DONE),
+        (RULE, ADD, errno.EEXIST, ErrnoAction.DRIFT),
+        (RULE, ADD, errno.EINVAL, ErrnoAction.DRIFT),
+        (RULE, DELETE, errno.ENOENT, ErrnoAction.DRIFT),
+        (RULE, ADD, errno.ENOENT, ErrnoAction.UNSUPPORTED),
+        (RULE, ADD, errno.ENODEV, ErrnoAction.VANISHED),
+        (RULE, ADD, errno.ENXIO, ErrnoAction.VANISHED),
+        (RULE, ADD, errno.EOPNOTSUPP, ErrnoAction.UNSUPPORTED),
+        (HARD, ADD, errno.EOPNOTSUPP, ErrnoAction.REFUSED),
+        (HARD, REPLACE, errno.EINVAL, ErrnoAction.REFUSED),
+        (HARD, ADD, errno.ENOSPC, ErrnoAction.FULL),
+        (RULE, ADD, errno.EPERM, ErrnoAction.FATAL),
+        (RULE, DELETE, errno.EPERM, ErrnoAction.FATAL),
+        (KEY, DELETE, errno.EPERM, ErrnoAction.DRIFT),
+        (KEY, ADD, errno.EPERM, ErrnoAction.FATAL),
+        (KEY, ADD, errno.EINVAL, ErrnoAction.UNEXPECTED),
+        (KEY, ADD, errno.ENOENT, ErrnoAction.UNSUPPORTED),
+        (Clsact(5), ADD, errno.EEXIST, ErrnoAction.DRIFT),
+        (Clsact(5), ADD, errno.EACCES, ErrnoAction.FATAL),
+        (RULE, ADD, errno.ENOMEM, ErrnoAction.BUSY),
+        (RULE, ADD, errno.EINTR, ErrnoAction.BUSY),
+        (FdbEntry(5, A, own=False), REPLACE, errno.EIO, ErrnoAction.UNEXPECTED),
     ],
 )
 def test_what_an_errno_means(target, kind, code, meaning):
-    assert verdict(Operation(kind, target, Phase.MISSING), code) is meaning
+    assert errno_action(Operation(kind, target, Phase.MISSING), code) is meaning
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSPC, errno.EEXIST, errno.ENOMEM, errno.EOPNOTSUPP])
@@ -70,7 +77,7 @@ def test_a_wrong_rule_that_cannot_be_replaced_is_deleted_at_once(code):
 @pytest.mark.parametrize("code", [0, errno.ENODEV, errno.EPERM, errno.ENOENT])
 def test_nothing_is_deleted_where_that_is_needless_or_useless(code):
     operation = Operation(REPLACE, RULE, Phase.WRONG, RULE)
-    assert remedies([operation], [code]) == ()
+    assert compensating_deletes([operation], [code]) == ()
 
 
 def test_one_bad_write_stops_no_other():
@@ -93,21 +100,21 @@ def required(capacity: int, macs: int) -> EdgeHost:
 
 def test_a_full_table_costs_a_few_probes_a_pass_and_recovers_when_there_is_room():
     host = required(capacity=10, macs=40)
-    refusals = Refusals()
+    refusals = RejectedRules()
     operations, errnos = host.run(refusals)
     assert errnos.count(errno.ENOSPC) == 30
-    (told,) = failures(operations, errnos)
+    (told,) = failure_problems(operations, errnos)
     assert (told.kind, len(told.subjects)) == (ProblemKind.TABLE_FULL, 30)
-    refusals = refusals.learn(operations, errnos)
+    refusals = refusals.updated(operations, errnos)
     probed = set()
     for _ in range(8):
         operations, errnos = host.run(refusals)
         assert errnos == [errno.ENOSPC] * PROBES
         probed.update(operation.key for operation in operations)
-        refusals = refusals.learn(operations, errnos)
+        refusals = refusals.updated(operations, errnos)
     assert len(probed) == 30  # each has its turn: 8 passes x 4 probes cover them
     host.kernel.hardware = Hardware(100)
-    refusals = refusals.learn(*host.run(refusals))
+    refusals = refusals.updated(*host.run(refusals))
     assert not refusals.errno_of  # one was taken, so all are tried again
     host.run(refusals)
     assert len(host.kernel.filters) == 40
@@ -118,7 +125,7 @@ def test_a_mac_that_the_nic_cannot_match_goes_by_the_bridge():
     host = required(capacity=100, macs=3)
     host.kernel.hardware = Hardware(refused=frozenset({A}))
     operations, errnos = host.run()
-    assert [problem.kind for problem in failures(operations, errnos)] == [ProblemKind.REFUSED]
+    assert [problem.kind for problem in failure_problems(operations, errnos)] == [ProblemKind.REFUSED]
     assert {mac for _, mac in host.installed()} == {remote_mac(0), remote_mac(2)}
 
 
@@ -126,13 +133,13 @@ def test_without_hardware_nothing_is_installed_and_that_is_told():
     host = required(capacity=0, macs=2)
     host.kernel.hardware = None
     operations, errnos = host.run()
-    assert [problem.kind for problem in failures(operations, errnos)] == [ProblemKind.REFUSED]
+    assert [problem.kind for problem in failure_problems(operations, errnos)] == [ProblemKind.REFUSED]
     assert (host.kernel.filters, host.kernel.actions) == ({}, {})
 
 
 def test_failures_name_device_errno_and_remedy():
     operations = [Operation(ADD, RULE, Phase.MISSING), Operation(ADD, KEY, Phase.ACTIONS)]
-    rule, action = failures(operations, [errno.EPERM, errno.ENOENT])
+    rule, action = failure_problems(operations, [errno.EPERM, errno.ENOENT])
     assert (rule.kind, rule.place) == (ProblemKind.FORBIDDEN, "ifindex 5")
     assert "EPERM" in rule.text
     assert "CAP_NET_ADMIN" in rule.text
@@ -142,12 +149,12 @@ def test_failures_name_device_errno_and_remedy():
 
 def test_drift_is_no_failure_to_tell_of():
     operations = [Operation(ADD, RULE, Phase.MISSING)]
-    assert failures(operations, [errno.EEXIST]) == ()
+    assert failure_problems(operations, [errno.EEXIST]) == ()
 
 
 def test_every_errno_and_operation_must_be_there():
     with pytest.raises(ValueError, match="shorter"):
-        failures([Operation(ADD, RULE, Phase.MISSING)], [])
+        failure_problems([Operation(ADD, RULE, Phase.MISSING)], [])
 
 
 def test_a_tunnels_key_names_the_operation_whatever_it_sets():
