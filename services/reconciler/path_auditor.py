@@ -70,7 +70,7 @@ class MismatchTracker:
         """Destinations with a reported mismatch."""
         return sum(mismatch.reported for mismatch in self._mismatches.values())
 
-    def tracker(self, paths: list[Path], state: FrrState, now_s: float) -> list[PathStatus]:
+    def update(self, paths: list[Path], state: FrrState, now_s: float) -> list[PathStatus]:
         """Status changes to report."""
         news = self._frr(state, now_s)
         present = {path.destination for path in paths}
@@ -135,7 +135,7 @@ class PathAuditor:
         self.tracker = MismatchTracker()
         self.paths: list[Path] = []
         self.state = FrrState()
-        self.on_path_status: Callable[[PathStatus], None] = lambda _verdict: None
+        self.on_path_status: Callable[[PathStatus], None] = lambda _status: None
 
     def changed(self) -> None:
         """Routes have changed: check soon."""
@@ -165,7 +165,7 @@ class PathAuditor:
             known, self._fdb, self._vteps = self._vteps, snapshot.fdb, destinations_of(snapshot)
             self._gone |= set(known) - set(self._vteps)
         self.paths = PathComparison(snapshot, state, self._fast_path, self._vteps).paths()
-        for status in self.tracker.tracker(self.paths, state, self._clock.monotonic()):
+        for status in self.tracker.update(self.paths, state, self._clock.monotonic()):
             self.on_path_status(status)
 
     async def ask(self, *, with_ipv6: bool = False) -> FrrState:

@@ -161,7 +161,7 @@ class Reconciler:
             self._log.warning("fast_path_not_monitored", error=str(error))
             return
         guard.on_removed = self._overrides_removed
-        guard.on_error = lambda trouble: self._log.warning("fast_path_not_monitored", error=trouble)
+        guard.on_error = lambda reason: self._log.warning("fast_path_not_monitored", error=reason)
         self._runtime.spawn(guard.run(), name="fast path guard")
 
     def _network(self) -> Network:

@@ -169,7 +169,7 @@ class Kernel:
         return tuple(_route(route, objects) for route in routes)
 
     def lookups(self) -> tuple[int, ...]:
-        """Routing tables that rules of either family let packets look into, each once, the first one first."""
+        """Routing tables that the rules of both families refer to, each once, in order of priority."""
         requests = [rule_codec.dump_rules(family) for family in (AF_INET, AF_INET6)]
         rules = [rule_codec.decode_rule(payload) for request in requests for payload in self._dump(request)]
         return tuple(dict.fromkeys(rule.table for rule in sorted(rules, key=lambda rule: rule.priority) if rule.table))
