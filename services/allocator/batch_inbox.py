@@ -1,4 +1,4 @@
-"""What agents send about the applications that this replica owns: batches, gathered per tick, and memory requests."""
+"""Batch inbox: gathers the batches of a period for owned applications, and serves memory requests."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from schemas.subjects import CFS, MEMORY_REQUESTS, SubjectError
 from services._runtime.bus.api import Bus, BusError, Delivery, Responder, Subscription
 
 GATHER_S = 0.003
-"""How long the batches of a tick are waited for, to be decided in one step; when all are there, not at all."""
+"""Seconds to wait for more batches of a period, to decide all in one step; none once all have arrived."""
 GATHER_WAITS = 8
-"""Such waits in a row while batches keep coming."""
+"""Consecutive waits while batches keep arriving."""
 
 
-class Intake:
-    """Subscriptions per application, and the batches of a tick."""
+class BatchInbox:
+    """Subscriptions per application, and the batches not handed over yet."""
 
     def __init__(
         self, bus: Bus, on_batches: Callable[[list[CfsBatch]], None], on_request: Responder, expected: Callable[[], int]
     ) -> None:
-        """Hand batches over when ``expected`` of them are there, or when no more come."""
-        self.misplaced = 0
+        """Hand batches over once ``expected`` of them have arrived, or no more come."""
+        self.subject_mismatches = 0
         self._bus = bus
         self._on_batches = on_batches
         self._on_request = on_request
         self._expected = expected
         self._subscriptions: dict[str, list[Subscription]] = {}
-        self._waiting: list[CfsBatch] = []
+        self._pending: list[CfsBatch] = []
         self._gathering: asyncio.TimerHandle | None = None
 
-    async def listen(self, app: str) -> None:
-        """Hear of an application; of one that is heard already nothing changes.
+    async def subscribe(self, app: str) -> None:
+        """Subscribe to an application; one already subscribed does not change.
 
         Raises:
-            BusError: it cannot be heard.
+            BusError: the subscription failed.
         """
         if app in self._subscriptions:
             return
@@ -47,40 +47,40 @@ class Intake:
             requests = MEMORY_REQUESTS.subject(self._bus.root, app=app)
             subscriptions.append(await self._bus.serve(requests, self._on_request))
         except BusError:
-            await self.ignore(app)
+            await self.unsubscribe(app)
             raise
-        if self._subscriptions.get(app) is not subscriptions:  # it was lost meanwhile
+        if self._subscriptions.get(app) is not subscriptions:  # unsubscribed meanwhile
             await _stop(subscriptions)
 
-    def ignore(self, app: str) -> Coroutine[None, None, None]:
-        """Hear of it no longer; what is returned ends when the server knows."""
+    def unsubscribe(self, app: str) -> Coroutine[None, None, None]:
+        """Unsubscribe at once; the coroutine ends when the server has confirmed."""
         return _stop(self._subscriptions.pop(app, []))
 
     async def stop(self) -> None:
-        """Hear of nothing."""
+        """Unsubscribe from everything."""
         if self._gathering is not None:
             self._gathering.cancel()
         for app in list(self._subscriptions):
-            await self.ignore(app)
+            await self.unsubscribe(app)
 
     def take(self, delivery: Delivery) -> None:
-        """A batch has come."""
+        """Accept a batch."""
         batch = delivery.message
         # A server's permissions are by subject: what a batch says of its origin must agree with it.
         if not isinstance(batch, CfsBatch) or delivery.subject != _batch_subject(self._bus.root, batch.app, batch.node):
-            self.misplaced += 1
+            self.subject_mismatches += 1
             return
-        self._waiting.append(batch)
-        if len(self._waiting) == self._expected():
+        self._pending.append(batch)
+        if len(self._pending) == self._expected():
             self._hand_over()
         elif self._gathering is None:
             self._gather(0)
 
     def _gather(self, seen: int, waits: int = GATHER_WAITS) -> None:
-        """Wait for more batches as long as they keep coming; a step costs as much for few of them as for many."""
-        if len(self._waiting) > seen and waits:
+        """Wait while batches keep arriving; a step costs as much for few of them as for many."""
+        if len(self._pending) > seen and waits:
             again = asyncio.get_running_loop().call_later
-            self._gathering = again(GATHER_S, self._gather, len(self._waiting), waits - 1)
+            self._gathering = again(GATHER_S, self._gather, len(self._pending), waits - 1)
         else:
             self._hand_over()
 
@@ -88,7 +88,7 @@ class Intake:
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        batches, self._waiting = self._waiting, []
+        batches, self._pending = self._pending, []
         self._on_batches(batches)
 
 

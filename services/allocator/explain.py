@@ -1,4 +1,4 @@
-"""Decisions as sentences, with the numbers that led to them, in cores and MiB."""
+"""Explanations of decisions in words, with the numbers behind them in cores and MiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders and decisions as messages: the arrays of a step, split by node and by application."""
+"""Limit updates and decisions as messages: the columns of a step, split by node and by application."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from services.allocator.budget.fairness import FairShares
 from services.allocator.cpu.policy_api import CpuTargets
 from services.allocator.memory.policy import MemoryTargets
 from services.allocator.state.app_parameters import AppTable
-from services.allocator.state.cluster_state import NodeState, Roster
+from services.allocator.state.cluster_state import ClusterState, NodeState
 from services.allocator.state.container_columns import IntArray, Rows
 
 
 @dataclass(slots=True)
 class Reasons:
-    """Why one resource's target is what it is; columns of shape (N,) as in `schemas.limits.LimitDecisions`."""
+    """Reasons of one resource's targets; columns of shape (N,) as in `schemas.limits.LimitDecisions`."""
 
     reason: IntArray
     measured: np.ndarray[Any, np.dtype[np.float64]]
@@ -26,16 +26,16 @@ class Reasons:
 
     @classmethod
     def none(cls, count: int) -> Self:
-        """Nothing has a reason yet."""
+        """No reasons."""
         return cls(np.zeros(count, dtype=np.int64), np.zeros(count), np.zeros(count))
 
-    def take(self, index: IntArray, wish: CpuTargets | MemoryTargets) -> None:
-        """Take over a policy's reasons for rows ``index`` where it has one."""
-        changed = wish.reason > 0
+    def copy_from(self, index: IntArray, targets: CpuTargets | MemoryTargets) -> None:
+        """Copy a policy's reasons for rows ``index`` where it gives one."""
+        changed = targets.reason > 0
         rows = index[changed]
-        self.reason[rows] = wish.reason[changed]
-        self.measured[rows] = wish.measured[changed]
-        self.threshold[rows] = wish.threshold[changed]
+        self.reason[rows] = targets.reason[changed]
+        self.measured[rows] = targets.measured[changed]
+        self.threshold[rows] = targets.threshold[changed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Ordered:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Identity of an order message."""
+class UpdateId:
+    """Identity of a limit update."""
 
     epoch: int
     seq: int
@@ -56,8 +56,8 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
-    """Rows whose orders go out, shape (N,), in the order of nodes and epochs; a limit that does not change is 0."""
+class ChangedRows:
+    """Rows to send, shape (N,), ordered by node and epoch; 0: that limit is unchanged."""
 
     index: IntArray
     quota_us: IntArray
@@ -65,7 +65,7 @@ class Sending:
 
     @classmethod
     def of(cls, rows: Rows, index: IntArray, before: Ordered) -> Self:
-        """What has changed in these rows."""
+        """The changes in these rows."""
         quota_us, limit_bytes = rows.quota_ordered_us[index], rows.limit_ordered_bytes[index]
         return cls(
             index,
@@ -74,26 +74,28 @@ class Sending:
         )
 
 
-def limit_update(roster: Roster, sending: Sending, part: slice, order: Order) -> LimitUpdate:
-    """The order for a part, which is of one node."""
-    index = sending.index[part]
-    apps = sorted(set(roster.rows.app[index].tolist()))
-    keys = roster.keys
+def limit_update(cluster: ClusterState, changed: ChangedRows, part: slice, update: UpdateId) -> LimitUpdate:
+    """The update for a part of the rows, all of one node."""
+    index = changed.index[part]
+    apps = sorted(set(cluster.rows.app[index].tolist()))
+    keys = cluster.keys
     return LimitUpdate.build(
         [keys[row] for row in index.tolist()],
-        {"quota_us": sending.quota_us[part], "limit_bytes": sending.limit_bytes[part]},
-        **_update_head(roster.nodes[int(roster.rows.node[index[0]])], order, tuple(roster.apps[app] for app in apps)),
+        {"quota_us": changed.quota_us[part], "limit_bytes": changed.limit_bytes[part]},
+        **_update_head(
+            cluster.nodes[int(cluster.rows.node[index[0]])], update, tuple(cluster.apps[app] for app in apps)
+        ),
     )
 
 
-def fence(state: NodeState, apps: tuple[str, ...], order: Order) -> LimitUpdate:
-    """Claims applications on a node for an epoch and asks for the truth."""
-    return LimitUpdate.build([], {"quota_us": [], "limit_bytes": []}, **_update_head(state, order, apps))
+def fence(state: NodeState, apps: tuple[str, ...], update: UpdateId) -> LimitUpdate:
+    """An update without rows: claims applications on a node for an epoch, and requests its state."""
+    return LimitUpdate.build([], {"quota_us": [], "limit_bytes": []}, **_update_head(state, update, apps))
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
-    """What a node may grant by itself, per row of `Reserves`."""
+class ReserveGrants:
+    """Cumulative reserve grants, per slot of `Reserves`."""
 
     index: IntArray
     given_bytes: list[int]
@@ -102,27 +104,27 @@ class Lent:
     fair: FairShares
 
 
-def reserve_update(roster: Roster, node: int, lent: Lent, order: Order) -> LimitUpdate:
-    """The order for reserves: a fence that says what was given so far, per row, and whom it may be granted to."""
-    apps = roster.reserves.app[lent.index]
+def reserve_update(cluster: ClusterState, node: int, grants: ReserveGrants, update: UpdateId) -> LimitUpdate:
+    """A fence with cumulative reserve grants per slot, and the bounds for granting from them."""
+    apps = cluster.reserves.app[grants.index]
     return LimitUpdate.build(
         [],
         {"quota_us": [], "limit_bytes": []},
-        reserve_given_bytes=tuple(lent.given_bytes),
-        container_max_bytes=tuple(lent.container_max_bytes[apps].tolist()),
-        fair_share_bytes=tuple(lent.fair.share_bytes[apps].tolist()),
-        fair_growth_bytes=tuple(lent.fair.growth_bytes[apps].tolist()),
-        **_update_head(roster.nodes[node], order, tuple(roster.apps[app] for app in apps.tolist())),
+        reserve_given_bytes=tuple(grants.given_bytes),
+        container_max_bytes=tuple(grants.container_max_bytes[apps].tolist()),
+        fair_share_bytes=tuple(grants.fair.share_bytes[apps].tolist()),
+        fair_growth_bytes=tuple(grants.fair.growth_bytes[apps].tolist()),
+        **_update_head(cluster.nodes[node], update, tuple(cluster.apps[app] for app in apps.tolist())),
     )
 
 
-def _update_head(state: NodeState, order: Order, apps: tuple[str, ...]) -> dict[str, Any]:
+def _update_head(state: NodeState, update: UpdateId, apps: tuple[str, ...]) -> dict[str, Any]:
     return {
         "node": state.name,
         "incarnation": state.incarnation,
-        "epoch": order.epoch,
-        "seq": order.seq,
-        "time_ns": order.time_ns,
+        "epoch": update.epoch,
+        "seq": update.seq,
+        "time_ns": update.time_ns,
         "apps": apps,
     }
 
@@ -131,8 +133,8 @@ def _update_head(state: NodeState, order: Order, apps: tuple[str, ...]) -> dict[
 class Pools:
     """Sums per application after a step, shape (A,)."""
 
-    quota_held_us: IntArray
-    limit_held_bytes: IntArray
+    quota_committed_us: IntArray
+    limit_committed_bytes: IntArray
     """Containers' limits and reserves."""
     reserved_bytes: IntArray
     containers: IntArray
@@ -140,7 +142,7 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Everything that a step's decision messages tell."""
+    """Inputs of a step's decision messages."""
 
     table: AppTable
     pools: Pools
@@ -153,9 +155,9 @@ class StepResult:
     memory: Reasons
 
 
-def limit_decisions(roster: Roster, app: int, index: IntArray, result: StepResult) -> LimitDecisions:
-    """One application's changes in one step; ``index`` may be empty: then only the pools are told."""
-    rows, table, before = roster.rows, result.table, result.before
+def limit_decisions(cluster: ClusterState, app: int, index: IntArray, result: StepResult) -> LimitDecisions:
+    """Changes of one application in one step; with an empty ``index`` only its pools."""
+    rows, table, before = cluster.rows, result.table, result.before
     quota_us, limit_bytes = rows.quota_ordered_us[index], rows.limit_ordered_bytes[index]
     quota_before, limit_before = before.quota_us[index], before.limit_bytes[index]
     columns: dict[str, Any] = {
@@ -171,18 +173,18 @@ def limit_decisions(roster: Roster, app: int, index: IntArray, result: StepResul
             f"{prefix}_threshold": why.threshold[index],
         }
     return LimitDecisions.build(
-        [roster.keys[row] for row in index.tolist()],
+        [cluster.keys[row] for row in index.tolist()],
         columns,
-        app=roster.apps[app],
-        mode="observe" if table.virtual[app] else "enforce",
+        app=cluster.apps[app],
+        mode="observe" if table.observe_only[app] else "enforce",
         policy="waterfill" if table.waterfill[app] else "escra",
         epoch=int(result.epochs[app]),
         step=result.step,
         time_ns=result.time_ns,
         container_count=int(result.pools.containers[app]),
         cpu_limit_us=int(table.cpu_limit_us[app]),
-        cpu_allocated_us=int(result.pools.quota_held_us[app]),
+        cpu_allocated_us=int(result.pools.quota_committed_us[app]),
         memory_limit_bytes=int(table.memory_limit_bytes[app]),
-        memory_allocated_bytes=int(result.pools.limit_held_bytes[app]),
+        memory_allocated_bytes=int(result.pools.limit_committed_bytes[app]),
         memory_reserved_bytes=int(result.pools.reserved_bytes[app]),
     )

@@ -1,4 +1,4 @@
-"""The allocator's wiring: own applications, batches in, one vectorised step, orders and decisions out."""
+"""Allocator service: leases, batches in, one vectorised step, limit updates and decisions out."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import NEW_TRACE, Begin, span
-from services.allocator.batch_inbox import Intake
-from services.allocator.cycle import Allocation, Outcome, Refusal
-from services.allocator.leases.membership import Callbacks, Replicas
+from services.allocator.batch_inbox import BatchInbox
+from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
+from services.allocator.leases.membership import Callbacks, Membership
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.eligibility import Moment
-from services.allocator.update_sender import Orders
+from services.allocator.state.eligibility import StepTime
+from services.allocator.update_sender import UpdateSender
 
 FENCE_EVERY_S = 0.25
 
 
 class Allocator:
-    """Decides for the applications that it owns; several replicas share all applications of a bus."""
+    """Decides for the applications that this replica owns; replicas share the applications of a bus."""
 
     name: ClassVar[str] = "allocator"
     version: ClassVar[str] = version("turnbuckle")
@@ -46,11 +46,13 @@ class Allocator:
         self._bus = runtime.bus
         self._clock = runtime.clock
         self._log = runtime.log
-        self._allocation = allocation = Allocation(int(self._settings.warm_up_s * 1e9))
-        self._replicas = Replicas(runtime, Callbacks(self._own, self._disown))
-        self._intake = Intake(self._bus, self._step, self._take_request, lambda: allocation.roster.group_count)
-        self._orders = Orders(runtime, allocation, self._moment, self._after_replies, self._replicas.may_decide)
-        self._queries = Queries(allocation, self._replicas, self._clock)
+        self._allocation = allocation = AllocationCycle(int(self._settings.warm_up_s * 1e9))
+        self._membership = Membership(runtime, Callbacks(self._acquire, self._release))
+        self._inbox = BatchInbox(self._bus, self._step, self._on_memory_request, lambda: allocation.cluster.group_count)
+        self._sender = UpdateSender(
+            runtime, allocation, self._step_time, self._after_replies, self._membership.may_decide
+        )
+        self._queries = Queries(allocation, self._membership, self._clock)
         self._subscriptions: list[Subscription] = []
         self._reclaimed_s = self._fenced_s = self._paused_s = self._clock.monotonic()
         self.changes = 0
@@ -58,13 +60,13 @@ class Allocator:
         self.refused_memory_requests = 0
 
     async def start(self) -> None:
-        """Learn the applications, join the other replicas, answer queries."""
+        """Read applications and nodes, join the other replicas, serve queries."""
         self._register_metrics()
-        for bucket, take in ((NODES, self._take_node), (APPS, self._take_spec)):
+        for bucket, take in ((NODES, self._on_node_entry), (APPS, self._on_app_entry)):
             listed = asyncio.Event()
-            self._runtime.spawn(self._follow(bucket, take, listed), name=f"bucket {bucket.name}")
-            await listed.wait()  # before others hand us what we would not know
-        replica, root = self._replicas.id, self._bus.root
+            self._runtime.spawn(self._watch(bucket, take, listed), name=f"bucket {bucket.name}")
+            await listed.wait()  # an acquired lease needs the specs and nodes
+        replica, root = self._membership.id, self._bus.root
         self._subscriptions = [
             await self._bus.serve(REPLICA_STATE.subject(root, replica=replica), self._queries.own_state),
             await self._bus.serve(REPLICA_EXPLAIN.subject(root, replica=replica), self._queries.own_explain),
@@ -75,57 +77,57 @@ class Allocator:
                 {ALLOCATOR_STATE: self._queries.state, ALLOCATOR_EXPLAIN: self._queries.explain},
             ),
         ]
-        await self._replicas.start()
-        self._runtime.spawn(self._forget_silent_nodes(), name="silent nodes")
+        await self._membership.start()
+        self._runtime.spawn(self._expire_nodes(), name="node expiry")
         self._log.info("allocator_started", replica=replica)
 
     async def stop(self) -> None:
-        """Stop deciding; others take over, limits stay as they are."""
-        await self._replicas.stop()
-        self._orders.stop()
-        await self._intake.stop()
+        """Stop deciding and release the leases; limits stay as they are."""
+        await self._membership.stop()
+        self._sender.stop()
+        await self._inbox.stop()
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.stop()
 
     def not_ready(self) -> str | None:
-        """Why this replica could not decide, whether or not it owns anything; or None."""
-        return self._replicas.not_ready()
+        """Why this replica cannot decide, whether or not it owns anything; or None."""
+        return self._membership.not_ready()
 
     # -- ownership ---------------------------------------------------------------------------------------------
 
-    async def _own(self, app: str, epoch: int) -> None:
-        self._allocation.own(app, epoch, monotonic_ns(self._clock))
-        await self._intake.listen(app)
+    async def _acquire(self, app: str, epoch: int) -> None:
+        self._allocation.acquire(app, epoch, monotonic_ns(self._clock))
+        await self._inbox.subscribe(app)
 
-    def _disown(self, app: str) -> None:
-        self._allocation.disown(app)
+    def _release(self, app: str) -> None:
+        self._allocation.release(app)
         self._queries.forget(app)
-        self._runtime.spawn(self._intake.ignore(app), name=f"ignore {app}")
+        self._runtime.spawn(self._inbox.unsubscribe(app), name=f"ignore {app}")
 
-    def _follow_lost(self) -> None:
-        """Agents know a newer epoch of these: the lease says whose they are."""
-        for app in self._allocation.take_lost():
-            self._log.warning("stale_epoch", app=app, epoch=self._replicas.held.get(app))
-            self._replicas.refused(app)
+    def _release_lost(self) -> None:
+        """Release applications of which an agent knows a newer epoch; their leases are read again."""
+        for app in self._allocation.drain_lost():
+            self._log.warning("stale_epoch", app=app, epoch=self._membership.held.get(app))
+            self._membership.report_stale_epoch(app)
 
     # -- the step ----------------------------------------------------------------------------------------------
 
     def _step(self, batches: list[CfsBatch]) -> None:
-        if not self._replicas.may_decide():
+        if not self._membership.may_decide():
             return
         now_s = self._clock.monotonic()
         reclaim = now_s - self._reclaimed_s >= self._settings.reclaim_every_s
         if reclaim:
             self._reclaimed_s = now_s
         begun_ns = self._clock.time_ns()
-        self._act_traced(self._allocation.step(batches, self._moment(reclaim=reclaim)), begun_ns, len(batches))
+        self._act_traced(self._allocation.step(batches, self._step_time(reclaim=reclaim)), begun_ns, len(batches))
         if now_s - self._fenced_s >= FENCE_EVERY_S:
             self._fenced_s = now_s
-            self._order(self._allocation.fences_due(self._moment()))
+            self._order(self._allocation.fences_due(self._step_time()))
 
-    def _moment(self, *, reclaim: bool = False) -> Moment:
-        return Moment(
+    def _step_time(self, *, reclaim: bool = False) -> StepTime:
+        return StepTime(
             monotonic_ns(self._clock),
             self._clock.time_ns(),
             reclaim,
@@ -133,7 +135,7 @@ class Allocator:
         )
 
     def _act_traced(self, outcome: Outcome, begun_ns: int, batches: int) -> None:
-        """A step that changes nothing is nothing to tell of."""
+        """Act in a span of its own; a step without updates makes none."""
         if not outcome.updates:
             self._act(outcome)
             return
@@ -148,26 +150,26 @@ class Allocator:
 
     def _act(self, outcome: Outcome) -> None:
         self._order(outcome.updates)
-        if not self._replicas.may_decide():  # stopped (SIGSTOP, starved) while it decided: a successor may have begun
+        if not self._membership.may_decide():  # stopped (SIGSTOP, starved) meanwhile: a successor may have taken over
             return
         for decisions in outcome.decisions:
             self.changes += decisions.row_count
             self._bus.publish(_decisions_subject(self._bus.root, decisions.app), decisions)
             self._queries.remember(decisions)
         for refusal in outcome.refusals:
-            self._tell_refusal(refusal)
+            self._publish_refusal(refusal)
 
     def _order(self, updates: tuple[LimitUpdate, ...]) -> None:
-        self._orders.send(updates)
+        self._sender.send(updates)
 
     def _after_replies(self) -> None:
-        """Hand out what replies have freed."""
-        self._follow_lost()
-        if self._replicas.may_decide():
-            self._act(self._allocation.fund(self._moment()))
+        """Redistribute what replies have freed."""
+        self._release_lost()
+        if self._membership.may_decide():
+            self._act(self._allocation.redistribute(self._step_time()))
 
-    async def _take_request(self, delivery: Delivery) -> Message:
-        """A node's reserve runs out; no answer but an error says: ask again."""
+    async def _on_memory_request(self, delivery: Delivery) -> Message:
+        """Serve a memory request of an agent whose reserve runs out; an error reply means: retry."""
         request = delivery.message
         if not isinstance(request, MemoryRequest):
             raise RequestRefusedError(400, f"unexpected {request.type_name}")
@@ -180,7 +182,7 @@ class Allocator:
             turnbuckle__container=request.container,
             turnbuckle__memory__wanted_bytes=request.wanted_bytes,
         ) as current:
-            reply, outcome = self._allocation.request_memory(request, self._moment())
+            reply, outcome = self._allocation.request_memory(request, self._step_time())
             self.refused_memory_requests += bool(reply.refusal)
             current.set(
                 turnbuckle__memory__granted_bytes=reply.granted_bytes,
@@ -193,63 +195,65 @@ class Allocator:
         return reply
 
     def _require_ownership(self, app: str) -> None:
-        if not self._replicas.may_decide() or app not in self._replicas.held:
+        if not self._membership.may_decide() or app not in self._membership.held:
             raise RequestRefusedError(503, f"{app} has no owner at present: retry")
 
     # -- applications and nodes --------------------------------------------------------------------------------
 
-    async def _follow(
+    async def _watch(
         self, bucket: BucketSpec, take: Callable[[str, Entry | None], None], listed: asyncio.Event
     ) -> None:
-        """Applications and nodes come and change through KV; runs until cancelled."""
+        """Follow a KV bucket; runs until cancelled."""
         async with self._bus.bucket(bucket).watch(take):
             listed.set()
             await asyncio.Event().wait()
 
-    def _take_node(self, node: str, entry: Entry | None) -> None:
+    def _on_node_entry(self, node: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
         if isinstance(message, NodeInfo):
-            pending = bool(message.sources_pending)
-            self._allocation.attendance.present(node, message.incarnation, pending=pending)
+            sources_pending = bool(message.sources_pending)
+            self._allocation.inventory.register(node, message.incarnation, sources_pending=sources_pending)
         elif entry is None:
-            self._allocation.attendance.gone(node)
+            self._allocation.inventory.deregister(node)
 
-    def _take_spec(self, app: str, entry: Entry | None) -> None:
+    def _on_app_entry(self, app: str, entry: Entry | None) -> None:
         message = entry.message if entry is not None else None
         if entry is not None and not (isinstance(message, AppSpec) and message.name == app):
             self._log.warning("spec_rejected", app=app, remedy="announce it again with `turnbuckle apply`")
             return
         if isinstance(message, AppSpec):
             self._allocation.set_spec(app, message)
-            epoch = self._replicas.held.get(app)
-            if epoch is not None and not self._allocation.epoch_of(app):  # withdrawn and back before it was released
-                self._allocation.own(app, epoch, monotonic_ns(self._clock))
+            epoch = self._membership.held.get(app)
+            if epoch is not None and not self._allocation.epoch_of(
+                app
+            ):  # withdrawn and announced again before the lease was released
+                self._allocation.acquire(app, epoch, monotonic_ns(self._clock))
         else:
-            updates = self._allocation.withdraw(app, self._moment())
-            self._order(updates if self._replicas.may_decide() else ())
-        self._replicas.announce(app, announced=message is not None)
+            updates = self._allocation.withdraw(app, self._step_time())
+            self._order(updates if self._membership.may_decide() else ())
+        self._membership.set_announced(app, announced=message is not None)
         self._log.info("app_spec_changed", app=app, announced=message is not None)
 
-    async def _forget_silent_nodes(self) -> None:
-        """A node that is silent for long has died with its containers; its share is given back.
+    async def _expire_nodes(self) -> None:
+        """Remove nodes that have not reported for `node_expiry_s`: their containers died with them.
 
-        While nothing could be decided, nothing could be heard either: that time does not count.
+        The timeout restarts while this replica may not decide: it receives no reports then.
         """
-        roster, after_s = self._allocation.roster, self._settings.node_expiry_s
+        cluster, after_s = self._allocation.cluster, self._settings.node_expiry_s
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + 1.0)
             now_s = self._clock.monotonic()
-            if not self._replicas.may_decide():
+            if not self._membership.may_decide():
                 self._paused_s = now_s
             if now_s - self._paused_s < after_s:
                 continue
-            attendance = self._allocation.attendance
-            for index, node in enumerate(roster.nodes):
-                silent = node.heard_ns < (now_s - after_s) * 1e9 and not attendance.is_pending(node.name)
-                if silent and roster.forget_node(index):
+            inventory = self._allocation.inventory
+            for index, node in enumerate(cluster.nodes):
+                silent = node.last_seen_ns < (now_s - after_s) * 1e9 and not inventory.has_pending_sources(node.name)
+                if silent and cluster.remove_node(index):
                     self._log.warning("node_expired", node=node.name, after_s=after_s)
 
-    def _tell_refusal(self, refusal: Refusal) -> None:
+    def _publish_refusal(self, refusal: RefusedContainer) -> None:
         event = ContainerEvent(
             change=ContainerChange.REFUSED,
             app=refusal.app,
@@ -266,26 +270,26 @@ class Allocator:
         self._log.warning("container_refused", app=refusal.app, container=refusal.container, reason=refusal.reason)
 
     def _register_metrics(self) -> None:
-        roster, allocation, replicas = self._allocation.roster, self._allocation, self._replicas
+        cluster, allocation, membership = self._allocation.cluster, self._allocation, self._membership
         for name, read in {
-            "applications": lambda: len(roster.specs),
-            "owned_applications": lambda: len(replicas.held),
-            "containers": lambda: roster.rows.count,
+            "applications": lambda: len(cluster.specs),
+            "owned_applications": lambda: len(membership.held),
+            "containers": lambda: cluster.rows.count,
             "refused_containers": lambda: len(allocation.refusals),
             "steps_total": lambda: allocation.step_count,
             "changes_total": lambda: self.changes,
-            "limit_updates_total": lambda: self._orders.sent,
-            "unacknowledged_limit_updates_total": lambda: self._orders.lost,
+            "limit_updates_total": lambda: self._sender.sent,
+            "unacknowledged_limit_updates_total": lambda: self._sender.lost,
             "memory_requests_total": lambda: self.memory_requests,
             "refused_memory_requests_total": lambda: self.refused_memory_requests,
-            "takeovers_total": lambda: replicas.takeovers,
-            "lost_leases_total": lambda: replicas.lost_leases,
-            "failed_renewals_total": lambda: replicas.failed_renewals,
-            "out_of_order_batches_total": lambda: roster.counts.overtaken,
-            "stale_batches_total": lambda: roster.counts.stale,
-            "subject_mismatch_total": lambda: self._intake.misplaced,
-            "nodes_not_reported": lambda: len(set().union(*allocation.attendance.missing.values())),
-            "invalid_samples_total": lambda: roster.counts.absurd_rows,
+            "takeovers_total": lambda: membership.takeovers,
+            "lost_leases_total": lambda: membership.lost_leases,
+            "failed_renewals_total": lambda: membership.failed_renewals,
+            "out_of_order_batches_total": lambda: cluster.counts.out_of_order,
+            "stale_batches_total": lambda: cluster.counts.stale,
+            "subject_mismatch_total": lambda: self._inbox.subject_mismatches,
+            "nodes_not_reported": lambda: len(set().union(*allocation.inventory.not_reported.values())),
+            "invalid_samples_total": lambda: cluster.counts.invalid_samples,
         }.items():
             self._runtime.telemetry.observe(f"turnbuckle_allocator_{name}", read)
 

@@ -1,4 +1,4 @@
-"""Orders out, replies in, and what they have freed handed out at once."""
+"""Sends limit updates, records replies, and redistributes what they have freed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from schemas.message import Message
 from schemas.subjects import LIMIT_UPDATES, Subject
 from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime
-from services.allocator.cycle import Allocation
+from services.allocator.cycle import AllocationCycle
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.eligibility import Moment
+from services.allocator.state.eligibility import StepTime
 
-FUND_S = 0.005
-"""Replies of many nodes come close together; one at a time, each would send a little to every node that waits."""
+REPLY_GATHER_S = 0.005
+"""Replies of many nodes come close together; redistributing after each would send a little to every waiting node."""
 REPLY_TIMEOUT_S = 1.0
-"""A reply comes within one period and a deadline (130 ms) unless it is lost."""
+"""A reply takes at most one period and a deadline (130 ms) unless it is lost."""
 
 
-class Orders:
-    """Delivers orders and takes in their replies."""
+class UpdateSender:
+    """Delivers limit updates and records the replies."""
 
     def __init__(
         self,
         runtime: Runtime[AllocatorSettings],
-        allocation: Allocation,
-        moment: Callable[[], Moment],
+        allocation: AllocationCycle,
+        time: Callable[[], StepTime],
         on_reply: Callable[[], None],
         may_send: Callable[[], bool],
     ) -> None:
@@ -36,44 +36,44 @@ class Orders:
 
         Args:
             runtime: of the service.
-            allocation: whose orders they are.
-            moment: now.
-            on_reply: called after replies, soon, for all that come close together at once.
-            may_send: whether this replica may still act as an owner; asked when an order goes out.
+            allocation: that made the updates.
+            time: current time.
+            on_reply: called soon after replies, once for those that come close together.
+            may_send: whether this replica may still act as an owner; checked when an update goes out.
         """
         self.sent = 0
         self.lost = 0
         self._runtime = runtime
         self._allocation = allocation
-        self._moment = moment
+        self._step_time = time
         self._on_reply = on_reply
         self._may_send = may_send
-        self._awaited = 0
+        self._outstanding = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, updates: Iterable[LimitUpdate]) -> None:
-        """Send each, in a task of its own."""
+        """Send each update in a task of its own."""
         for update in updates:
             self.sent += 1
-            self._runtime.spawn(self._deliver(update), name=f"order {update.seq}")
+            self._runtime.spawn(self._deliver(update), name=f"limit update {update.seq}")
 
     def stop(self) -> None:
-        """Call back no more."""
+        """Cancel the pending callback."""
         if self._timer is not None:
             self._timer.cancel()
 
     async def _deliver(self, update: LimitUpdate) -> None:
         reply = None
         try:
-            if self._may_send():  # decided before the process was stopped, and sent after it, it would be too late
-                reply = await self._request(_orders_subject(self._runtime.bus.root, update.node), update)
+            if self._may_send():  # else an update decided before SIGSTOP could go out after it
+                reply = await self._request(_update_subject(self._runtime.bus.root, update.node), update)
         except BusError as error:
             self._runtime.log.debug("limit_update_unacknowledged", node=update.node, seq=update.seq, error=str(error))
         if not isinstance(reply, LimitReply):
             self.lost += 1
-            self._allocation.take_loss(update)
+            self._allocation.record_timeout(update)
             return
-        self._allocation.take_reply(reply, update, self._moment())
+        self._allocation.record_reply(reply, update, self._step_time())
         if reply.refusal:
             self._runtime.log.warning("limit_update_rejected", node=update.node, reason=reply.refusal)
         if reply.node_refusal:
@@ -83,18 +83,18 @@ class Orders:
         self._call_back_soon()
 
     async def _request(self, subject: Subject, update: LimitUpdate) -> Message:
-        self._awaited += 1
+        self._outstanding += 1
         try:
             return await self._runtime.bus.request(subject, update, timeout_s=REPLY_TIMEOUT_S)
         finally:
-            self._awaited -= 1
+            self._outstanding -= 1
 
     def _call_back_soon(self) -> None:
-        """At once where no other reply is awaited."""
-        if not self._awaited:
+        """Call back at once if no other reply is outstanding."""
+        if not self._outstanding:
             self._call_back()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FUND_S, self._call_back)
+            self._timer = asyncio.get_running_loop().call_later(REPLY_GATHER_S, self._call_back)
 
     def _call_back(self) -> None:
         if self._timer is not None:
@@ -104,5 +104,5 @@ class Orders:
 
 
 @lru_cache(maxsize=1 << 16)
-def _orders_subject(root: str, node: str) -> Subject:
+def _update_subject(root: str, node: str) -> Subject:
     return LIMIT_UPDATES.subject(root, node=node)

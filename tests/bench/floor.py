@@ -29,8 +29,8 @@ from schemas.subjects import CFS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.allocator.cycle import Allocation
-from services.allocator.state.eligibility import Moment
+from services.allocator.cycle import AllocationCycle
+from services.allocator.state.eligibility import StepTime
 from tests.bench.cluster import open_cluster
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, write_record
@@ -78,19 +78,19 @@ async def _swallow(_message: object) -> None:
 
 def steps(rest_s: float) -> Iterator[float]:
     """CPU of one step with a fresh batch of 100 containers after another, us; decoding is not part of it."""
-    allocation, node = Allocation(), SyntheticNode("node0", 0, LOAD, np.random.default_rng(1))
-    allocation.own("app0", 1, 0)
+    allocation, node = AllocationCycle(), SyntheticNode("node0", 0, LOAD, np.random.default_rng(1))
+    allocation.acquire("app0", 1, 0)
     allocation.set_spec("app0", AppSpec(name="app0", cpu_limit=0.4 * CONTAINERS, memory_limit=CONTAINERS * (128 << 20)))
     for number in range(1, STEPS + 1):
         wall_ns = time.time_ns()
         batches = [decode(encode(batch)) for batch in node.batches(wall_ns)]
-        moment = Moment(number * int(PERIOD_S * 1e9), wall_ns)
+        step_time = StepTime(number * int(PERIOD_S * 1e9), wall_ns)
         time.sleep(rest_s)
         began_ns = time.thread_time_ns()
-        outcome = allocation.step(batches, moment)  # type: ignore[arg-type]
+        outcome = allocation.step(batches, step_time)  # type: ignore[arg-type]
         yield (time.thread_time_ns() - began_ns) / 1e3
-        for update in (*outcome.updates, *allocation.fences_due(moment)):
-            allocation.take_reply(node.carry_out(update), update, moment)
+        for update in (*outcome.updates, *allocation.fences_due(step_time)):
+            allocation.record_reply(node.carry_out(update), update, step_time)
             allocation.end_warm_up("app0")
 
 

@@ -118,7 +118,7 @@ class CfsPlant:
         return held
 
     def commit(self, target_us: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Orders out of targets: cuts as they are, raises scaled into limit - sum(max(old, new))."""
+        """Limit updates out of targets: cuts as they are, raises scaled into limit - sum(max(old, new))."""
         held = self.held_us()
         ask = np.where(target_us > self.ordered_us, np.maximum(target_us - held, 0), 0)
         for app, limit in enumerate(self.limit_us):

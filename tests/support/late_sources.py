@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from schemas.containers import ContainerSource
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import SourceAnswered
-from services.allocator.cycle import Allocation
+from services.allocator.cycle import AllocationCycle
 from tests.support.lossy_cluster import LossyCluster, Machine
 
 SOURCES = (ContainerSource.EXEC, ContainerSource.DOCKER)
@@ -42,11 +42,11 @@ class LateCluster(LossyCluster):
 
     def start_allocator(self):
         self.epoch += 1
-        self.allocation = Allocation()
+        self.allocation = AllocationCycle()
         for machine in self.machines:
             self.announce(machine)
         self.allocation.set_spec(self.spec.name, self.spec)
-        self.allocation.own(self.spec.name, self.epoch, self.now_ns)
+        self.allocation.acquire(self.spec.name, self.epoch, self.now_ns)
 
     def hear(self, batch):
         """The nodes are announced."""
@@ -55,7 +55,7 @@ class LateCluster(LossyCluster):
         """The registration of a node, and its heartbeat."""
         node = machine.node
         pending = not node.inventory.complete
-        self.allocation.attendance.present(machine.name, node.incarnation, pending=pending)
+        self.allocation.inventory.register(machine.name, node.incarnation, sources_pending=pending)
 
     def start_agent(self, machine):
         """It knows what its state directory names; of its sources none has answered."""

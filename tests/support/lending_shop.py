@@ -6,8 +6,8 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from schemas.oom import MemoryRequest
-from services.allocator.cycle import Allocation
-from services.allocator.state.eligibility import Moment
+from services.allocator.cycle import AllocationCycle
+from services.allocator.state.eligibility import StepTime
 
 MIB = 1 << 20
 SECOND_NS = 1_000_000_000
@@ -22,24 +22,24 @@ class Shop:
         self.given = dict.fromkeys(rows, 0)
         self.used = dict.fromkeys(rows, 0)
         self.orders = 0
-        """Orders for memory that were carried out."""
+        """Limit updates for memory that were carried out."""
         self.fair = {}
         """Node -> (share, growth) as last ordered, MiB."""
         self.seq = 0
         self.now_ns = 1
-        self.allocation = Allocation()
-        self.allocation.own("shop", 5, 0)
+        self.allocation = AllocationCycle()
+        self.allocation.acquire("shop", 5, 0)
         self.allocation.set_spec("shop", self.spec)
 
-    def moment(self, *, reclaim=False):
-        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim)
+    def step_time(self, *, reclaim=False):
+        return StepTime(self.now_ns, self.now_ns, reclaim_memory=reclaim)
 
     def periods(self, count, *, reclaim=False):
         for _ in range(count):
             self.now_ns += SECOND_NS // 10
             for node in self.rows:
-                outcome = self.allocation.step([self.batch(node)], self.moment(reclaim=reclaim))
-                self.carry_out(outcome.updates + self.allocation.fences_due(self.moment()))
+                outcome = self.allocation.step([self.batch(node)], self.step_time(reclaim=reclaim))
+                self.carry_out(outcome.updates + self.allocation.fences_due(self.step_time()))
         return self
 
     def use(self, container, usage_mib, reclaimable_mib=0):
@@ -84,15 +84,15 @@ class Shop:
             reply = LimitReply.build(
                 keys, columns, node=update.node, incarnation=1, report_seq=self.seq, epoch=5, seq=update.seq, **told
             )
-            self.allocation.take_reply(reply, update, self.moment())
-            self.carry_out(self.allocation.fund(self.moment()).updates)
+            self.allocation.record_reply(reply, update, self.step_time())
+            self.carry_out(self.allocation.redistribute(self.step_time()).updates)
 
     def ask(self, node, container, wanted_mib):
         request = MemoryRequest(
             app="shop", node=node, incarnation=1, container=container, wanted_bytes=wanted_mib * MIB, usage_bytes=0,
             limit_bytes=0, paused=True, time_ns=0,
         )  # fmt: skip
-        reply, outcome = self.allocation.request_memory(request, self.moment())
+        reply, outcome = self.allocation.request_memory(request, self.step_time())
         return reply, outcome.updates
 
     def given_mib(self):

@@ -9,18 +9,18 @@ from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
 from services.agent.memory.records import Answer
 from services.agent.node import Node
-from services.allocator.cycle import Allocation
-from services.allocator.state.eligibility import Moment
+from services.allocator.cycle import AllocationCycle
+from services.allocator.state.eligibility import StepTime
 from tests.support.fake_host import FakeContainer, FakeHost
 
 MS = 1_000_000
 PERIOD_NS = 100 * MS
 
 
-def owning(app: str, epoch: int = 1) -> Allocation:
+def owning(app: str, epoch: int = 1) -> AllocationCycle:
     """An allocation that owns an application from the start of time."""
-    allocation = Allocation()
-    allocation.own(app, epoch, 0)
+    allocation = AllocationCycle()
+    allocation.acquire(app, epoch, 0)
     return allocation
 
 
@@ -56,8 +56,8 @@ class LossyCluster:
     def start_allocator(self):
         """A new owner with a higher epoch; orders of the old one may still be under way."""
         self.epoch += 1
-        self.allocation = Allocation(warm_up_ns=1 << 60)
-        self.allocation.own(self.spec.name, self.epoch, self.now_ns)
+        self.allocation = AllocationCycle(warm_up_ns=1 << 60)
+        self.allocation.acquire(self.spec.name, self.epoch, self.now_ns)
         self.allocation.set_spec(self.spec.name, self.spec)
         self.heard = set()
 
@@ -142,8 +142,8 @@ class LossyCluster:
         if len(self.heard) == len(self.machines):
             self.allocation.end_warm_up(self.spec.name)
 
-    def moment(self, *, reclaim=False):
-        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
+    def step_time(self, *, reclaim=False):
+        return StepTime(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
 
     # -- messages --
 
@@ -153,8 +153,8 @@ class LossyCluster:
         if kind == "batch":
             batch = decode(data)
             self.hear(batch)
-            self.act(self.allocation.step([batch], self.moment(reclaim=reclaim)))
-            for fence in self.allocation.fences_due(self.moment()):
+            self.act(self.allocation.step([batch], self.step_time(reclaim=reclaim)))
+            for fence in self.allocation.fences_due(self.step_time()):
                 self.network.append(("update", encode(fence), self.allocation))
         elif kind == "update":
             update = decode(data)
@@ -164,7 +164,7 @@ class LossyCluster:
             )
             self.collect_requests(machine)
         elif kind == "ask":
-            reply, outcome = self.allocation.request_memory(decode(data), self.moment())
+            reply, outcome = self.allocation.request_memory(decode(data), self.step_time())
             self.act(outcome)
             self.network.append(("answer", encode(reply), *item[2:]))
         elif kind == "answer":
@@ -175,22 +175,22 @@ class LossyCluster:
         else:
             reply, sender = decode(data), item[2]
             if sender is self.allocation:
-                self.allocation.take_reply(reply, item[3], self.moment())
-                self.act(self.allocation.fund(self.moment()))
+                self.allocation.record_reply(reply, item[3], self.step_time())
+                self.act(self.allocation.redistribute(self.step_time()))
 
     def drop(self, position):
         item = self.network.pop(position)
         if item[0] == "update" and item[2] is self.allocation:
-            self.allocation.take_loss(decode(item[1]))
+            self.allocation.record_timeout(decode(item[1]))
         elif item[0] == "reply" and item[2] is self.allocation:
-            self.allocation.take_loss(item[3])
+            self.allocation.record_timeout(item[3])
         self.silence(item)
 
     def give_up_waiting(self, position):
         """The allocator's deadline passes although the order is still under way and may act later."""
         item = self.network[position]
         if item[0] == "update" and item[2] is self.allocation:
-            self.allocation.take_loss(decode(item[1]))
+            self.allocation.record_timeout(decode(item[1]))
 
     def act(self, outcome):
         for update in outcome.updates:

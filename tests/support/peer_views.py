@@ -58,7 +58,7 @@ def memory_sample(
         app=np.zeros(count, np.int32),
         fresh=np.ones(count, np.bool_),
         usage_bytes=usage,
-        before_bytes=usage,
+        previous_usage_bytes=usage,
         reclaimable_bytes=nothing if reclaimable_bytes is None else np.array(reclaimable_bytes, np.int64),
         ordered_bytes=np.array(ordered_bytes, np.int64),
         min_bytes=np.full(count, 4 << 20, np.int64),

@@ -7,8 +7,8 @@ the last heartbeat, agents that say nothing while orders wait for them, and node
 from __future__ import annotations
 
 from schemas.codec import decode
-from services.allocator.cycle import Allocation
-from services.allocator.state.eligibility import Moment
+from services.allocator.cycle import AllocationCycle
+from services.allocator.state.eligibility import StepTime
 from tests.support.late_sources import SOURCES, LateCluster, LateMachine
 
 
@@ -19,7 +19,7 @@ class ReplicaCluster(LateCluster):
         self.frozen = set()
         self.dead = set()
         """Machines, by name, whose agent does nothing now."""
-        self.replicas = [Allocation(), Allocation()]
+        self.replicas = [AllocationCycle(), AllocationCycle()]
         for replica in self.replicas:
             replica.set_spec(self.spec.name, self.spec)
         self.allocation = self.replicas[0]
@@ -36,14 +36,14 @@ class ReplicaCluster(LateCluster):
     def take_over(self, which):
         """The other owner gives up, or has died; what it has sent arrives or not."""
         self.epoch += 1
-        self.allocation.disown(self.spec.name)
+        self.allocation.release(self.spec.name)
         self.allocation = self.replicas[which]
-        self.allocation.own(self.spec.name, self.epoch, self.now_ns)
+        self.allocation.acquire(self.spec.name, self.epoch, self.now_ns)
 
     def start_allocator(self):
         """The owner dies, and its successor has just been started: it knows what is registered."""
         which = self.replicas.index(self.allocation)
-        self.replicas[which] = replica = Allocation()
+        self.replicas[which] = replica = AllocationCycle()
         replica.set_spec(self.spec.name, self.spec)
         for machine in self.machines:
             self.register(replica, machine)
@@ -59,12 +59,12 @@ class ReplicaCluster(LateCluster):
         self.heartbeat(machine)
 
     def kill_agent(self, machine):
-        """Orders under way to it are lost."""
+        """Updates under way to it are lost."""
         self.frozen.discard(machine.name)
         self.dead.add(machine.name)
 
     def freeze_agent(self, machine):
-        """Orders wait for it."""
+        """Updates wait for it."""
         if machine.name not in self.dead:
             self.frozen.add(machine.name)
 
@@ -86,7 +86,7 @@ class ReplicaCluster(LateCluster):
 
     def register(self, replica, machine):
         node = machine.node
-        replica.attendance.present(machine.name, node.incarnation, pending=not node.inventory.complete)
+        replica.inventory.register(machine.name, node.incarnation, sources_pending=not node.inventory.complete)
 
     # -- time and messages --
 
@@ -96,8 +96,8 @@ class ReplicaCluster(LateCluster):
         else:
             super().run(machine, usage)
 
-    def moment(self, *, reclaim=False):
-        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim)
+    def step_time(self, *, reclaim=False):
+        return StepTime(self.now_ns, self.now_ns, reclaim_memory=reclaim)
 
     def deliver(self, position, *, keep=False, reclaim=False):
         item = self.network[position]
@@ -120,7 +120,7 @@ class ReplicaCluster(LateCluster):
 
 
 def _sent(item):
-    """Orders by epoch and sequence, after everything else."""
+    """Limit updates by epoch and sequence, after everything else."""
     if item[0] != "update":
         return 0, 0
     update = decode(item[1])

@@ -14,7 +14,7 @@ from services._runtime.bus.api import BusUnavailableError, Entry, RevisionConfli
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import get_logger
 from services._runtime.telemetry.telemetry import Telemetry
-from services.allocator.leases.membership import APP, Callbacks, Replicas
+from services.allocator.leases.membership import APP, Callbacks, Membership
 from services.allocator.settings import AllocatorSettings
 
 STEP_S = 0.05
@@ -119,13 +119,13 @@ class Member:
         self.frozen = self.holds_requests = self.holds_answers = self.holds_news = False
         self.owned: dict[str, int] = {}
         self.runtime = Runtime(
-            AllocatorSettings.load({}, lease_store_outage_grace_s=lab.store_away_s),
+            AllocatorSettings.load({}, lease_store_outage_grace_s=lab.store_outage_grace_s),
             self,
             self,
             Telemetry(),
             get_logger("replica"),
         )  # type: ignore[arg-type]
-        self.replicas = Replicas(self.runtime, Callbacks(self._own, self._disown), name)
+        self.replicas = Membership(self.runtime, Callbacks(self._own, self._disown), name)
 
     async def _own(self, app: str, epoch: int) -> None:
         assert epoch > self.owned.get(app, 0)
@@ -210,7 +210,7 @@ class ReplicaLab:
     members: list[Member] = field(default_factory=list)
     apps: set[str] = field(default_factory=set)
     down: bool = False
-    store_away_s: float = 0.0
+    store_outage_grace_s: float = 0.0
     """More, and an owner that alone is cut off from the store may decide beside its successor: agents then tell."""
     started: int = 0
     chance: Random | None = None
@@ -221,7 +221,7 @@ class ReplicaLab:
         self.started += 1
         member = Member(self, f"r{self.started}", skew_ms)
         for app in self.apps:
-            member.replicas.announce(app, announced=True)
+            member.replicas.set_announced(app, announced=True)
         self.members.append(member)
         self.loop.run_until_complete(member.replicas.start())
         self.settle()
@@ -250,7 +250,7 @@ class ReplicaLab:
 
     def announce(self, app: str, *members: Member, announced: bool = True) -> None:
         for member in members or self.members:
-            member.replicas.announce(app, announced=announced)
+            member.replicas.set_announced(app, announced=announced)
         (self.apps.add if announced else self.apps.discard)(app)
         self.settle()
 

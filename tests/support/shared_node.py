@@ -11,8 +11,8 @@ from schemas.oom import MemoryRequest
 from services.agent.limits.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import Answer
 from services.agent.node import Node, NodeOptions
-from services.allocator.cycle import Allocation
-from services.allocator.state.eligibility import Moment
+from services.allocator.cycle import AllocationCycle
+from services.allocator.state.eligibility import StepTime
 from tests.support.fake_host import FakeContainer, FakeHost
 from tests.support.lossy_cluster import PERIOD_NS
 
@@ -26,7 +26,7 @@ class SharedNode:
     host: FakeHost = field(default_factory=FakeHost)
     now_ns: int = 10 * PERIOD_NS
     network: list[tuple] = field(default_factory=list)
-    owners: dict[str, Allocation] = field(default_factory=dict)
+    owners: dict[str, AllocationCycle] = field(default_factory=dict)
     found: list = field(default_factory=list)
     told: list = field(default_factory=list)
     epoch: int = 0
@@ -44,8 +44,8 @@ class SharedNode:
     def start_owner(self, spec):
         """A new owner of one application with a higher epoch; orders of the old one may still be under way."""
         self.epoch += 1
-        owner = self.owners[spec.name] = Allocation(warm_up_ns=1 << 60)
-        owner.own(spec.name, self.epoch, self.now_ns)
+        owner = self.owners[spec.name] = AllocationCycle(warm_up_ns=1 << 60)
+        owner.acquire(spec.name, self.epoch, self.now_ns)
         owner.set_spec(spec.name, spec)
 
     def start_agent(self):
@@ -89,8 +89,8 @@ class SharedNode:
     def poll(self):
         self.act_of_agent(lambda: self.node.guard.poll(self.now_ns))
 
-    def moment(self, *, reclaim=False):
-        return Moment(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
+    def step_time(self, *, reclaim=False):
+        return StepTime(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
 
     # -- messages --
 
@@ -107,7 +107,7 @@ class SharedNode:
         elif kind == "ask":
             request, node, asked = item[1:]
             owner = self.owners[asked.app]
-            reply, outcome = owner.request_memory(decode(request), self.moment())
+            reply, outcome = owner.request_memory(decode(request), self.step_time())
             self.send(owner, outcome.updates)
             self.network.append(("answer", encode(reply), node, asked))
         elif kind == "answer":
@@ -118,16 +118,16 @@ class SharedNode:
         else:
             reply, owner, update = decode(data), item[2], item[3]
             if owner in self.owners.values():
-                owner.take_reply(reply, update, self.moment())
-                self.send(owner, owner.fund(self.moment()).updates)
+                owner.record_reply(reply, update, self.step_time())
+                self.send(owner, owner.redistribute(self.step_time()).updates)
 
     def _deliver_batch(self, batch, *, reclaim):
         owner = self.owners.get(batch.app)
         if owner is None:
             return
         owner.end_warm_up(batch.app)
-        self.send(owner, owner.step([batch], self.moment(reclaim=reclaim)).updates)
-        self.send(owner, owner.fences_due(self.moment()))
+        self.send(owner, owner.step([batch], self.step_time(reclaim=reclaim)).updates)
+        self.send(owner, owner.fences_due(self.step_time()))
 
     def send(self, owner, updates):
         self.network += [("update", encode(update), owner) for update in updates]
@@ -135,9 +135,9 @@ class SharedNode:
     def drop(self, position):
         item = self.network.pop(position)
         if item[0] == "update":
-            item[2].take_loss(decode(item[1]))
+            item[2].record_timeout(decode(item[1]))
         elif item[0] == "reply":
-            item[2].take_loss(item[3])
+            item[2].record_timeout(item[3])
         elif item[0] in {"ask", "answer"} and item[2] is self.node:
             self.act_of_agent(lambda: item[2].guard.answered(item[3], Answer(silence="lost"), self.now_ns))
 

@@ -19,7 +19,7 @@ from schemas.queries import StateReply, StateRequest
 from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, REPLICA_STATE
 from services._runtime.bus.api import BusError, Delivery
-from services.allocator.leases.rules import rightful_owner
+from services.allocator.leases.lease_manager import preferred_owner
 from tests.support.cluster_lab import MIB, ClusterLab, LabContainer, ServiceProcess, poll
 from tests.support.deadline import until
 from tests.support.limit_observer import LimitObserver
@@ -187,7 +187,7 @@ async def at_rest(shared: Shared) -> dict[str, int]:
     Silence alone does not tell: a read that is not answered puts a hand-over off for longer than `REST_S`.
     """
     live = tuple(process.replica_id for process in shared.cluster.running("allocator"))
-    due = {app: rightful_owner(app, live) for app in APPS_SHARED}
+    due = {app: preferred_owner(app, live) for app in APPS_SHARED}
     seen: tuple[dict[str, int], float] = ({}, 0.0)
 
     async def same() -> bool:

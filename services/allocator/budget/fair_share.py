@@ -1,7 +1,7 @@
-"""Sharing one application's limit among its containers, for all applications at once, in exact integers.
+"""Integer sharing of a capacity: proportional and max-min, for all applications at once.
 
-Integers make the result independent of the order of rows and of what other applications hold: no rounding of
-floating-point sums can leak between applications. What rounding leaves over (below one unit per row) stays free.
+Integers make the result independent of the order of rows and of other applications: no rounding of floating-point sums
+leaks between applications. What rounding leaves (below one unit per row) stays free.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 from services.allocator.cpu.policy_api import AppIndex, Ints, per_app
 
 
-def ration(app: AppIndex, need: Ints, room: Ints) -> Ints:
-    """Needs (shape N, >= 0) scaled down in proportion where they exceed their application's room (shape A).
+def scale_to_fit(app: AppIndex, need: Ints, room: Ints) -> Ints:
+    """Proportional share: needs (shape N, >= 0) scaled down where they exceed the capacity (shape A).
 
     need * room / sum(need), rounded down; nothing where the room is negative. Where room < sum(need), the product
     need * room must stay below 2**63.

@@ -1,16 +1,16 @@
 """Fair shares of an application's memory: what each container is guaranteed where memory is scarce (decision 0035).
 
-    share      = application limit / containers, joined or announced, whichever are more; whole pages
-    guaranteed = min(share, usage - page cache that can be dropped + sigma x share), for each container
-    kept       = sum of max(guaranteed - limit, 0): what containers may still claim of what is free or in reserves
+    share      = application limit / containers, admitted or announced, whichever are more; whole pages
+    guaranteed = min(share, usage - reclaimable page cache + sigma x share), for each container
+    claims     = sum of max(guaranteed - limit, 0): what containers may still claim of free capacity or reserves
 
-- Where wishes exceed what is free, raises up to the share come before raises beyond it (`memory`: first what keeps
-  containers alive, then what they had lately, then what is comfortable).
-- Beyond its share a container is granted nothing of what is kept, neither by the allocator nor by an agent, and nobody
-  else's limit is cut below what is guaranteed for its sake.
-- What a container uses is never taken, but for page cache: who is above its share keeps it, and gets nothing more.
+- Where targets exceed what is free, raises up to the share come before raises beyond it (`memory`: first what keeps
+  containers alive, then their recent peak, then comfort).
+- Beyond its share a container is granted nothing of what others may claim, neither by the allocator nor by an agent,
+  and no other limit is decreased below what is guaranteed for its sake.
+- Memory in use is never taken, but for page cache: a container above its share keeps it, and gets nothing more.
 
-All containers of an application weigh the same. The sum of what is kept is at most sigma x limit, the withheld share.
+All containers of an application weigh the same. Claims sum up to at most sigma x limit, the withheld share.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ class FairShares:
 
     share_bytes: Ints
     growth_bytes: Ints
-    """Sigma x share: by so much more than it uses every container may grow, up to its share, at any time."""
+    """Sigma x share: by so much above its usage every container may grow, up to its share, at any time."""
 
     @classmethod
     def of(cls, limit_bytes: Ints, withheld_bytes: Ints, containers: Ints) -> FairShares:
-        """Equal shares; without a container: of one."""
+        """Equal shares; of one container where there is none."""
         count = np.maximum(containers, 1)
         return cls(limit_bytes // count // PAGE_BYTES * PAGE_BYTES, withheld_bytes // count // PAGE_BYTES * PAGE_BYTES)
 
     def guaranteed(self, app: AppIndex, used_bytes: Ints) -> Ints:
-        """What each container may always have as its limit, shape (N,); used: what cannot be reclaimed."""
+        """Guaranteed limit of each container, shape (N,); used: what cannot be reclaimed."""
         grown = -(-(used_bytes + self.growth_bytes[app]) // PAGE_BYTES) * PAGE_BYTES
         least: Ints = np.minimum(self.share_bytes[app], grown)
         return least
 
 
-def kept(guaranteed_bytes: Ints, limit_bytes: Ints) -> Ints:
-    """What each container may still claim, shape (N,)."""
-    claims: Ints = np.maximum(guaranteed_bytes - limit_bytes, 0)
-    return claims
+def claims(guaranteed_bytes: Ints, limit_bytes: Ints) -> Ints:
+    """Guaranteed bytes above the limit of each container, shape (N,)."""
+    above: Ints = np.maximum(guaranteed_bytes - limit_bytes, 0)
+    return above
 
 
-def within_share(app: AppIndex, limit_bytes: Ints, wish_bytes: Ints, shares_bytes: Ints) -> Ints:
-    """The part of each wished raise that stays within the container's share, shape (N,)."""
-    within: Ints = np.clip(shares_bytes[app] - limit_bytes, 0, wish_bytes)
+def within_share(app: AppIndex, limit_bytes: Ints, raise_bytes: Ints, shares_bytes: Ints) -> Ints:
+    """The part of each requested raise that stays within the fair share, shape (N,)."""
+    within: Ints = np.clip(shares_bytes[app] - limit_bytes, 0, raise_bytes)
     return within

@@ -1,20 +1,19 @@
-"""The dead-band that both CPU policies share: under constant demand the writes stop.
+"""Dead band of both CPU policies: under constant demand no quota is written.
 
 Every quota write refills the bandwidth of its container (measured/escra.md section 2), so a write must be worth it.
 
-- A cut is made when it exceeds CUT_SHARE of the quota and CUT_US together.
-- A raise is made when it exceeds RAISE_SHARE of the quota, after it was scaled into the room that the application
-  has with the cuts that are made. A comfortable container (not throttled, COMFORT_SHARE of its quota used at most) is
-  raised only by COMFORT_RAISE_SHARE or more: its headroom follows what others leave, and need not follow each step.
-- When the raises do not fit, and one of them exceeds URGENT_SHARE of its quota and CUT_US, the application's small cuts
-  (of RELEASE_SHARE or more) are made as well: a starving container is funded by many small cuts. When all missing
-  raises are small, nothing moves. That is the hysteresis on "who is limited" in a tight application: near a fixed
-  point all wishes are small and there is no room, hence nothing is written; a real shift of demand is larger than the
-  band and goes through at once.
-- An application above its limit gets every cut.
-- On a node whose processors are full nothing is cut but to fund a raise, or to come below the limit. What a container
-  used there tells what it got and not what it needs: a cut to it makes the next period worse, frees no processor
-  time, and costs a write (decision 40).
+- A decrease is written when it exceeds CUT_SHARE of the quota and CUT_US together.
+- An increase is written when it exceeds RAISE_SHARE of the quota after scaling into the application's free capacity
+  including this step's decreases. A comfortable container (not throttled, at most COMFORT_SHARE of its quota used) is
+  raised only by COMFORT_RAISE_SHARE or more: its headroom follows what others leave and need not follow every step.
+- When the increases do not fit, and one of them exceeds URGENT_SHARE of its quota and CUT_US, the application's small
+  decreases (of RELEASE_SHARE or more) are written as well: many small decreases fund a starving container. When all
+  missing increases are small, nothing is written. This is the hysteresis in a tight application: near a fixed point all
+  targets are close and there is no free capacity; a real shift of demand exceeds the band and passes at once.
+- An application above its limit gets every decrease.
+- On a node whose processors are full nothing is decreased but to fund an increase or to come below the limit. Usage
+  there shows what a container got, not what it needs: a decrease makes the next period worse, frees no processor time,
+  and costs a write (decision 40).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.budget.fair_share import ration
+from services.allocator.budget.fair_share import scale_to_fit
 from services.allocator.cpu.policy_api import Bools, CpuView, Ints, any_per_app, per_app
 
 CUT_SHARE: Final = 0.05
@@ -33,20 +32,21 @@ CUT_US: Final = 500
 RAISE_SHARE: Final = 0.02
 """Of the quota; measured/policy.md section 4 (0.4 b)."""
 URGENT_SHARE: Final = 0.03
-"""Of the quota, plus CUT_US: a raise beyond it is worth everybody's small cuts. Tried on 60 constant loads with a limit
-of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 writes five times as often under noise."""
+"""Of the quota, plus CUT_US: an increase beyond it is worth all small decreases. Tried on 60 constant loads with a
+limit of 1.02 times the demand: 0.05 leaves a container at 0.92 of its demand, 0.02 writes five times as often under
+noise."""
 
 RELEASE_SHARE: Final = 0.01
-"""Of the quota: a smaller cut funds nobody and is a write all the same."""
+"""Of the quota: a smaller decrease funds no container and is a write all the same."""
 FULL_IDLE_PERCENT: Final = 5
-"""Of the time of a node's processors: with no more idle time they are full."""
+"""Idle share of a node's processors at which they count as full."""
 COMFORT_SHARE: Final = 0.5
 COMFORT_RAISE_SHARE: Final = 0.25
 """Of the quota."""
 
 
-def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
-    """Targets out of wishes: `ordered_us` where the change is not worth a write.
+def apply_dead_band(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
+    """Targets with the dead band applied: `ordered_us` where the change is not worth a write.
 
     Args:
         view: the step's observations.
@@ -75,6 +75,6 @@ def damp(view: CpuView, decided: Bools, wanted_us: Ints) -> Ints:
         small = (drop < ordered * RELEASE_SHARE) & (room >= 0)[view.app]
         cut = np.where(release[view.app] & ~small, drop, cut)
         room = view.limit_us - per_app(view.app, ordered - cut, apps)
-        rise = ration(view.app, rise, room)
+        rise = scale_to_fit(view.app, rise, room)
         rise[~((rise > ordered * RAISE_SHARE) | out_of_bounds)] = 0
     return ordered + rise - cut

@@ -11,7 +11,7 @@ All numbers are microseconds per period; q is the ordered quota, W the applicati
 3. Increase. Throttled: raise = max(floor(mean over W of throttled * upsilon * pool), 10 % of q1), at most cap - q1;
    raises that exceed the pool are scaled into it. Upsilon is a share of the pool (20 % as a percentage: as the factor
    20 it passes the limit within 12 periods), gamma is in cores (0.2 = 20 ms).
-4. `damping.damp`.
+4. `damping.apply_dead_band`.
 
 What holds (tests/unit/policy), with a loop delay of one period:
 - A throttled container is never cut, unless its application is over its limit. An empty pool raises nobody.
@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import ration
-from services.allocator.cpu.dead_band import damp
+from services.allocator.budget.fair_share import scale_to_fit
+from services.allocator.cpu.dead_band import apply_dead_band
 from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
 from services.allocator.state.slot_arrays import SlotArrays
 
@@ -83,7 +83,7 @@ def decide(state: EscraState, view: CpuView, rows: Ints) -> CpuTargets:
     if excess.any():
         released = _fit(view, np.where(decided, released, view.min_us), released, excess)
     raised = _increase(state, view, rows, released, np.maximum(pool, 0))
-    target = damp(view, decided, released + raised)
+    target = apply_dead_band(view, decided, released + raised)
     return _explain(view, target, slack)
 
 
@@ -152,7 +152,7 @@ def _increase(state: EscraState, view: CpuView, rows: Ints, quota_us: Ints, pool
     share *= view.params.upsilon_share[app]
     wish = np.maximum(np.floor(share * pool[app]), np.floor(MIN_RAISE_SHARE * quota_us[i])).astype(np.int64)
     raised[i] = np.clip(wish, 0, np.maximum(view.cap_us[i] - quota_us[i], 0))
-    return ration(view.app, raised, pool)
+    return scale_to_fit(view.app, raised, pool)
 
 
 def _explain(view: CpuView, target_us: Ints, slack: Ints) -> CpuTargets:

@@ -44,8 +44,8 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import ration, weighted_max_min
-from services.allocator.cpu.dead_band import damp
+from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min
+from services.allocator.cpu.dead_band import apply_dead_band
 from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
 from services.allocator.state.slot_arrays import SlotArrays, at
 
@@ -138,7 +138,7 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
     wanted = np.maximum(need, _keep_raises(state, slots, view.fresh, throttled, raised))
     demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[slots]) for tier in (demand, need, wanted))
     decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
-    target = damp(view, decided, _share(view, demand_us, need_us, wanted_us))
+    target = apply_dead_band(view, decided, _share(view, demand_us, need_us, wanted_us))
     return _explain(view, target, estimate, need_us)
 
 
@@ -203,8 +203,8 @@ def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> In
     if (per_app(app, wanted_us, apps) <= view.limit_us).all():
         return wanted_us
     room = view.limit_us - per_app(app, demand_us, apps)
-    headroom = ration(app, need_us - demand_us, room)
-    more = ration(app, wanted_us - need_us, room - per_app(app, headroom, apps))
+    headroom = scale_to_fit(app, need_us - demand_us, room)
+    more = scale_to_fit(app, wanted_us - need_us, room - per_app(app, headroom, apps))
     shares = demand_us + headroom + more
     tight = room < 0
     if tight.any():

@@ -1,1 +1,1 @@
-"""Which replica owns an application."""
+"""Leases: which replica owns an application."""

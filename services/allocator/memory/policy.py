@@ -10,8 +10,8 @@ Growth.  g = max(0, usage - usage before); due when limit - usage < max(delta / 
          anything is written again.
 Recall.  What a container used at most between the last two periodic reclaims and since, 5 to 10 s, is what it may
          need again within one period: a process that starts takes 20 MiB in 50 ms. Its limit is kept MARGIN_BYTES
-         above that peak, or brought back there, as long as nobody else needs the memory.
-Scarce.  Where the wishes exceed what the application has free, all containers first get what keeps them alive for
+         above that peak, or brought back there, as long as no other container needs the memory.
+Scarce.  Where the targets exceed what the application has free, all containers first get what keeps them alive for
          the loop (usage + max(3 g, MARGIN_BYTES)), then their recall, then the rest: a comfortable delta for one is
          not taken before the next three periods of another. Of each, what stays within fair shares (`fairness`) comes
          first, and what goes beyond them second, both in proportion to what is missing. And the reclaim below is done
@@ -24,8 +24,8 @@ Refill.  Where the reserves lack more than a quarter of the withheld share (at a
 Urgent.  A task waits for memory and the application has none free (thesis 2.4.4.2): what others have above usage +
          delta is taken; where that is not enough, the largest slacks above their recall, then above usage + max(3 g,
          MARGIN_BYTES) + MARGIN_BYTES (agents refuse less than one margin, and usage has moved on), and of the usage up
-         to CACHE_STEP_BYTES of page cache that the kernel can drop. For a container above its fair share nobody is cut
-         below what `fairness` guarantees (as `min_bytes`).
+         to CACHE_STEP_BYTES of page cache that the kernel can drop. For a container above its fair share no limit is
+         cut below what `fairness` guarantees (as `min_bytes`).
 Over.    Where the ordered limits exceed the application's (it was lowered): the largest slacks are cut to one level,
          never below usage + max(3 g, MARGIN_BYTES). If even that does not fit, the application stays over its limit:
          nothing is taken that is in use.
@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import ration, weighted_max_min
+from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min
 from services.allocator.budget.fairness import PAGE_BYTES, within_share
 from services.allocator.cpu.policy_api import AppIndex, Bools, Floats, Ints, per_app
 from services.allocator.state.slot_arrays import SlotArrays, at
@@ -52,13 +52,13 @@ ACCELERATION: Final = 2
 MARGIN_BYTES: Final = 4 << 20
 """Never closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
 RECLAIM_BYTES: Final = 1 << 20
-"""Less than this is not worth a write, up or down."""
+"""Smaller changes are not worth a write."""
 GREW_STEPS: Final = 10
 """Steps of 100 ms for which a container that grew is not reclaimed: one second."""
 REFILL_SHARE: Final = 4
 """Reserves that lack less than this part of the withheld share wait for the periodic reclaim."""
 CACHE_STEP_BYTES: Final = 64 << 20
-"""So much page cache is taken from a container at once: the agent waits while the kernel drops it."""
+"""Most page cache taken from a container at once: the agent blocks while the kernel drops it."""
 
 
 class MemoryState(SlotArrays):
@@ -70,23 +70,23 @@ class MemoryState(SlotArrays):
     high_bytes: Ints
     """The highest usage since the last reclaim that touched it."""
     steps: Ints
-    """Since that rose."""
+    """Steps since that rose."""
     peak_bytes: Ints
     """The highest usage since the last periodic reclaim."""
     peak_before_bytes: Ints
-    """The highest between the last two."""
+    """The highest between the last two periodic reclaims."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """One step's memory, shape N except where it says A; bytes."""
+    """Memory observations of one step, shape N except where it says A; bytes."""
 
     app: AppIndex
     fresh: Bools
-    """A usage newer than in the step before; the others keep their limit, but count and may be cut when over."""
+    """The usage is newer than in the previous step; other rows keep their limit, but count and may be cut when over."""
     usage_bytes: Ints
-    before_bytes: Ints
-    """Usage in the report before; 0 where there was none."""
+    previous_usage_bytes: Ints
+    """Usage in the previous report; 0: none."""
     reclaimable_bytes: Ints
     """Part of the usage that the kernel can drop (inactive page cache)."""
     ordered_bytes: Ints
@@ -98,11 +98,11 @@ class MemoryView:
     limit_bytes: Ints
     """Per application, A: what these rows and the application's reserves may hold together."""
     withheld_bytes: Ints
-    """Per application, A: of it, what reserves are to have where limits leave it."""
+    """Per application, A: of it, withheld for reserves as far as limits leave it."""
     delta_bytes: Ints
     """Per application, A."""
     node_short: Bools
-    """Rows whose node has little left for raises: what others there do not use is reclaimed at once."""
+    """Rows on a node with little headroom: unused memory there is reclaimed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class _Needs:
     recall: Ints
     """Limit that also holds the peak of the last seconds."""
     comfort: Ints
-    """Limit that is wished for when growth is due."""
+    """Target where growth is due."""
 
 
 def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> MemoryTargets:
@@ -161,7 +161,9 @@ def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: 
 
 
 def _needs(view: MemoryView, peak_bytes: Ints) -> _Needs:
-    growth = np.where(view.fresh & (view.before_bytes > 0), np.maximum(view.usage_bytes - view.before_bytes, 0), 0)
+    growth = np.where(
+        view.fresh & (view.previous_usage_bytes > 0), np.maximum(view.usage_bytes - view.previous_usage_bytes, 0), 0
+    )
     delta = view.delta_bytes[view.app]
     loop = LOOP_PERIODS * growth
     fast = ACCELERATION * loop
@@ -177,7 +179,7 @@ def _needs(view: MemoryView, peak_bytes: Ints) -> _Needs:
 
 
 def _observe(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> Bools:
-    """Take in the sample. Which rows set no new high (by more than half of MARGIN_BYTES) for GREW_STEPS samples: N."""
+    """Apply the sample. Rows without a new high (by more than half of MARGIN_BYTES) for GREW_STEPS samples: N."""
     slots = at(rows)
     high, steps = state.high_bytes[slots], state.steps[slots]
     grew = view.usage_bytes > high + np.where(high > 0, MARGIN_BYTES // 2, 0)
@@ -202,25 +204,25 @@ def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
     """Raises, shape N, in whole pages, and which applications (A) cannot fund all of them."""
     apps, held = len(view.limit_bytes), view.ordered_bytes
     ceiling = np.maximum(view.max_bytes, held)
-    wished = np.where(needs.free < needs.headroom, np.maximum(needs.comfort, needs.recall), needs.recall)
-    wish = np.where(view.fresh, np.maximum(np.minimum(wished, ceiling) - held, 0), 0)
+    desired = np.where(needs.free < needs.headroom, np.maximum(needs.comfort, needs.recall), needs.recall)
+    raises = np.where(view.fresh, np.maximum(np.minimum(desired, ceiling) - held, 0), 0)
     left = view.limit_bytes - per_app(view.app, held, apps)
     room = np.maximum(left - view.withheld_bytes, 0)
-    starved = per_app(view.app, wish, apps) > room
+    starved = per_app(view.app, raises, apps) > room
     if not starved.any():
-        return np.where(wish < RECLAIM_BYTES, 0, wish), starved
-    funded = np.zeros_like(wish)
-    fair = within_share(view.app, held, wish, view.share_bytes)
-    for level in (needs.survival, needs.recall, held + wish):
-        for most in (fair, wish):
+        return np.where(raises < RECLAIM_BYTES, 0, raises), starved
+    funded = np.zeros_like(raises)
+    fair = within_share(view.app, held, raises, view.share_bytes)
+    for level in (needs.survival, needs.recall, held + raises):
+        for most in (fair, raises):
             step = np.minimum(most, np.maximum(level - held, 0)) - funded
             funded += _ration_pages(view.app, np.maximum(step, 0), room - per_app(view.app, funded, apps))
     return np.where(funded < RECLAIM_BYTES, 0, funded), starved
 
 
 def _ration_pages(app: AppIndex, need: Ints, room: Ints) -> Ints:
-    """`ration` in whole pages: the products of bytes would not fit into 64 bits."""
-    return ration(app, need // PAGE_BYTES, room // PAGE_BYTES) * PAGE_BYTES
+    """`scale_to_fit` in whole pages: the products of bytes would not fit into 64 bits."""
+    return scale_to_fit(app, need // PAGE_BYTES, room // PAGE_BYTES) * PAGE_BYTES
 
 
 def _reclaimed(view: MemoryView, needs: _Needs) -> Ints:
@@ -247,18 +249,20 @@ def _fit(app: AppIndex, limit: Ints, floor: Ints, total: Ints) -> Ints:
     return np.where(kept < slack, np.maximum(_pages_down(floor + kept), floor), limit)
 
 
-def take_back(state: MemoryState, view: MemoryView, rows: Ints, missing_bytes: Ints, spared: Bools) -> MemoryTargets:
-    """Limits that give an application back what is missing (shape A), as far as there is slack, and reasons.
+def urgent_reclaim(
+    state: MemoryState, view: MemoryView, rows: Ints, missing_bytes: Ints, exempt: Bools
+) -> MemoryTargets:
+    """Limits that free what is missing per application (shape A), as far as there is slack, and reasons.
 
     Args:
         state: what is remembered of the rows.
         view: the newest observations, shape N; all rows count, fresh or not.
         rows: slot of every row in `state`.
-        missing_bytes: what is wanted back per application; 0: nothing.
-        spared: rows that need memory themselves.
+        missing_bytes: to be reclaimed per application; 0: nothing.
+        exempt: rows that need memory themselves.
     """
     needs = _needs(replace(view, fresh=np.ones_like(view.fresh)), _peaks(state, rows))
-    wanted = (missing_bytes[view.app] > 0) & ~spared
+    wanted = (missing_bytes[view.app] > 0) & ~exempt
     target = np.where(wanted, np.minimum(_reclaimed(view, needs), view.ordered_bytes), view.ordered_bytes)
     cache = np.minimum(view.reclaimable_bytes, CACHE_STEP_BYTES)
     least = np.maximum(_pages_up(needs.survival + MARGIN_BYTES - cache), view.min_bytes)

@@ -1,10 +1,10 @@
-"""Reserves: memory of an application that a node's agent may grant without a round trip (design 4.4).
+"""Node reserves: memory of an application that an agent may grant without a round trip (design 4.4).
 
-The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers. What
-was given is only ever added up: left = given - used, so an order that is doubled, or crosses a grant, does no harm.
-What an agent grants moves from its reserve to a container's limit; the sum of both, which is what counts against the
-limit, does not change. A lower `left` therefore counts only together with the limits of the same moment: batches and
-replies to fences carry both.
+The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers. The
+grant to a node is cumulative: left = granted - used, so an update that is duplicated, or crosses a local grant, does no
+harm. What an agent grants moves from its reserve to a container's limit; their sum, which counts against the limit,
+does not change. So a lower `left` counts only together with the limits of the same report: batches and replies to
+fences carry both.
 """
 
 from __future__ import annotations
@@ -14,211 +14,227 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from services.allocator.budget.fair_share import ration
+from services.allocator.budget.fair_share import scale_to_fit
 from services.allocator.budget.fairness import PAGE_BYTES
 from services.allocator.cpu.policy_api import per_app
 from services.allocator.state.container_columns import BoolArray, IntArray
 from services.allocator.state.slot_arrays import SlotArrays
 
 STEP_BYTES: Final = 4 << 20
-"""A reserve that is less than this, or less than a quarter, off its target is left alone."""
+"""A reserve that differs from its target by less than this, or by less than a quarter, is left unchanged."""
 RETRY_NS: Final = 1_000_000_000
-"""An order that was lost is sent again after this long."""
+"""A lost update is sent again after this long."""
 URGENT_RETRY_NS: Final = 200_000_000
-"""The same, where somebody waits for it."""
-NEED_NS: Final = 1_000_000_000
-"""For this long after a request its node comes before all others."""
+"""The same, while a request is pending."""
+REQUEST_EXPIRY_NS: Final = 1_000_000_000
+"""A request stays pending for this long; its node comes first."""
 NODE_SHARE: Final = 4
-"""A reserve that nobody asked for is at most this part of what its node has left, itself included."""
-MOST_BYTES: Final = 1 << 60
-FEWEST_ROWS: Final = 8
+"""Without a request a reserve is at most 1/n of its node's headroom, itself included."""
+MAX_BYTES: Final = 1 << 60
+MIN_ROWS: Final = 8
 
 
 class Reserves(SlotArrays):
-    """One slot per group, that is an application's containers on one node; bytes."""
+    """One slot per group (an application's containers on one node); bytes."""
 
     app: IntArray
     node: IntArray
-    given_bytes: IntArray
-    """By the newest report."""
+    granted_total_bytes: IntArray
+    """Cumulative grant by the newest report."""
     used_bytes: IntArray
     inflight_bytes: IntArray
-    """Largest `given` among orders that are not settled; 0: none."""
+    """Largest cumulative grant among unacknowledged updates; 0: none."""
     order_seq: IntArray
     ordered_ns: IntArray
     report_seq: IntArray
-    needed_bytes: IntArray
-    """What the agent asked for."""
-    needed_within_bytes: IntArray
+    requested_bytes: IntArray
+    """Bytes that the agent requested."""
+    requested_within_bytes: IntArray
     """Of it, what stays within the fair share of the container that needs it most."""
     share_bytes: IntArray
-    """Fair share of a container, as last ordered."""
-    needed_until_ns: IntArray
-    settled: BoolArray
-    live: BoolArray
-    """Whether the row is in use."""
+    """Fair share of a container, as last sent."""
+    request_expires_ns: IntArray
+    acked: BoolArray
+    in_use: BoolArray
+    """Whether the slot is in use."""
 
     _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = dict.fromkeys(
         (
-            *("app", "node", "given_bytes", "used_bytes", "inflight_bytes", "order_seq", "ordered_ns", "report_seq"),
-            *("needed_bytes", "needed_within_bytes", "needed_until_ns", "share_bytes"),
+            *(
+                "app",
+                "node",
+                "granted_total_bytes",
+                "used_bytes",
+                "inflight_bytes",
+                "order_seq",
+                "ordered_ns",
+                "report_seq",
+            ),
+            *("requested_bytes", "requested_within_bytes", "request_expires_ns", "share_bytes"),
         ),
         (np.int64, 0),
-    ) | dict.fromkeys(("settled", "live"), (np.bool_, 0))
+    ) | dict.fromkeys(("acked", "in_use"), (np.bool_, 0))
 
     def __init__(self) -> None:
         super().__init__(0)
         self._unused: list[int] = []
 
     def add(self, app: int, node: int) -> int:
-        """A row for a group; returns its index, which it keeps."""
+        """Allocate a slot for a group; returns its index."""
         if not self._unused:
             before = self.capacity
-            self.grow(max(FEWEST_ROWS, before + 1))
+            self.grow(max(MIN_ROWS, before + 1))
             self._unused = list(range(self.capacity - 1, before - 1, -1))
         index = self._unused.pop()
         self.app[index], self.node[index] = app, node
-        self.live[index] = self.settled[index] = True
+        self.in_use[index] = self.acked[index] = True
         return index
 
     def remove(self, index: int) -> None:
-        """The group is forgotten."""
+        """Free the slot of a group."""
         self.forget(np.array([index]))
         self._unused.append(index)
 
-    def restarted(self, node: int) -> None:
-        """A new agent refuses the orders that were meant for the old one; what it holds it says itself."""
-        mine = self.live & (self.node == node)
-        self.given_bytes[mine] = self.given_held_bytes[mine]  # an order under way may have arrived before it died
+    def on_agent_restart(self, node: int) -> None:
+        """Reset for a new agent process: it rejects updates in flight and reports what it holds."""
+        mine = self.in_use & (self.node == node)
+        self.granted_total_bytes[mine] = self.grant_committed_bytes[mine]  # an update in flight may have been applied
         for column in (self.inflight_bytes, self.order_seq, self.report_seq, self.share_bytes):
             column[mine] = 0
-        self.settled[mine] = True
+        self.acked[mine] = True
 
-    def settle(self, index: IntArray, report: ReserveReport) -> None:
-        """Take in what agents say; a report that was overtaken, or makes no sense, is ignored."""
-        sane = (report.used_bytes <= report.given_bytes) & (report.given_bytes <= MOST_BYTES)
+    def ack(self, index: IntArray, report: ReserveReport) -> None:
+        """Apply reports; out-of-order and inconsistent ones are ignored."""
+        sane = (report.used_bytes <= report.granted_total_bytes) & (report.granted_total_bytes <= MAX_BYTES)
         newer = sane & (report.report_seq > self.report_seq[index])
         rows = index[newer]
         self.report_seq[rows] = report.report_seq[newer]
-        self.given_bytes[rows], self.used_bytes[rows] = report.given_bytes[newer], report.used_bytes[newer]
+        self.granted_total_bytes[rows], self.used_bytes[rows] = (
+            report.granted_total_bytes[newer],
+            report.used_bytes[newer],
+        )
         seen = rows[report.order_seq[newer] >= self.order_seq[rows]]
         self.inflight_bytes[seen] = 0
-        self.settled[seen] = True
+        self.acked[seen] = True
 
-    def record(self, index: IntArray, given_bytes: IntArray, seq: int, now_ns: int) -> None:
-        """Orders go out."""
-        self.inflight_bytes[index] = np.maximum(self.inflight_bytes[index], given_bytes)
+    def record_update(self, index: IntArray, granted_total_bytes: IntArray, seq: int, now_ns: int) -> None:
+        """Record that updates are sent."""
+        self.inflight_bytes[index] = np.maximum(self.inflight_bytes[index], granted_total_bytes)
         self.order_seq[index] = seq
         self.ordered_ns[index] = now_ns
-        self.settled[index] = False
+        self.acked[index] = False
 
-    def need(self, index: int, wanted_bytes: int, within_bytes: int, now_ns: int) -> None:
-        """The agent asks for more, for a container that lacks so much to its fair share."""
-        self.needed_bytes[index] = min(wanted_bytes, MOST_BYTES)
-        self.needed_within_bytes[index] = min(wanted_bytes, within_bytes, MOST_BYTES)
-        self.needed_until_ns[index] = now_ns + NEED_NS
+    def record_request(self, index: int, wanted_bytes: int, within_bytes: int, now_ns: int) -> None:
+        """Record a request of an agent, for a container that is so far below its fair share."""
+        self.requested_bytes[index] = min(wanted_bytes, MAX_BYTES)
+        self.requested_within_bytes[index] = min(wanted_bytes, within_bytes, MAX_BYTES)
+        self.request_expires_ns[index] = now_ns + REQUEST_EXPIRY_NS
 
-    def needy(self, now_ns: int) -> BoolArray:
-        """Rows whose request is not forgotten yet."""
-        waiting: BoolArray = self.live & (self.needed_until_ns > now_ns) & (self.needed_bytes > 0)
+    def pending_requests(self, now_ns: int) -> BoolArray:
+        """Slots whose request has not expired."""
+        waiting: BoolArray = self.in_use & (self.request_expires_ns > now_ns) & (self.requested_bytes > 0)
         return waiting
 
     @property
-    def given_held_bytes(self) -> IntArray:
-        """The largest `given` that may be in force."""
-        return np.maximum(self.given_bytes, self.inflight_bytes)
+    def grant_committed_bytes(self) -> IntArray:
+        """The largest cumulative grant that may be in force."""
+        return np.maximum(self.granted_total_bytes, self.inflight_bytes)
 
     @property
-    def held_bytes(self) -> IntArray:
-        """The most that may be left, per row: what counts against the limit beside the containers' limits."""
-        left: IntArray = np.where(self.live, np.maximum(self.given_held_bytes - self.used_bytes, 0), 0)
+    def committed_bytes(self) -> IntArray:
+        """The most that may be left, per slot: counts against the limit beside the containers' limits."""
+        left: IntArray = np.where(self.in_use, np.maximum(self.grant_committed_bytes - self.used_bytes, 0), 0)
         return left
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveReport:
-    """What agents say about groups, shape (K,)."""
+    """Reserves as reported by agents, shape (K,)."""
 
     report_seq: IntArray
-    given_bytes: IntArray
+    granted_total_bytes: IntArray
     used_bytes: IntArray
     order_seq: IntArray
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveView:
-    """One step's numbers. A: applications, G: rows of `Reserves`; bytes."""
+    """Inputs of one plan. A: applications, G: slots of `Reserves`; bytes."""
 
     pool_bytes: IntArray
     """A: limit minus containers' limits: free and reserved together."""
     free_bytes: IntArray
     """A: of it, what is in no reserve."""
-    kept_bytes: IntArray
-    """A: of it, kept for containers that have not joined; only who asks may take it: a newcomer can wait."""
+    pending_bytes: IntArray
+    """A: of it, reserved for pending containers; only a request may take it."""
     withheld_bytes: IntArray
     """A: sigma x limit."""
     guaranteed_bytes: IntArray
-    """G: what its containers may still claim, whatever others want beyond their fair shares."""
+    """G: what its containers may still claim, ahead of requests beyond fair shares."""
     share_bytes: IntArray
     """G: fair share of a container."""
     weight: IntArray
-    """G: containers that share in it; 0: whatever is left is taken back."""
+    """G: containers that share in it; 0: the rest is taken back."""
     reachable: BoolArray
-    """G: its agent can be told now."""
-    node_room_bytes: IntArray
-    """By node index: by how much limits and reserves there may rise."""
+    """G: its agent is reachable now."""
+    node_headroom_bytes: IntArray
+    """By node index: headroom for limits and reserves."""
     now_ns: int
 
 
 def targets(reserves: Reserves, view: ReserveView) -> IntArray:
-    """What each row should have left, whole pages.
+    """What each slot should have left, whole pages.
 
-    First what was asked for within fair shares; then what was asked for beyond them, of what nobody may claim; then the
-    withheld share by weight, or, where that is not all there, by what containers may claim.
+    First requests within fair shares; then requests beyond them, of what no container may claim; then the withheld
+    share by weight, or, where that is not all free, by claims.
     """
-    app, pool, kept = reserves.app, np.maximum(view.pool_bytes, 0) // PAGE_BYTES, -(-view.kept_bytes // PAGE_BYTES)
-    asks = reserves.needy(view.now_ns) & (view.weight > 0)
-    asked = np.where(asks, -(-reserves.needed_bytes // PAGE_BYTES), 0)
-    within = np.minimum(asked, -(-reserves.needed_within_bytes // PAGE_BYTES))
+    app, pool, pending = (
+        reserves.app,
+        np.maximum(view.pool_bytes, 0) // PAGE_BYTES,
+        -(-view.pending_bytes // PAGE_BYTES),
+    )
+    asks = reserves.pending_requests(view.now_ns) & (view.weight > 0)
+    asked = np.where(asks, -(-reserves.requested_bytes // PAGE_BYTES), 0)
+    within = np.minimum(asked, -(-reserves.requested_within_bytes // PAGE_BYTES))
     claims = np.where(view.weight > 0, -(-view.guaranteed_bytes // PAGE_BYTES), 0)
-    first = ration(app, within, pool)
+    first = scale_to_fit(app, within, pool)
     others = pool - per_app(app, first, len(pool)) - per_app(app, claims, len(pool))
-    first = first + ration(app, asked - within, np.maximum(others, 0))
-    left = np.maximum(pool - kept - per_app(app, first, len(pool)), 0)
+    first = first + scale_to_fit(app, asked - within, np.maximum(others, 0))
+    left = np.maximum(pool - pending - per_app(app, first, len(pool)), 0)
     withheld = view.withheld_bytes // PAGE_BYTES
     spread = np.minimum(withheld, left)
-    claimed = np.where((left < withheld)[app], ration(app, claims, spread), 0)
+    claimed = np.where((left < withheld)[app], scale_to_fit(app, claims, spread), 0)
     rest = spread - per_app(app, claimed, len(pool))
     weights = np.maximum(per_app(app, view.weight, len(pool)), 1)
     share = claimed + rest[app] // weights[app] * view.weight
-    of_node = (view.node_room_bytes[reserves.node] + reserves.held_bytes) // NODE_SHARE // PAGE_BYTES
+    of_node = (view.node_headroom_bytes[reserves.node] + reserves.committed_bytes) // NODE_SHARE // PAGE_BYTES
     share = np.minimum(share, of_node)
     target: IntArray = (first + share) * PAGE_BYTES
     return target
 
 
 def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
-    """Which rows are to be ordered, and their new `given`. A raise takes free memory only."""
-    target, left, held = targets(reserves, view), reserves.held_bytes, reserves.given_held_bytes
-    needy = reserves.needy(view.now_ns)
+    """Slots to update, and their new cumulative grant. A raise takes free memory only."""
+    target, left, held = targets(reserves, view), reserves.committed_bytes, reserves.grant_committed_bytes
+    requested = reserves.pending_requests(view.now_ns)
     near = np.maximum(STEP_BYTES, np.maximum(target, left) // 4)
     far = np.abs(target - left) > near
-    patience_ns = np.where(needy, URGENT_RETRY_NS, RETRY_NS)
-    settled = reserves.settled | (view.now_ns - reserves.ordered_ns > patience_ns)
-    may = reserves.live & view.reachable
-    rise = may & (target > left) & np.where(needy, True, far & settled)  # noqa: FBT003 - numpy takes it by position
-    fall = may & (target < left) & settled & (far | (target == 0))
-    free, kept = np.maximum(view.free_bytes, 0) // PAGE_BYTES, -(-view.kept_bytes // PAGE_BYTES)
+    retry_ns = np.where(requested, URGENT_RETRY_NS, RETRY_NS)
+    acked = reserves.acked | (view.now_ns - reserves.ordered_ns > retry_ns)
+    may = reserves.in_use & view.reachable
+    rise = may & (target > left) & np.where(requested, True, far & acked)  # noqa: FBT003 - numpy takes it by position
+    fall = may & (target < left) & acked & (far | (target == 0))
+    free, pending = np.maximum(view.free_bytes, 0) // PAGE_BYTES, -(-view.pending_bytes // PAGE_BYTES)
     ask = np.where(rise, (target - left) // PAGE_BYTES, 0)
-    rooms = view.node_room_bytes // PAGE_BYTES
-    urgent = ration(reserves.node, np.where(needy, ask, 0), rooms)
-    rooms = rooms - per_app(reserves.node, urgent, len(rooms))
-    ask = urgent + ration(reserves.node, np.where(needy, 0, ask), rooms)
-    first = ration(reserves.app, np.where(needy, ask, 0), free)
-    others = np.maximum(free - per_app(reserves.app, first, len(free)) - kept, 0)
-    granted = (first + ration(reserves.app, np.where(needy, 0, ask), others)) * PAGE_BYTES
+    headroom = view.node_headroom_bytes // PAGE_BYTES
+    urgent = scale_to_fit(reserves.node, np.where(requested, ask, 0), headroom)
+    headroom = headroom - per_app(reserves.node, urgent, len(headroom))
+    ask = urgent + scale_to_fit(reserves.node, np.where(requested, 0, ask), headroom)
+    first = scale_to_fit(reserves.app, np.where(requested, ask, 0), free)
+    others = np.maximum(free - per_app(reserves.app, first, len(free)) - pending, 0)
+    granted = (first + scale_to_fit(reserves.app, np.where(requested, 0, ask), others)) * PAGE_BYTES
     given = np.where(rise, held + granted, np.where(fall, reserves.used_bytes + target, held))
-    lost = may & ~reserves.settled & settled
+    lost = may & ~reserves.acked & acked
     unknown = may & (view.weight > 0) & (reserves.share_bytes != view.share_bytes)
     index = np.flatnonzero((rise & (granted > 0)) | fall | lost | unknown)
     return index, given[index]

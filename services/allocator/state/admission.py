@@ -1,4 +1,4 @@
-"""Initial limits of a container that joins (thesis 2.4.1, equations 2.1 and 2.2), or a sentence why it cannot."""
+"""Initial limits of a container (thesis 2.4.1, equations 2.1 and 2.2), or the reason it is not admitted."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from services.allocator.state.container_columns import NO_BOUND
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """One application's numbers at this moment; CPU in microseconds per period."""
+class Capacity:
+    """Free capacity of one application; CPU in microseconds per period."""
 
     cpu_limit_us: int
     cpu_free_us: int
-    """Limit minus everything that may be in force, minus what is kept for others."""
+    """Limit minus committed quotas, minus what is reserved for other pending containers."""
     memory_limit_bytes: int
     memory_free_bytes: int
     delta_bytes: int
     node_free_bytes: int = NO_BOUND
-    """What the container may have on its node: what the node has left, and what the container counts for already."""
+    """Bytes the container may have on its node: the headroom plus what already counts for it."""
     node_share_bytes: int = NO_BOUND
-    """The same, if it leaves others their part of what the node has left."""
+    """The same, limited to its share of the headroom."""
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
-    """What is known of the container; CPU in microseconds per period."""
+class PendingContainer:
+    """A container that is not admitted yet; CPU in microseconds per period."""
 
     name: str
     used_us: int
     usage_bytes: int
     share_us: int
-    """Equation 2.1: cpu_limit / n, with n counting the newcomer (`AppSpec.initial_quota_us`)."""
+    """Equation 2.1: cpu_limit / n, n including this container (`AppSpec.initial_quota_us`)."""
     share_bytes: int
     """Equation 2.2: memory_limit x (1 - sigma) / n (`AppSpec.initial_memory_bytes`)."""
     min_us: int
@@ -45,59 +45,61 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Limits to start with."""
+    """Initial limits."""
 
     quota_us: int
     limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why not."""
+class AdmissionRefusal:
+    """Why a container is not admitted."""
 
     reason: str
     permanent: bool
-    """True: it would not fit into the empty application either. False: others hold the room at present."""
+    """True: it would not fit into the empty application either. False: the capacity is in use at present."""
 
 
-def admit(room: Room, newcomer: Newcomer) -> Admission | Refusal:
-    """Initial limits within what is free.
+def admit(capacity: Capacity, pending: PendingContainer) -> Admission | AdmissionRefusal:
+    """Initial limits within the free capacity.
 
-    CPU: the equal share, or what the container uses if that is more, at most what is free and its cap; refused below
-    its minimum. Memory: the equal share, or usage + delta if that is more, at most what is free and its maximum;
-    refused below usage + MARGIN_BYTES, because a limit below usage kills on cgroup v2.
+    CPU: the equal share, or the usage if that is more, at most what is free and the cap; refused below the minimum.
+    Memory: the equal share, or usage + delta if that is more, at most the free capacity and the maximum; refused below
+    usage + MARGIN_BYTES, because a limit below usage kills on cgroup v2.
     """
-    needed_bytes = _pages_up(max(newcomer.min_bytes, newcomer.usage_bytes + MARGIN_BYTES))
-    if newcomer.min_us > room.cpu_free_us:
-        return Refusal(
-            f"{newcomer.name} needs at least {_cores(newcomer.min_us)}, "
-            f"{_cores(max(room.cpu_free_us, 0))} of {_cores(room.cpu_limit_us)} are free",
-            permanent=newcomer.min_us > room.cpu_limit_us,
+    required_bytes = _pages_up(max(pending.min_bytes, pending.usage_bytes + MARGIN_BYTES))
+    if pending.min_us > capacity.cpu_free_us:
+        return AdmissionRefusal(
+            f"{pending.name} needs at least {_cores(pending.min_us)}, "
+            f"{_cores(max(capacity.cpu_free_us, 0))} of {_cores(capacity.cpu_limit_us)} are free",
+            permanent=pending.min_us > capacity.cpu_limit_us,
         )
-    if needed_bytes > newcomer.max_bytes:
-        return Refusal(
-            f"{newcomer.name} uses {_mib(newcomer.usage_bytes)} and needs a limit of {_mib(needed_bytes)}, "
-            f"container_max_memory is {_mib(newcomer.max_bytes)}",
+    if required_bytes > pending.max_bytes:
+        return AdmissionRefusal(
+            f"{pending.name} uses {_mib(pending.usage_bytes)} and needs a limit of {_mib(required_bytes)}, "
+            f"container_max_memory is {_mib(pending.max_bytes)}",
             permanent=True,
         )
-    if needed_bytes > room.memory_free_bytes:
-        return Refusal(
-            f"{newcomer.name} needs at least {_mib(needed_bytes)} of memory, "
-            f"{_mib(max(room.memory_free_bytes, 0))} of {_mib(room.memory_limit_bytes)} are free",
-            permanent=needed_bytes > room.memory_limit_bytes,
+    if required_bytes > capacity.memory_free_bytes:
+        return AdmissionRefusal(
+            f"{pending.name} needs at least {_mib(required_bytes)} of memory, "
+            f"{_mib(max(capacity.memory_free_bytes, 0))} of {_mib(capacity.memory_limit_bytes)} are free",
+            permanent=required_bytes > capacity.memory_limit_bytes,
         )
-    if needed_bytes > room.node_free_bytes:
-        return Refusal(
-            f"{newcomer.name} needs at least {_mib(needed_bytes)} of memory, its node has room for "
-            f"{_mib(max(room.node_free_bytes, 0))}",
+    if required_bytes > capacity.node_free_bytes:
+        return AdmissionRefusal(
+            f"{pending.name} needs at least {_mib(required_bytes)} of memory, its node has room for "
+            f"{_mib(max(capacity.node_free_bytes, 0))}",
             permanent=False,
         )
-    wished_us = max(newcomer.share_us, newcomer.used_us, newcomer.min_us)
-    wished_bytes = _pages_up(max(newcomer.share_bytes, newcomer.usage_bytes + room.delta_bytes, needed_bytes))
-    bound_bytes = min(newcomer.max_bytes, room.memory_free_bytes, room.node_share_bytes) // PAGE_BYTES * PAGE_BYTES
+    desired_us = max(pending.share_us, pending.used_us, pending.min_us)
+    desired_bytes = _pages_up(max(pending.share_bytes, pending.usage_bytes + capacity.delta_bytes, required_bytes))
+    bound_bytes = (
+        min(pending.max_bytes, capacity.memory_free_bytes, capacity.node_share_bytes) // PAGE_BYTES * PAGE_BYTES
+    )
     return Admission(
-        quota_us=min(wished_us, room.cpu_free_us, max(newcomer.cap_us, newcomer.min_us)),
-        limit_bytes=min(wished_bytes, max(bound_bytes, needed_bytes)),
+        quota_us=min(desired_us, capacity.cpu_free_us, max(pending.cap_us, pending.min_us)),
+        limit_bytes=min(desired_bytes, max(bound_bytes, required_bytes)),
     )
 
 

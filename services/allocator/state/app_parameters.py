@@ -16,16 +16,16 @@ FloatArray = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class AppTable:
-    """Columns of shape (A,). Applications that are not announced, or not ours to decide for, have ``known`` False."""
+    """Columns of shape (A,); ``known``: announced and owned by this replica."""
 
     known: BoolArray
-    virtual: BoolArray
-    """Mode `observe`: decided and published, never sent."""
+    observe_only: BoolArray
+    """Mode `observe`: targets are published, no update is sent."""
     waterfill: BoolArray
     cpu_limit_us: IntArray
     memory_limit_bytes: IntArray
     withheld_bytes: IntArray
-    """Sigma x limit: kept for the nodes' reserves."""
+    """Sigma x limit, withheld for the nodes' reserves."""
     announced: IntArray
     initial_quota_us: IntArray
     """Equation 2.1 for the announced containers; 0 without an announcement."""
@@ -46,7 +46,7 @@ _NO_MAXIMUM = 1 << 40
 
 
 def build_table(apps: Sequence[str], specs: Mapping[str, AppSpec]) -> AppTable:
-    """The table for applications by index; absent specs give zeroed rows."""
+    """Parameters by application index; applications without a spec get zeros."""
     known = [specs.get(app) for app in apps]
 
     def ints(values: list[int]) -> IntArray:
@@ -63,7 +63,7 @@ def build_table(apps: Sequence[str], specs: Mapping[str, AppSpec]) -> AppTable:
 
     return AppTable(
         known=np.array([spec is not None for spec in known], dtype=np.bool_),
-        virtual=np.array([spec is not None and spec.mode == "observe" for spec in known], dtype=np.bool_),
+        observe_only=np.array([spec is not None and spec.mode == "observe" for spec in known], dtype=np.bool_),
         waterfill=np.array([spec is not None and spec.policy == "waterfill" for spec in known], dtype=np.bool_),
         cpu_limit_us=ints([spec.cpu_limit_us if spec else 0 for spec in known]),
         memory_limit_bytes=ints([int(spec.memory_limit) if spec else 0 for spec in known]),

@@ -1,8 +1,8 @@
-"""Who is there: applications, nodes and containers, taken from batches, which are level-triggered truth.
+"""Cluster state: applications, nodes and containers, built from the batches that agents send.
 
-A container that a node's newest batch does not name is gone, unless the node's agent was restarted and its sources of
-containers have not all answered yet: then it is absent, and counts with what it held. A node that falls silent keeps
-its share (its containers run on with their last limits) until it is forgotten.
+Batches are level-triggered: a container missing from its node's newest batch has gone, unless the agent has restarted
+and not all of its container sources have answered yet. Such a container is `unreported` and counts with its last limit.
+A node that stops reporting keeps its share (its containers run on with their last limits) until it is removed.
 """
 
 from __future__ import annotations
@@ -16,68 +16,68 @@ import numpy as np
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.budget.ledger import Report, settle
+from services.allocator.budget.ledger import Report, ack
 from services.allocator.memory.reserves import ReserveReport, Reserves
 from services.allocator.state.container_columns import NO_BOUND, BoolArray, IntArray, Rows
-from services.allocator.state.report_freshness import PATIENCE_NS, Punctuality
+from services.allocator.state.report_freshness import GRACE_NS, ReportFreshness
 from services.allocator.state.slot_arrays import at
 
 
 @dataclass(slots=True)
 class NodeState:
-    """One agent."""
+    """Newest report of one agent."""
 
     name: str
     incarnation: int
     fenced: dict[str, int] = field(default_factory=dict)
-    """Sequence of the report that acknowledged this epoch, by application: what it reported before, an older owner's
-    orders may have raised since."""
-    heard_ns: int = 0
+    """Sequence of the report that acknowledged this owner's epoch, by application. An earlier report is no upper bound:
+    an update of a previous owner may have raised limits since."""
+    last_seen_ns: int = 0
     headroom_bytes: int = NO_BOUND
-    """By how much memory limits and reserves there may still rise, as last reported."""
+    """Bytes by which memory limits and reserves on the node may still rise, as last reported."""
     headroom_seq: int = 0
-    """Of the report that said so."""
+    """Sequence of the report that `headroom_bytes` comes from."""
     idle_percent: int = -1
-    """Idle share of its processors' time, as last reported; -1: not known."""
-    punctuality: Punctuality = field(default_factory=Punctuality)
+    """Idle share of the time of its processors, as last reported; -1: unknown."""
+    freshness: ReportFreshness = field(default_factory=ReportFreshness)
 
-    def take_headroom(self, headroom_bytes: int, report_seq: int) -> None:
-        """Take in what a report says of the node; -1: it sets no bound."""
+    def record_headroom(self, headroom_bytes: int, report_seq: int) -> None:
+        """Record the headroom of a report; -1: unbounded."""
         if report_seq > self.headroom_seq:
             self.headroom_seq, self.headroom_bytes = report_seq, NO_BOUND if headroom_bytes < 0 else headroom_bytes
 
 
 @dataclass(slots=True)
 class _Group:
-    """An application's containers on one node, as its newest batch lists them."""
+    """One application's containers on one node, as its newest batch lists them."""
 
     containers: str
     index: IntArray
     report_seq: int
     reserve: int
     """Row in `Reserves`."""
-    awaited: bool = False
-    """Whether rows of it are absent: the agent was restarted and has not named them yet."""
-    refused_since_ns: int | None = None
-    """Since when fresh batches have been called overtaken without a break."""
+    incomplete: bool = False
+    """Whether some rows are unreported since the agent restarted."""
+    out_of_order_since_ns: int | None = None
+    """When a run of out-of-order batches began that no accepted one has interrupted."""
 
 
 @dataclass(slots=True)
 class IngestCounts:
-    """What became of batches."""
+    """Counters of batches and samples."""
 
     taken: int = 0
-    overtaken: int = 0
-    """Older than one that was seen, or of an older incarnation."""
+    out_of_order: int = 0
+    """Older than a batch already applied, or of an older incarnation."""
     stale: int = 0
-    """Under way for two seconds longer than its node's fastest."""
-    absurd_rows: int = 0
-    """Rows with values that no kernel reports; they are left out."""
+    """Two seconds slower than the fastest one of their node."""
+    invalid_samples: int = 0
+    """Rows with values that no kernel reports; dropped."""
 
 
 @dataclass(slots=True)
-class Roster:
-    """All rows with their keys. Applications and nodes have indices that never change."""
+class ClusterState:
+    """All containers with their keys. Indices of applications and nodes never change."""
 
     rows: Rows = field(default_factory=Rows)
     reserves: Reserves = field(default_factory=Reserves)
@@ -87,13 +87,13 @@ class Roster:
     specs: dict[str, AppSpec] = field(default_factory=dict)
     counts: IngestCounts = field(default_factory=IngestCounts)
     group_count: int = 0
-    """Batches that a tick of all nodes brings: pairs of an application and a node with containers."""
+    """Batches per period: pairs of an application and a node that has containers of it."""
     slot_capacity: int = 0
     released_slots: list[int] = field(default_factory=list)
-    """Slots whose container is gone since `take_released_slots`."""
-    unsure: set[tuple[str, str]] = field(default_factory=set)
-    """Application and node, since they were taken: the agent was restarted before it had acknowledged our epoch, so an
-    older owner's orders may have raised what it reported."""
+    """Slots of containers removed since `drain_released_slots`."""
+    unconfirmed: set[tuple[str, str]] = field(default_factory=set)
+    """(application, node) whose agent restarted before it acknowledged this owner's epoch: an update of a previous
+    owner may have raised what it reported."""
     _free_slots: list[int] = field(default_factory=list)
     _app_index: dict[str, int] = field(default_factory=dict)
     _node_index: dict[str, int] = field(default_factory=dict)
@@ -101,74 +101,75 @@ class Roster:
     _row_of: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def app_index(self, app: str) -> int:
-        """Index of an application, new or known."""
+        """Index of an application; new ones are added."""
         if app not in self._app_index:
             self._app_index[app] = len(self.apps)
             self.apps.append(app)
         return self._app_index[app]
 
     def node_index(self, name: str) -> int | None:
-        """Index of a node that has been heard."""
+        """Index of a node; None: it has sent no batch."""
         return self._node_index.get(name)
 
-    def obeys(self, app: str, node: int) -> bool:
-        """Whether the node has acknowledged this allocator's epoch for an application, or need not: nothing is sent."""
+    def has_acknowledged(self, app: str, node: int) -> bool:
+        """Whether the node has acknowledged the epoch for an application, or need not (mode `observe`)."""
         spec = self.specs.get(app)
         return app in self.nodes[node].fenced or (spec is not None and spec.mode == "observe")
 
-    def known_rows(self, node: int, keys: Iterable[str]) -> list[int | None]:
-        """Rows of a node's containers; None where there is none."""
+    def find_rows(self, node: int, keys: Iterable[str]) -> list[int | None]:
+        """Rows of a node's containers; None: unknown."""
         row_of = self._row_of
         return [row_of.get((node, key)) for key in keys]
 
     def ingest(self, batches: Sequence[CfsBatch], now_ns: int, wall_ns: int) -> list[CfsBatch]:
-        """Take in batches that arrived since the last step, in any order; of each group only the newest counts.
-
-        Returns those that were taken.
+        """Apply the batches received since the last step, in any order; of each group only the newest counts.
 
         Args:
-            batches: of this allocator's applications.
+            batches: of applications that this replica owns.
             now_ns: monotonic.
             wall_ns: since the epoch.
+
+        Returns:
+            The batches that were applied.
         """
         newest: dict[tuple[int, int], CfsBatch] = {}
         for batch in batches:
             group = self._accept(batch, now_ns, wall_ns)
             if group is not None:
                 newest[group] = batch
-        # One that came before the first of a restarted agent tells what held before.
+        # A batch received before the first one of a restarted agent describes the time before the restart.
         newest = {
             group: batch for group, batch in newest.items() if batch.incarnation == self.nodes[group[1]].incarnation
         }
         self.counts.taken += len(newest)
         for (app, node), batch in list(newest.items()):
             if not self._regroup(app, node, batch):
-                self.counts.absurd_rows += batch.row_count
+                self.counts.invalid_samples += batch.row_count
                 del newest[app, node]
         if newest:
-            self._assign(newest, now_ns)
+            self._apply(newest, now_ns)
             self.group_count = sum(len(group.index) > 0 for group in self._groups.values())
         return list(newest.values())
 
     def fence_acknowledged(self, node: int, apps: Iterable[str], report_seq: int) -> None:
-        """The node has acknowledged this allocator's epoch for these applications, in this report."""
+        """Record that the node has acknowledged the epoch for these applications, in this report."""
         fenced = self.nodes[node].fenced
         new = [app for app in apps if app not in fenced]
         if not new:
-            return  # rows take it over when they join
+            return  # rows inherit it when they are added
         fenced.update(dict.fromkeys(new, report_seq))
         known = [self._app_index[app] for app in new if app in self._app_index]
         self.rows.fenced[(self.rows.node == node) & np.isin(self.rows.app, known)] = True
 
-    def forget_node(self, node: int) -> bool:
-        """A node has been silent for too long: its containers no longer count. Returns whether it had any."""
+    def remove_node(self, node: int) -> bool:
+        """Remove an expired node and its containers. Returns whether it had any."""
         gone = self.rows.node == node
         self._drop(gone)
         self._forget_groups([group for group in self._groups if group[1] == node])
         return bool(gone.any())
 
-    def forget_app(self, app: str) -> None:
-        """Another allocator decides for the application now: what is known of it grows old."""
+    def remove_app(self, app: str) -> None:
+        """Remove an application that another replica owns now."""
         index = self.app_index(app)
         self._drop(self.rows.app == index)
         self._forget_groups([group for group in self._groups if group[0] == index])
@@ -176,7 +177,7 @@ class Roster:
             node.fenced.pop(app, None)
 
     def reserve_row(self, app: str, node: int) -> int | None:
-        """Row in `reserves` of an application on a node; None: not heard of."""
+        """Row in `reserves` of an application on a node; None: unknown."""
         group = self._groups.get((self.app_index(app), node))
         return None if group is None else group.reserve
 
@@ -193,47 +194,47 @@ class Roster:
             node = self._node_index[batch.node] = len(self.nodes)
             self.nodes.append(NodeState(batch.node, batch.incarnation))
         state = self.nodes[node]
-        if not state.punctuality.is_fresh(wall_ns - batch.time_ns, now_ns):
+        if not state.freshness.is_fresh(wall_ns - batch.time_ns, now_ns):
             self.counts.stale += 1
             return None
         group = self._groups.get((app, node))
         newest_seq = max(group.report_seq if group is not None else 0, state.fenced.get(batch.app, 0))
-        overtaken = (batch.incarnation, batch.report_seq) <= (state.incarnation, newest_seq)
+        out_of_order = (batch.incarnation, batch.report_seq) <= (state.incarnation, newest_seq)
         if group is None:
             group = self._groups[app, node] = _Group("", np.zeros(0, np.int64), 0, self.reserves.add(app, node))
-        if overtaken and not self._refused_for_long(group, now_ns):
-            self.counts.overtaken += 1
+        if out_of_order and not self._out_of_order_for_long(group, now_ns):
+            self.counts.out_of_order += 1
             return None
-        if overtaken or batch.incarnation > state.incarnation:
+        if out_of_order or batch.incarnation > state.incarnation:
             self._restarted(node, batch.incarnation)
             state = self.nodes[node]
-        group.report_seq, group.refused_since_ns = batch.report_seq, None
-        state.heard_ns = now_ns
-        state.take_headroom(batch.node_headroom_bytes, batch.report_seq)
+        group.report_seq, group.out_of_order_since_ns = batch.report_seq, None
+        state.last_seen_ns = now_ns
+        state.record_headroom(batch.node_headroom_bytes, batch.report_seq)
         state.idle_percent = batch.node_idle_percent
         return app, node
 
     @staticmethod
-    def _refused_for_long(group: _Group, now_ns: int) -> bool:
-        """A false report with a sequence far ahead, broken or forged, would silence its node for ever."""
-        if group.refused_since_ns is None:
-            group.refused_since_ns = now_ns
-        return now_ns - group.refused_since_ns >= PATIENCE_NS
+    def _out_of_order_for_long(group: _Group, now_ns: int) -> bool:
+        """Whether to accept out-of-order batches: a corrupt report with a high sequence must not block a node."""
+        if group.out_of_order_since_ns is None:
+            group.out_of_order_since_ns = now_ns
+        return now_ns - group.out_of_order_since_ns >= GRACE_NS
 
     def _restarted(self, node: int, incarnation: int) -> None:
-        """A new agent: it has forgotten all orders, and refuses those that were meant for the old one.
+        """A new agent process: it knows no earlier update, and rejects those addressed to the previous one.
 
-        An order under way may have been carried out before that one died, so it counts until the new agent says what
-        holds. Or the old one, where a false report had told of a later one: its orders are asked for anew by a fence.
+        The previous process may have applied an update in flight before it died, so that update counts until the new
+        one reports. Where a corrupt report claimed a later incarnation this is the older process: a fence re-reads it.
         """
         old = self.nodes[node]
-        self.nodes[node] = NodeState(old.name, incarnation, punctuality=old.punctuality)
-        self.reserves.restarted(node)
+        self.nodes[node] = NodeState(old.name, incarnation, freshness=old.freshness)
+        self.reserves.on_agent_restart(node)
         for (app, owner), group in self._groups.items():
             if owner == node:
-                group.report_seq, group.awaited = 0, True
+                group.report_seq, group.incomplete = 0, True
                 if self.apps[app] not in old.fenced:
-                    self.unsure.add((self.apps[app], old.name))
+                    self.unconfirmed.add((self.apps[app], old.name))
         mine = np.flatnonzero(self.rows.node == node)
         rows = self.rows
         for kernel, inflight in (
@@ -243,30 +244,30 @@ class Roster:
             kernel[mine] = np.where(inflight[mine] > 0, np.maximum(kernel[mine], inflight[mine]), kernel[mine])
         for column in (rows.report_seq, rows.order_seq, rows.quota_inflight_us, rows.limit_inflight_bytes):
             column[mine] = 0
-        rows.quota_wanted_us[mine] = rows.limit_wanted_bytes[mine] = 0
-        rows.settled[mine] = rows.absent[mine] = True
+        rows.quota_deferred_us[mine] = rows.limit_deferred_bytes[mine] = 0
+        rows.acked[mine] = rows.unreported[mine] = True
         rows.fenced[mine] = False
 
-    def idle_percents(self) -> IntArray:
-        """Idle share of each node's processors, shape: their number; -1: not known."""
+    def node_idle_percents(self) -> IntArray:
+        """Idle share of the processors by node index; -1: unknown."""
         return np.array([node.idle_percent for node in self.nodes], dtype=np.int64)
 
-    def absent_apps(self, node: int) -> list[str]:
-        """Applications of which the node's agent has not named every container since it was restarted."""
-        absent = self.rows.absent & (self.rows.node == node)
+    def apps_with_unreported(self, node: int) -> list[str]:
+        """Applications with containers on the node that it has not reported since its agent restarted."""
+        absent = self.rows.unreported & (self.rows.node == node)
         return [self.apps[app] for app in np.unique(self.rows.app[absent])] if absent.any() else []
 
-    def drop_absent(self, node: int, apps: Iterable[str], named: Iterable[int | None]) -> None:
-        """The node's agent has named all containers that it has of these, in rows ``named``: the others are gone."""
+    def drop_unreported(self, node: int, apps: Iterable[str], named: Iterable[int | None]) -> None:
+        """Remove unreported rows of these applications: the agent has listed all its containers, ``named``."""
         index = [self._app_index[app] for app in apps if app in self._app_index]
-        gone = self.rows.absent & (self.rows.node == node) & np.isin(self.rows.app, index)
+        gone = self.rows.unreported & (self.rows.node == node) & np.isin(self.rows.app, index)
         gone[[row for row in named if row is not None]] = False
         self._drop(gone)
 
     def _regroup(self, app: int, node: int, batch: CfsBatch) -> bool:
-        """Make the group's rows those of the batch; False: a container stands in it twice."""
+        """Make the group's rows those of the batch; False: the batch lists a container twice."""
         group = self._groups[app, node]
-        if group.containers == batch.containers and not group.awaited:
+        if group.containers == batch.containers and not group.incomplete:
             return True
         keys = batch.keys
         if len(set(keys)) != len(keys):
@@ -274,8 +275,8 @@ class Roster:
         present = {self._row_of[node, key] for key in keys if (node, key) in self._row_of}
         lost = (self.rows.app == app) & (self.rows.node == node)
         lost[np.fromiter(present, np.int64, len(present))] = False
-        self._drop(lost if batch.inventory_complete else lost & ~self.rows.absent)
-        group.awaited = group.awaited and not batch.inventory_complete
+        self._drop(lost if batch.inventory_complete else lost & ~self.rows.unreported)
+        group.incomplete = group.incomplete and not batch.inventory_complete
         self._add(app, node, [key for key in keys if (node, key) not in self._row_of], batch.host_cpus)
         group.index = np.array([self._row_of[node, key] for key in keys], dtype=np.int64)
         group.containers = batch.containers
@@ -287,23 +288,23 @@ class Roster:
         index = self.rows.append(len(keys))
         self.rows.app[index], self.rows.node[index], self.rows.host_cpus[index] = app, node, host_cpus
         self.rows.reserve[index] = self._groups[app, node].reserve
-        self.rows.slot[index] = [self._take_slot() for _ in keys]
-        self.rows.settled[index] = True
+        self.rows.slot[index] = [self._allocate_slot() for _ in keys]
+        self.rows.acked[index] = True
         self.rows.fenced[index] = self.apps[app] in self.nodes[node].fenced
         self.keys.extend(keys)
         self._row_of.update({(node, key): int(row) for key, row in zip(keys, index, strict=True)})
 
-    def take_unsure(self) -> set[tuple[str, str]]:
-        """`unsure` since the last call."""
-        taken, self.unsure = self.unsure, set()
+    def drain_unconfirmed(self) -> set[tuple[str, str]]:
+        """`unconfirmed` since the last call."""
+        taken, self.unconfirmed = self.unconfirmed, set()
         return taken
 
-    def take_released_slots(self) -> list[int]:
-        """Slots that were left since the last call; they may be in use again."""
+    def drain_released_slots(self) -> list[int]:
+        """Slots released since the last call; some may be in use again."""
         released, self.released_slots = self.released_slots, []
         return released
 
-    def _take_slot(self) -> int:
+    def _allocate_slot(self) -> int:
         if self._free_slots:
             return self._free_slots.pop()
         self.slot_capacity += 1
@@ -323,34 +324,36 @@ class Roster:
         for group in self._groups.values():
             group.index = renumbered[group.index[~gone[group.index]]]
 
-    def _assign(self, newest: dict[tuple[int, int], CfsBatch], now_ns: int) -> None:
-        """All batches of the step in one assignment per column."""
+    def _apply(self, newest: dict[tuple[int, int], CfsBatch], now_ns: int) -> None:
+        """Write all batches of the step, one assignment per column."""
         batches = list(newest.values())
         members = [self._groups[group].index for group in newest]
         index = np.concatenate(members)
         report_seq = np.repeat([batch.report_seq for batch in batches], [len(mine) for mine in members])
-        table = _joined(batches, len(index))
-        sane = sane_rows(tuple(RANGES), table[: len(RANGES)])
+        table = _stacked(batches, len(index))
+        sane = valid_rows(tuple(RANGES), table[: len(RANGES)])
         if not sane.all():
-            self.counts.absurd_rows += len(index) - int(np.count_nonzero(sane))
+            self.counts.invalid_samples += len(index) - int(np.count_nonzero(sane))
             index, report_seq, table = index[sane], report_seq[sane], table[:, sane]
-        told = dict(zip(_COLUMNS, table, strict=True))
-        fresh = told["periods"] > 0
-        report = Report(index, report_seq, told["quota_us"], told["memory_limit_bytes"], told["order_seq"], fresh)
-        newer = settle(self.rows, report, now_ns)
-        self._settle_reserves(newest)
+        reported = dict(zip(_COLUMNS, table, strict=True))
+        fresh = reported["periods"] > 0
+        report = Report(
+            index, report_seq, reported["quota_us"], reported["memory_limit_bytes"], reported["order_seq"], fresh
+        )
+        newer = ack(self.rows, report, now_ns)
+        self._ack_reserves(newest)
         if not newer.all():
-            index, fresh, told = index[newer], fresh[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
+            index, fresh, reported = index[newer], fresh[newer], dict(zip(_COLUMNS, table[:, newer], strict=True))
         rows, mine = self.rows, at(index)
-        rows.absent[mine] = False
-        rows.memory_before_bytes[mine] = rows.memory_usage_bytes[mine]
-        for name in _TAKEN:
-            getattr(rows, name)[mine] = told[name]
+        rows.unreported[mine] = False
+        rows.previous_memory_usage_bytes[mine] = rows.memory_usage_bytes[mine]
+        for name in _COPIED:
+            getattr(rows, name)[mine] = reported[name]
         rows.fresh[mine] = fresh
 
-    def settle_reserves_of(self, reply: LimitReply, node: int) -> None:
-        """The reserves that a reply to a fence tells of, together with all rows of their applications."""
-        book = [
+    def ack_reserves(self, reply: LimitReply, node: int) -> None:
+        """Acknowledge the reserves that a reply to a fence reports together with all rows of their applications."""
+        node_reserves = [
             (row, values)
             for app, *values in zip(
                 reply.apps,
@@ -361,17 +364,17 @@ class Roster:
             )
             if app in self._app_index and (row := self.reserve_row(app, node)) is not None
         ]
-        if book:
-            columns = np.array([values for _, values in book], dtype=np.int64).T
-            report_seq = np.full(len(book), reply.report_seq, dtype=np.int64)
-            index = np.array([row for row, _ in book], dtype=np.int64)
-            self.reserves.settle(index, ReserveReport(report_seq, *columns))
+        if node_reserves:
+            columns = np.array([values for _, values in node_reserves], dtype=np.int64).T
+            report_seq = np.full(len(node_reserves), reply.report_seq, dtype=np.int64)
+            index = np.array([row for row, _ in node_reserves], dtype=np.int64)
+            self.reserves.ack(index, ReserveReport(report_seq, *columns))
 
-    def _settle_reserves(self, newest: dict[tuple[int, int], CfsBatch]) -> None:
-        """Only now: a lower reserve counts together with the limits that it went into, all of them."""
-        newest = {group: batch for group, batch in newest.items() if not self._groups[group].awaited}
+    def _ack_reserves(self, newest: dict[tuple[int, int], CfsBatch]) -> None:
+        """After the limits: a lower reserve counts only together with the limits that it was granted to."""
+        newest = {group: batch for group, batch in newest.items() if not self._groups[group].incomplete}
         batches = newest.values()
-        self.reserves.settle(
+        self.reserves.ack(
             np.array([self._groups[group].reserve for group in newest], dtype=np.int64),
             ReserveReport(
                 np.array([batch.report_seq for batch in batches], dtype=np.int64),
@@ -392,18 +395,18 @@ RANGES = {
     "throttled_us": (0, 1 << 31),
     "order_seq": (0, 1 << 62),
 }
-"""What a kernel can report: anything else is a fault, and must not overflow a sum."""
+"""Values a kernel can report. Anything else is a fault and would overflow sums."""
 
 _COLUMNS = (*RANGES, "throttled", "oom_kills", "periods")
-"""Of a batch, in the order of `_joined`: those with a range come first."""
-_TAKEN = (
+"""Of a batch, in the order of `_stacked`: those with a range come first."""
+_COPIED = (
     *("memory_usage_bytes", "memory_reclaimable_bytes", "oom_kills"),
     *("used_us", "unused_us", "throttled", "throttled_us"),
 )
-"""Taken over as they are."""
+"""Copied unchanged."""
 
 
-def _joined(batches: Sequence[CfsBatch], count: int) -> IntArray:
+def _stacked(batches: Sequence[CfsBatch], count: int) -> IntArray:
     """The columns of all batches, shape (columns, rows)."""
     table = np.empty((len(_COLUMNS), count), dtype=np.int64)
     for row, name in zip(table, _COLUMNS, strict=True):
@@ -412,7 +415,7 @@ def _joined(batches: Sequence[CfsBatch], count: int) -> IntArray:
     return table
 
 
-def sane_rows(names: tuple[str, ...], table: IntArray) -> BoolArray:
+def valid_rows(names: tuple[str, ...], table: IntArray) -> BoolArray:
     """Rows whose values are all within `RANGES`, shape (rows,); ``table`` holds the named columns, (columns, rows)."""
     least, most = _bounds(names)
     inside: BoolArray = (table >= least) & (table <= most)

@@ -1,4 +1,4 @@
-"""The state of all containers as a structure of arrays: one row per container, one array per quantity."""
+"""Container columns: one row per container, one array per quantity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 UNLIMITED = -1
 NO_BOUND = 1 << 62
-"""More than there is anywhere; safe beside one value in a sum."""
+"""No bound; safe beside one value in a sum."""
 
 
 class Rows:
@@ -21,43 +21,43 @@ class Rows:
     app: IntArray
     node: IntArray
     slot: IntArray
-    """Where policies keep this container's estimates; stays the same for its life."""
+    """Stable index into the policies' estimator arrays; kept for the container's life."""
     reserve: IntArray
     """Row of the container's application and node in `reserves.Reserves`."""
     host_cpus: IntArray
     report_seq: IntArray
-    """Newest report of the agent that this row has taken in."""
+    """Newest applied report of the agent."""
     report_ns: IntArray
     """When it arrived, monotonic."""
     order_seq: IntArray
-    """Newest order sent for this row and not known to be settled before; 0: none."""
-    settled: BoolArray
-    """Whether the agent has seen that order."""
+    """Newest limit update sent for this row and not acknowledged before; 0: none."""
+    acked: BoolArray
+    """Whether the agent has acknowledged that update."""
     admitted: BoolArray
-    """Whether the row counts against the limits and takes orders."""
+    """Whether the container counts against the limits and receives updates."""
     fenced: BoolArray
     """Whether the agent has acknowledged this allocator's epoch for the row's application."""
-    absent: BoolArray
-    """The agent was restarted and has not named it since: it counts with what it held, and takes no orders."""
+    unreported: BoolArray
+    """Not reported since its agent restarted: counts with its last limits, receives no updates."""
     refusals: IntArray
-    """Steps in a row in which there was no room to admit the row."""
+    """Consecutive steps in which admission was refused."""
     mismatches: IntArray
-    """Reports in a row in which the kernel held something else than ordered."""
+    """Consecutive reports whose kernel values differ from the ordered ones."""
     fresh: BoolArray
-    """New usage arrived since the last step."""
+    """A new sample arrived since the last step."""
 
     quota_us: IntArray
     """In the kernel by the newest report; -1: unlimited."""
     quota_ordered_us: IntArray
     quota_inflight_us: IntArray
-    """Largest quota among orders that are not settled; 0: none."""
-    quota_wanted_us: IntArray
-    """Target that could not be funded yet; 0: none."""
+    """Largest quota among unacknowledged updates; 0: none."""
+    quota_deferred_us: IntArray
+    """Part of a target that waits for free capacity; 0: none."""
 
     limit_bytes: IntArray
     limit_ordered_bytes: IntArray
     limit_inflight_bytes: IntArray
-    limit_wanted_bytes: IntArray
+    limit_deferred_bytes: IntArray
 
     used_us: IntArray
     unused_us: IntArray
@@ -66,11 +66,11 @@ class Rows:
     memory_usage_bytes: IntArray
     memory_reclaimable_bytes: IntArray
     """Page cache that the kernel could drop; outdated by up to 5 s."""
-    memory_before_bytes: IntArray
-    """Usage in the report before."""
+    previous_memory_usage_bytes: IntArray
+    """Usage in the previous report."""
     oom_kills: IntArray
 
-    _BOOLEAN = ("settled", "admitted", "fenced", "absent", "fresh")
+    _BOOLEAN = ("acked", "admitted", "fenced", "unreported", "fresh")
 
     def __init__(self) -> None:
         self.count = 0
@@ -106,7 +106,7 @@ def grouped(index: IntArray, owner: IntArray) -> list[tuple[int, IntArray]]:
 
 
 def runs(*columns: IntArray) -> list[slice]:
-    """Where rows that stand together have the same values; columns of shape (N,), N > 0."""
+    """Runs of equal values in adjacent rows; columns of shape (N,), N > 0."""
     differs = np.zeros(len(columns[0]) - 1, dtype=np.bool_)
     for column in columns:
         differs |= column[1:] != column[:-1]

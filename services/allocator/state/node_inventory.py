@@ -1,14 +1,12 @@
-"""Which nodes have not been heard yet of an application that has just changed hands.
+"""Nodes that have not reported yet after a lease change. No limit of the application is raised until all have.
 
-A new owner learns what containers hold from their agents. While an agent is dead, frozen or cut off its containers run
-on with their limits: whoever did not know of them would hand out their share a second time. Nodes announce themselves
-in the bucket of nodes, and stay there for a while after they have fallen silent: until each of them has been heard, or
-has left that bucket, nothing of the application may be raised. That a registration names no container says nothing: it
-is as old as the agent's last heartbeat.
+A new owner learns committed limits from agents. While an agent is dead, frozen or partitioned its containers run on
+with their limits, so an owner that does not know them would assign their share twice. Nodes register in KV `nodes` and
+expire there some time after their last heartbeat; until each of them has reported or expired, nothing is raised. The
+container list of a registration is no evidence: it is as old as the agent's last heartbeat.
 
-What a node says is an upper bound from the moment on at which it has acknowledged the new owner's epoch: before that,
-an older owner's order may still arrive there, and raise what it has said. So one that falls silent in between counts as
-not heard.
+A report is an upper bound only once its node has acknowledged the new epoch: until then an update of the previous owner
+may still arrive and raise what was reported. A node that goes silent in between counts as not reported.
 """
 
 from __future__ import annotations
@@ -19,87 +17,87 @@ from dataclasses import dataclass, field
 
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.state.cluster_state import NodeState, Roster
+from services.allocator.state.cluster_state import ClusterState, NodeState
 
 
 @dataclass(frozen=True, slots=True)
-class _Present:
-    """A node that has announced itself."""
+class _Registration:
+    """One entry of KV `nodes`."""
 
     incarnation: int
-    pending: bool = False
-    """Whether its agent waits for a source of containers: it may hold some that no batch names."""
+    sources_pending: bool = False
+    """Whether a container source of the agent has not answered yet: its batches may miss containers."""
 
 
 @dataclass(slots=True)
-class Attendance:
-    """Nodes by name, and per application those that are still to be heard."""
+class NodeInventory:
+    """Registered nodes, and per application those that have not reported since the lease change."""
 
-    missing: dict[str, set[str]] = field(default_factory=dict)
-    """Applications without missing nodes have no entry."""
-    _nodes: dict[str, _Present] = field(default_factory=dict)
+    not_reported: dict[str, set[str]] = field(default_factory=dict)
+    """Node names by application; applications without any have no entry."""
+    _nodes: dict[str, _Registration] = field(default_factory=dict)
 
-    def present(self, node: str, incarnation: int, *, pending: bool = False) -> None:
-        """A node has announced itself; ``pending``: not all its sources of containers have answered."""
-        self._nodes[node] = _Present(incarnation, pending)
+    def register(self, node: str, incarnation: int, *, sources_pending: bool = False) -> None:
+        """Add or renew a registration; ``sources_pending``: not all container sources have answered."""
+        self._nodes[node] = _Registration(incarnation, sources_pending)
 
-    def is_pending(self, node: str) -> bool:
-        """Whether it lives and waits for a source of containers: its silence about them says nothing."""
-        return node in self._nodes and self._nodes[node].pending
+    def has_pending_sources(self, node: str) -> bool:
+        """Whether the node is registered and a container source has not answered: a missing report says nothing."""
+        return node in self._nodes and self._nodes[node].sources_pending
 
-    def gone(self, node: str) -> None:
-        """It has stopped, or has been silent for so long that its announcement has expired."""
+    def deregister(self, node: str) -> None:
+        """Remove a registration that was deleted or has expired."""
         self._nodes.pop(node, None)
-        for app in list(self.missing):
-            self.heard(app, node)
+        for app in list(self.not_reported):
+            self.mark_reported(app, node)
 
-    def expect(self, app: str) -> None:
-        """The application is ours from now on."""
-        self.forget(app)
+    def await_reports(self, app: str) -> None:
+        """Require a report of every registered node: the lease was just acquired."""
+        self.release(app)
         if self._nodes:
-            self.missing[app] = set(self._nodes)
+            self.not_reported[app] = set(self._nodes)
 
-    def expect_again(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """What these nodes have said of these applications, in pairs, can no longer be relied upon."""
+    def await_reports_again(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Require another report for each (application, node)."""
         for app, node in pairs:
-            self.missing.setdefault(app, set()).add(node)
+            self.not_reported.setdefault(app, set()).add(node)
 
-    def forget(self, app: str) -> None:
-        """It is ours no longer."""
-        self.missing.pop(app, None)
+    def release(self, app: str) -> None:
+        """Stop waiting: the lease was released."""
+        self.not_reported.pop(app, None)
 
-    def heard(self, app: str, node: str) -> None:
-        """The node has said what it holds of the application."""
-        nodes = self.missing.get(app)
+    def mark_reported(self, app: str, node: str) -> None:
+        """Record that the node has reported its containers of the application."""
+        nodes = self.not_reported.get(app)
         if nodes is not None:
             nodes.discard(node)
             if not nodes:
-                del self.missing[app]
+                del self.not_reported[app]
 
-    def take_batches(self, roster: Roster, batches: Iterable[CfsBatch]) -> None:
-        """A batch that the roster has taken names all containers, once all sources of the node have answered."""
-        for batch in (batch for batch in batches if batch.inventory_complete) if self.missing else ():
-            node = roster.node_index(batch.node)
-            if node is not None and roster.obeys(batch.app, node):
-                self.heard(batch.app, batch.node)
+    def record_batches(self, cluster: ClusterState, batches: Iterable[CfsBatch]) -> None:
+        """Record applied batches; one lists all containers once all sources of its node have answered."""
+        for batch in (batch for batch in batches if batch.inventory_complete) if self.not_reported else ():
+            node = cluster.node_index(batch.node)
+            if node is not None and cluster.has_acknowledged(batch.app, node):
+                self.mark_reported(batch.app, batch.node)
 
-    def take_answer(self, roster: Roster, reply: LimitReply, apps: Iterable[str]) -> None:
-        """The answer to a fence names all containers too; where one is unknown, its batch is still to come."""
-        known, node = self._nodes.get(reply.node), roster.node_index(reply.node)
+    def record_fence_reply(self, cluster: ClusterState, reply: LimitReply, apps: Iterable[str]) -> None:
+        """Record a reply to a fence, which lists all containers too; an unknown one waits for its batch."""
+        known, node = self._nodes.get(reply.node), cluster.node_index(reply.node)
         if known is None or known.incarnation != reply.incarnation or not reply.inventory_complete:
             return
         if reply.refusal is not None or reply.stale_apps:
             return
-        if node is not None and roster.nodes[node].incarnation != reply.incarnation:
-            return  # its successor has been heard already
-        if not reply.row_count or (node is not None and None not in roster.known_rows(node, reply.keys)):
+        if node is not None and cluster.nodes[node].incarnation != reply.incarnation:
+            return  # a newer incarnation has reported
+        if not reply.row_count or (node is not None and None not in cluster.find_rows(node, reply.keys)):
             for app in apps:
-                self.heard(app, reply.node)
+                self.mark_reported(app, reply.node)
 
-    def questions(self, epochs: dict[str, int]) -> list[tuple[NodeState, tuple[str, ...], int]]:
-        """Fences to send: node, applications, and their epoch."""
+    def fence_requests(self, epochs: dict[str, int]) -> list[tuple[NodeState, tuple[str, ...], int]]:
+        """Fences to request: node, applications, epoch."""
         asked: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-        for app, nodes in self.missing.items():
+        for app, nodes in self.not_reported.items():
             for node in nodes & self._nodes.keys():
                 asked[node, epochs.get(app, 0)].append(app)
         return [

@@ -1,4 +1,4 @@
-"""Estimator memory per container: arrays that rows come to and leave."""
+"""Per-container estimator arrays with stable slots."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 
 
 def at(index: NDArray[np.int64]) -> NDArray[np.int64] | slice:
-    """The same rows as a slice where they follow each other, as mostly they do: that copies nothing."""
+    """Rows as a slice where they are contiguous, which copies nothing."""
     if len(index) and index[-1] - index[0] == len(index) - 1 and (index[1:] > index[:-1]).all():
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
 
 
 class SlotArrays:
-    """Arrays indexed by a container's slot; a slot of zeros is one that never reported.
+    """Arrays indexed by a container's slot; zeros: no sample yet.
 
-    The roster gives each container a slot for its life, so that joining and leaving moves no other container's
-    memory. A policy is handed `rows`, the slot of every row of its view.
+    The cluster state assigns each container a slot for its life, so that adding or removing one moves no other. A
+    policy receives `rows`, the slot of every row of its view.
     """
 
     _columns: ClassVar[dict[str, tuple[type[np.generic], int]]]
@@ -30,7 +30,7 @@ class SlotArrays:
         self.grow(capacity)
 
     def grow(self, capacity: int) -> None:
-        """Make room for at least this many slots; what is there stays. Doubles, so that joining stays cheap."""
+        """Grow to at least this capacity, preserving contents. Doubles, so that adding is amortised O(1)."""
         if capacity <= self.capacity and self.capacity:
             return
         capacity = max(capacity, 2 * self.capacity)
@@ -42,7 +42,7 @@ class SlotArrays:
         self.capacity = capacity
 
     def forget(self, rows: NDArray[np.int64]) -> None:
-        """Empty the slots of containers that left, or whose application changed its policy."""
+        """Reset slots of containers that have gone, or whose application changed its policy."""
         for name in self._columns:
             getattr(self, name)[rows] = 0
 

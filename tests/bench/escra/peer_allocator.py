@@ -40,7 +40,7 @@ class PeerAllocator(Allocator):
 
     def __init__(self, runtime: Runtime[AllocatorSettings]) -> None:
         # The one name that is exchanged: what the service makes its allocation from.
-        vars(service)["Allocation"] = ExchangedAllocation
+        vars(service)["AllocationCycle"] = ExchangedAllocation
         super().__init__(runtime)
 
     async def start(self) -> None:

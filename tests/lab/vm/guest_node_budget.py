@@ -25,8 +25,8 @@ from services.agent.memory.reserve_store import MemoryReserveBook
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import FoundContainer
 from services.agent.settings import AgentSettings
-from services.allocator.cycle import Allocation
-from services.allocator.state.eligibility import Moment
+from services.allocator.cycle import AllocationCycle
+from services.allocator.state.eligibility import StepTime
 
 MIB, GIB = 1 << 20, 1 << 30
 PERIOD_S = 0.1
@@ -83,16 +83,16 @@ class Machine:
         options = NodeOptions(memory_budget=self.budget if budget else None)
         self.book = MemoryReserveBook()
         self.node = Node("guest", 1, host, self.book, options)
-        self.owners: dict[str, Allocation] = {}
+        self.owners: dict[str, AllocationCycle] = {}
         for spec in apps:
-            owner = self.owners[spec.name] = Allocation()
-            owner.own(spec.name, 1, 0)
+            owner = self.owners[spec.name] = AllocationCycle()
+            owner.acquire(spec.name, 1, 0)
             owner.set_spec(spec.name, spec)
         self.told: list[Occurrence] = []
         self.ticks = 0
 
-    def moment(self) -> Moment:
-        return Moment(time.monotonic_ns(), time.time_ns(), reclaim_memory=self.ticks % 50 == 49)
+    def step_time(self) -> StepTime:
+        return StepTime(time.monotonic_ns(), time.time_ns(), reclaim_memory=self.ticks % 50 == 49)
 
     def period(self) -> None:
         self.ticks += 1
@@ -100,8 +100,8 @@ class Machine:
         self.node.read_back(time.monotonic_ns())
         for batch in batches:
             owner = self.owners[batch.app]
-            outcome = owner.step([batch], self.moment())
-            self.send(owner, [*outcome.updates, *owner.fences_due(self.moment())])
+            outcome = owner.step([batch], self.step_time())
+            self.send(owner, [*outcome.updates, *owner.fences_due(self.step_time())])
         self.follow_up()
 
     def between(self) -> None:
@@ -111,11 +111,11 @@ class Machine:
         self.node.guard.poll(now_ns)
         self.follow_up()
 
-    def send(self, owner: Allocation, updates: list[LimitUpdate] | tuple[LimitUpdate, ...]) -> None:
+    def send(self, owner: AllocationCycle, updates: list[LimitUpdate] | tuple[LimitUpdate, ...]) -> None:
         for update in updates:
 
             def settled(reply: LimitReply, update: LimitUpdate = update) -> None:
-                owner.take_reply(reply, update, self.moment())
+                owner.record_reply(reply, update, self.step_time())
 
             self.node.carry_out(update, time.monotonic_ns(), settled)
 
@@ -132,7 +132,7 @@ class Machine:
             usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes, paused=asked.paused, time_ns=time.time_ns(),
         )  # fmt: skip
         owner = self.owners[asked.app]
-        reply, outcome = owner.request_memory(request, self.moment())
+        reply, outcome = owner.request_memory(request, self.step_time())
         self.send(owner, outcome.updates)
         return self.node.budget.explain_refusal(reply.refusal, asked.wanted_bytes)
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.allocator.budget.fairness import PAGE_BYTES, FairShares, kept, within_share
+from services.allocator.budget.fairness import PAGE_BYTES, FairShares, claims, within_share
 from services.allocator.memory.policy import MARGIN_BYTES, RECLAIM_BYTES, MemoryState, MemoryView, decide_memory
 from tests.support.examples import examples
 from tests.support.lending_shop import MIB, Shop
@@ -28,7 +28,7 @@ def test_all_guarantees_together_fit_the_application_and_what_is_kept_fits_the_w
     guaranteed = fair.guaranteed(app, np.array(usage))
     assert guaranteed.sum() <= limit
     assert (guaranteed <= fair.share_bytes[0]).all()
-    assert kept(guaranteed, np.array(usage)).sum() <= withheld + PAGE_BYTES * len(usage)
+    assert claims(guaranteed, np.array(usage)).sum() <= withheld + PAGE_BYTES * len(usage)
 
 
 @given(sizes, st.data())
@@ -54,7 +54,7 @@ def scarce_views(draw: st.DrawFn) -> MemoryView:
         app=np.zeros(count, np.int32),
         fresh=np.ones(count, np.bool_),
         usage_bytes=usage,
-        before_bytes=np.maximum(usage - random.integers(0, 40, count) * MIB, 1),
+        previous_usage_bytes=np.maximum(usage - random.integers(0, 40, count) * MIB, 1),
         reclaimable_bytes=np.zeros(count, np.int64),
         ordered_bytes=ordered,
         min_bytes=np.full(count, 4 * MIB),
@@ -72,7 +72,7 @@ def scarce_views(draw: st.DrawFn) -> MemoryView:
 def test_nobody_below_its_share_is_refused_survival_while_one_above_gets_more(view):
     rows, share = np.arange(len(view.app)), int(view.share_bytes[0])
     targets = decide_memory(MemoryState(len(rows)), view, rows, reclaim=False).target_bytes
-    growth = np.maximum(view.usage_bytes - view.before_bytes, 0)
+    growth = np.maximum(view.usage_bytes - view.previous_usage_bytes, 0)
     survival = view.usage_bytes + np.maximum(3 * growth, MARGIN_BYTES)
     refused = (targets + RECLAIM_BYTES < np.minimum(survival, share)) & (view.ordered_bytes < share)
     beyond = (targets > view.ordered_bytes) & (targets > max(share, 0))
@@ -84,7 +84,7 @@ def test_nobody_below_its_share_is_refused_survival_while_one_above_gets_more(vi
 @given(scarce_views())
 def test_the_order_of_containers_makes_no_difference(view):
     rows = np.arange(len(view.app))
-    columns = ("usage_bytes", "before_bytes", "ordered_bytes")
+    columns = ("usage_bytes", "previous_usage_bytes", "ordered_bytes")
     backwards = replace(view, **{name: getattr(view, name)[::-1].copy() for name in columns})
     forth, back = (decide_memory(MemoryState(len(rows)), each, rows, reclaim=False) for each in (view, backwards))
     assert (forth.target_bytes == back.target_bytes[::-1]).all()
@@ -94,7 +94,8 @@ def test_below_its_share_a_container_comes_before_one_above():
     """20 MiB are free; both need 40 to survive the loop. The one at 40 of 150 gets them, the one at 240 nothing."""
     held = np.array([40, 240]) * MIB
     view = MemoryView(
-        app=np.zeros(2, np.int32), fresh=np.ones(2, np.bool_), usage_bytes=held, before_bytes=held - 40 * MIB // 3,
+        app=np.zeros(2, np.int32), fresh=np.ones(2, np.bool_), usage_bytes=held,
+        previous_usage_bytes=held - 40 * MIB // 3,
         reclaimable_bytes=np.zeros(2, np.int64), ordered_bytes=held, min_bytes=np.full(2, 4 * MIB),
         max_bytes=np.full(2, 1 << 40), share_bytes=ints(150 * MIB), limit_bytes=ints(300 * MIB),
         withheld_bytes=ints(0), delta_bytes=ints(50 * MIB), node_short=np.zeros(2, np.bool_),

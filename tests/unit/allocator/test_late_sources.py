@@ -102,11 +102,11 @@ def test_containers_of_a_source_that_is_silent_keep_their_share() -> None:
     cluster.source_answers(machine, SOURCES[0])
 
     assert run(cluster, 40) <= SPEC.cpu_limit_us
-    assert cluster.allocation.roster.rows.absent.sum() == 2
+    assert cluster.allocation.cluster.rows.unreported.sum() == 2
 
     cluster.source_answers(machine, SOURCES[1])
     assert run(cluster, 40) <= SPEC.cpu_limit_us
-    assert not cluster.allocation.roster.rows.absent.any()
+    assert not cluster.allocation.cluster.rows.unreported.any()
 
 
 def test_what_the_silent_source_no_longer_has_is_given_back_once_it_answers() -> None:
@@ -131,14 +131,14 @@ def test_an_application_that_no_batch_names_any_more_keeps_its_share_until_the_i
     held_us = cluster.quota_sum_us()
     cluster.start_agent(machine)
     run(cluster, 20)
-    assert int(cluster.allocation.pools().quota_held_us[0]) >= held_us
+    assert int(cluster.allocation.pools().quota_committed_us[0]) >= held_us
 
     machine.found.clear()
     for source in SOURCES:
         cluster.source_answers(machine, source)
     newcomer = cluster.start_container(machine)
     run(cluster, 40)
-    assert int(cluster.allocation.pools().quota_held_us[0]) == newcomer.quota_us
+    assert int(cluster.allocation.pools().quota_committed_us[0]) == newcomer.quota_us
 
 
 def test_a_new_owner_waits_for_a_restarted_agents_sources() -> None:
@@ -149,10 +149,10 @@ def test_a_new_owner_waits_for_a_restarted_agents_sources() -> None:
     cluster.start_allocator()
 
     assert run(cluster, 40) <= SPEC.cpu_limit_us
-    assert cluster.allocation.attendance.missing == {SPEC.name: {machine.name}}
+    assert cluster.allocation.inventory.not_reported == {SPEC.name: {machine.name}}
     cluster.source_answers(machine, SOURCES[1])
     assert run(cluster, 40) <= SPEC.cpu_limit_us
-    assert not cluster.allocation.attendance.missing
+    assert not cluster.allocation.inventory.not_reported
 
 
 def test_no_order_names_what_is_absent() -> None:
@@ -193,7 +193,7 @@ def test_a_grant_of_the_dead_agent_is_not_counted_as_given_back() -> None:
 
     for _ in range(5):
         run(cluster, 1)
-        assert int(cluster.allocation.pools().limit_held_bytes[0]) >= cluster.memory_sum_bytes()
+        assert int(cluster.allocation.pools().limit_committed_bytes[0]) >= cluster.memory_sum_bytes()
     cluster.source_answers(machine, SOURCES[1])
     run(cluster, 40)
     assert cluster.memory_sum_bytes() <= int(SPEC.memory_limit)
@@ -227,4 +227,4 @@ def test_what_a_new_owner_heard_before_the_agent_died_is_no_upper_bound() -> Non
     assert run(cluster, 40) <= SPEC.cpu_limit_us
     cluster.source_answers(machine, SOURCES[1])
     assert run(cluster, 40) <= SPEC.cpu_limit_us
-    assert not cluster.allocation.attendance.missing
+    assert not cluster.allocation.inventory.not_reported

@@ -13,7 +13,7 @@ def rows():
     """Two admitted containers of one application, 40 and 30 ms in the kernel."""
     table = Rows()
     table.append(2)
-    table.admitted[:] = table.settled[:] = True
+    table.admitted[:] = table.acked[:] = True
     table.quota_us[:] = table.quota_ordered_us[:] = [40_000, 30_000]
     table.limit_bytes[:] = table.limit_ordered_bytes[:] = 1 << 20
     return table
@@ -28,26 +28,26 @@ def ints(*values):
 
 def order(rows, row, quota_us, seq):
     rows.quota_ordered_us[row] = quota_us
-    ledger.record_orders(rows, ints(row), (ints(quota_us), ints(0)), seq)
+    ledger.record_updates(rows, ints(row), (ints(quota_us), ints(0)), seq)
 
 
 def report(rows, row, quota_us, *, report_seq, order_seq, limit_bytes=1 << 20):
     message = Report(ints(row), ints(report_seq), ints(quota_us), ints(limit_bytes), ints(order_seq), np.array([True]))
-    ledger.settle(rows, message, 0)
+    ledger.ack(rows, message, 0)
 
 
 def test_order_in_flight_counts_with_the_larger_value(rows):
     order(rows, 0, 60_000, seq=1)
 
-    assert ledger.held(rows, CPU, NOT_VIRTUAL).tolist() == [60_000, 30_000]
+    assert ledger.committed(rows, CPU, NOT_VIRTUAL).tolist() == [60_000, 30_000]
 
 
 def test_cut_frees_room_only_once_it_is_reported(rows):
     order(rows, 0, 10_000, seq=1)
-    before = ledger.held(rows, CPU, NOT_VIRTUAL).tolist()
+    before = ledger.committed(rows, CPU, NOT_VIRTUAL).tolist()
     report(rows, 0, 10_000, report_seq=1, order_seq=1)
 
-    assert (before, ledger.held(rows, CPU, NOT_VIRTUAL).tolist()) == ([40_000, 30_000], [10_000, 30_000])
+    assert (before, ledger.committed(rows, CPU, NOT_VIRTUAL).tolist()) == ([40_000, 30_000], [10_000, 30_000])
 
 
 def test_overtaken_raise_counts_until_the_newer_order_is_seen(rows):
@@ -55,19 +55,19 @@ def test_overtaken_raise_counts_until_the_newer_order_is_seen(rows):
     order(rows, 0, 20_000, seq=2)
     report(rows, 0, 40_000, report_seq=1, order_seq=0)
 
-    assert ledger.held(rows, CPU, NOT_VIRTUAL)[0] == 60_000
+    assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 60_000
 
     report(rows, 0, 20_000, report_seq=2, order_seq=2)
 
-    assert ledger.held(rows, CPU, NOT_VIRTUAL)[0] == 20_000
+    assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 20_000
 
 
 def test_ordered_value_that_is_not_sent_again_does_not_count(rows):
     """The kernel holds less than was once ordered; an order about memory must not bring the old quota back."""
     rows.quota_ordered_us[0], rows.quota_us[0] = 50_000, 10_000
-    ledger.record_orders(rows, ints(0), (ints(0), ints(2 << 20)), 1)
+    ledger.record_updates(rows, ints(0), (ints(0), ints(2 << 20)), 1)
 
-    assert ledger.held(rows, CPU, NOT_VIRTUAL)[0] == 10_000
+    assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 10_000
 
 
 def test_report_that_was_overtaken_is_ignored(rows):
@@ -83,21 +83,21 @@ def test_container_whose_first_order_arrived_though_its_reply_was_lost_is_counte
     rows.admitted[0] = False
     report(rows, 0, 14_000, report_seq=1, order_seq=0)
 
-    assert ledger.held(rows, CPU, NOT_VIRTUAL)[0] == 14_000
+    assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 14_000
 
 
 def test_wish_below_what_was_ordered_but_above_what_is_held_needs_room(rows):
     """After lost replies the kernel may hold less than was ordered: going down to the wish is a raise there."""
     rows.quota_ordered_us[0], rows.quota_us[0] = 50_000, 10_000
-    result = ledger.commit(rows, CPU, ints(45_000, 30_000), ints(5_000), ledger.held(rows, CPU, NOT_VIRTUAL))
+    result = ledger.reserve(rows, CPU, ints(45_000, 30_000), ints(5_000), ledger.committed(rows, CPU, NOT_VIRTUAL))
 
     assert result.tolist() == [15_000, 30_000]
-    assert rows.quota_wanted_us.tolist() == [45_000, 0]
+    assert rows.quota_deferred_us.tolist() == [45_000, 0]
 
 
 def test_raises_share_scarce_room_in_proportion(rows):
     """Asked: 20 and 60 ms; free: 20 ms: 5 and 15 ms are granted."""
-    result = ledger.commit(rows, CPU, ints(60_000, 90_000), ints(20_000), ledger.held(rows, CPU, NOT_VIRTUAL))
+    result = ledger.reserve(rows, CPU, ints(60_000, 90_000), ints(20_000), ledger.committed(rows, CPU, NOT_VIRTUAL))
 
     assert result.tolist() == [45_000, 45_000]
 

@@ -9,7 +9,7 @@ from schemas.cfs import CfsBatch
 from schemas.codec import decode, encode
 from schemas.oom import OomCause, OomKind
 from services.agent.limits.node_budget import MemoryBudget, default_reserved_bytes
-from services.allocator.budget.node_room import within_nodes
+from services.allocator.budget.node_headroom import fit_to_nodes
 from services.allocator.state.container_columns import NO_BOUND, Rows
 from tests.support.shared_node import SharedNode
 
@@ -138,7 +138,7 @@ def test_raises_share_what_their_node_has_left(room_mib, expected_mib):
     rows.append(3)
     rows.limit_bytes[:] = before = np.full(3, 100 * MIB)
     ordered = np.array([200, 300, 50]) * MIB
-    got = within_nodes(rows, before, ordered, np.array([min(room_mib * MIB, NO_BOUND)]))
+    got = fit_to_nodes(rows, before, ordered, np.array([min(room_mib * MIB, NO_BOUND)]))
     assert (got // MIB).tolist() == expected_mib
 
 

@@ -106,12 +106,12 @@ class SharedNodeMachine(RuleBasedStateMachine):
             shared.run([container.usage_bytes for container in shared.containers()])
             shared.deliver_all()
         for app, owner in shared.owners.items():
-            rows = owner.roster.rows
+            rows = owner.cluster.rows
             assert (rows.limit_inflight_bytes == 0).all()
-            held = ledger.held(rows, ledger.MEMORY, owner.table.virtual[rows.app])
+            held = ledger.committed(rows, ledger.MEMORY, owner.table.observe_only[rows.app])
             limits = [max(container.limit_bytes, 0) for container in shared.containers(app)]
             assert sorted(held.tolist()) == sorted(limits)
-            assert int(owner.roster.reserves.held_bytes.sum()) == shared.reserves_bytes(app)
+            assert int(owner.cluster.reserves.committed_bytes.sum()) == shared.reserves_bytes(app)
 
 
 TestSharedNode = SharedNodeMachine.TestCase

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from services.allocator.leases.lease_manager import preferred_owner
 from services.allocator.leases.membership import APP, REPLICA
-from services.allocator.leases.rules import rightful_owner
 from tests.support.examples import examples
 from tests.support.replica_lab import ReplicaLab
 
@@ -103,7 +103,7 @@ def calm(lab):
         lab.announce(app)
     lab.live(RECOVERY_S)
     live = tuple(sorted(member.replicas.id for member in lab.members))
-    assert lab.owners() == {app: [rightful_owner(app, live)] for app in lab.apps}
+    assert lab.owners() == {app: [preferred_owner(app, live)] for app in lab.apps}
     written = len(lab.store.writes)
     lab.live(2 * TTL_S)
     assert len(lab.store.writes) == written, "leases change hands although nothing happens"
@@ -204,7 +204,7 @@ def test_one_who_joins_is_handed_its_share(lab):
     seconds_until(lab, lambda: everyone_is_owned(lab), 0.3)
 
     live = tuple(sorted(member.replicas.id for member in lab.members))
-    assert lab.owners() == {app: [rightful_owner(app, live)] for app in lab.apps}
+    assert lab.owners() == {app: [preferred_owner(app, live)] for app in lab.apps}
 
 
 def test_those_who_join_after_a_death_do_not_leave_their_share_to_the_dead(lab):
@@ -254,7 +254,7 @@ def test_a_lease_that_agents_contradict_is_taken_anew_far_ahead(lab):
     member = busiest(lab)
     app, epoch = next(iter(member.owned.items()))
 
-    member.replicas.refused(app)
+    member.replicas.report_stale_epoch(app)
     lab.live(0.5)
 
     assert member.owned[app] >= epoch + 3_600_000

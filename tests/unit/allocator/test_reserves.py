@@ -15,83 +15,83 @@ def ints(*values):
     return np.array(values, dtype=np.int64)
 
 
-def book(*left_mib):
+def node_reserves(*left_mib):
     """One application on so many nodes, with this much left in each reserve."""
     reserves = Reserves()
     for node, left in enumerate(left_mib):
         row = reserves.add(0, node)
-        reserves.settle(ints(row), ReserveReport(ints(1), ints(left * MIB), ints(0), ints(0)))
+        reserves.ack(ints(row), ReserveReport(ints(1), ints(left * MIB), ints(0), ints(0)))
     return reserves
 
 
 def view(reserves, pool_mib, *, withheld_mib=100, kept_mib=0, weight=None, now_ns=0, room_mib=1 << 40):
-    held = int(reserves.held_bytes.sum())
+    held = int(reserves.committed_bytes.sum())
     count = len(reserves.app)
-    nodes = int(reserves.live.sum())
+    nodes = int(reserves.in_use.sum())
     return ReserveView(
         pool_bytes=ints(pool_mib * MIB), free_bytes=ints(pool_mib * MIB - held),
-        withheld_bytes=ints(withheld_mib * MIB), kept_bytes=ints(kept_mib * MIB),
+        withheld_bytes=ints(withheld_mib * MIB), pending_bytes=ints(kept_mib * MIB),
         guaranteed_bytes=np.zeros(count, np.int64), share_bytes=np.zeros(count, np.int64),
         weight=ints(*([1] * nodes if weight is None else weight), *[0] * (count - nodes)),
         reachable=np.ones(count, dtype=np.bool_), now_ns=now_ns,
-        node_room_bytes=np.full(max(nodes, 1), room_mib * MIB, dtype=np.int64),
+        node_headroom_bytes=np.full(max(nodes, 1), room_mib * MIB, dtype=np.int64),
     )  # fmt: skip
 
 
 def planned(reserves, given_view):
-    index, given_bytes = plan(reserves, given_view)
-    return dict(zip(index.tolist(), (given_bytes // MIB).tolist(), strict=True))
+    index, granted_total_bytes = plan(reserves, given_view)
+    return dict(zip(index.tolist(), (granted_total_bytes // MIB).tolist(), strict=True))
 
 
 def test_the_withheld_share_is_spread_by_containers():
-    reserves = book(0, 0)
+    reserves = node_reserves(0, 0)
 
     assert planned(reserves, view(reserves, 1000, weight=[3, 1])) == {0: 75, 1: 25}
 
 
 def test_no_more_is_spread_than_the_application_has():
-    reserves = book(0, 0)
+    reserves = node_reserves(0, 0)
 
     assert planned(reserves, view(reserves, 40)) == {0: 20, 1: 20}
 
 
 def test_a_reserve_near_its_target_is_left_alone():
-    reserves = book(42, 58)
+    reserves = node_reserves(42, 58)
 
     assert planned(reserves, view(reserves, 1000)) == {}
 
 
 def test_who_asks_comes_first_and_takes_from_the_others():
-    reserves = book(0, 80)
-    reserves.need(0, 60 * MIB, 60 * MIB, now_ns=0)
+    reserves = node_reserves(0, 80)
+    reserves.record_request(0, 60 * MIB, 60 * MIB, now_ns=0)
 
     assert planned(reserves, view(reserves, 80)) == {1: 10}, "nothing is free yet: the other one gives first"
-    reserves.settle(ints(1), ReserveReport(ints(2), ints(10 * MIB), ints(0), ints(0)))
+    reserves.ack(ints(1), ReserveReport(ints(2), ints(10 * MIB), ints(0), ints(0)))
     assert planned(reserves, view(reserves, 80)) == {0: 70}
 
 
 def test_a_node_without_containers_gives_everything_back():
-    reserves = book(30, 3)
+    reserves = node_reserves(30, 3)
 
     assert planned(reserves, view(reserves, 1000, withheld_mib=30, weight=[1, 0])) == {1: 0}
 
 
 def test_an_order_in_flight_counts_until_it_is_reported():
-    reserves = book(10)
-    reserves.record(ints(0), ints(50 * MIB), 7, 0)
-    assert reserves.held_bytes[0] == 50 * MIB
+    reserves = node_reserves(10)
+    reserves.record_update(ints(0), ints(50 * MIB), 7, 0)
+    assert reserves.committed_bytes[0] == 50 * MIB
 
-    reserves.settle(ints(0), ReserveReport(ints(2), ints(10 * MIB), ints(4 * MIB), ints(6)))
-    assert reserves.held_bytes[0] == 46 * MIB, "not seen yet; what was granted is in a container's limit"
+    reserves.ack(ints(0), ReserveReport(ints(2), ints(10 * MIB), ints(4 * MIB), ints(6)))
+    assert reserves.committed_bytes[0] == 46 * MIB, "not seen yet; what was granted is in a container's limit"
 
-    reserves.settle(ints(0), ReserveReport(ints(3), ints(50 * MIB), ints(4 * MIB), ints(7)))
-    assert reserves.held_bytes[0] == 46 * MIB
-    assert reserves.settled[0]
+    reserves.ack(ints(0), ReserveReport(ints(3), ints(50 * MIB), ints(4 * MIB), ints(7)))
+    assert reserves.committed_bytes[0] == 46 * MIB
+    assert reserves.acked[0]
 
 
 def test_a_lost_order_is_sent_again():
-    reserves = book(0)
-    reserves.record(ints(0), ints(100 * MIB), 1, 0)
+    reserves = node_reserves(0)
+    reserves.record_update(ints(0), ints(100 * MIB), 1, 0)
 
     assert planned(reserves, view(reserves, 1000, now_ns=SECOND_NS // 2)) == {}
     assert planned(reserves, view(reserves, 1000, now_ns=2 * SECOND_NS)) == {0: 100}
@@ -102,19 +102,19 @@ def test_a_lost_order_is_sent_again():
     asked_mib=st.integers(0, 2000), pool_mib=st.integers(-100, 1500), weights=st.data(),
 )  # fmt: skip
 def test_raises_never_exceed_what_is_free(left_mib, asked_mib, pool_mib, weights):
-    reserves = book(*left_mib)
+    reserves = node_reserves(*left_mib)
     if asked_mib:
-        reserves.need(0, asked_mib * MIB, asked_mib * MIB, 0)
+        reserves.record_request(0, asked_mib * MIB, asked_mib * MIB, 0)
     count = len(left_mib)
     given_view = view(
         reserves, pool_mib, weight=weights.draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
     )
-    before = reserves.given_held_bytes.copy()
-    index, given_bytes = plan(reserves, given_view)
+    before = reserves.grant_committed_bytes.copy()
+    index, granted_total_bytes = plan(reserves, given_view)
 
-    assert (given_bytes >= reserves.used_bytes[index]).all()
-    assert np.maximum(given_bytes - before[index], 0).sum() <= max(int(given_view.free_bytes[0]), 0)
-    assert (given_bytes % PAGE_BYTES == 0).all()
+    assert (granted_total_bytes >= reserves.used_bytes[index]).all()
+    assert np.maximum(granted_total_bytes - before[index], 0).sum() <= max(int(given_view.free_bytes[0]), 0)
+    assert (granted_total_bytes % PAGE_BYTES == 0).all()
 
 
 # -- the whole allocation --------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_page_cache_of_others_is_taken_before_a_task_dies(full):
 
 
 def test_a_request_to_who_does_not_own_the_application_is_neither_granted_nor_refused(shop):
-    shop.allocation.disown("shop")
+    shop.allocation.release("shop")
     reply, updates = shop.ask("n1", "a-1", 50)
 
     assert (reply.epoch, reply.granted_bytes, reply.refusal, updates) == (0, 0, "", ())
@@ -212,7 +212,7 @@ def test_limits_and_reserves_and_the_rest_are_the_whole(shop):
     limits = sum(row[0] for rows in shop.rows.values() for row in rows.values()) * MIB
 
     assert pools.reserved_bytes[0] == sum(shop.given.values())
-    assert pools.limit_held_bytes[0] == limits + sum(shop.given.values()) <= 1000 * MIB
+    assert pools.limit_committed_bytes[0] == limits + sum(shop.given.values()) <= 1000 * MIB
 
 
 def test_switching_to_observe_takes_the_reserves_back(shop):
@@ -223,7 +223,7 @@ def test_switching_to_observe_takes_the_reserves_back(shop):
 
 
 def test_withdrawing_takes_the_reserves_back(shop):
-    updates = shop.allocation.withdraw("shop", shop.moment())
+    updates = shop.allocation.withdraw("shop", shop.step_time())
     shop.carry_out(updates)
 
     assert shop.given_mib() == {"n1": 0, "n2": 0}

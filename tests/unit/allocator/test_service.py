@@ -24,7 +24,7 @@ from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.cycle import Outcome
-from services.allocator.leases.rules import Ownership
+from services.allocator.leases.lease_manager import LeaseManager
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
 from services.cli.apps.allocators import allocator_explain, allocator_state
@@ -50,7 +50,7 @@ class Pair:
 
     @property
     def held(self) -> list[dict[str, int]]:
-        return [allocator._replicas.held for allocator in self.allocators]
+        return [allocator._membership.held for allocator in self.allocators]
 
     async def ask(self, endpoint, request: Message) -> Message:
         return await self.bus.request(endpoint.template.subject("tb"), request, timeout_s=2)
@@ -76,7 +76,7 @@ async def test_either_answers_for_all(pair):
     for _ in range(20):
         reply = await allocator_state(pair.bus)
         answering.add(reply.replica)
-        owners = {allocator._replicas.id: held for allocator, held in zip(pair.allocators, pair.held, strict=True)}
+        owners = {allocator._membership.id: held for allocator, held in zip(pair.allocators, pair.held, strict=True)}
         assert {state.spec.name for state in reply.apps} == set(NAMES)
         assert all(owners[state.owner][state.spec.name] == state.epoch for state in reply.apps)
         assert all(state.cpu_held_us + state.cpu_free_us == state.spec.cpu_limit_us for state in reply.apps)
@@ -104,7 +104,7 @@ async def test_where_the_owner_does_not_answer_an_application_is_listed_without_
     assert [(state.owner, state.containers) for state in whole.apps if state.spec.name == app] == [("", ())]
     assert [type(refusal) for refusal in refusals] == [CommandError, CommandError]
     assert all("has no owner" in str(refusal) for refusal in refusals)
-    await until(lambda: len(first._replicas.held) == len(NAMES), what="all taken over")
+    await until(lambda: len(first._membership.held) == len(NAMES), what="all taken over")
     assert second.not_ready() is not None
     pair.buses[1].reconnect()
     await until(lambda: second.not_ready() is None, what="back")
@@ -129,7 +129,7 @@ async def test_memory_requests_are_answered_by_the_owner_alone(pair):
 async def test_an_owner_that_cannot_renew_its_heartbeat_answers_no_requests(pair, monkeypatch):
     owner = pair.allocators[0]
     app = next(iter(pair.held[0]))
-    monkeypatch.setattr(owner._replicas, "may_decide", lambda: False)
+    monkeypatch.setattr(owner._membership, "may_decide", lambda: False)
 
     with pytest.raises(RequestRefusedError, match="retry") as refusal:
         await pair.bus.request(MEMORY_REQUESTS.subject("tb", app=app), memory_request(app), timeout_s=1)
@@ -151,7 +151,7 @@ async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeyp
     def stop_after(*arguments) -> Outcome:
         outcome = step(*arguments)
         if outcome.decisions and outcome.updates and not stopped:
-            monkeypatch.setattr(Ownership, "may_decide", lambda core, _now_s: core is not owner._replicas._core)
+            monkeypatch.setattr(LeaseManager, "may_decide", lambda core, _now_s: core is not owner._membership._manager)
             stopped.append((outcome, len(sent)))
         return outcome
 
@@ -159,7 +159,7 @@ async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeyp
     async with run_in_process(Agent, settings, MemoryBus(pair.broker)):
         await until(lambda: stopped, within_s=30, what="a step with decisions")
         [(outcome, before)] = stopped
-        await until(lambda: owner._orders.lost >= len(outcome.updates), within_s=30, what="its orders given up")
+        await until(lambda: owner._sender.lost >= len(outcome.updates), within_s=30, what="its orders given up")
         assert not {message.seq for message in sent[before:] if isinstance(message, LimitUpdate)} & {
             update.seq for update in outcome.updates
         }
@@ -184,7 +184,7 @@ async def test_what_is_withdrawn_is_heard_no_longer_and_owned_again_when_it_is_b
 async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
     app = next(iter(pair.held[0]))
     owner = pair.allocators[0]
-    spec = owner._allocation.roster.specs[app]
+    spec = owner._allocation.cluster.specs[app]
 
     await pair.bus.bucket(APPS).delete(app)
     await pair.bus.bucket(APPS).put(app, spec)
@@ -192,10 +192,11 @@ async def test_withdrawn_and_back_at_once_is_still_decided_for(pair):
     await until(
         lambda: (
             any(
-                app in allocator._replicas.held and allocator._allocation.epoch_of(app) == allocator._replicas.held[app]
+                app in allocator._membership.held
+                and allocator._allocation.epoch_of(app) == allocator._membership.held[app]
                 for allocator in pair.allocators
             )
-            and app in owner._allocation.roster.specs
+            and app in owner._allocation.cluster.specs
         ),
         what="decided for",
     )
@@ -205,12 +206,12 @@ async def test_an_epoch_that_agents_refuse_is_outdone(pair):
     """The lease is ours, so the store must have forgotten what agents remember."""
     owner = pair.allocators[0]
     app, epoch = next(iter(pair.held[0].items()))
-    owner._allocation._tenure.lost.add(app)
+    owner._allocation._leases.lost.add(app)
 
     owner._after_replies()
 
-    await until(lambda: owner._replicas.held.get(app, 0) >= epoch + 3_600_000, what="far ahead")
-    assert owner._allocation.epoch_of(app) == owner._replicas.held[app]
+    await until(lambda: owner._membership.held.get(app, 0) >= epoch + 3_600_000, what="far ahead")
+    assert owner._allocation.epoch_of(app) == owner._membership.held[app]
 
 
 async def test_one_that_stops_leaves_its_share_at_once(pair):
@@ -218,7 +219,7 @@ async def test_one_that_stops_leaves_its_share_at_once(pair):
 
     await until(lambda: len(pair.held[1]) == len(NAMES), within_s=0.4, what="all with the other")
     leases = await pair.bus.bucket(LEASES).entries()
-    assert [key for key in leases if key.startswith("replica.")] == [f"replica.{pair.allocators[1]._replicas.id}"]
+    assert [key for key in leases if key.startswith("replica.")] == [f"replica.{pair.allocators[1]._membership.id}"]
 
 
 def memory_request(app: str) -> MemoryRequest:

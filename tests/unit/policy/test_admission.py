@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from schemas.apps import AppSpec
-from services.allocator.state.admission import Admission, Newcomer, Refusal, Room, admit
+from services.allocator.state.admission import Admission, AdmissionRefusal, Capacity, PendingContainer, admit
 
 MIB = 1 << 20
 SPEC = AppSpec(name="shop", cpu_limit=4, memory_limit=1000 * MIB, sigma=0.2)
-ROOM = Room(400_000, 400_000, 1000 * MIB, 1000 * MIB, 50 * MIB)
-NEWCOMER = Newcomer(
+ROOM = Capacity(400_000, 400_000, 1000 * MIB, 1000 * MIB, 50 * MIB)
+NEWCOMER = PendingContainer(
     name="web",
     used_us=0,
     usage_bytes=10 * MIB,
@@ -77,4 +77,4 @@ def test_what_is_free_bounds_both() -> None:
 def test_a_refusal_says_what_is_needed_and_what_is_free(
     room: dict[str, int], change: dict[str, Any], reason: str, permanent: bool
 ) -> None:
-    assert admit(replace(ROOM, **room), replace(NEWCOMER, **change)) == Refusal(reason, permanent)
+    assert admit(replace(ROOM, **room), replace(NEWCOMER, **change)) == AdmissionRefusal(reason, permanent)

@@ -13,7 +13,7 @@ from tests.support.cfs_plant import POLICIES, CfsPlant
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("containers", [100, 1_000, 10_000])
 def test_cost_of_a_decision(policy: str, containers: int) -> None:
-    """20 containers per application, demand of +-30 %, a limit of 1.5 times the demand; CPU time of decide + damp."""
+    """20 containers per application, demand of +-30 %, a limit of 1.5 times the demand; CPU time of decide."""
     random = np.random.default_rng(1)
     app = (np.arange(containers) // 20).astype(np.int32)
     demand = random.integers(5_000, 200_000, containers)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.sampling.node_load import UNKNOWN, NodeLoad
-from services.allocator.cpu.dead_band import FULL_IDLE_PERCENT, damp
-from services.allocator.state.cluster_state import Roster
+from services.allocator.cpu.dead_band import FULL_IDLE_PERCENT, apply_dead_band
+from services.allocator.state.cluster_state import ClusterState
 from tests.support.cfs_batches import PERIOD_NS, batch
 from tests.support.fake_host import FakeHost
 from tests.support.peer_views import cpu_view
@@ -31,20 +31,20 @@ def test_a_quota_is_not_cut_to_what_was_used_on_a_full_node() -> None:
     view = cpu_view([10_000, 5_000], [60_000, 40_000])
     wanted = np.array([12_000, 7_000])
 
-    assert damp(view, decided(view), wanted).tolist() == [12_000, 7_000]
-    assert damp(full(view), decided(view), wanted).tolist() == [60_000, 40_000]
+    assert apply_dead_band(view, decided(view), wanted).tolist() == [12_000, 7_000]
+    assert apply_dead_band(full(view), decided(view), wanted).tolist() == [60_000, 40_000]
 
 
 def test_it_is_cut_where_another_ones_raise_has_to_be_funded() -> None:
     view = full(cpu_view([10_000, 50_000], [60_000, 40_000], [False, True], limit_us=100_000))
 
-    assert damp(view, decided(view), np.array([12_000, 80_000])).tolist() == [12_000, 80_000]
+    assert apply_dead_band(view, decided(view), np.array([12_000, 80_000])).tolist() == [12_000, 80_000]
 
 
 def test_an_application_above_its_limit_is_cut_on_a_full_node() -> None:
     view = full(cpu_view([10_000, 50_000], [60_000, 60_000], limit_us=100_000))
 
-    assert damp(view, decided(view), np.array([40_000, 60_000])).sum() <= 100_000
+    assert apply_dead_band(view, decided(view), np.array([40_000, 60_000])).sum() <= 100_000
 
 
 @given(QUOTAS, st.data())
@@ -58,7 +58,7 @@ def test_the_sum_stays_within_the_limit_whatever_is_full(ordered, data) -> None:
     idle = np.array([data.draw(st.integers(-1, 2 * FULL_IDLE_PERCENT)) for _ in ordered])
     view = replace(cpu_view(ordered, ordered, limit_us=limit_us), node_idle_percent=idle)
 
-    target = damp(view, decided(view), wanted)
+    target = apply_dead_band(view, decided(view), wanted)
 
     assert target.sum() <= limit_us
     assert (target >= np.minimum(wanted, view.ordered_us)).all()
@@ -69,16 +69,16 @@ def test_the_sum_stays_within_the_limit_whatever_is_full(ordered, data) -> None:
 def test_full_is_a_node_with_a_twentieth_of_idle_time_or_less(idle_percent: int, is_full: bool) -> None:
     view = replace(cpu_view([10_000], [60_000]), node_idle_percent=np.array([idle_percent]))
 
-    assert damp(view, decided(view), np.array([12_000])).tolist() == [60_000 if is_full else 12_000]
+    assert apply_dead_band(view, decided(view), np.array([12_000])).tolist() == [60_000 if is_full else 12_000]
 
 
 def test_the_newest_report_of_a_node_counts() -> None:
-    roster = Roster()
+    cluster = ClusterState()
     for tick, percent in enumerate((50, 3)):
         made = batch(tick, node_idle_percent=percent)
-        roster.ingest([made], tick * PERIOD_NS, made.time_ns)
+        cluster.ingest([made], tick * PERIOD_NS, made.time_ns)
 
-    assert roster.idle_percents().tolist() == [3]
+    assert cluster.node_idle_percents().tolist() == [3]
 
 
 def test_the_idle_share_is_of_all_processors_and_smoothed() -> None:

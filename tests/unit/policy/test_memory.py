@@ -18,7 +18,7 @@ from services.allocator.memory.policy import (
     MemoryState,
     MemoryView,
     decide_memory,
-    take_back,
+    urgent_reclaim,
 )
 from tests.support.examples import examples
 
@@ -34,7 +34,7 @@ def view(
         app=np.zeros(count, np.int32),
         fresh=np.ones(count, np.bool_),
         usage_bytes=np.array(usage, np.int64) * MIB,
-        before_bytes=np.array(before or usage, np.int64) * MIB,
+        previous_usage_bytes=np.array(before or usage, np.int64) * MIB,
         reclaimable_bytes=np.zeros(count, np.int64),
         ordered_bytes=np.array(limit, np.int64) * MIB,
         min_bytes=np.full(count, 4 * MIB),
@@ -167,7 +167,7 @@ def views(draw: st.DrawFn) -> MemoryView:
         app=app,
         fresh=random.uniform(size=len(app)) < 0.8,
         usage_bytes=usage,
-        before_bytes=np.maximum(usage - random.integers(-(2**26), 2**28, len(app)), 0),
+        previous_usage_bytes=np.maximum(usage - random.integers(-(2**26), 2**28, len(app)), 0),
         reclaimable_bytes=random.integers(0, 2, len(app)) * usage // 2,
         ordered_bytes=np.maximum(limit, 4 * MIB),
         min_bytes=np.full(len(app), 4 * MIB),
@@ -209,21 +209,21 @@ def test_memory_invariants(given_view: MemoryView, reclaim: bool) -> None:
 @given(views(), st.data())
 def test_what_is_taken_back_is_slack_of_others(given_view: MemoryView, data: st.DataObject) -> None:
     count, apps = len(given_view.app), len(given_view.limit_bytes)
-    spared = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=np.bool_)
+    exempt = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), dtype=np.bool_)
     missing = np.array(data.draw(st.lists(st.sampled_from([0, 5 * MIB, 1 << 31]), min_size=apps, max_size=apps)))
     state, rows = settled_state(given_view), np.arange(count)
-    result = take_back(state, given_view, rows, missing, spared)
+    result = urgent_reclaim(state, given_view, rows, missing, exempt)
     targets, ordered = result.target_bytes, given_view.ordered_bytes
     assert (targets <= ordered).all()
     cut = targets < ordered
-    assert not (cut & (spared | (missing[given_view.app] == 0))).any()
+    assert not (cut & (exempt | (missing[given_view.app] == 0))).any()
     dropped = np.minimum(given_view.reclaimable_bytes, CACHE_STEP_BYTES)
     assert (targets >= given_view.usage_bytes - dropped + 2 * MARGIN_BYTES - PAGE_BYTES)[cut].all()
     assert (targets >= given_view.min_bytes)[cut].all()
     assert ((result.reason == Reason.MEMORY_RECLAIM) == cut).all()
     # One page more was wanted nowhere: either all is there, or nobody has any left.
     freed = np.bincount(given_view.app, ordered - targets, apps)
-    everything = take_back(state, given_view, rows, np.where(missing > 0, 1 << 40, 0), spared).target_bytes
+    everything = urgent_reclaim(state, given_view, rows, np.where(missing > 0, 1 << 40, 0), exempt).target_bytes
     possible = np.bincount(given_view.app, ordered - everything, apps)
     assert (freed + count * PAGE_BYTES >= np.minimum(missing, possible)).all()
 
@@ -246,7 +246,7 @@ def take_back_mib(given_view: MemoryView, missing_mib: int, state: MemoryState |
     count = len(given_view.app)
     state = settled_state(given_view) if state is None else state
     missing, nobody = np.array([missing_mib * MIB]), np.zeros(count, np.bool_)
-    return (take_back(state, given_view, np.arange(count), missing, nobody).target_bytes // MIB).tolist()
+    return (urgent_reclaim(state, given_view, np.arange(count), missing, nobody).target_bytes // MIB).tolist()
 
 
 def peaked(usage: list[int], peak: list[int]) -> MemoryState:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.allocator.budget.fair_share import ration, weighted_max_min
+from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min
 
 demands = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300_000), st.integers(1, 100_000)), max_size=30)
 rooms = st.lists(st.integers(-1000, 2_000_000), min_size=4, max_size=4)
@@ -46,7 +46,7 @@ def test_max_min_equals_the_slow_version_to_a_microsecond(rows: list[tuple[int, 
 @given(demands, rooms)
 def test_ration_is_proportional_and_never_more_than_the_room(rows: list[tuple[int, int, int]], room: list[int]) -> None:
     app, need, _ = columns(rows)
-    got = ration(app, need, np.array(room))
+    got = scale_to_fit(app, need, np.array(room))
     for index in range(4):
         mine = np.flatnonzero(app == index)
         total, free = int(need[mine].sum()), max(room[index], 0)

@@ -21,12 +21,12 @@ from schemas.cfs import CfsBatch
 from schemas.oom import MemoryReply, MemoryRequest
 from services.allocator.cpu import waterfill as policy_waterfill
 from services.allocator.cpu.policies import Policies
-from services.allocator.cycle import Allocation, Outcome
+from services.allocator.cycle import AllocationCycle, Outcome
 from services.allocator.messages import Reasons
 from services.allocator.state.app_parameters import AppTable
-from services.allocator.state.cluster_state import Roster
+from services.allocator.state.cluster_state import ClusterState
 from services.allocator.state.container_columns import BoolArray, IntArray
-from services.allocator.state.eligibility import Moment
+from services.allocator.state.eligibility import StepTime
 from services.allocator.state.slot_arrays import SlotArrays
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
@@ -41,8 +41,8 @@ NO_PROFILE = Profile({})
 class ExchangedPolicies(Policies):
     """The product's policies until `choose` names another one."""
 
-    def __init__(self, roster: Roster) -> None:
-        super().__init__(roster)
+    def __init__(self, cluster: ClusterState) -> None:
+        super().__init__(cluster)
         self.spec: PolicySpec | None = None
         """None: every application's own policy."""
         self._rules: tuple[CpuRule, MemoryRule] | None = None
@@ -83,14 +83,14 @@ class ExchangedPolicies(Policies):
         if self._rules is None:
             self._start(np.flatnonzero(decidable))
             return super().cpu(table, decidable, budget_us, reasons)
-        rows = self._roster.rows
+        rows = self._cluster.rows
         targets = rows.quota_ordered_us.copy()
         index = np.flatnonzero(decidable)
         if len(index):
             self._start(index)
             wish = self._rules[0].decide(self._view(table, index, budget_us), rows.slot[index])
             targets[index] = wish.target_us
-            reasons.take(index, wish)
+            reasons.copy_from(index, wish)
         return targets
 
     def memory(
@@ -99,22 +99,22 @@ class ExchangedPolicies(Policies):
         """As the product's, by the chosen policy; a peer reclaims when its own rule says so."""
         if self._rules is None:
             return super().memory(table, decidable, budget_bytes, reasons, reclaim=reclaim)
-        rows = self._roster.rows
+        rows = self._cluster.rows
         targets = rows.limit_ordered_bytes.copy()
         index = np.flatnonzero(decidable)
         if len(index):
             sample = MemorySample(self._memory_view(table, index, budget_bytes), rows.oom_kills[index])
             wish = self._rules[1].decide(sample, rows.slot[index])
             targets[index] = wish.target_bytes
-            reasons.take(index, wish)
+            reasons.copy_from(index, wish)
         return targets
 
     def _start(self, index: IntArray) -> None:
         """Begin with containers that have not been seen, from what the profile says of them."""
-        slots = self._roster.rows.slot
+        slots = self._cluster.rows.slot
         new = [row for row in index.tolist() if int(slots[row]) not in self._started]
         if new:
-            names = [self._roster.keys[row].rpartition("-")[0] for row in new]
+            names = [self._cluster.keys[row].rpartition("-")[0] for row in new]
             known = [profile_of(self._profile, name) for name in names]
             for start in [rule.start for rule in self._rules or ()] or [self._watch]:
                 start(slots[new], known)
@@ -131,30 +131,30 @@ class ExchangedPolicies(Policies):
         return (self._escra, self._waterfill, self._memory)
 
     def _follow_membership(self) -> None:
-        released = np.array(self._roster.take_released_slots(), dtype=np.int64)
+        released = np.array(self._cluster.drain_released_slots(), dtype=np.int64)
         rules = self._rules or ()
         for state in chain(self._own_states(), (rule.state for rule in rules)):
-            state.grow(max(self._roster.slot_capacity, 1))
+            state.grow(max(self._cluster.slot_capacity, 1))
             state.forget(released)
         self._started.difference_update(released.tolist())
 
 
-class ExchangedAllocation(Allocation):
-    """The product's `Allocation`, which asks `ExchangedPolicies`."""
+class ExchangedAllocation(AllocationCycle):
+    """The product's `AllocationCycle`, which asks `ExchangedPolicies`."""
 
     def __init__(self, warm_up_ns: int = 0) -> None:
         super().__init__(warm_up_ns)
-        self.exchanged = ExchangedPolicies(self.roster)
+        self.exchanged = ExchangedPolicies(self.cluster)
         self._policies = self.exchanged
         self._from: AppTable | None = None
         self._exchanged_table: AppTable | None = None
         self._whole_periods = WholePeriods()
 
-    def step(self, batches: Sequence[CfsBatch], moment: Moment) -> Outcome:
+    def step(self, batches: Sequence[CfsBatch], time: StepTime) -> Outcome:
         """As the product's. Peers decide by whole periods, see `WholePeriods`."""
         if not self.exchanged.guards_memory:
             batches = self._whole_periods.of(batches)
-        return super().step(batches, moment) if batches else Outcome()
+        return super().step(batches, time) if batches else Outcome()
 
     def choose(self, spec: PolicySpec | None, profile: Profile = NO_PROFILE) -> None:
         """`ExchangedPolicies.choose`."""
@@ -182,10 +182,10 @@ class ExchangedAllocation(Allocation):
                 table = _overridden(table, name, value)
         return table
 
-    def request_memory(self, request: MemoryRequest, moment: Moment) -> tuple[MemoryReply, Outcome]:
+    def request_memory(self, request: MemoryRequest, time: StepTime) -> tuple[MemoryReply, Outcome]:
         """As the product's; a peer grants nothing."""
         if self.exchanged.guards_memory or not (epoch := self.epoch_of(request.app)):
-            return super().request_memory(request, moment)
+            return super().request_memory(request, time)
         refusal = f"policy {self.exchanged.spec.name if self.exchanged.spec else '?'} grants no memory on request"
         reply = MemoryReply(app=request.app, epoch=epoch, granted_bytes=0, reclaiming_bytes=0, refusal=refusal)
         return reply, Outcome()

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import ration
+from services.allocator.budget.fair_share import scale_to_fit
 from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, per_app, unchanged
 from services.allocator.memory.policy import MARGIN_BYTES, PAGE_BYTES, MemoryTargets, MemoryView
 
@@ -40,7 +40,7 @@ def fit_cpu(view: CpuView, wished_us: Floats | Ints) -> tuple[CpuTargets, Bools]
     wished = np.clip(wished, view.min_us, np.maximum(view.cap_us, view.min_us))
     apps = len(view.limit_us)
     above = wished - view.min_us
-    target = view.min_us + ration(view.app, above, view.limit_us - per_app(view.app, view.min_us, apps))
+    target = view.min_us + scale_to_fit(view.app, above, view.limit_us - per_app(view.app, view.min_us, apps))
     targets = unchanged(target)
     held = per_app(view.app, view.ordered_us, apps)
     over = (held > view.limit_us)[view.app]
@@ -64,7 +64,7 @@ def fit_memory(sample: MemorySample, wished_bytes: Floats | Ints) -> MemoryTarge
     least = -(-view.min_bytes // PAGE_BYTES)
     wished = np.maximum(wished, least)
     room = view.limit_bytes // PAGE_BYTES - per_app(view.app, least, len(view.limit_bytes))
-    target = (least + ration(view.app, wished - least, room)) * PAGE_BYTES
+    target = (least + scale_to_fit(view.app, wished - least, room)) * PAGE_BYTES
     in_use = view.usage_bytes - np.minimum(view.reclaimable_bytes, view.usage_bytes) + MARGIN_BYTES
     possible = np.minimum(view.ordered_bytes, -(-in_use // PAGE_BYTES) * PAGE_BYTES)
     return _explain_memory(view, np.maximum(target, possible))

@@ -10,7 +10,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import SampleFlag
 from services.allocator.cpu import dead_band as damping
 from services.allocator.cpu import waterfill as policy_waterfill
-from services.allocator.state.eligibility import Moment
+from services.allocator.state.eligibility import StepTime
 from tests.bench.escra import peer_allocator
 from tests.bench.escra.peers.exchange import NO_PROFILE, ExchangedAllocation
 from tests.bench.escra.peers.rules import rules_for
@@ -30,7 +30,7 @@ class ExchangedCluster(LossyCluster):
     def start_allocator(self) -> None:
         super().start_allocator()
         self.allocation = ExchangedAllocation(warm_up_ns=1 << 60)
-        self.allocation.own(self.spec.name, self.epoch, self.now_ns)
+        self.allocation.acquire(self.spec.name, self.epoch, self.now_ns)
         self.allocation.set_spec(self.spec.name, self.spec)
 
     def period(self, usage) -> None:
@@ -235,6 +235,6 @@ def test_a_peer_starts_within_a_step_with_twenty_containers_and_a_minute_of_prof
 def test_peers_decide_by_whole_periods_only(name, steps) -> None:
     allocation = ExchangedAllocation()
     allocation.choose(parse(name))
-    allocation.step([batch(0, [Row(throttled=1, flags=SampleFlag.EARLY)])], Moment(1, START_NS))
+    allocation.step([batch(0, [Row(throttled=1, flags=SampleFlag.EARLY)])], StepTime(1, START_NS))
 
     assert allocation.step_count == steps

@@ -7,8 +7,8 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply, LimitUpdate
-from services.allocator.cycle import Allocation, Outcome
-from services.allocator.state.eligibility import Moment
+from services.allocator.cycle import AllocationCycle, Outcome
+from services.allocator.state.eligibility import StepTime
 
 APP = "shop"
 EPOCH = 7
@@ -23,16 +23,16 @@ class Taker:
     def __init__(self) -> None:
         self.now_ns = 10 * SECOND_NS
         self.seq = 0
-        self.allocation = Allocation()
-        self.attendance = self.allocation.attendance
+        self.allocation = AllocationCycle()
+        self.inventory = self.allocation.inventory
         for node in ("a", "b"):
-            self.attendance.present(node, 1)
+            self.inventory.register(node, 1)
         self.allocation.set_spec(APP, SPEC)
-        self.allocation.own(APP, EPOCH, self.now_ns)
+        self.allocation.acquire(APP, EPOCH, self.now_ns)
 
     @property
-    def moment(self) -> Moment:
-        return Moment(self.now_ns, WALL_NS + self.now_ns)
+    def step_time(self) -> StepTime:
+        return StepTime(self.now_ns, WALL_NS + self.now_ns)
 
     def batch(self, node: str) -> Outcome:
         """One throttled container on the node; it answers what it is asked."""
@@ -50,12 +50,12 @@ class Taker:
         }  # fmt: skip
         batch = CfsBatch.build(
             [f"{node}-0"], columns, app=APP, node=node, incarnation=incarnation, report_seq=self.seq,
-            time_ns=self.moment.wall_ns, period_us=100_000, host_cpus=2, inventory_complete=complete,
+            time_ns=self.step_time.wall_ns, period_us=100_000, host_cpus=2, inventory_complete=complete,
         )  # fmt: skip
-        return self.allocation.step([batch], self.moment)
+        return self.allocation.step([batch], self.step_time)
 
     def fences(self, node: str) -> list[LimitUpdate]:
-        return [fence for fence in self.allocation.fences_due(self.moment) if fence.node == node]
+        return [fence for fence in self.allocation.fences_due(self.step_time) if fence.node == node]
 
     def answer_fences(
         self, node: str, keys: tuple[str, ...] | None = None, incarnation: int = 1, *, complete: bool = True
@@ -72,7 +72,7 @@ class Taker:
                 apps=fence.apps, reserve_given_bytes=(0,) * len(fence.apps), reserve_used_bytes=(0,) * len(fence.apps),
                 reserve_order_seq=(fence.seq,) * len(fence.apps), inventory_complete=complete,
             )  # fmt: skip
-            self.allocation.take_reply(reply, fence, self.moment)
+            self.allocation.record_reply(reply, fence, self.step_time)
 
     def raises(self, node: str) -> bool:
         """Whether a throttled container is given more, or a new one anything, within some periods."""
@@ -86,7 +86,7 @@ def taker() -> Taker:
 
 def test_nothing_is_handed_out_while_a_node_is_silent(taker: Taker) -> None:
     assert not taker.raises("a")
-    assert taker.attendance.missing == {APP: {"b"}}
+    assert taker.inventory.not_reported == {APP: {"b"}}
     assert taker.allocation.pools().containers.tolist() == [0]
 
 
@@ -94,9 +94,9 @@ def test_the_silent_nodes_share_is_left_to_it_once_it_is_heard(taker: Taker) -> 
     taker.batch("a")
     taker.batch("b")
 
-    assert not taker.attendance.missing
+    assert not taker.inventory.not_reported
     assert taker.raises("a")
-    assert int(taker.allocation.pools().quota_held_us[0]) <= SPEC.cpu_limit_us
+    assert int(taker.allocation.pools().quota_committed_us[0]) <= SPEC.cpu_limit_us
 
 
 def test_a_node_that_answers_that_it_holds_nothing_is_heard(taker: Taker) -> None:
@@ -104,38 +104,38 @@ def test_a_node_that_answers_that_it_holds_nothing_is_heard(taker: Taker) -> Non
     assert (fence.apps, fence.epoch, fence.incarnation, fence.row_count) == ((APP,), EPOCH, 1, 0)
     taker.answer_fences("b", ())
 
-    assert taker.attendance.missing == {APP: {"a"}}
+    assert taker.inventory.not_reported == {APP: {"a"}}
     assert taker.raises("a")
 
 
 def test_an_answer_with_containers_that_are_not_known_yet_waits_for_their_batch(taker: Taker) -> None:
     taker.answer_fences("b", ("b-0",))
-    assert taker.attendance.missing == {APP: {"a", "b"}}
+    assert taker.inventory.not_reported == {APP: {"a", "b"}}
 
     taker.batch("b")
-    assert taker.attendance.missing == {APP: {"a"}}
+    assert taker.inventory.not_reported == {APP: {"a"}}
 
 
 def test_an_agent_whose_sources_have_not_answered_has_not_said_what_it_holds(taker: Taker) -> None:
-    taker.attendance.present("b", 2, pending=True)
+    taker.inventory.register("b", 2, sources_pending=True)
     assert taker.fences("b")[0].incarnation == 2
     taker.answer_fences("b", (), incarnation=2, complete=False)
-    assert taker.attendance.missing == {APP: {"a", "b"}}
+    assert taker.inventory.not_reported == {APP: {"a", "b"}}
 
     taker.answer_fences("b", (), incarnation=2)
-    assert taker.attendance.missing == {APP: {"a"}}
+    assert taker.inventory.not_reported == {APP: {"a"}}
 
 
 def test_the_answer_of_an_older_incarnation_says_nothing(taker: Taker) -> None:
     [fence] = taker.fences("b")
-    taker.attendance.present("b", 2)
+    taker.inventory.register("b", 2)
     reply = LimitReply.build(
         [], {"quota_us": [], "limit_bytes": [], "order_seq": [], "status": []},
         node="b", incarnation=1, report_seq=1, epoch=EPOCH, seq=fence.seq,
     )  # fmt: skip
-    taker.allocation.take_reply(reply, fence, taker.moment)
+    taker.allocation.record_reply(reply, fence, taker.step_time)
 
-    assert "b" in taker.attendance.missing[APP]
+    assert "b" in taker.inventory.not_reported[APP]
 
 
 def test_the_answer_of_a_dead_agent_says_nothing_although_it_is_still_registered(taker: Taker) -> None:
@@ -148,29 +148,29 @@ def test_the_answer_of_a_dead_agent_says_nothing_although_it_is_still_registered
         node="b", incarnation=1, report_seq=2, epoch=EPOCH, seq=fence.seq, apps=fence.apps,
         reserve_given_bytes=(0,), reserve_used_bytes=(0,), reserve_order_seq=(0,),
     )  # fmt: skip
-    taker.allocation.take_reply(reply, fence, taker.moment)
+    taker.allocation.record_reply(reply, fence, taker.step_time)
 
-    assert taker.attendance.missing == {APP: {"a", "b"}}
+    assert taker.inventory.not_reported == {APP: {"a", "b"}}
 
 
 def test_a_node_that_has_not_obeyed_yet_is_not_heard(taker: Taker) -> None:
     """An older owner's order may still raise what it says."""
     taker.tell("b")
-    assert taker.attendance.missing == {APP: {"a", "b"}}
+    assert taker.inventory.not_reported == {APP: {"a", "b"}}
 
     taker.answer_fences("b")
-    assert taker.attendance.missing == {APP: {"a"}}
+    assert taker.inventory.not_reported == {APP: {"a"}}
 
 
 def test_a_node_whose_announcement_expires_is_waited_for_no_longer(taker: Taker) -> None:
-    taker.attendance.gone("b")
+    taker.inventory.deregister("b")
 
     assert taker.raises("a")
 
 
 def test_nodes_that_come_later_are_not_waited_for(taker: Taker) -> None:
     taker.answer_fences("b", ())
-    taker.attendance.present("c", 1)
+    taker.inventory.register("c", 1)
 
     assert taker.raises("a")
 
@@ -179,13 +179,13 @@ def test_every_registered_node_is_waited_for_anew_by_each_owner(taker: Taker) ->
     """What it held when it registered, or was heard before, may have changed under another owner."""
     taker.batch("a")
     taker.answer_fences("b", ())
-    taker.allocation.own(APP, EPOCH + 1, taker.now_ns)
+    taker.allocation.acquire(APP, EPOCH + 1, taker.now_ns)
 
-    assert taker.attendance.missing == {APP: {"a", "b"}}
+    assert taker.inventory.not_reported == {APP: {"a", "b"}}
 
 
 def test_what_is_disowned_is_asked_for_no_longer(taker: Taker) -> None:
-    taker.allocation.disown(APP)
+    taker.allocation.release(APP)
 
-    assert not taker.attendance.missing
-    assert not taker.allocation.fences_due(taker.moment)
+    assert not taker.inventory.not_reported
+    assert not taker.allocation.fences_due(taker.step_time)

@@ -20,7 +20,7 @@ from tests.unit.allocator.test_protocol import MIB
 pytestmark = pytest.mark.timeout(900)
 SPEC = AppSpec(name="shop", cpu_limit=0.4, memory_limit=512 * MIB)
 STALE_PERIODS = 21
-"""Longer than `Moment.stale_after_ns`: what is silent for so long is not decided about."""
+"""Longer than `StepTime.stale_after_ns`: containers of a node that is silent for so long are not decided about."""
 BUSY, CALM = [(2 * PERIOD_US, 20 * MIB)] * 6, [(2_000, 20 * MIB)] * 6
 
 
@@ -172,7 +172,7 @@ def test_a_dead_node_keeps_its_share_although_its_registration_is_older_than_its
     cluster.take_over(0)
 
     periods(cluster, 50, CALM, BUSY)
-    assert cluster.allocation.attendance.missing == {SPEC.name: {"n1"}}
+    assert cluster.allocation.inventory.not_reported == {SPEC.name: {"n1"}}
 
     cluster.start_agent(cluster.machines[0])
     for source in SOURCES:
@@ -192,7 +192,7 @@ def freeze_with_a_raise_under_way(cluster: ReplicaCluster) -> None:
 
 
 def test_what_a_node_said_before_it_obeyed_a_new_owner_does_not_count(cluster):
-    """A frozen agent wakes up: it tells what holds, then carries out a raise of the old owner, then obeys the new one.
+    """A frozen agent wakes up: it reports its limits, applies a raise of the old owner, then acknowledges the new one.
 
     Its acknowledgement comes first, then what it said before.
     """

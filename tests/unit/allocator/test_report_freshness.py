@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.apps import AppSpec
-from services.allocator.state.cluster_state import Roster
-from services.allocator.state.report_freshness import PATIENCE_NS, STALE_NS, Punctuality
+from services.allocator.state.cluster_state import ClusterState
+from services.allocator.state.report_freshness import GRACE_NS, STALE_NS, ReportFreshness
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 
 SECOND_NS = 1_000_000_000
@@ -15,14 +15,14 @@ SECOND_NS = 1_000_000_000
 
 @given(skew_ns=st.integers(-(10**15), 10**15), late_ns=st.integers(0, 10 * SECOND_NS))
 def test_only_the_difference_to_the_fastest_counts(skew_ns, late_ns):
-    node = Punctuality()
+    node = ReportFreshness()
 
     assert node.is_fresh(skew_ns, 0)
     assert node.is_fresh(skew_ns + late_ns, 1) == (late_ns <= STALE_NS)
 
 
 def test_a_burst_of_late_messages_is_refused_however_long_the_silence_before_it():
-    node = Punctuality()
+    node = ReportFreshness()
     node.is_fresh(5, 0)
     burst_ns = 3600 * SECOND_NS
 
@@ -31,44 +31,44 @@ def test_a_burst_of_late_messages_is_refused_however_long_the_silence_before_it(
 
 
 def test_a_clock_that_was_set_back_is_believed_after_a_while():
-    node = Punctuality()
+    node = ReportFreshness()
     node.is_fresh(0, 0)
     hour_ns = 3600 * SECOND_NS
     answers = [node.is_fresh(hour_ns, tick * PERIOD_NS) for tick in range(1, 50)]
 
-    assert answers.index(True) == PATIENCE_NS // PERIOD_NS
+    assert answers.index(True) == GRACE_NS // PERIOD_NS
     assert all(answers[answers.index(True) :])
 
 
-def ingest(roster, message, now_ns):
-    roster.ingest([message], now_ns, START_NS + now_ns)
+def ingest(cluster, message, now_ns):
+    cluster.ingest([message], now_ns, START_NS + now_ns)
 
 
-def usage(roster):
-    return roster.rows.used_us.tolist()
+def usage(cluster):
+    return cluster.rows.used_us.tolist()
 
 
 def test_a_batch_that_was_under_way_for_long_changes_nothing():
-    roster = Roster()
-    ingest(roster, batch(0), 0)
-    first = usage(roster)
-    ingest(roster, batch(1, [replace_used(99_999)]), 5 * SECOND_NS)
+    cluster = ClusterState()
+    ingest(cluster, batch(0), 0)
+    first = usage(cluster)
+    ingest(cluster, batch(1, [replace_used(99_999)]), 5 * SECOND_NS)
 
-    assert usage(roster) == first
-    assert roster.counts.stale == 1
+    assert usage(cluster) == first
+    assert cluster.counts.stale == 1
 
 
 def test_a_false_report_far_ahead_silences_its_node_for_seconds_only():
-    roster = Roster()
-    roster.specs["shop"] = AppSpec(name="shop", cpu_limit=1, memory_limit=1 << 30)
-    ingest(roster, batch(0), 0)
-    ingest(roster, batch(1, report_seq=1 << 60, incarnation=1 << 60), PERIOD_NS)
+    cluster = ClusterState()
+    cluster.specs["shop"] = AppSpec(name="shop", cpu_limit=1, memory_limit=1 << 30)
+    ingest(cluster, batch(0), 0)
+    ingest(cluster, batch(1, report_seq=1 << 60, incarnation=1 << 60), PERIOD_NS)
     for tick in range(2, 80):
-        ingest(roster, batch(tick, [replace_used(tick)]), tick * PERIOD_NS)
+        ingest(cluster, batch(tick, [replace_used(tick)]), tick * PERIOD_NS)
 
-    assert usage(roster) == [79]
-    assert 25 <= roster.counts.overtaken <= 35
-    assert not roster.rows.fenced.any(), "its orders have to be asked for anew"
+    assert usage(cluster) == [79]
+    assert 25 <= cluster.counts.out_of_order <= 35
+    assert not cluster.rows.fenced.any(), "its orders have to be asked for anew"
 
 
 def replace_used(used_us):

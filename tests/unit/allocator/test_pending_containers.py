@@ -3,7 +3,7 @@
 from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
-from services.allocator.state.eligibility import Moment
+from services.allocator.state.eligibility import StepTime
 from tests.support.lossy_cluster import owning
 
 MIB = 1 << 20
@@ -28,11 +28,11 @@ def fenced(spec, rows):
     """An allocation whose only node has acknowledged it; the next batch has report_seq 3."""
     allocation = owning("shop")
     allocation.set_spec("shop", spec)
-    allocation.step([batch(rows)], Moment(1, 1))
-    (fence,) = allocation.fences_due(Moment(1, 1))
+    allocation.step([batch(rows)], StepTime(1, 1))
+    (fence,) = allocation.fences_due(StepTime(1, 1))
     empty = {name: [] for name in LimitReply.column_types}
     reply = LimitReply.build([], empty, node="n1", incarnation=1, report_seq=2, epoch=1, seq=fence.seq)
-    allocation.take_reply(reply, fence, Moment(1, 1))
+    allocation.record_reply(reply, fence, StepTime(1, 1))
     return allocation
 
 
@@ -44,7 +44,7 @@ def test_unlimited_newcomer_gets_its_equal_share():
     """Equation 2.1: 2 cores over 2 announced containers is 100 ms per period each."""
     spec = AppSpec(name="shop", cpu_limit=2, memory_limit=512 * MIB, announced_containers=2)
     rows = {"web-1": (-1, -1, 10 * MIB)}
-    outcome = fenced(spec, rows).step([batch(rows, report_seq=3)], Moment(2, 2))
+    outcome = fenced(spec, rows).step([batch(rows, report_seq=3)], StepTime(2, 2))
 
     (row,) = outcome.updates[0].rows()
     # Equation 2.2: 512 MiB x (1 - 0.2) / 2 = 204.8 MiB, in whole pages.
@@ -57,16 +57,16 @@ def test_announced_containers_that_exist_already_with_limits_of_their_own_are_al
     share = spec.initial_memory_bytes(5)
     rows = {f"c-{n}": (10_000, share, 8 * MIB) for n in range(5)}
     allocation = fenced(spec, rows)
-    allocation.step([batch(rows, report_seq=3)], Moment(2, 2))
+    allocation.step([batch(rows, report_seq=3)], StepTime(2, 2))
 
-    assert allocation.roster.rows.admitted.all()
+    assert allocation.cluster.rows.admitted.all()
     assert allocation.refusals == {}
 
 
 def test_nobody_is_admitted_before_the_agent_has_acknowledged_the_epoch():
     allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=512 * MIB))
-    outcome = allocation.step([batch({"web-1": (-1, -1, MIB)})], Moment(1, 1))
+    outcome = allocation.step([batch({"web-1": (-1, -1, MIB)})], StepTime(1, 1))
 
     assert outcome.updates == ()
 
@@ -75,30 +75,30 @@ def test_container_that_can_never_fit_is_refused_with_a_reason():
     """It uses 600 MiB; the application's limit is 512 MiB."""
     rows = {"web-1": (-1, -1, 600 * MIB)}
     allocation = fenced(AppSpec(name="shop", cpu_limit=1, memory_limit=512 * MIB), rows)
-    outcome = allocation.step([batch(rows, report_seq=3)], Moment(2, 2))
+    outcome = allocation.step([batch(rows, report_seq=3)], StepTime(2, 2))
 
     (refusal,) = outcome.refusals
     assert (refusal.container, refusal.node) == ("web-1", "n1")
     assert "604 MiB" in refusal.reason
-    assert allocation.step([batch(rows, report_seq=4)], Moment(3, 3)).refusals == ()
+    assert allocation.step([batch(rows, report_seq=4)], StepTime(3, 3)).refusals == ()
 
 
 def test_observing_admits_with_what_the_container_has_and_sends_nothing():
     rows = {"web-1": (30_000, 64 * MIB, 8 * MIB)}
     allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=512 * MIB, mode="observe"))
-    first = allocation.step([batch(rows)], Moment(1, 1))
-    rows_state = allocation.roster.rows
+    first = allocation.step([batch(rows)], StepTime(1, 1))
+    rows_state = allocation.cluster.rows
 
     assert (first.updates, bool(rows_state.admitted[0])) == ((), True)
-    assert allocation.fences_due(Moment(1, 1)) == ()
+    assert allocation.fences_due(StepTime(1, 1)) == ()
 
 
 def test_containers_that_join_together_share_equally():
     """Equation 2.2 counts all of them: 512 MiB x (1 - 0.2) / 2 each; the first must not take it all."""
     rows = {"web-1": (-1, -1, MIB), "web-2": (-1, -1, MIB)}
     allocation = fenced(AppSpec(name="shop", cpu_limit=2, memory_limit=512 * MIB), rows)
-    outcome = allocation.step([batch(rows, report_seq=3)], Moment(2, 2))
+    outcome = allocation.step([batch(rows, report_seq=3)], StepTime(2, 2))
 
     assert quotas(outcome) == {"web-1": 100_000, "web-2": 100_000}
     assert {row["limit_bytes"] for row in outcome.updates[0].rows()} == {int(204.8 * MIB) // 4096 * 4096}
