@@ -42,16 +42,16 @@ def stored(out: Path) -> list[RunProfile]:
 
 
 def test_timed_out(tmp_path: Path) -> None:
-    done = run([*arguments(tmp_path, "--seconds", "1", "--run", "cut"), "sh", "-c", SLEEP, "--api-key=hidden"])
+    done = run([*arguments(tmp_path, "--seconds", "4", "--run", "cut"), "sh", "-c", SLEEP, "--api-key=hidden"])
     result = done.event("result")
     assert done.code == 0, done.stderr
     assert (result["run"], result["end"]) == ("cut", "timed_out")
-    assert 10 <= result["samples"] <= 20, "20 at most in a second; a busy machine takes fewer"
+    assert 10 <= result["samples"] <= 80, "20 at most in a second; a machine that stands still for seconds takes fewer"
     assert result["exit_codes"] == [-15, -15, -15]
     (profile,) = stored(tmp_path)
     assert profile.end is RunEnd.TIMED_OUT
     assert [worker.worker for worker in profile.workers] == ["master", "worker-1", "worker-2"]
-    assert 0.9 < profile.duration_s < 10
+    assert 3.9 < profile.duration_s < 20
     assert profile.command == ("sh", "-c", SLEEP, "--api-key=***")
     assert profile.load_average is not None
     assert not result["published"]
@@ -62,7 +62,7 @@ def test_timed_out(tmp_path: Path) -> None:
 
 
 def test_a_command_that_ends_by_itself(tmp_path: Path) -> None:
-    done = run([*arguments(tmp_path, "--workers", "2"), "sh", "-c", "sleep 0.8; echo out; echo err >&2"])
+    done = run([*arguments(tmp_path, "--workers", "2"), "sh", "-c", "sleep 3; echo out; echo err >&2"])
     assert done.code == 0, done.stderr
     (profile,) = stored(tmp_path)
     assert (profile.end, profile.exit_codes) == (RunEnd.FINISHED, (0, 0))
@@ -81,7 +81,7 @@ def test_under_ten_samples(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies(tmp_path: Path) -> None:
     """The first death ends the run; the others, which wait for it, are stopped."""
-    script = 'sleep 0.8; if [ $RANK = 1 ]; then echo "bad thing" >&2; exit 3; fi; sleep 1000'
+    script = 'sleep 3; if [ $RANK = 1 ]; then echo "bad thing" >&2; exit 3; fi; sleep 1000'
     done = run([*arguments(tmp_path), "sh", "-c", script])
     error = done.event("error")
     assert done.code == 65
@@ -213,7 +213,7 @@ def test_without_root(tmp_path: Path) -> None:
 
 def test_a_name_counts_once(tmp_path: Path) -> None:
     """A second profile of that name would replace the first one's file, and never be published."""
-    command = [*arguments(tmp_path, "--seconds", "1", "--run", "mine"), "sh", "-c", SLEEP]
+    command = [*arguments(tmp_path, "--seconds", "4", "--run", "mine"), "sh", "-c", SLEEP]
     assert run(command).code == 0
     again = run(command)
     assert again.code == 2
@@ -269,7 +269,7 @@ def test_a_run_that_is_cut_tells_its_rate_by_its_own_words(tmp_path: Path) -> No
 
 
 def test_a_run_without_a_rate_says_what_would_tell_it(tmp_path: Path) -> None:
-    done = run([*arguments(tmp_path, "--seconds", "1", "--run", "silent"), "sh", "-c", SLEEP])
+    done = run([*arguments(tmp_path, "--seconds", "4", "--run", "silent"), "sh", "-c", SLEEP])
     assert done.event("result")["rate"] is None
     assert "no rate of training was found" in done.stderr
     assert "--features features.json" in done.stderr

@@ -49,6 +49,16 @@ class Audited:
 
 
 @pytest.fixture
+def slow_convergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FRR, kernel and BFD agree after some 200 ms, on a machine that stands still after seconds: that is no alarm yet.
+
+    That what lasts longer than a second is one is tested on times that are given
+    (tests/unit/reconciler/service/test_path_auditor.py).
+    """
+    monkeypatch.setattr("services.reconciler.auditor.LASTING_S", 15.0)
+
+
+@pytest.fixture
 async def audited(whole: Lab, tmp_path: Path) -> AsyncIterator[Audited]:
     host = whole.topology.hosts[0]
     settings = ReconcilerSettings.load(
@@ -65,6 +75,7 @@ async def audited(whole: Lab, tmp_path: Path) -> AsyncIterator[Audited]:
     await ours.close(1)
 
 
+@pytest.mark.usefixtures("slow_convergence")
 async def test_an_edge_fault_is_told_as_routes_and_is_no_disagreement(whole: Lab, audited: Audited) -> None:
     with whole.fault(Fault.blackhole(1, 1)):
         await until(lambda: len(audited.of(RouteKind.ROUTE)) >= 1, within_s=30, what="the route that changed")
@@ -129,6 +140,7 @@ async def test_a_path_that_bgpd_calls_inaccessible_is_told_within_two_seconds(wh
     await until(lambda: audited.of(RouteKind.AGREEMENT), within_s=30, what="its end")
 
 
+@pytest.mark.usefixtures("slow_convergence")
 @pytest.mark.parametrize(("closed_at_switch", "who"), [(False, "here"), (True, "by the switch")])
 async def test_a_session_that_was_closed_administratively_is_shown(
     whole: Lab, audited: Audited, *, closed_at_switch: bool, who: str

@@ -155,9 +155,22 @@ class OutageMeter:
         raise UnavailableError(f"no traffic to break: packets by direction and uplink in {_LOOK_S:g} s: {packets}")
 
     def measure(
-        self, fault_at: Callable[[int], Fault], aim: Aim, *, down_s: float = DOWN_S, settle_s: float = SETTLE_S
+        self,
+        fault_at: Callable[[int], Fault],
+        aim: Aim,
+        *,
+        down_s: float = DOWN_S,
+        over_within_s: float = 0.0,
+        settle_s: float = SETTLE_S,
     ) -> Measurement:
         """Break what carries the traffic, at the switch that `fault_at` is given; lift it after `down_s`.
+
+        Args:
+            fault_at: the fault at a switch.
+            aim: the direction whose uplink is broken.
+            down_s: least time that the fault lasts.
+            over_within_s: time beyond that which the fault lasts while traffic has not come back.
+            settle_s: measured after the lifting, once both uplinks carry again.
 
         Raises:
             CommandError: the lab does not become whole again.
@@ -171,7 +184,11 @@ class OutageMeter:
         time.sleep(_LEAD_S)
         with self.lab.fault(fault) as injected_ns:
             time.sleep(down_s)
+            until_s = time.monotonic() + over_within_s
             reports = self.report(injected_ns)
+            while time.monotonic() < until_s and not all(report.over for report in reports):
+                time.sleep(_LOOK_S)
+                reports = self.report(injected_ns)
             self.reset()
             restored_ns = time.monotonic_ns()
         rejoin_s = self.lab.wait_wide()
