@@ -10,7 +10,8 @@ MAKEFLAGS += --no-print-directory
 export PYTHON
 
 BIN := .venv/bin
-ANYWHERE := tests/unit tests/contract tests/integration tests/bench/tests
+ANYWHERE := tests/integration tests/contract tests/unit tests/bench/tests
+ON_ALL_CORES := --numprocesses auto --dist loadfile --no-loadscope-reorder
 FRESH := tests/unit/schemas/test_schema_snapshots.py tests/unit/test_docs_fresh.py tests/unit/test_dashboards.py
 STAMP_RUN := .venv/installed-run
 STAMP_DEV := .venv/installed-dev
@@ -34,7 +35,7 @@ kernel:  ## Build the kernel's own programs (needs clang, bpftool and libbpf-dev
 check: lint types contracts fresh  ## Style, types, import contracts, schema snapshots, generated files (1 minute)
 
 test: $(STAMP_DEV)  ## Every test that needs no root and no daemon but nats-server, on all cores (5 minutes on 2)
-	$(BIN)/python -m pytest $(ANYWHERE) -m "not host" --numprocesses auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest $(ANYWHERE) -m "not host" $(ON_ALL_CORES) $(ARGS)
 
 test-deep: $(STAMP_DEV)  ## The property tests among them with five times as many examples (ARGS=tests/unit/policy: only these)
 	$(BIN)/python -m pytest -m "hypothesis and not host" --hypothesis-profile deep --numprocesses auto $(or $(ARGS),$(ANYWHERE))

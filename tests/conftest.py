@@ -31,6 +31,10 @@ for profile, examples in {"fast": 20, "deep": 100}.items():
     )
 settings.load_profile("fast")
 
+# Tests take every core by processes. Threads of torch and BLAS beside them only spin: a fit cost nine times the CPU.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
 # A shell without job control starts background jobs with SIGINT ignored, and every process of a test inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -92,6 +94,15 @@ def test_batches_hold_every_row_once_and_never_a_single_one() -> None:
     assert together.tolist() != list(range(65))
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_training_is_the_same_under_a_seed_and_touches_nothing_global() -> None:
     architecture, recipe, lesson = _architecture(Output.SOFTPLUS), Recipe(Loss.HUBER, 1e-3, epochs=3), _lesson(40)
     torch.manual_seed(1)
