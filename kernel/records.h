@@ -85,7 +85,7 @@ struct tb_header {
 #define TB_PERIODS 4u /* struct tb_period[] */
 #define TB_OOMS 5u    /* struct tb_oom[] */
 #define TB_LOST 6u    /* __u64: records lost so far, because nobody took them in time */
-#define TB_BELL 7u    /* no payload; descriptor: a ring buffer that becomes readable when a group has used up its quota.
+#define TB_THROTTLE_RING 7u /* no payload; descriptor: a ring buffer that becomes readable when a group has used up its quota.
 		       * What is in it says nothing, and whoever listens empties it. */
 #define TB_WRITERS 8u /* no payload; descriptor: a map of struct tb_writer by __u64 */
 

@@ -29,7 +29,7 @@ const struct unit units[UNIT_COUNT] = {
 	 sizeof(struct tb_period)},
 	{"decisions", "memory", {"decision"}, {}, TB_OOMS, sizeof(struct tb_oom)},
 	{"victims", "memory", {"victim"}, {}, TB_OOMS, sizeof(struct tb_oom)},
-	{"throttles", "throttles", {"switched"}, {}, TB_BELL, 0},
+	{"throttles", "throttles", {"switched"}, {}, TB_THROTTLE_RING, 0},
 	{"writers",
 	 "writers",
 	 {"max_written"},
@@ -293,7 +293,7 @@ void load_unit(const struct unit *unit, const struct request *request, struct lo
 	}
 	if (unit->kind == TB_TABLE)
 		add_maps(loaded);
-	else if (unit->kind == TB_BELL)
+	else if (unit->kind == TB_THROTTLE_RING)
 		add_map(loaded, "bell");
 	else if (unit->kind == TB_WRITERS)
 		add_map(loaded, "writers");

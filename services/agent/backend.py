@@ -21,16 +21,16 @@ from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import SimulatedApp, SimulatedHost
 from services.agent.discovery.managed import ManagedDiscovery
 from services.agent.host_lock import DOCKER_LOCK, PODS_LOCK, HostLock, exec_lock, prepare_state
-from services.agent.memory.reserve_store import FileReserveBook, MemoryReserveBook
+from services.agent.memory.reserve_store import FileReserveStore, InMemoryReserveStore
 from services.agent.memory.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
-from services.agent.ports import UNLIMITED, Discovery, FoundContainer, Host, ReserveBook, Watchdog
+from services.agent.ports import UNLIMITED, Discovery, FoundContainer, Host, ReserveStore, Watchdog
 from services.agent.settings import AgentSettings
 
 LISTING_TIMEOUT_S: Final = 30.0
 """Of sources that are asked without a connection: they answer at once."""
 
 
-class GroundHost(Host, Protocol):
+class BackendHost(Host, Protocol):
     """A host that counts what was written, and can clear up after an agent before us."""
 
     @property
@@ -42,20 +42,20 @@ class GroundHost(Host, Protocol):
         """Writes of a value that the kernel was known to hold."""
 
     def recorded(self) -> list[FoundContainer]:
-        """See `Ground.recorded`; of all sources."""
+        """See `Backend.recorded`; of all sources."""
 
     def release_leftovers(self) -> list[str]:
-        """See `Ground.release_leftovers`."""
+        """See `Backend.release_leftovers`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Backend:
     """Everything that an agent stands on. Who opens it owns it until `close`."""
 
-    host: GroundHost
+    host: BackendHost
     discoveries: dict[str, Discovery]
     """By maker."""
-    reserves: ReserveBook
+    reserves: ReserveStore
     watchdog: Watchdog
     """Not started yet."""
     holder: str
@@ -82,7 +82,7 @@ class Ground:
             close()
 
 
-def build_host(settings: AgentSettings, clock: Clock) -> Ground:
+def build_backend(settings: AgentSettings, clock: Clock) -> Backend:
     """What the settings ask for; on real control groups it holds this host's locks.
 
     Raises:
@@ -94,23 +94,23 @@ def build_host(settings: AgentSettings, clock: Clock) -> Ground:
             _read_scenario(settings), cpu_count=settings.simulated_cpus, node=settings.node, clock=clock.monotonic
         )
         holder = _holder(settings)
-        reserves, watchdog = MemoryReserveBook(), NoWatchdog()
+        reserves, watchdog = InMemoryReserveStore(), NoWatchdog()
         timeouts_s = {ContainerSource.SIMULATED: LISTING_TIMEOUT_S}
-        return Ground(host, {"simulated": host}, reserves, watchdog, holder.token, (holder.release,), timeouts_s)
+        return Backend(host, {"simulated": host}, reserves, watchdog, holder.token, (holder.release,), timeouts_s)
     try:
         layout = detect()
     except CgroupUnavailableError as error:
         raise UnusableSettingsError(f"{error}; or set TURNBUCKLE_AGENT__HOST=simulated") from error
     if (reason := can_manage(layout)) is not None:
         raise UnusableSettingsError(f"{reason}; or set TURNBUCKLE_AGENT__HOST=simulated")
-    return _real_ground(settings, layout)
+    return _cgroup_backend(settings, layout)
 
 
 def _holder(settings: AgentSettings) -> Holder:
     return Holder(settings.state_directory / "holders", "agent", settings.node)
 
 
-def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
+def _cgroup_backend(settings: AgentSettings, layout: CgroupLayout) -> Backend:
     state = prepare_state(settings.state_directory, settings.managed_root)
     locks = _take_locks(settings)
     discoveries: dict[str, Discovery] = {"exec": ManagedDiscovery(layout, settings.managed_root)}
@@ -134,7 +134,7 @@ def _real_ground(settings: AgentSettings, layout: CgroupLayout) -> Ground:
     holder = _holder(settings)
     closers = (host.close, *(lock.release for lock in locks), holder.release)
     watchdog = WatchdogProcess(state, options)
-    return Ground(host, discoveries, FileReserveBook(state.reserves), watchdog, holder.token, closers, timeouts_s)
+    return Backend(host, discoveries, FileReserveStore(state.reserves), watchdog, holder.token, closers, timeouts_s)
 
 
 def _pods(settings: AgentSettings, layout: CgroupLayout) -> Discovery:

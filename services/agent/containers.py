@@ -9,19 +9,19 @@ from typing import Final
 import numpy as np
 
 from schemas.limits import RowStatus
-from services.agent.limits.update_log import ContainerLimits, OrderBook
+from services.agent.limits.update_log import ContainerLimits, UpdateLog
 from services.agent.memory.growth import PAGE_BYTES
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
 from services.agent.sampling.counters import IntArray
-from services.agent.sampling.sample_state import Rows
+from services.agent.sampling.sample_state import SampleState
 
 ROUNDING_BYTES: Final = 1 << 16
 """The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
 
 
 @dataclass(slots=True)
-class Member:
-    """One container. `Containers.book.containers[key]` holds its limits."""
+class ManagedContainer:
+    """One container. `ContainerSet.update_log.containers[key]` holds its limits."""
 
     found: FoundContainer
     handle: ContainerHandle
@@ -48,7 +48,7 @@ class BatchOrder:
     """All containers, sorted by application, then key: the order of batches."""
 
     keys: list[str]
-    members: list[Member]
+    managed: list[ManagedContainer]
     handles: list[ContainerHandle]
     limits: list[ContainerLimits]
     first_kills: IntArray
@@ -57,45 +57,45 @@ class BatchOrder:
     """Applications, and which rows are theirs."""
 
 
-class Containers:
+class ContainerSet:
     """All containers that are sampled."""
 
-    def __init__(self, host: Host, book: OrderBook) -> None:
+    def __init__(self, host: Host, update_log: UpdateLog) -> None:
         self.host = host
-        self.book = book
+        self.update_log = update_log
         self.writes = WriteCounters()
-        self.members: dict[str, Member] = {}
-        self.rows = Rows()
+        self.managed: dict[str, ManagedContainer] = {}
+        self.samples = SampleState()
         self._order: BatchOrder | None = None
-        self._joined: dict[str, str] = {}
+        self._key_by_id: dict[str, str] = {}
 
     @property
     def order(self) -> BatchOrder:
         """The same object as long as nobody comes or goes."""
         if self._order is None:
-            keys = sorted(self.members, key=lambda key: (self.members[key].found.app, key))
-            members = [self.members[key] for key in keys]
+            keys = sorted(self.managed, key=lambda key: (self.managed[key].found.app, key))
+            managed = [self.managed[key] for key in keys]
             apps, start = [], 0
-            for app, group in groupby(members, key=lambda member: member.found.app):
+            for app, group in groupby(managed, key=lambda member: member.found.app):
                 end = start + sum(1 for _ in group)
                 apps.append((app, slice(start, end)))
                 start = end
-            limits = [self.book.containers[key] for key in keys]
-            first_kills = np.array([member.first_oom_kills for member in members], dtype=np.int64)
-            self._order = BatchOrder(keys, members, [member.handle for member in members], limits, first_kills, apps)
+            limits = [self.update_log.containers[key] for key in keys]
+            first_kills = np.array([member.first_oom_kills for member in managed], dtype=np.int64)
+            self._order = BatchOrder(keys, managed, [member.handle for member in managed], limits, first_kills, apps)
         return self._order
 
     def key_of(self, container_id: str) -> str | None:
         """Key of a managed container."""
-        return self._joined.get(container_id)
+        return self._key_by_id.get(container_id)
 
     def of_app(self, app: str) -> list[str]:
         """Keys of an application."""
-        return self.book.of_apps({app})
+        return self.update_log.of_apps({app})
 
-    def open(self, container: FoundContainer) -> Member | None:
+    def open(self, container: FoundContainer) -> ManagedContainer | None:
         """Begin with a container; None if it is known already or has vanished."""
-        if container.container_id in self._joined or container.key in self.members:
+        if container.container_id in self._key_by_id or container.key in self.managed:
             return None
         handle = self.host.open(container)
         if handle is None:
@@ -105,53 +105,53 @@ class Containers:
             handle.close()
             return None
         kills = handle.read_oom_kills()
-        member = Member(container, handle, oom_kills=kills, first_oom_kills=kills)
-        self.members[container.key] = member
-        self._joined[container.container_id] = container.key
-        self.book.add(container.key, container.app, limits.quota_us, limits.memory_bytes)
-        self.rows.begin(container.key)
+        member = ManagedContainer(container, handle, oom_kills=kills, first_oom_kills=kills)
+        self.managed[container.key] = member
+        self._key_by_id[container.container_id] = container.key
+        self.update_log.add(container.key, container.app, limits.quota_us, limits.memory_bytes)
+        self.samples.reset(container.key)
         self._order = None
         return member
 
-    def forget(self, container_id: str) -> Member | None:
+    def forget(self, container_id: str) -> ManagedContainer | None:
         """It is gone; its handle is closed, its orders are forgotten."""
-        key = self._joined.pop(container_id, None)
+        key = self._key_by_id.pop(container_id, None)
         if key is None:
             return None
-        member = self.members.pop(key)
+        member = self.managed.pop(key)
         member.handle.close()
-        self.book.remove(key)
+        self.update_log.remove(key)
         self._order = None
         return member
 
     def refresh(self, key: str) -> Limits | None:
         """Take over what the kernel holds. None: vanished."""
-        limits = self.members[key].handle.read_limits()
+        limits = self.managed[key].handle.read_limits()
         if limits is not None:
-            book = self.book.containers[key]
-            book.quota_us, book.limit_bytes = limits.quota_us, limits.memory_bytes
+            update_log = self.update_log.containers[key]
+            update_log.quota_us, update_log.limit_bytes = limits.quota_us, limits.memory_bytes
         return limits
 
     def write_quota(self, key: str, quota_us: int) -> RowStatus:
         """Write a quota unless it holds already."""
-        book = self.book.containers[key]
-        if quota_us == book.quota_us:
+        update_log = self.update_log.containers[key]
+        if quota_us == update_log.quota_us:
             return RowStatus.UNCHANGED
-        outcome = self.members[key].handle.write_quota(quota_us)
+        outcome = self.managed[key].handle.write_quota(quota_us)
         if outcome is WriteOutcome.WRITTEN:
             self.writes.quota_writes += 1
-            book.quota_us = quota_us
+            update_log.quota_us = quota_us
         return self._status(key, outcome)
 
     def write_memory(self, key: str, limit_bytes: int) -> RowStatus:
         """Write a memory limit."""
-        outcome = self.members[key].handle.write_memory(limit_bytes)
+        outcome = self.managed[key].handle.write_memory(limit_bytes)
         if outcome is WriteOutcome.WRITTEN:
             self.writes.memory_writes += 1
-            self.book.containers[key].limit_bytes = limit_bytes
+            self.update_log.containers[key].limit_bytes = limit_bytes
         return self._status(key, outcome)
 
-    def wake(self, key: str, limit_bytes: int) -> None:
+    def wake_tasks(self, key: str, limit_bytes: int) -> None:
         """Let tasks that wait below the memory limit try again: the kernel wakes them when the limit is raised.
 
         It is lowered by a page for it first: raised by one, what they take of that page could never be taken back.

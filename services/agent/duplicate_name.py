@@ -24,7 +24,7 @@ class NodeName:
         self._registration = Registration(bus, NODES, node, clock)
 
     @property
-    def in_doubt(self) -> str | None:
+    def unconfirmed(self) -> str | None:
         """Why nothing may be said under the name yet, or None."""
         if not self._registration.contested:
             return None
@@ -37,9 +37,9 @@ class NodeName:
             UnusableSettingsError: another agent has the name.
             BusError: the bucket cannot be read or written.
         """
-        doubt = self.in_doubt
+        reason_before = self.unconfirmed
         try:
-            held = await self._registration.hold(info)
+            registered = await self._registration.hold(info)
         except NotPermittedError as error:
             tell_not_permitted(self._log, self._limiter, error)
             raise
@@ -48,9 +48,9 @@ class NodeName:
                 f"an agent of the node name {self._node!r} is at work already ({error}): "
                 "stop it, or set TURNBUCKLE_AGENT__NODE to another name here"
             ) from error
-        if self.in_doubt is not None and doubt is None:
-            self._log.warning("duplicate_node_name_suspected", node=self._node, reason=self.in_doubt)
-        return held
+        if self.unconfirmed is not None and reason_before is None:
+            self._log.warning("duplicate_node_name_suspected", node=self._node, reason=self.unconfirmed)
+        return registered
 
     async def release(self) -> None:
         """Sign off, if the name is ours.

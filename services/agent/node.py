@@ -12,41 +12,41 @@ from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch, SampleFlag
 from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
-from services.agent.containers import BatchOrder, Containers
+from services.agent.containers import BatchOrder, ContainerSet
 from services.agent.discovery.inventory import Inventory
-from services.agent.limits.drift import DriftWatch
+from services.agent.limits.drift import DriftDetector
 from services.agent.limits.node_budget import MemoryBudget
 from services.agent.limits.node_budget_keeper import NodeBudget
-from services.agent.limits.update_executor import LimitOrders, Reporting
-from services.agent.limits.update_log import OrderBook
-from services.agent.memory.controller import MemoryGuard
-from services.agent.memory.records import Journal, of_watchdog
+from services.agent.limits.update_executor import LimitExecutor, ReportNumbers
+from services.agent.limits.update_log import UpdateLog
+from services.agent.memory.controller import MemoryController
+from services.agent.memory.records import EventBuffer, events_of_reports
 from services.agent.memory.reserve import Reserves
-from services.agent.ports import FoundContainer, Host, ReserveBook, SourceAnswered, WatchdogReport
-from services.agent.sampling.cfs_periods import with_exact
-from services.agent.sampling.counters import BoolArray, IntArray, Known, Readings, to_check
+from services.agent.ports import FoundContainer, Host, ReserveStore, SourceAnswered, WatchdogReport
+from services.agent.sampling.cfs_periods import with_exact_periods
+from services.agent.sampling.counters import BoolArray, CounterSnapshot, ExpectedState, IntArray, rows_to_check
 from services.agent.sampling.node_load import NodeLoad
 from services.agent.sampling.quota_watch import QuotaWatch
 from services.agent.sampling.sample_state import NEVER
-from services.agent.sampling.throttling import Look, remember, unfinished, with_unfinished
+from services.agent.sampling.throttling import ThrottleSnapshot, in_progress, mark_reported, with_in_progress
 from services.agent.sampling.usage import MEMORY_COLUMN, PeriodSample, per_period
 
-RECHECK_TICKS = 5
+RECHECK_SAMPLES = 5
 """Each container's limits are read back from the kernel once in so many ticks, a share of them per tick."""
-RECLAIMABLE_TICKS = 50
+RECLAIMABLE_SAMPLES = 50
 """The same for the page cache that the kernel could drop (20 us a container), and for limits that readings show."""
-WATCHED_TICKS = 100
+POLL_AFTER_THROTTLE_SAMPLES = 100
 """A node is looked at between samples for this long after a container was throttled: 10 s."""
 
 _QUOTA, _LIMIT, _KILLS, _ARMED, _ORDER_SEQ = range(5)
-"""Columns of `Node._believed`; the first three as `Held.limits` has them."""
+"""Columns of `Node._expected`; the first three as `KernelState.limits` has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
     """How a node treats its containers."""
 
-    pause_deadline_ns: int = 2_000_000_000
+    oom_wait_timeout_ns: int = 2_000_000_000
     """No task waits longer at its memory limit."""
     reassert: bool = True
     """Limits that other hands have changed: put back what was ordered, or else take over what is found."""
@@ -59,7 +59,7 @@ class NodeOptions:
 class Node:
     """Reads counters and writes limits of all managed containers of a host.
 
-    What happened to memory, what has to be asked, and what other hands did waits in `journal`.
+    What happened to memory, what has to be asked, and what other hands did waits in `events`.
     """
 
     def __init__(
@@ -67,50 +67,53 @@ class Node:
         name: str,
         incarnation: int,
         host: Host,
-        reserve_book: ReserveBook,
+        reserve_store: ReserveStore,
         options: NodeOptions = NodeOptions(),
     ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.host = host
-        self.book = OrderBook(name, incarnation)
-        self.journal = Journal()
-        self.reserves = Reserves(reserve_book)
-        self._containers = Containers(host, self.book)
+        self.update_log = UpdateLog(name, incarnation)
+        self.events = EventBuffer()
+        self.reserves = Reserves(reserve_store)
+        self._containers = ContainerSet(host, self.update_log)
         self._quota_watch = QuotaWatch(host, self._containers)
         self._load = NodeLoad(host)
-        self._drift = DriftWatch(self._containers, self.reserves, self.journal, reassert=options.reassert)
-        self.guard = MemoryGuard(self._containers, self.reserves, self._drift, options.pause_deadline_ns)
+        self._drift = DriftDetector(self._containers, self.reserves, self.events, reassert=options.reassert)
+        self.memory = MemoryController(self._containers, self.reserves, self._drift, options.oom_wait_timeout_ns)
         self.inventory = Inventory(options.source_deadlines_ns)
-        self.budget = NodeBudget(options.memory_budget, self._containers, self.reserves, self.journal)
-        report = Reporting(self._next_report, lambda: self.inventory.complete)
-        self.orders = LimitOrders(self._containers, self.budget, self.guard, self._drift, report)
-        self.cuts = self.orders.cuts
+        self.budget = NodeBudget(options.memory_budget, self._containers, self.reserves, self.events)
+        report = ReportNumbers(self._next_report, lambda: self.inventory.complete)
+        self.orders = LimitExecutor(self._containers, self.budget, self.memory, self._drift, report)
+        self.decreases = self.orders.decreases
         self.writes = self._containers.writes
         self._report_seq = 0
-        self.ticks = 0
+        self.samples_taken = 0
         """Samples taken of all containers."""
-        self._throttled_at_tick: int | None = None
+        self._throttled_at_sample: int | None = None
         """When any container was, latest."""
-        self._one_by_one = False
+        self._files_only = False
         self._now_ns = 0
-        self._kills_of_gone: dict[str, int] = {}
+        self._kills_of_vanished: dict[str, int] = {}
 
     @property
-    def is_watched(self) -> bool:
+    def polls_between_samples(self) -> bool:
         """Whether throttling is told of between two samples: any was within WATCHED_TICKS, or it costs little."""
-        lately = self._throttled_at_tick is not None and self.ticks - self._throttled_at_tick <= WATCHED_TICKS
+        lately = (
+            self._throttled_at_sample is not None
+            and self.samples_taken - self._throttled_at_sample <= POLL_AFTER_THROTTLE_SAMPLES
+        )
         return lately or self._quota_watch.is_cheap
 
     @property
     def container_count(self) -> int:
         """Containers that are sampled."""
-        return len(self._containers.members)
+        return len(self._containers.managed)
 
     @property
     def containers(self) -> list[FoundContainer]:
         """All that are sampled."""
-        return [member.found for member in self._containers.members.values()]
+        return [member.found for member in self._containers.managed.values()]
 
     def key_of(self, container_id: str) -> str | None:
         """Key of a managed container."""
@@ -118,8 +121,8 @@ class Node:
 
     def kills_of(self, key: str) -> int:
         """Kills by the kernel since the container was found, also of one that has just gone."""
-        member = self._containers.members.get(key)
-        return member.kills if member else self._kills_of_gone.pop(key, 0)
+        member = self._containers.managed.get(key)
+        return member.kills if member else self._kills_of_vanished.pop(key, 0)
 
     def found(self, container: FoundContainer) -> str | None:
         """Start to sample a container; returns its key, or None if it is known already or has vanished."""
@@ -128,9 +131,9 @@ class Node:
         member = self._containers.open(container)
         if member is None:
             return None
-        if member.handle.armed:  # by an agent before us: its tasks may be waiting
-            self.guard.guard(container.key, self._now_ns)
-            self.guard.look_soon(container.key, self._now_ns)
+        if member.handle.oom_controlled:  # by an agent before us: its tasks may be waiting
+            self.memory.control(container.key, self._now_ns)
+            self.memory.inspect_soon(container.key, self._now_ns)
         return container.key
 
     def recorded(self, container: FoundContainer) -> str | None:
@@ -143,24 +146,24 @@ class Node:
     def source_answered(self, answer: SourceAnswered) -> list[FoundContainer]:
         """A source has named all that it knows; returns what was only recorded and is gone, forgotten now."""
         lost = self.inventory.answered(answer.source, exists=answer.exists)
-        return [found for container_id in lost if (found := self.gone(container_id)) is not None]
+        return [found for container_id in lost if (found := self.vanished(container_id)) is not None]
 
     def _drop_restarted(self, container_id: str) -> None:
         """It was only recorded. If it was restarted before its source named it, it has new control groups."""
         key = self._containers.key_of(container_id)
-        if key is not None and self._containers.members[key].handle.read() is None:
-            self.gone(container_id)
+        if key is not None and self._containers.managed[key].handle.read() is None:
+            self.vanished(container_id)
 
-    def gone(self, container_id: str) -> FoundContainer | None:
+    def vanished(self, container_id: str) -> FoundContainer | None:
         """Forget a container; returns it if it was managed."""
         self.inventory.confirm(container_id)
         key = self._containers.key_of(container_id)
         if key is None:
             return None
-        member = self._containers.members[key]
-        self.guard.kills_read(key, member.handle.read_oom_kills())
-        self.guard.forget(member, self._now_ns)
-        self._kills_of_gone[key] = member.kills
+        member = self._containers.managed[key]
+        self.memory.count_kills(key, member.handle.read_oom_kills())
+        self.memory.forget(member, self._now_ns)
+        self._kills_of_vanished[key] = member.kills
         self._containers.forget(container_id)
         self.orders.forget(key)
         self.budget.forget(key)
@@ -175,81 +178,81 @@ class Node:
             now_ns: monotonic time.
             wall_ns: time since the epoch, for the messages.
         """
-        self.ticks += 1
+        self.samples_taken += 1
         self._now_ns = now_ns
         self._load.sample(now_ns)
-        self._kills_of_gone.clear()
+        self._kills_of_vanished.clear()
         order = self._containers.order
         readings = self.host.read(order.handles)
         vanished: list[FoundContainer] = []
-        if readings.gone:
-            lost = [order.members[row].found.container_id for row in readings.gone]
-            vanished = [found for container_id in lost if (found := self.gone(container_id)) is not None]
-            readings = readings.without_gone()
-        self._follow_the_book()
-        if not self._containers.members:
+        if readings.vanished:
+            lost = [order.managed[row].found.container_id for row in readings.vanished]
+            vanished = [found for container_id in lost if (found := self.vanished(container_id)) is not None]
+            readings = readings.without_vanished()
+        self._reconcile_reserves()
+        if not self._containers.managed:
             return [], vanished
-        self._containers.rows.follow(self._containers.order.keys)
-        self._check_what_differs(readings, now_ns)
+        self._containers.samples.reorder(self._containers.order.keys)
+        self._check_differences(readings, now_ns)
         return self._batches(readings, now_ns, wall_ns), vanished
 
-    def look(self, wall_ns: int) -> list[CfsBatch]:
+    def poll(self, wall_ns: int) -> list[CfsBatch]:
         """Between two samples: batches that tell of containers that have been throttled since; mostly none."""
-        order, rows = self._containers.order, self._containers.rows
-        seen = self._quota_watch.look()
-        if seen is None:
+        order, samples = self._containers.order, self._containers.samples
+        snapshot = self._quota_watch.poll()
+        if snapshot is None:
             return []
-        new = unfinished(seen, rows.told)
+        new = in_progress(snapshot, samples.reported)
         if not new.any():
             return []
-        rows.told = remember(seen, new, rows.told)
+        samples.reported = mark_reported(snapshot, new, samples.reported)
         self._quota_watch.reported(new)
         nothing = np.zeros(len(new), dtype=np.int64)
         sample = PeriodSample(
             periods=new.astype(np.int64),
-            used_us=np.where(new, seen.quota_us, 0),
+            used_us=np.where(new, snapshot.quota_us, 0),
             unused_us=nothing,
             throttled=new.astype(np.int64),
             throttled_us=nothing,
-            memory_usage_bytes=rows.counters[:, MEMORY_COLUMN],
+            memory_usage_bytes=samples.counters[:, MEMORY_COLUMN],
             flags=new * int(SampleFlag.EARLY),
         )
         apps = [(app, part) for app, part in order.apps if new[part].any()]
-        return self._build(sample, self._believed(order), apps, wall_ns)
+        return self._build(sample, self._expected(order), apps, wall_ns)
 
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
         """Says that the node holds no container of the application (any more)."""
         columns: dict[str, list[int]] = {name: [] for name in CfsBatch.column_types}
         return CfsBatch.build([], columns, **self._head(app, wall_ns, self.budget.headroom_bytes))
 
-    def carry_out(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
+    def apply(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
         """Carry out an update: raises, memory and reserves now, cuts of CPU at each container's boundary.
 
         ``on_settled`` is called with the reply once every row is settled, possibly before this returns.
         """
         self._now_ns = max(self._now_ns, now_ns)
-        self.orders.carry_out(update, now_ns, on_settled)
+        self.orders.apply(update, now_ns, on_settled)
 
-    def poll_cuts(self, now_ns: int) -> None:
+    def poll_decreases(self, now_ns: int) -> None:
         """Read the containers whose boundary is due and write the cuts that may be written."""
-        self.orders.poll_cuts(now_ns)
+        self.orders.poll_decreases(now_ns)
 
-    def take_alarms(self, now_ns: int) -> None:
+    def take_notifications(self, now_ns: int) -> None:
         """Look at the containers that the host has alarms for."""
-        self.guard.take_alarms(self.host.take_alarms(), now_ns)
+        self.memory.take_notifications(self.host.take_notifications(), now_ns)
 
     def take_reports(self, reports: Iterable[WatchdogReport], now_ns: int) -> None:
         """What the watchdog did in our absence: told, and taken over where the containers are still here."""
-        for report, occurrence in zip(reports := list(reports), of_watchdog(reports), strict=True):
-            self.journal.tell(occurrence)
-            if report.key in self._containers.members:
+        for report, occurrence in zip(reports := list(reports), events_of_reports(reports), strict=True):
+            self.events.add(occurrence)
+            if report.key in self._containers.managed:
                 self._containers.refresh(report.key)
                 if not report.granted:
-                    self.guard.released_by_others(report.key, occurrence.reason, now_ns)
+                    self.memory.killer_enabled_by_watchdog(report.key, occurrence.reason, now_ns)
 
     def void_orphans(self) -> list[str]:
         """Give up what is held for applications without a container here; returns them."""
-        here = {member.found.app for member in self._containers.members.values()}
+        here = {member.found.app for member in self._containers.managed.values()}
         orphans = [app for app in self.reserves.apps if app not in here and self.reserves.left_of(app)]
         for app in orphans:
             self.reserves.void(app)
@@ -257,114 +260,120 @@ class Node:
 
     def release_all(self) -> list[FoundContainer]:
         """Restore every container's original limits and forget it; returns what was released."""
-        self.guard.release_all(self._now_ns)
+        self.memory.release_all(self._now_ns)
         released = []
-        for member in list(self._containers.members.values()):
+        for member in list(self._containers.managed.values()):
             member.handle.restore()
-            self.gone(member.found.container_id)
+            self.vanished(member.found.container_id)
             released.append(member.found)
         return released
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
-    def _follow_the_book(self) -> None:
+    def _reconcile_reserves(self) -> None:
         """What the watchdog has spent is reported together with the limits that it raised."""
-        for app in self.reserves.look():
+        for app in self.reserves.poll():
             for key in self._containers.of_app(app):
                 self._containers.refresh(key)
-            self.reserves.confirm(app)
+            self.reserves.reconcile(app)
 
     def read_back(self, now_ns: int) -> None:
         """After a sample: read limits back, the guard's included, of a share of all: other hands write the same files.
 
         Where readings show what the kernel holds, a small share, to be certain of the readings.
         """
-        order, rows = self._containers.order, self._containers.rows
-        if rows.keys is not order.keys:
+        order, samples = self._containers.order, self._containers.samples
+        if samples.keys is not order.keys:
             return
-        turns = RECHECK_TICKS if self._one_by_one else RECLAIMABLE_TICKS
-        for row in range(self.ticks % turns, len(order.keys), turns):
+        turns = RECHECK_SAMPLES if self._files_only else RECLAIMABLE_SAMPLES
+        for row in range(self.samples_taken % turns, len(order.keys), turns):
             self._check(row, now_ns)
-        for row in range(self.ticks % RECLAIMABLE_TICKS, len(order.keys), RECLAIMABLE_TICKS):
-            rows.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
+        for row in range(self.samples_taken % RECLAIMABLE_SAMPLES, len(order.keys), RECLAIMABLE_SAMPLES):
+            samples.reclaimable_bytes[row] = order.handles[row].read_reclaimable()
 
-    def _check_what_differs(self, readings: Readings, now_ns: int) -> None:
+    def _check_differences(self, readings: CounterSnapshot, now_ns: int) -> None:
         """Read those back of which the readings show something else than is believed."""
-        order, rows = self._containers.order, self._containers.rows
+        order, samples = self._containers.order, self._containers.samples
         wrong: list[int] = []
-        if readings.held is not None:
-            believed = self._believed(order)
-            known = Known(believed[:, : _KILLS + 1], believed[:, _ARMED].astype(np.bool_), rows.followed_bytes)
-            wrong = to_check(readings, readings.held, known)
+        if readings.kernel is not None:
+            expected = self._expected(order)
+            known = ExpectedState(
+                expected[:, : _KILLS + 1], expected[:, _ARMED].astype(np.bool_), samples.tracked_bytes
+            )
+            wrong = rows_to_check(readings, readings.kernel, known)
         for row in sorted({*wrong, *readings.oom_rows}):
             self._check(row, now_ns)
-            rows.followed_bytes[row] = readings.counters[row, MEMORY_COLUMN]
+            samples.tracked_bytes[row] = readings.counters[row, MEMORY_COLUMN]
 
     def _check(self, row: int, now_ns: int) -> None:
-        order, rows = self._containers.order, self._containers.rows
-        key, member = order.keys[row], order.members[row]
+        order, samples = self._containers.order, self._containers.samples
+        key, member = order.keys[row], order.managed[row]
         self._drift.check(key)
-        self.guard.kills_read(key, member.handle.read_oom_kills())
-        if self.guard.arm_again(key, now_ns):
-            self._drift.guard_was_undone(key)
-        rows.followed_bytes[row] = rows.counters[row, MEMORY_COLUMN]
+        self.memory.count_kills(key, member.handle.read_oom_kills())
+        if self.memory.renew(key, now_ns):
+            self._drift.oom_control_was_undone(key)
+        samples.tracked_bytes[row] = samples.counters[row, MEMORY_COLUMN]
 
-    def _believed(self, order: BatchOrder) -> IntArray:
+    def _expected(self, order: BatchOrder) -> IntArray:
         """What the agent knows of each container, shape (N, 5)."""
-        epochs = self.book.epochs
+        epochs = self.update_log.epochs
         return np.array(
             [
                 (
                     entry.quota_us,
                     entry.limit_bytes,
                     member.oom_kills,
-                    member.handle.armed,
+                    member.handle.oom_controlled,
                     entry.seq if entry.epoch == epochs.get(entry.app) else 0,
                 )
-                for entry, member in zip(order.limits, order.members, strict=True)
+                for entry, member in zip(order.limits, order.managed, strict=True)
             ],
             dtype=np.int64,
         )
 
-    def _batches(self, readings: Readings, now_ns: int, wall_ns: int) -> list[CfsBatch]:
-        order, rows, after = self._containers.order, self._containers.rows, readings.counters
-        elapsed_us = np.where(rows.read_ns != NEVER, (now_ns - rows.read_ns) // 1000, 0)
+    def _batches(self, readings: CounterSnapshot, now_ns: int, wall_ns: int) -> list[CfsBatch]:
+        order, samples, after = self._containers.order, self._containers.samples, readings.counters
+        elapsed_us = np.where(samples.read_ns != NEVER, (now_ns - samples.read_ns) // 1000, 0)
         usage_bytes = after[:, MEMORY_COLUMN]
-        grown = np.where(elapsed_us > 0, usage_bytes - rows.counters[:, MEMORY_COLUMN], 0)
-        self.guard.tick(order.keys, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns)
-        believed = self._believed(order)  # after the grants of this tick
-        sample = per_period(rows.counters, after, elapsed_us, believed[:, _QUOTA])
+        grown = np.where(elapsed_us > 0, usage_bytes - samples.counters[:, MEMORY_COLUMN], 0)
+        self.memory.take_sample(order.keys, usage_bytes, np.maximum(grown, 0) * 1e6 / np.maximum(elapsed_us, 1), now_ns)
+        expected = self._expected(order)  # after the grants of this tick
+        sample = per_period(samples.counters, after, elapsed_us, expected[:, _QUOTA])
         if readings.exact is not None:
-            sample = with_exact(sample, readings.exact, _ordered_rows(order))
-        if readings.held is not None:
-            look: Look | None = Look(readings.held.throttled, after[:, 0], readings.held.limits[:, 0])
+            sample = with_exact_periods(sample, readings.exact, _ordered_rows(order))
+        if readings.kernel is not None:
+            poll: ThrottleSnapshot | None = ThrottleSnapshot(
+                readings.kernel.throttled, after[:, 0], readings.kernel.limits[:, 0]
+            )
         else:
-            look = self._quota_watch.at_sample(after, believed[:, _QUOTA])
-        if look is not None:
-            sample, rows.told = with_unfinished(sample, look, rows.told)
-        self._quota_watch.sampled(after, believed[:, _QUOTA], sample, now_ns)
-        self._one_by_one = readings.held is None
+            poll = self._quota_watch.at_sample(after, expected[:, _QUOTA])
+        if poll is not None:
+            sample, samples.reported = with_in_progress(sample, poll, samples.reported)
+        self._quota_watch.sampled(after, expected[:, _QUOTA], sample, now_ns)
+        self._files_only = readings.kernel is None
         if sample.throttled.any():
-            self._throttled_at_tick = self.ticks
-        rows.counters = after
-        rows.read_ns[:] = now_ns
-        rows.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
-        if readings.held is None:
-            rows.boundary_ns[:] = 0  # nobody names them any more: they are looked for
+            self._throttled_at_sample = self.samples_taken
+        samples.counters = after
+        samples.read_ns[:] = now_ns
+        samples.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
+        if readings.kernel is None:
+            samples.boundary_ns[:] = 0  # nobody names them any more: they are looked for
         else:  # an idle group keeps its phase
-            rows.boundary_ns = np.where(readings.held.boundary_ns > 0, readings.held.boundary_ns, rows.boundary_ns)
-        return self._build(sample, believed, order.apps, wall_ns)
+            samples.boundary_ns = np.where(
+                readings.kernel.boundary_ns > 0, readings.kernel.boundary_ns, samples.boundary_ns
+            )
+        return self._build(sample, expected, order.apps, wall_ns)
 
     def _build(
-        self, sample: PeriodSample, believed: IntArray, apps: Iterable[tuple[str, slice]], wall_ns: int
+        self, sample: PeriodSample, expected: IntArray, apps: Iterable[tuple[str, slice]], wall_ns: int
     ) -> list[CfsBatch]:
         order = self._containers.order
         columns = sample.columns() | {
-            "quota_us": believed[:, _QUOTA],
-            "memory_reclaimable_bytes": self._containers.rows.reclaimable_bytes,
-            "memory_limit_bytes": believed[:, _LIMIT],
-            "order_seq": believed[:, _ORDER_SEQ],
-            "oom_kills": believed[:, _KILLS] - order.first_kills,
+            "quota_us": expected[:, _QUOTA],
+            "memory_reclaimable_bytes": self._containers.samples.reclaimable_bytes,
+            "memory_limit_bytes": expected[:, _LIMIT],
+            "order_seq": expected[:, _ORDER_SEQ],
+            "oom_kills": expected[:, _KILLS] - order.first_kills,
         }
         headroom_bytes = self.budget.headroom_bytes
         return [
@@ -389,7 +398,7 @@ class Node:
             "inventory_complete": self.inventory.complete,
             "reserve_given_bytes": reserve.given_bytes,
             "reserve_used_bytes": reserve.used_bytes,
-            "reserve_order_seq": self.book.reserve_seq(app),
+            "reserve_order_seq": self.update_log.reserve_seq(app),
             "node_headroom_bytes": headroom_bytes,
             "node_idle_percent": self._load.idle_percent,
         }

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from schemas.containers import ContainerSource
-from services.agent.sampling.counters import Counters, Readings
-from services.agent.sampling.throttling import Look
+from services.agent.sampling.counters import Counters, CounterSnapshot
+from services.agent.sampling.throttling import ThrottleSnapshot
 
 UNLIMITED = -1
 
@@ -44,7 +44,7 @@ class Pressure(NamedTuple):
     memory_percent: float | None = None
 
 
-class AlarmKind(Enum):
+class NotificationKind(Enum):
     """Why a container's memory wants a look."""
 
     NEAR = "near"
@@ -53,12 +53,12 @@ class AlarmKind(Enum):
     """Version 1: the limit was hit, tasks wait."""
 
 
-class Alarm(NamedTuple):
+class Notification(NamedTuple):
     """One alarm. It may come late or twice, and says nothing but: look."""
 
     key: str
     """`FoundContainer.key`."""
-    kind: AlarmKind
+    kind: NotificationKind
 
 
 class WriteOutcome(Enum):
@@ -114,30 +114,30 @@ class ContainerHandle(Protocol):
     def read_reclaimable(self) -> int:
         """Inactive page cache in bytes (memory.stat, about 20 us: not for every sample); 0 if vanished."""
 
-    def arm(self) -> None:
+    def enable_oom_control(self) -> None:
         """Guard the memory: near or at the limit an alarm comes, and tasks wait instead of dying.
 
         Version 1: usage thresholds (registered in the background, each takes 11-20 ms) and oom_kill_disable.
         Version 2: memory.high stays below memory.max. Again: repairs what other hands undid (True from
-        `guard_was_undone` before), and follows usage with the thresholds. Never raises; vanished: nothing.
+        `oom_control_was_undone` before), and follows usage with the thresholds. Never raises; vanished: nothing.
         """
 
     @property
-    def armed(self) -> bool:
-        """Whether it is guarded; just opened: whether an agent before us did (then `arm` takes it on)."""
+    def oom_controlled(self) -> bool:
+        """Whether it is guarded; just opened: whether an agent before us did (then `enable_oom_control` takes it on)."""
 
-    def guard_was_undone(self) -> bool:
-        """Whether other hands gave the kernel its kill back since `arm` (oom_kill_disable 0, another memory.high)."""
+    def oom_control_was_undone(self) -> bool:
+        """Whether other hands gave the kernel its kill back since `enable_oom_control` (oom_kill_disable 0, another memory.high)."""
 
     @property
-    def waiting_since_ns(self) -> int | None:
+    def oom_wait_since_ns(self) -> int | None:
         """Since when tasks wait, as an agent before us or its watchdog noted (monotonic); None: nobody did then."""
 
-    def note_wait(self, since_ns: int | None) -> None:
+    def record_oom_wait(self, since_ns: int | None) -> None:
         """Note it (None: nobody waits any more) for whoever looks after the container when this agent has died."""
 
-    def release(self) -> WriteOutcome:
-        """Give the kernel its kill back (version 1: oom_kill_disable 0; version 2: memory.high max) until `arm`."""
+    def enable_oom_killer(self) -> WriteOutcome:
+        """Give the kernel its kill back (version 1: oom_kill_disable 0; version 2: memory.high max) until `enable_oom_control`."""
 
     def restore(self) -> None:
         """Put back every value that was found at opening and that this handle, or an agent before, has changed.
@@ -237,20 +237,20 @@ class Host(Protocol):
         """``thresholds+trap``, ``memory.high`` or ``sampled``."""
 
     @property
-    def bell(self) -> Bell | None:
+    def throttle_notifier(self) -> ThrottleNotifier | None:
         """Tells of throttling while it happens; None: nobody does (any more), and who wants to know has to look."""
 
     @property
-    def alarm_fd(self) -> int | None:
+    def notification_fd(self) -> int | None:
         """Readable while alarms wait; None where there are none (simulated)."""
 
-    def take_alarms(self) -> list[Alarm]:
+    def take_notifications(self) -> list[Notification]:
         """Alarms that wait, at most one of a kind per container; those of closed handles are dropped."""
 
-    def read(self, handles: Sequence[ContainerHandle]) -> Readings:
+    def read(self, handles: Sequence[ContainerHandle]) -> CounterSnapshot:
         """Counters of all, and what the kernel holds where one look shows it. The same list as long as nobody comes."""
 
-    def look(self, handles: Sequence[ContainerHandle]) -> Look | None:
+    def throttle_snapshot(self, handles: Sequence[ContainerHandle]) -> ThrottleSnapshot | None:
         """Who of those read last is throttled at this moment; None: that cannot be seen (now, or here at all)."""
 
     def take_quota_writer(self, handle: ContainerHandle) -> QuotaWriter | None:
@@ -258,7 +258,7 @@ class Host(Protocol):
 
     @property
     def shows_usage(self) -> bool:
-        """Whether `look` cannot tell, but each container's usage can be read between two samples (`read_usage`)."""
+        """Whether `throttle_snapshot` cannot tell, but each container's usage can be read between two samples (`read_usage`)."""
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile.
@@ -270,13 +270,13 @@ class Host(Protocol):
         """
 
 
-class Bell(Protocol):
+class ThrottleNotifier(Protocol):
     """Rings when a container, or any other group with a quota, has used it up."""
 
     def fileno(self) -> int:
         """Readable once it has rung."""
 
-    def silence(self) -> None:
+    def drain(self) -> None:
         """Until it rings again."""
 
 
@@ -292,7 +292,7 @@ class Reserve(NamedTuple):
         return max(self.given_bytes - self.used_bytes, 0)
 
 
-class ReserveBook(Protocol):
+class ReserveStore(Protocol):
     """Reserves by application: shared with the watchdog, and kept when the agent dies.
 
     Every call sees what the watchdog has spent meanwhile. Never blocks: where the watchdog holds the book, or it cannot
@@ -355,7 +355,7 @@ class Watchdog(Protocol):
     def start(self) -> None:
         """Start it; from now on silence means that we are dead."""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Say that we live, every period. Never blocks; starts the process again where it has died."""
 
     def take_reports(self) -> list[WatchdogReport]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from schemas.containers import NodeInfo
-from services.agent.backend import Ground
+from services.agent.backend import Backend
 from services.agent.node import Node
 
 
-def node_info(node: Node, ground: Ground, time_ns: int, version: str) -> NodeInfo:
+def node_info(node: Node, backend: Backend, time_ns: int, version: str) -> NodeInfo:
     """The node as it is now."""
-    host, docker = node.host, ground.discoveries.get("docker")
+    host, docker = node.host, backend.discoveries.get("docker")
     pressure = host.read_pressure()
     return NodeInfo(
         node=node.name,
@@ -24,10 +24,10 @@ def node_info(node: Node, ground: Ground, time_ns: int, version: str) -> NodeInf
         version=version,
         sources_pending=node.inventory.pending,
         memory_guard=host.memory_guard,
-        holder=ground.holder,
+        holder=backend.holder,
         allocatable_memory_bytes=node.budget.allocatable_bytes,
         committed_memory_bytes=node.budget.committed_bytes(),
-        committed_cpu_us=sum(max(each.quota_us, 0) for each in node.book.containers.values()),
+        committed_cpu_us=sum(max(each.quota_us, 0) for each in node.update_log.containers.values()),
         available_memory_bytes=host.read_available(),
         memory_pressure_percent=pressure.memory_percent,
         cpu_pressure_percent=pressure.cpu_percent,

@@ -19,13 +19,13 @@ from services._runtime.bus.api import BusError, Delivery, Subscription
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
-from services.agent.backend import Ground, build_host
+from services.agent.backend import Backend, build_backend
 from services.agent.discovery.container_events import ContainerEvents, Detail
 from services.agent.duplicate_name import NodeName, serve_node
 from services.agent.limits.failed_rows import FailedRows
-from services.agent.limits.spans import note_reply, order_span
-from services.agent.limits.spec_bounds import AnnouncedLimits
-from services.agent.memory.events import Guarding
+from services.agent.limits.spans import record_reply, update_span
+from services.agent.limits.spec_bounds import SpecReader
+from services.agent.memory.events import MemoryLoop
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import (
     Discovered,
@@ -36,19 +36,19 @@ from services.agent.ports import (
     SourceAnswered,
 )
 from services.agent.registration import node_info
-from services.agent.sampling.throttle_poller import PromptLooks
-from services.agent.sampling.ticker import Ticks
+from services.agent.sampling.throttle_poller import ThrottlePoller
+from services.agent.sampling.ticker import Ticker
 from services.agent.settings import AgentSettings
 
 HEARTBEAT_S = 5.0
 JOIN_RETRY_S = 0.5
-CUT_SPACING_S = 0.0005
+DECREASE_SPACING_S = 0.0005
 """Between looks at waiting cuts: those that are due close together are looked at together."""
 EMPTY_BATCHES = 10
 """How often an application's last container is reported as gone: batches may be lost."""
-CLEAR_UP_S = 5.0
+FIRST_CLEANUP_S = 5.0
 """By then discovery has found everything that runs: what an agent before us left for others is cleared up."""
-CLEAR_UP_AGAIN_S = 60.0
+CLEANUP_INTERVAL_S = 60.0
 
 
 class Agent:
@@ -66,54 +66,54 @@ class Agent:
         self._log = runtime.log
         self._clock = runtime.clock
         self._bus = runtime.bus
-        self._guarding: Guarding | None = None
-        self._announced: AnnouncedLimits | None = None
+        self._memory: MemoryLoop | None = None
+        self._specs: SpecReader | None = None
         self._subscriptions: list[Subscription] = []
         self._name = NodeName(self._bus, self._settings.node, self._clock, self._log)
-        self._emptied: dict[str, int] = {}
+        self._empty_apps: dict[str, int] = {}
         self._events: ContainerEvents | None = None
         self._failed_rows = FailedRows(runtime.log, runtime.clock.monotonic)
         self._sampling = False
         self._sources_pending: tuple[ContainerSource, ...] = ()
-        self._cut_timer: asyncio.TimerHandle | None = None
-        self._ticks = Ticks(self._clock)
-        self._prompt_looks: PromptLooks | None = None
+        self._decrease_timer: asyncio.TimerHandle | None = None
+        self._ticker = Ticker(self._clock)
+        self._throttle_poller: ThrottlePoller | None = None
         self._source = ""
         """Of telemetry, as said last."""
-        self._ground: Ground | None = None
+        self._backend: Backend | None = None
         self.node: Node | None = None
 
     async def start(self) -> None:
         """Open the host, serve orders, begin to sample."""
         settings = self._settings
-        self._ground = ground = build_host(settings, self._clock)
-        host = ground.host
+        self._backend = backend = build_backend(settings, self._clock)
+        host = backend.host
         now_ns = self._now_ns()
-        deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in ground.source_timeouts_s.items()}
+        deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in backend.source_timeouts_s.items()}
         budget = settings.memory_budget(host.memory_bytes)
         reassert = settings.on_drift == "reassert"
         options = NodeOptions(int(settings.oom_wait_timeout_s * 1e9), reassert, deadlines_ns, budget)
-        node = Node(settings.node, self._clock.time_ns(), host, ground.reserves, options)
-        self._announced = AnnouncedLimits(self._runtime, node)
-        await self._join_if_possible(node, ground)
+        node = Node(settings.node, self._clock.time_ns(), host, backend.reserves, options)
+        self._specs = SpecReader(self._runtime, node)
+        await self._try_register(node, backend)
         self.node, self._events = node, ContainerEvents(self._runtime, node)
         self._choose_scheduling()
-        self._guarding = Guarding(self._runtime, node, ground.watchdog, self._events.drifted)
-        self._guarding.start()
-        self._register_metrics(node, ground)
-        for found in ground.recorded():
+        self._memory = MemoryLoop(self._runtime, node, backend.watchdog, self._events.drifted)
+        self._memory.start()
+        self._register_metrics(node, backend)
+        for found in backend.recorded():
             self._adopt(found, node.recorded)
-        for maker, discovery in ground.discoveries.items():
-            self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {maker}")
-        look = partial(self._look, node)
-        self._prompt_looks = PromptLooks(self._clock, host, look, settings.throttle_polls_per_period)
+        for source, discovery in backend.discoveries.items():
+            self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {source}")
+        poll = partial(self._poll, node)
+        self._throttle_poller = ThrottlePoller(self._clock, host, poll, settings.throttle_polls_per_period)
         self._runtime.spawn(
-            self._ticks.run(partial(self._tick, node), look, settings.throttle_polls_per_period), name="sampling"
+            self._ticker.run(partial(self._sample, node), poll, settings.throttle_polls_per_period), name="sampling"
         )
-        self._runtime.spawn(self._serve_the_bus(node, ground), name="heartbeat")
-        self._runtime.spawn(self._clear_up(node, ground), name="clear up")
-        self._runtime.spawn(self._announced.run(), name="announced limits")
-        self._say_source(ground)
+        self._runtime.spawn(self._heartbeat(node, backend), name="heartbeat")
+        self._runtime.spawn(self._restore_orphans(node, backend), name="clear up")
+        self._runtime.spawn(self._specs.run(), name="announced limits")
+        self._log_source(backend)
         self._log.info(
             "agent_started",
             node=node.name,
@@ -122,13 +122,13 @@ class Agent:
             period_ms=100,
         )
 
-    async def _join(self, node: Node, ground: Ground) -> bool:
+    async def _register(self, node: Node, backend: Backend) -> bool:
         """Register, or renew that; take orders, once it is certain that nobody else does so under our name."""
-        held = await self._name.hold(self._info(node, ground))
+        held = await self._name.hold(self._info(node, backend))
         if held and not self._subscriptions:
-            self._subscriptions = await serve_node(self._bus, node.name, {LIMIT_UPDATES: self._carry_out})
-            if self._announced is not None:
-                self._announced.look()
+            self._subscriptions = await serve_node(self._bus, node.name, {LIMIT_UPDATES: self._apply})
+            if self._specs is not None:
+                self._specs.read_all()
         return held
 
     async def stop(self) -> None:
@@ -136,21 +136,21 @@ class Agent:
         for subscription in self._subscriptions:
             await subscription.stop()
         await self._runtime.cancel_tasks()
-        if self._cut_timer is not None:
-            self._cut_timer.cancel()
-        if self._prompt_looks is not None:
-            self._prompt_looks.stop()
-        if self.node is not None and self._guarding is not None:
-            await self._release(self.node, self._guarding)
-        if self._ground is not None:
-            self._ground.close()
+        if self._decrease_timer is not None:
+            self._decrease_timer.cancel()
+        if self._throttle_poller is not None:
+            self._throttle_poller.stop()
+        if self.node is not None and self._memory is not None:
+            await self._release(self.node, self._memory)
+        if self._backend is not None:
+            self._backend.close()
 
-    async def _release(self, node: Node, guarding: Guarding) -> None:
-        guarding.stop()
+    async def _release(self, node: Node, memory: MemoryLoop) -> None:
+        memory.stop()
         kills = {found.key: node.kills_of(found.key) for found in node.containers}
         released = node.release_all()
-        guarding.dismiss_watchdog()
-        guarding.tell()
+        memory.stop_watchdog()
+        memory.publish_events()
         for found in released:
             reason = "the agent stopped; original limits restored"
             self._publish_event(found, ContainerChange.RELEASED, Detail(oom_kills=kills[found.key], reason=reason))
@@ -164,85 +164,85 @@ class Agent:
 
     def not_ready(self) -> str | None:
         """Why the agent cannot do its work, or None."""
-        return self._name.in_doubt if self._sampling else "no sample has been taken yet"
+        return self._name.unconfirmed if self._sampling else "no sample has been taken yet"
 
     # -- sampling ----------------------------------------------------------------------------------------------
 
-    def _look(self, node: Node) -> None:
+    def _poll(self, node: Node) -> None:
         """Between two samples: do not let containers that have just been throttled wait for the next."""
-        for batch in node.look(self._clock.time_ns()):
+        for batch in node.poll(self._clock.time_ns()):
             self._publish_batch(batch)
 
-    def _tick(self, node: Node) -> bool:
-        if self._guarding is not None:
-            self._guarding.beat()
+    def _sample(self, node: Node) -> bool:
+        if self._memory is not None:
+            self._memory.heartbeat()
         wall_ns = self._clock.time_ns()
         batches, vanished = node.sample(self._now_ns(), wall_ns)
         for found in vanished:
             self._exited(found)
         for batch in batches:
-            self._emptied.pop(batch.app, None)
+            self._empty_apps.pop(batch.app, None)
             self._publish_batch(batch)
-        for app in list(self._emptied):
+        for app in list(self._empty_apps):
             self._publish_batch(node.empty_batch(app, wall_ns))
-            self._emptied[app] -= 1
-            if not self._emptied[app]:
-                del self._emptied[app]
+            self._empty_apps[app] -= 1
+            if not self._empty_apps[app]:
+                del self._empty_apps[app]
         node.read_back(self._now_ns())
-        self._follow_up()
-        self._follow_inventory(node)
+        self._flush()
+        self._log_inventory(node)
         self._sampling = True
-        told = self._prompt_looks is not None and self._prompt_looks.follow()
-        return node.is_watched and not told
+        notified = self._throttle_poller is not None and self._throttle_poller.attach()
+        return node.polls_between_samples and not notified
 
-    def _follow_up(self) -> None:
-        if self._guarding is not None:
-            self._guarding.follow_up()
+    def _flush(self) -> None:
+        if self._memory is not None:
+            self._memory.flush()
 
     def _publish_batch(self, batch: CfsBatch) -> None:
-        if self._name.in_doubt is None:
+        if self._name.unconfirmed is None:
             self._bus.publish(CFS.subject(self._bus.root, app=batch.app, node=batch.node), batch)
 
     # -- limits ------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, delivery: Delivery) -> Message:
+    async def _apply(self, delivery: Delivery) -> Message:
         node, update = self.node, delivery.message
         if node is None or not isinstance(update, LimitUpdate):
             return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
-        if self._announced is not None:
-            await self._announced.learn(update)
-        with order_span(node.name, update) as current:
-            reply = await self._settle(node, update)
-            note_reply(current, reply)
+        if self._specs is not None:
+            await self._specs.refresh(update)
+        with update_span(node.name, update) as current:
+            reply = await self._apply_rows(node, update)
+            record_reply(current, reply)
         self._failed_rows.warn(node.orders.take_failures())
         return reply
 
-    async def _settle(self, node: Node, update: LimitUpdate) -> LimitReply:
+    async def _apply_rows(self, node: Node, update: LimitUpdate) -> LimitReply:
         settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
-        node.carry_out(update, self._now_ns(), settled.set_result)
-        if self._announced is not None:
-            self._announced.follow_up()
-        self._follow_up()
+        node.apply(update, self._now_ns(), settled.set_result)
+        if self._specs is not None:
+            self._specs.count_rejections()
+        self._flush()
         if not settled.done():
-            self._schedule_cuts(node)
+            self._schedule_decreases(node)
         return await settled
 
-    def _schedule_cuts(self, node: Node) -> None:
+    def _schedule_decreases(self, node: Node) -> None:
         """Wake when the next waiting cut is due to be looked at; a timer costs half of what two tasks do."""
-        if self._cut_timer is not None:
-            self._cut_timer.cancel()
-        wake_ns = node.cuts.next_wake_ns()
+        if self._decrease_timer is not None:
+            self._decrease_timer.cancel()
+        wake_ns = node.decreases.next_wake_ns()
         if wake_ns is None:
-            self._cut_timer = None
+            self._decrease_timer = None
             return
-        delay_s = max(wake_ns / 1e9 - self._clock.monotonic(), CUT_SPACING_S)
-        self._cut_timer = asyncio.get_running_loop().call_later(delay_s, self._write_cuts, node)
+        delay_s = max(wake_ns / 1e9 - self._clock.monotonic(), DECREASE_SPACING_S)
+        self._decrease_timer = asyncio.get_running_loop().call_later(delay_s, self._write_decreases, node)
 
-    def _write_cuts(self, node: Node) -> None:
+    def _write_decreases(self, node: Node) -> None:
         try:
-            node.poll_cuts(self._now_ns())
+            node.poll_decreases(self._now_ns())
         finally:
-            self._schedule_cuts(node)
+            self._schedule_decreases(node)
 
     # -- containers --------------------------------------------------------------------------------------------
 
@@ -254,8 +254,8 @@ class Agent:
             case FoundContainer():
                 self._adopt(change, node.found)
             case GoneContainer():
-                self._events.may_return(change.container_id)
-                if (found := node.gone(change.container_id)) is not None:
+                self._events.forget_rejection(change.container_id)
+                if (found := node.vanished(change.container_id)) is not None:
                     self._exited(found)
             case RejectedContainer():
                 self._events.reject(change)
@@ -271,47 +271,47 @@ class Agent:
             return
         if key is None or self.node is None:
             return
-        self._emptied.pop(found.app, None)
-        if self._announced is not None:
-            self._announced.expect(found.app)
-        self._follow_up()
-        limits = self.node.book.containers[key]
+        self._empty_apps.pop(found.app, None)
+        if self._specs is not None:
+            self._specs.read_soon(found.app)
+        self._flush()
+        limits = self.node.update_log.containers[key]
         self._publish_event(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
         self._log.info("container_found", app=found.app, container=key, source=str(found.source))
 
     def _exited(self, found: FoundContainer) -> None:
         node = self.node
-        if node is not None and not node.book.of_apps({found.app}):
-            self._emptied[found.app] = EMPTY_BATCHES
+        if node is not None and not node.update_log.of_apps({found.app}):
+            self._empty_apps[found.app] = EMPTY_BATCHES
         kills = node.kills_of(found.key) if node is not None else 0
         self._publish_event(found, ContainerChange.EXITED, Detail(oom_kills=kills))
-        self._follow_up()
+        self._flush()
         self._log.info("container_gone", app=found.app, container=found.key)
 
     def _reject(self, rejected: RejectedContainer) -> None:
         if self._events is not None:
             self._events.reject(rejected)
 
-    async def _clear_up(self, node: Node, ground: Ground) -> None:
+    async def _restore_orphans(self, node: Node, backend: Backend) -> None:
         """What an agent before us left: reserves of applications, and altered limits of containers, that are gone."""
-        patience_s = self._clock.monotonic() + CLEAR_UP_AGAIN_S
-        pause_s = CLEAR_UP_S
+        source_deadline_s = self._clock.monotonic() + CLEANUP_INTERVAL_S
+        pause_s = FIRST_CLEANUP_S
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
-            if all(discovery.available for discovery in ground.discoveries.values()):
-                pause_s = CLEAR_UP_AGAIN_S
-            elif self._clock.monotonic() < patience_s:
+            if all(discovery.available for discovery in backend.discoveries.values()):
+                pause_s = CLEANUP_INTERVAL_S
+            elif self._clock.monotonic() < source_deadline_s:
                 continue  # Docker may be about to come back with its containers
             for app in node.void_orphans():
-                self._emptied[app] = EMPTY_BATCHES
-            if released := ground.release_leftovers():
+                self._empty_apps[app] = EMPTY_BATCHES
+            if released := backend.release_leftovers():
                 self._log.warning("orphaned_limits_restored", containers=released)
 
     def _publish_event(self, found: FoundContainer, change: ContainerChange, detail: Detail) -> None:
         if self._events is not None:
             self._events.publish(found, change, detail)
 
-    def _follow_inventory(self, node: Node) -> None:
+    def _log_inventory(self, node: Node) -> None:
         """Say which sources have not answered, and that the last of them has, or is no longer waited for."""
         for source in node.inventory.expire(self._now_ns()):
             self._log.warning(
@@ -323,41 +323,41 @@ class Agent:
 
     # -- the rest ----------------------------------------------------------------------------------------------
 
-    async def _serve_the_bus(self, node: Node, ground: Ground) -> None:
+    async def _heartbeat(self, node: Node, backend: Backend) -> None:
         """Heartbeats; the first connection, where there was none at the start."""
         while True:
             pending = node.inventory.pending
-            held = await self._join_if_possible(node, ground)
-            self._say_source(ground)
+            held = await self._try_register(node, backend)
+            self._log_source(backend)
             # A new owner waits for the nodes that are announced: one that is not heard of must not be forgotten.
             pause_s = HEARTBEAT_S if held and self._subscriptions and not pending else JOIN_RETRY_S
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
 
-    def _say_source(self, ground: Ground) -> None:
-        if (source := ground.host.telemetry_source) != self._source:
+    def _log_source(self, backend: Backend) -> None:
+        if (source := backend.host.telemetry_source) != self._source:
             self._source = source
-            self._log.info("telemetry_source", source=source, reason=ground.host.telemetry_note or None)
+            self._log.info("telemetry_source", source=source, reason=backend.host.telemetry_note or None)
 
-    async def _join_if_possible(self, node: Node, ground: Ground) -> bool:
+    async def _try_register(self, node: Node, backend: Backend) -> bool:
         """One heartbeat. False: it could not be stored."""
         try:
-            return await self._join(node, ground)
+            return await self._register(node, backend)
         except BusError as error:
             self._log.debug("registration_failed", error=str(error))
             return False
 
-    def _info(self, node: Node, ground: Ground) -> NodeInfo:
-        return node_info(node, ground, self._clock.time_ns(), self.version)
+    def _info(self, node: Node, backend: Backend) -> NodeInfo:
+        return node_info(node, backend, self._clock.time_ns(), self.version)
 
-    def _register_metrics(self, node: Node, ground: Ground) -> None:
+    def _register_metrics(self, node: Node, backend: Backend) -> None:
         observe = self._runtime.telemetry.observe
         observe("turnbuckle_agent_containers", lambda: node.container_count)
-        observe("turnbuckle_agent_samples_total", lambda: node.ticks)
-        observe("turnbuckle_agent_skipped_samples_total", lambda: self._ticks.late)
+        observe("turnbuckle_agent_samples_total", lambda: node.samples_taken)
+        observe("turnbuckle_agent_skipped_samples_total", lambda: self._ticker.skipped)
         observe("turnbuckle_agent_quota_writes_total", lambda: node.writes.quota_writes)
         observe("turnbuckle_agent_memory_writes_total", lambda: node.writes.memory_writes)
         observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)
-        observe("turnbuckle_agent_no_op_writes_total", lambda: ground.host.no_op_writes)
+        observe("turnbuckle_agent_no_op_writes_total", lambda: backend.host.no_op_writes)
         observe("turnbuckle_agent_failed_limit_update_rows_total", lambda: self._failed_rows.count)
 
     def _choose_scheduling(self) -> None:

@@ -114,10 +114,10 @@ async def measure() -> Trip:
         ):
             assert agent.node is not None
             await asyncio.sleep(WARM_UP_S)
-            before = agent.node.ticks
+            before = agent.node.samples_taken
             with _traced(trace):
                 await asyncio.sleep(TRACED_S)
-            return _trip(trace, agent.node.ticks - before)
+            return _trip(trace, agent.node.samples_taken - before)
 
 
 def _trip(trace: Trace, periods: int) -> Trip:

@@ -54,9 +54,9 @@ class TracedAgent(Agent):
         trace = {"ticks": self._tick_notes, "orders": self._orders, "writes": self._writes}
         leave_trace(trace)
 
-    def _tick(self, node: Node) -> bool:
+    def _sample(self, node: Node) -> bool:
         wall_ns, begin_ns = time.time_ns(), time.thread_time_ns()
-        is_watched = super()._tick(node)
+        polls_between_samples = super()._sample(node)
         cost_ns = time.thread_time_ns() - begin_ns
         self._tick_notes.append(
             {
@@ -70,7 +70,7 @@ class TracedAgent(Agent):
                 "source": node.host.telemetry_source,
             }
         )
-        return is_watched
+        return polls_between_samples
 
     def _publish_batch(self, batch: CfsBatch) -> None:
         super()._publish_batch(batch)
@@ -103,27 +103,27 @@ class TracedAgent(Agent):
 
     def _stamp_orders(self, node: Node) -> None:
         orders, containers = node.orders, node._containers
-        carry_out, write_quota, settle_row = node.carry_out, containers.write_quota, orders._settle_row
-        poll_cuts = orders.poll_cuts
+        apply, write_quota, settle_row = node.apply, containers.write_quota, orders._settle_row
+        poll_decreases = orders.poll_decreases
 
         def stamped_carry_out(update: LimitUpdate, *arguments: Any) -> None:
             self._seq, begin_ns = update.seq, time.thread_time_ns()
-            carry_out(update, *arguments)
+            apply(update, *arguments)
             self._orders.append((update.seq, time.time_ns(), time.thread_time_ns() - begin_ns))
             self._seq = 0
 
         def stamped_write_quota(key: str, quota_us: int) -> RowStatus:
-            is_raise = quota_us > node.book.containers[key].quota_us
+            is_raise = quota_us > node.update_log.containers[key].quota_us
             status = write_quota(key, quota_us)
             if self._seq and status is RowStatus.APPLIED:
-                boundary_ns = containers.rows.boundary_of(key)
+                boundary_ns = containers.samples.boundary_of(key)
                 since_end_ns = since_period_end(boundary_ns, self._sampled_ns) if boundary_ns else _UNKNOWN
                 self._writes.append((self._seq, AT_ONCE, time.time_ns(), int(is_raise), since_end_ns))
             return status
 
         def stamped_poll_cuts(now_ns: int) -> None:
-            self._expected_ns = {cut.container: cut.expected_ns for cut in orders.cuts.due(now_ns)}
-            poll_cuts(now_ns)
+            self._expected_ns = {cut.container: cut.expected_ns for cut in orders.decreases.due(now_ns)}
+            poll_decreases(now_ns)
 
         def stamped_settle_row(container: str, order: tuple[int, int], status: RowStatus) -> None:
             if status is RowStatus.APPLIED:
@@ -132,9 +132,9 @@ class TracedAgent(Agent):
                 self._writes.append((order[1], AT_BOUNDARY, time.time_ns(), 0, since_end_ns))
             settle_row(container, order, status)
 
-        node.carry_out = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
+        node.apply = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
         containers.write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
-        orders.poll_cuts = stamped_poll_cuts  # type: ignore[method-assign,assignment,unused-ignore]
+        orders.poll_decreases = stamped_poll_cuts  # type: ignore[method-assign,assignment,unused-ignore]
         orders._settle_row = stamped_settle_row  # type: ignore[method-assign,assignment,unused-ignore]
 
 

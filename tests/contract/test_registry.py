@@ -61,7 +61,7 @@ from services.collector.write_ahead_log import Journal
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
-from tests.support.fake_ground import FakeGround
+from tests.support.fake_backend import FakeBackend
 from tests.support.fake_network import UPLINKS, mac
 from tests.support.fake_workers import FakeWorkers
 from tests.support.job_records import job_record, run_profile
@@ -109,8 +109,8 @@ def compare(role: Role, recorded: Recorded) -> None:
 
 async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that starts, is sampled and needs memory; the allocator's side refuses it."""
-    ground, broker = FakeGround(), MemoryBroker()
-    monkeypatch.setattr("services.agent.service.build_host", lambda _settings, _clock: ground)
+    backend, broker = FakeBackend(), MemoryBroker()
+    monkeypatch.setattr("services.agent.service.build_backend", lambda _settings, _clock: backend)
     bus, ours = RecordingBus(broker), MemoryBus(broker)
 
     async def refuse(_delivery: Any) -> MemoryReply:
@@ -119,14 +119,14 @@ async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     await ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
     await ours.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=4096 * MIB))
     async with run_in_process(Agent, AgentSettings.load({}, node="n1"), bus) as agent:
-        container = ground.add("web", quota_us=20_000, limit_bytes=256 * MIB)
+        container = backend.add("web", quota_us=20_000, limit_bytes=256 * MIB)
         container.run(0, memory_bytes=100 * MIB)
         await until(lambda: agent.node is not None and agent.node.container_count == 1, what="the container")
         await until(lambda: Use.SERVE in bus.recorded, what="the registration")
         assert agent.node is not None
         order = update({container.key: (30_000, 0)}, seq=1, incarnation=agent.node.incarnation)
         await ours.request(LIMIT_UPDATES.subject("tb", node="n1"), order, timeout_s=5)
-        ground.touch(container, 200 * MIB)
+        backend.touch(container, 200 * MIB)
         await until(lambda: Use.REQUEST in bus.recorded, what="the request")
         await until(lambda: len(bus.recorded[Use.PUBLISH_FACT]) == 2, what="both kinds of facts")
     compare(Role.AGENT, bus.recorded)

@@ -22,7 +22,7 @@ from services.agent.memory.growth import MIB
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from tests.support.deadline import until
-from tests.support.fake_ground import FakeGround
+from tests.support.fake_backend import FakeBackend
 from tests.support.limit_orders import reply_rows, reserve_order, update
 from tests.support.secured_nats import SecuredNats
 
@@ -33,9 +33,9 @@ SPEC = AppSpec(name="shop", cpu_limit=1, memory_limit=1_000 * MIB)
 class Lab:
     """An agent with one container, and buses of those who might order."""
 
-    def __init__(self, server: SecuredNats, ground: FakeGround) -> None:
+    def __init__(self, server: SecuredNats, backend: FakeBackend) -> None:
         self.server = server
-        self.ground = ground
+        self.backend = backend
         self.buses: dict[Role, NatsBus] = {}
         self.batches: list[CfsBatch] = []
 
@@ -44,7 +44,7 @@ class Lab:
             self.buses[role] = await self.server.bus(role)
         await self.buses[Role.OPERATOR].bucket(APPS).put("shop", SPEC)
         await self.buses[Role.OPERATOR].subscribe(CFS.pattern("tb"), lambda it: self.batches.append(it.message))
-        self.container = self.ground.add("web", quota_us=20_000, limit_bytes=256 * MIB)
+        self.container = self.backend.add("web", quota_us=20_000, limit_bytes=256 * MIB)
         self.container.run(0, memory_bytes=100 * MIB)
 
     @property
@@ -64,10 +64,10 @@ class Lab:
 
 @pytest.fixture
 async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
-    ground = FakeGround()
-    monkeypatch.setattr("services.agent.service.build_host", lambda _settings, _clock: ground)
+    backend = FakeBackend()
+    monkeypatch.setattr("services.agent.service.build_backend", lambda _settings, _clock: backend)
     async with SecuredNats(tmp_path / "secrets", nodes=(NODE, OTHER)) as server:
-        made = Lab(server, ground)
+        made = Lab(server, backend)
         await made.start()
         bus = await server.bus(Role.AGENT, NODE)
         async with run_in_process(Agent, AgentSettings.load({}, node=NODE), bus):
@@ -96,7 +96,7 @@ async def test_even_an_allocators_key_gets_nobody_beyond_what_is_announced(lab: 
     assert await lab.row((100_001, 0), seq=1) is RowStatus.FAILED
     assert await lab.row((0, 1_001 * MIB), seq=2) is RowStatus.FAILED
     await lab.order(reserve_order(1_001 * MIB, seq=3, incarnation=lab.incarnation))
-    assert lab.ground.reserves.read().get("shop") in {None, (0, 0)}
+    assert lab.backend.reserves.read().get("shop") in {None, (0, 0)}
     assert await lab.row((50_000, 0), seq=4, apps=("bank",)) is RowStatus.STALE_EPOCH
     message = update({"stranger-0123456789ab": (50_000, 0)}, seq=5, incarnation=lab.incarnation)
     assert reply_rows(await lab.order(message))["stranger-0123456789ab"]["status"] == RowStatus.UNKNOWN_CONTAINER

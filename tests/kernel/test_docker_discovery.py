@@ -17,10 +17,10 @@ from services._host.cgroupfs import detect
 from services.agent.cgroup.open import open_host
 from services.agent.discovery.docker import DockerDiscovery
 from services.agent.ports import (
-    Alarm,
-    AlarmKind,
     FoundContainer,
     GoneContainer,
+    Notification,
+    NotificationKind,
     RejectedContainer,
     SourceAnswered,
     WriteOutcome,
@@ -193,9 +193,9 @@ async def test_a_guarded_container_waits_at_dockers_limit_and_goes_on_above_it(e
     host = open_host(detect())
     handle = host.open(watcher.found(container_id)[0])
     assert handle is not None
-    handle.arm()
+    handle.enable_oom_control()
     await until(lambda: handle.read_memory().paused, what="the wait")
-    assert Alarm(watcher.found(container_id)[0].key, AlarmKind.PAUSED) in host.take_alarms()
+    assert Notification(watcher.found(container_id)[0].key, NotificationKind.PAUSED) in host.take_notifications()
     assert handle.write_memory(200 * MIB) is WriteOutcome.WRITTEN
     await until(lambda: handle.read_memory().usage_bytes > 80 * MIB, what="80 MiB held")
     assert handle.read_oom_kills() == 0

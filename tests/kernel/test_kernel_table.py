@@ -72,17 +72,17 @@ def test_the_table_shows_what_the_files_do(lab: CgroupLab, table: CgroupHost) ->
     for index in (3, 6, 9):  # without a quota: they shall get there soon
         lab.hold(groups[index], index * MIB)
     wait_until(lambda: handles[1].read().nr_throttled >= 3, what="throttling")
-    held = table.read(handles).held
+    held = table.read(handles).kernel
     assert held is not None
     now_ns = time.monotonic_ns()
     assert now_ns - 1e9 < held.boundary_ns[1] < now_ns + 1e8 + 1e6, "the end of the period under way"
     for burner in burners:
         burner.kill()
         burner.wait()
-    wait_until(lambda: table.read(handles).held.boundary_ns.max() == 0, what="idleness")
+    wait_until(lambda: table.read(handles).kernel.boundary_ns.max() == 0, what="idleness")
 
     readings = table.read(handles)
-    assert readings.gone == ()
+    assert readings.vanished == ()
     files = np.array([handle.read() for handle in handles])
     exact = [column for column, name in enumerate(Counters._fields) if name != "usage_us"]
     np.testing.assert_array_equal(readings.counters[:, exact], files[:, exact])
@@ -91,31 +91,31 @@ def test_the_table_shows_what_the_files_do(lab: CgroupLab, table: CgroupHost) ->
     usage = Counters._fields.index("usage_us")
     np.testing.assert_allclose(readings.counters[:, usage], files[:, usage], rtol=0.05, atol=5_000)
     limits = [tuple(handle.read_limits()) for handle in handles]
-    assert list(map(tuple, readings.held.limits[:, :2].tolist())) == limits
-    assert not readings.held.guarded.any()
+    assert list(map(tuple, readings.kernel.limits[:, :2].tolist())) == limits
+    assert not readings.kernel.guarded.any()
 
 
 def test_a_vanished_group_is_a_row_that_is_gone(lab: CgroupLab, table: CgroupHost) -> None:
     groups = [lab.group(f"row{index}", 10_000) for index in range(3)]
     handles = [lab.handle(group) for group in groups]
-    assert table.read(handles).gone == ()
+    assert table.read(handles).vanished == ()
     wait_until(groups[1].remove, what="removal")
     readings = table.read(handles)
-    assert readings.gone == (1,)
-    assert readings.without_gone().held.limits[:, 0].tolist() == [10_000, 10_000]
+    assert readings.vanished == (1,)
+    assert readings.without_vanished().kernel.limits[:, 0].tolist() == [10_000, 10_000]
 
 
 def test_a_group_is_seen_throttled_before_the_kernel_counts_it(lab: CgroupLab, table: CgroupHost) -> None:
     """And no more once it is let go: a write of its quota refills the pool in the middle of the period."""
     busy, still = lab.group("busy", 10_000), lab.group("still", 10_000)
     handles = [lab.handle(busy), lab.handle(still)]
-    assert table.read(handles).held.throttled.tolist() == [False, False]
-    assert table.look(handles[:1]) is None, "not those that were read last"
+    assert table.read(handles).kernel.throttled.tolist() == [False, False]
+    assert table.throttle_snapshot(handles[:1]) is None, "not those that were read last"
     lab.start(busy, BURN)
     seen: list[tuple[int, int]] = []
 
     def seen_before_it_counted() -> bool:
-        before, look, after = handles[0].read(), table.look(handles), handles[0].read()
+        before, look, after = handles[0].read(), table.throttle_snapshot(handles), handles[0].read()
         assert not look.throttled[1]
         if look.throttled[0] and before.nr_periods == after.nr_periods:
             assert (look.nr_periods[0], look.quota_us[0]) == (before.nr_periods, 10_000)
@@ -124,25 +124,25 @@ def test_a_group_is_seen_throttled_before_the_kernel_counts_it(lab: CgroupLab, t
         return ended is not None and after.nr_throttled == ended + 1
 
     wait_until(seen_before_it_counted, what="a period that was seen throttled and counted afterwards")
-    wait_until(lambda: table.look(handles).throttled[0], what="throttling")
+    wait_until(lambda: table.throttle_snapshot(handles).throttled[0], what="throttling")
     assert handles[0].write_quota(90_000) is WriteOutcome.WRITTEN
-    assert not table.look(handles).throttled[0]
+    assert not table.throttle_snapshot(handles).throttled[0]
 
 
 def test_a_bell_rings_when_a_group_has_used_up_its_quota_and_not_before(lab: CgroupLab, table: CgroupHost) -> None:
     """Once a period: whoever has answered is not called again for what he has seen."""
-    bell = table.bell
-    if bell is None:
+    ring = table.throttle_notifier
+    if ring is None:
         pytest.skip(f"this kernel does not tell of throttling: {table.telemetry_note}")
 
     def rings(within_s: float) -> bool:
-        return bool(select.select([bell], [], [], within_s)[0])
+        return bool(select.select([ring], [], [], within_s)[0])
 
     calm, busy = lab.group("calm"), lab.group("busy", 10_000)
     handles = [lab.handle(calm), lab.handle(busy)]
     table.read(handles)
     lab.start(calm, BURN)
-    bell.silence()
+    ring.drain()
     assert not rings(0.5), "nobody has a quota who works"
     lab.start(busy, BURN)
     seen = 0
@@ -150,9 +150,9 @@ def test_a_bell_rings_when_a_group_has_used_up_its_quota_and_not_before(lab: Cgr
     def answered_and_seen() -> bool:
         nonlocal seen
         assert rings(5.0)
-        before = table.look(handles).nr_periods[1]
-        bell.silence()
-        look = table.look(handles)
+        before = table.throttle_snapshot(handles).nr_periods[1]
+        ring.drain()
+        look = table.throttle_snapshot(handles)
         assert not look.throttled[0]
         seen += bool(look.throttled[1]) and before == look.nr_periods[1]
         return seen >= 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services._host.cgroupfs import ManagedCgroup, write_file
-from services.agent.ports import AlarmKind, WriteOutcome
+from services.agent.ports import NotificationKind, WriteOutcome
 from tests.support.cgroup_lab import wait_until
 from tests.support.memory_lab import (
     MIB,
@@ -39,8 +39,8 @@ def armed(lab, host):
     """A group of 64 MiB that is guarded, with its handle."""
     group = lab.group(limit_bytes=64 * MIB)
     handle = host.open(lab.found(group))
-    handle.arm()
-    assert handle.armed
+    handle.enable_oom_control()
+    assert handle.oom_controlled
     yield group, handle
     handle.close()
 
@@ -58,11 +58,11 @@ def test_thresholds_alarm_before_the_limit_is_near(lab, host, armed):
     group, handle = armed
     if lab.layout.version == 1:
         wait_until(lambda: host.registrar.registrations >= 7, what="rungs up to 56 MiB")
-    host.take_alarms()
+    host.take_notifications()
     grow(lab, group, 58 if lab.layout.version == 2 else 40, stay_s=1000)
-    alarms = alarms_within(host, SLOW_S)
-    assert {alarm.kind for alarm in alarms} == {AlarmKind.NEAR}
-    assert {alarm.key for alarm in alarms} == {lab.found(group).key}
+    notifications = alarms_within(host, SLOW_S)
+    assert {alarm.kind for alarm in notifications} == {NotificationKind.NEAR}
+    assert {alarm.key for alarm in notifications} == {lab.found(group).key}
     assert handle.read_memory().usage_bytes < 64 * MIB
 
 
@@ -71,8 +71,8 @@ def test_at_the_limit_tasks_wait_and_a_raise_lets_them_go_on(lab, host, armed):
     process = grow(lab, group, 100, stay_s=1000)
     wait_until(lambda: handle.read_memory().paused, within_s=SLOW_S, what="the wait")
     assert stays_so(lambda: process.poll() is None, 0.3)
-    kinds = {alarm.kind for alarm in host.take_alarms()}
-    assert (AlarmKind.PAUSED if lab.layout.version == 1 else AlarmKind.NEAR) in kinds
+    kinds = {alarm.kind for alarm in host.take_notifications()}
+    assert (NotificationKind.PAUSED if lab.layout.version == 1 else NotificationKind.NEAR) in kinds
     assert handle.write_memory(200 * MIB) is WriteOutcome.WRITTEN
     assert process.stdout.read(5) == "grown"
     assert not handle.read_memory().paused
@@ -83,12 +83,12 @@ def test_released_the_kernel_kills_as_it_always_does(lab, armed):
     group, handle = armed
     process = grow(lab, group, 100, stay_s=1000)
     wait_until(lambda: handle.read_memory().paused, within_s=SLOW_S, what="the wait")
-    assert handle.release() is WriteOutcome.WRITTEN
-    assert not handle.armed
+    assert handle.enable_oom_killer() is WriteOutcome.WRITTEN
+    assert not handle.oom_controlled
     assert process.wait(timeout=SLOW_S) == -signal.SIGKILL
     wait_until(lambda: handle.read_memory().oom_kills >= 1, what="the kill in the counter")
-    handle.arm()
-    assert handle.armed
+    handle.enable_oom_control()
+    assert handle.oom_controlled
     again = grow(lab, group, 100, stay_s=1000)
     wait_until(lambda: handle.read_memory().paused, within_s=SLOW_S, what="the wait")
     assert again.poll() is None
@@ -98,13 +98,13 @@ def test_released_the_kernel_kills_as_it_always_does(lab, armed):
 
 def test_a_guard_undone_by_other_hands_is_noticed_and_repaired(lab, armed):
     group, handle = armed
-    assert not handle.guard_was_undone()
+    assert not handle.oom_control_was_undone()
     file = "memory.oom_control" if lab.layout.version == 1 else "memory.high"
     write_file(f"{memory_directory(lab, group)}/{file}", "0" if lab.layout.version == 1 else "max")
-    assert handle.guard_was_undone()
-    handle.arm()
-    assert handle.armed
-    assert not handle.guard_was_undone()
+    assert handle.oom_control_was_undone()
+    handle.enable_oom_control()
+    assert handle.oom_controlled
+    assert not handle.oom_control_was_undone()
 
 
 def test_what_was_found_first_survives_a_killed_agent(lab, tmp_path):
@@ -112,7 +112,7 @@ def test_what_was_found_first_survives_a_killed_agent(lab, tmp_path):
     found = limit_files(lab, group)
     first = host_with_state(lab, tmp_path)
     dead = first.open(lab.found(group))
-    dead.arm()
+    dead.enable_oom_control()
     assert dead.write_memory(100 * MIB) is WriteOutcome.WRITTEN
     dead.close()  # all that kill -9 leaves to be done
     first.close()
@@ -133,7 +133,7 @@ def test_leftovers_of_a_killed_agent_are_given_back(lab, tmp_path):
     first = host_with_state(lab, tmp_path)
     for group in groups:
         handle = first.open(lab.found(group))
-        handle.arm()
+        handle.enable_oom_control()
         handle.write_memory(100 * MIB)
         handle.close()
     first.close()
@@ -154,7 +154,7 @@ def test_a_group_made_again_under_the_same_name_is_not_given_the_old_ones_values
     group = lab.group(limit_bytes=64 * MIB)
     first = host_with_state(lab, tmp_path)
     handle = first.open(lab.found(group))
-    handle.arm()
+    handle.enable_oom_control()
     handle.write_memory(100 * MIB)
     state_file = next((tmp_path / "originals").iterdir())
     note = state_file.read_bytes()
@@ -179,23 +179,23 @@ def test_closed_handles_leave_nothing_open(lab, host):
     before = open_descriptors()
     for number in range(5):
         handle = host.open(lab.found(lab.group(f"d{number}", limit_bytes=64 * MIB)))
-        handle.arm()
+        handle.enable_oom_control()
         handle.close()
         handle.close()
-        handle.arm()
-        assert not handle.armed
+        handle.enable_oom_control()
+        assert not handle.oom_controlled
     wait_until(lambda: open_descriptors() == before, what="registrations under way to end")
-    assert host.take_alarms() == []
+    assert host.take_notifications() == []
 
 
 def test_a_vanished_group_can_be_armed_by_nobody(lab, host, armed):
     group, handle = armed
     wait_until(group.remove)
-    handle.arm()
-    assert not handle.armed
+    handle.enable_oom_control()
+    assert not handle.oom_controlled
     assert handle.read_memory() is None
-    assert handle.release() is WriteOutcome.VANISHED
-    assert (handle.read_reclaimable(), handle.guard_was_undone()) == (0, False)
+    assert handle.enable_oom_killer() is WriteOutcome.VANISHED
+    assert (handle.read_reclaimable(), handle.oom_control_was_undone()) == (0, False)
     handle.restore()
     assert host.tally.failed_guards == 0
 
@@ -221,8 +221,8 @@ def test_an_agent_that_comes_later_hears_of_those_who_wait_already(lab, host):
     process = grow(lab, group, 50, stay_s=1000)
     handle = host.open(lab.found(group))
     wait_until(lambda: handle.read_memory().paused, what="the wait")
-    handle.arm()
-    assert AlarmKind.PAUSED in {alarm.kind for alarm in host.take_alarms()}
+    handle.enable_oom_control()
+    assert NotificationKind.PAUSED in {alarm.kind for alarm in host.take_notifications()}
     handle.write_memory(100 * MIB)
     assert process.stdout.read(5) == "grown"
     handle.close()
@@ -230,20 +230,20 @@ def test_an_agent_that_comes_later_hears_of_those_who_wait_already(lab, host):
 
 def test_the_ladder_follows_growth_and_is_made_anew_when_it_is_long(lab, host, armed, monkeypatch):
     version_1_only(lab)
-    monkeypatch.setattr("services.agent.cgroup.usage_thresholds.MOST_RUNGS", 20)
+    monkeypatch.setattr("services.agent.cgroup.usage_thresholds.MAX_THRESHOLDS", 20)
     group, handle = armed
     handle.write_memory(600 * MIB)
     wait_until(lambda: host.registrar.registrations == 16, what="the first rungs")
     process = grow(lab, group, 100, stay_s=1000)
     assert process.stdout.read(5) == "grown"
-    handle.arm()
+    handle.enable_oom_control()
     wait_until(lambda: host.registrar.registrations >= 28, what="twelve more")
-    host.take_alarms()
-    handle.arm()  # too long: begun again above usage
+    host.take_notifications()
+    handle.enable_oom_control()  # too long: begun again above usage
     wait_until(lambda: host.registrar.registrations >= 44, what="the new ladder")
-    host.take_alarms()
+    host.take_notifications()
     grow(lab, group, 16, stay_s=1000)
-    assert AlarmKind.NEAR in {alarm.kind for alarm in alarms_within(host, 5.0)}
+    assert NotificationKind.NEAR in {alarm.kind for alarm in alarms_within(host, 5.0)}
     assert host.registrar.failures == 0
 
 
@@ -255,7 +255,7 @@ def test_docker_like_swap_limits_do_not_stop_a_raise(lab, host):
         pytest.skip("this kernel does not account for swap")
     write_file(str(memsw), str(64 * MIB))
     handle = host.open(lab.found(group))
-    handle.arm()
+    handle.enable_oom_control()
     process = grow(lab, group, 150, stay_s=1000)
     wait_until(lambda: handle.read_memory().paused, what="the wait")
     assert handle.write_memory(300 * MIB) is WriteOutcome.WRITTEN

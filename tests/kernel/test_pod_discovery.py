@@ -21,7 +21,7 @@ import pytest
 from schemas.containers import ContainerSource
 from services._host.cgroupfs import CgroupLayout, detect
 from services._runtime.clock import SystemClock
-from services.agent.backend import build_host
+from services.agent.backend import build_backend
 from services.agent.discovery.pods import PodDiscovery
 from services.agent.ports import FoundContainer, GoneContainer, WriteOutcome
 from services.agent.settings import AgentSettings
@@ -126,13 +126,13 @@ async def test_a_pod_is_found_limited_and_seen_to_end(runtime: Path, kubepods: s
             "security_context": {"namespace_options": {"network": HOST_NETWORK}},
         },
     )
-    ground = build_host(
+    backend = build_backend(
         AgentSettings.load(
             {}, pods="on", docker="off", cri_socket=runtime, state_directory=tmp_path, managed_root=f"t{os.getpid()}"
         ),
         SystemClock(),
     )
-    discovery = ground.discoveries["pods"]
+    discovery = backend.discoveries["pods"]
     assert isinstance(discovery, PodDiscovery)
     try:
         sandbox_id = client.run_pod(config)
@@ -144,7 +144,7 @@ async def test_a_pod_is_found_limited_and_seen_to_end(runtime: Path, kubepods: s
         assert found == FoundContainer(
             container_id, "shop", "web", ContainerSource.KUBERNETES, managed_directory=directory
         )
-        handle = ground.host.open(found)
+        handle = backend.host.open(found)
         assert handle is not None
         assert handle.write_quota(50_000) is WriteOutcome.WRITTEN
         assert quota_of(layout, directory) == "50000"
@@ -156,4 +156,4 @@ async def test_a_pod_is_found_limited_and_seen_to_end(runtime: Path, kubepods: s
         assert await discovery.scan() == [GoneContainer(container_id)]
     finally:
         client.close()
-        ground.close()
+        backend.close()

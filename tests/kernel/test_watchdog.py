@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.agent.host_lock import HostLock, exec_lock
-from services.agent.memory.reserve_store import FileReserveBook
+from services.agent.memory.reserve_store import FileReserveStore
 from services.agent.memory.state_files import FoundValues, StateDirectory
 from services.agent.memory.watchdog_group import Group
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
@@ -66,7 +66,7 @@ class StandIn:
         self._lab = lab
         self.directory = directory
         self.state = StateDirectory(directory / lab.root)
-        self.book = FileReserveBook(self.state.reserves)
+        self.book = FileReserveStore(self.state.reserves)
         # A machine with version 2 is an emulated one here: there the stand-in itself is late
         self._silence_s = 0.3 if lab.layout.version == 1 else 3.0
         self.options = WatchdogOptions(exec_lock(directory, lab.root), 0.5, self._silence_s)
@@ -187,8 +187,8 @@ def test_waking_lets_sleepers_try_again_and_leaves_the_limit(lab):
     watched = Group(found, None, 0.0)
     try:
         grow(lab, group, 200)
-        wait_until(lambda: watched.look(time.monotonic()).asleep, within_s=SLOW_S, what="the wait")
-        assert not watched.look(time.monotonic()).near
+        wait_until(lambda: watched.read(time.monotonic()).blocked, within_s=SLOW_S, what="the wait")
+        assert not watched.read(time.monotonic()).near
         refused = int((above / "memory.failcnt").read_text())
         watched.wake()
         wait_until(lambda: int((above / "memory.failcnt").read_text()) > refused, what="another try")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
-from services.agent.memory.reserve_store import MemoryReserveBook
+from services.agent.memory.reserve_store import InMemoryReserveStore
 from services.agent.ports import (
-    Alarm,
-    AlarmKind,
     FoundContainer,
     HostFullError,
     Limits,
     MemoryState,
+    Notification,
+    NotificationKind,
     Pressure,
     QuotaWriter,
     WriteOutcome,
@@ -42,7 +42,7 @@ class FakeContainer:
     original: tuple[int, int] | None = None
     key: str = ""
     reclaimable_bytes: int = 0
-    armed: bool = False
+    oom_controlled: bool = False
     kernel_kills: bool = True
     """oom_kill_disable is 0."""
     wanted_bytes: int = 0
@@ -51,12 +51,12 @@ class FakeContainer:
     """A group above is full: whatever the limit, tasks wait."""
     calls: list[str] = field(default_factory=list)
     """Of the guard: arm, release, restore."""
-    alarms: list[Alarm] = field(default_factory=list)
-    waiting_since_ns: int | None = None
+    notifications: list[Notification] = field(default_factory=list)
+    oom_wait_since_ns: int | None = None
     """Noted; outlives the agent."""
 
-    def note_wait(self, since_ns):
-        self.waiting_since_ns = since_ns
+    def record_oom_wait(self, since_ns):
+        self.oom_wait_since_ns = since_ns
 
     def read(self):
         return None if self.gone else self.counters
@@ -109,19 +109,19 @@ class FakeContainer:
             self.limit_bytes = value
         return WriteOutcome.WRITTEN
 
-    def arm(self):
+    def enable_oom_control(self):
         if not self.gone:
-            self.calls.append("arm")
-            self.armed, self.kernel_kills = True, False
+            self.calls.append("enable_oom_control")
+            self.oom_controlled, self.kernel_kills = True, False
 
-    def guard_was_undone(self):
-        return self.armed and self.kernel_kills
+    def oom_control_was_undone(self):
+        return self.oom_controlled and self.kernel_kills
 
-    def release(self):
+    def enable_oom_killer(self):
         if self.gone:
             return WriteOutcome.VANISHED
-        self.calls.append("release")
-        self.armed, self.kernel_kills = False, True
+        self.calls.append("enable_oom_killer")
+        self.oom_controlled, self.kernel_kills = False, True
         self._go_on()
         return WriteOutcome.WRITTEN
 
@@ -129,7 +129,7 @@ class FakeContainer:
         self.calls.append("restore")
         if self.original is not None:
             self.quota_us, self.limit_bytes = self.original
-        self.armed, self.kernel_kills = False, True
+        self.oom_controlled, self.kernel_kills = False, True
         self._go_on()
 
     def close(self):
@@ -162,10 +162,14 @@ class FakeContainer:
             return
         self.wanted_bytes = added_bytes
         self._go_on()
-        if self.armed and self.limit_bytes >= 0 and self.limit_bytes - self.usage_bytes < self.limit_bytes // 8:
-            self.alarms.append(Alarm(self.key, AlarmKind.NEAR))
-        if self.armed and self.paused:
-            self.alarms.append(Alarm(self.key, AlarmKind.PAUSED))
+        if (
+            self.oom_controlled
+            and self.limit_bytes >= 0
+            and self.limit_bytes - self.usage_bytes < self.limit_bytes // 8
+        ):
+            self.notifications.append(Notification(self.key, NotificationKind.NEAR))
+        if self.oom_controlled and self.paused:
+            self.notifications.append(Notification(self.key, NotificationKind.PAUSED))
 
     def free(self, freed_bytes):
         """Use less memory."""
@@ -186,7 +190,7 @@ class FakeContainer:
 
 @dataclass
 class FakeHost:
-    """Opens the fake containers by id. `reserve_book` outlives the agent, like the file that it stands for."""
+    """Opens the fake containers by id. `reserve_store` outlives the agent, like the file that it stands for."""
 
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     cpu_count: int = 2
@@ -197,8 +201,8 @@ class FakeHost:
     full: str = ""
     """Why no more containers can be opened."""
     memory_guard: str = "sampled"
-    alarm_fd: int | None = None
-    reserve_book: MemoryReserveBook = field(default_factory=MemoryReserveBook)
+    notification_fd: int | None = None
+    reserve_store: InMemoryReserveStore = field(default_factory=InMemoryReserveStore)
     recorded: list = field(default_factory=list)
     """Containers that the state directory names."""
     available_bytes: int | None = None
@@ -206,7 +210,7 @@ class FakeHost:
     pressure: Pressure = field(default_factory=Pressure)
     quota_writers: dict[str, QuotaWriter] = field(default_factory=dict)
     """Who wrote a container's quota last, by key; taken once."""
-    before_alarms: Callable[[], object] | None = None
+    before_notifications: Callable[[], object] | None = None
     """Called once, before alarms are taken."""
 
     def read(self, handles):
@@ -214,7 +218,7 @@ class FakeHost:
 
     shows_usage: bool = False
 
-    def look(self, handles):
+    def throttle_snapshot(self, handles):
         return None
 
     def read_available(self):
@@ -237,14 +241,14 @@ class FakeHost:
         fake = self.containers.get(container.container_id)
         return None if fake is None or fake.gone else fake
 
-    def take_alarms(self):
-        before, self.before_alarms = self.before_alarms, None
+    def take_notifications(self):
+        before, self.before_notifications = self.before_notifications, None
         if before is not None:
             before()
         taken = []
         for container in self.containers.values():
-            taken += dict.fromkeys(container.alarms)
-            container.alarms.clear()
+            taken += dict.fromkeys(container.notifications)
+            container.notifications.clear()
         return taken
 
     def add(self, name, app="shop", **values):

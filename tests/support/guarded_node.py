@@ -16,21 +16,21 @@ def guarded(node, host, *, limit_mib=256, usage_mib=100, reserve_mib=0, most_mib
     key = node.found(found)
     container = host.containers[found.container_id]
     container.run(0, memory_bytes=usage_mib * MIB)
-    seq = node.book.reserve_orders.get("shop", (0, 0))[1] + 1
+    seq = node.update_log.reserve_updates.get("shop", (0, 0))[1] + 1
     send(node, update({key: (0, limit_mib * MIB)}, seq=seq))
     send(node, reserve_order(reserve_mib * MIB, seq=seq, most_bytes=most_mib * MIB))
     node.sample(0, 1)
-    node.journal.take_occurrences()
+    node.events.take_events()
     return key, container
 
 
 def told(node):
-    return [(line.kind, line.cause) for line in node.journal.take_occurrences()]
+    return [(line.kind, line.cause) for line in node.events.take_events()]
 
 
 def poll_until(node, now_ns, end_ns):
     """Poll as the service does; returns the time of the last poll."""
-    while (due_ns := node.guard.next_poll_ns(now_ns)) is not None and due_ns <= end_ns:
+    while (due_ns := node.memory.next_poll_ns(now_ns)) is not None and due_ns <= end_ns:
         now_ns = due_ns
-        node.guard.poll(now_ns)
+        node.memory.poll(now_ns)
     return now_ns

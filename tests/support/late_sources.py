@@ -61,7 +61,7 @@ class LateCluster(LossyCluster):
         """It knows what its state directory names; of its sources none has answered."""
         self.incarnation += 1
         options = NodeOptions(source_deadlines_ns=dict.fromkeys(SOURCES, NEVER_NS))
-        machine.node = Node(machine.name, self.incarnation, machine.host, machine.host.reserve_book, options)
+        machine.node = Node(machine.name, self.incarnation, machine.host, machine.host.reserve_store, options)
         machine.answered.clear()
         for found in machine.state if machine.keeps_state else ():
             machine.node.recorded(found)

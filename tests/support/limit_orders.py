@@ -30,5 +30,5 @@ def reply_rows(reply):
 def send(node, message, now_ns=0):
     """Carry out; the replies that are settled, and those that will be."""
     replies = []
-    node.carry_out(message, now_ns, replies.append)
+    node.apply(message, now_ns, replies.append)
     return replies

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
-from services.agent.memory.records import Answer
+from services.agent.memory.records import RequestOutcome
 from services.agent.node import Node
 from services.allocator.cycle import AllocationCycle
 from services.allocator.state.eligibility import StepTime
@@ -64,7 +64,7 @@ class LossyCluster:
     def start_agent(self, machine):
         """A new incarnation over the same containers; what it knew is lost."""
         self.incarnation += 1
-        machine.node = Node(machine.name, self.incarnation, machine.host, machine.host.reserve_book)
+        machine.node = Node(machine.name, self.incarnation, machine.host, machine.host.reserve_store)
         for found in machine.found:
             machine.node.found(found)
 
@@ -81,7 +81,7 @@ class LossyCluster:
 
     def agent_dies_while_granting(self, machine, spent_bytes):
         """Between writing down what is spent and raising the limit; nobody knows of it but the book."""
-        machine.host.reserve_book.spend(self.spec.name, spent_bytes)
+        machine.host.reserve_store.spend(self.spec.name, spent_bytes)
         self.start_agent(machine)
 
     def other_hands(self, machine, position, quota_us, limit_bytes):
@@ -99,11 +99,11 @@ class LossyCluster:
     def touch(self, machine, position, added_bytes):
         """A container uses more; the agent hears the alarm, grants, asks."""
         machine.host.containers[machine.found[position].container_id].touch(added_bytes)
-        machine.node.guard.take_alarms(machine.host.take_alarms(), self.now_ns)
+        machine.node.memory.take_notifications(machine.host.take_notifications(), self.now_ns)
         self.collect_requests(machine)
 
     def collect_requests(self, machine):
-        for asked in machine.node.journal.take_requests():
+        for asked in machine.node.events.take_requests():
             request = MemoryRequest(
                 app=asked.app, node=machine.name, incarnation=machine.node.incarnation, container=asked.key,
                 wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
@@ -114,7 +114,7 @@ class LossyCluster:
     def silence(self, item):
         """Neither the request nor its answer will come."""
         if item[0] in {"ask", "answer"} and item[2].node is item[3]:
-            item[3].guard.answered(item[4], Answer(silence="lost"), self.now_ns)
+            item[3].memory.answered(item[4], RequestOutcome(timeout="lost"), self.now_ns)
 
     # -- time --
 
@@ -125,8 +125,8 @@ class LossyCluster:
             allowed_us = demand_us if container.quota_us < 0 else min(demand_us, container.quota_us)
             container.run(allowed_us, throttled=int(allowed_us < demand_us), memory_bytes=memory_bytes)
         self.now_ns += PERIOD_NS // len(self.machines)
-        machine.node.poll_cuts(self.now_ns)
-        machine.node.guard.poll(self.now_ns)
+        machine.node.poll_decreases(self.now_ns)
+        machine.node.memory.poll(self.now_ns)
         batches, vanished = machine.node.sample(self.now_ns, self.now_ns)
         self.collect_requests(machine)
         for batch in self.told(machine, batches, vanished):
@@ -159,7 +159,7 @@ class LossyCluster:
         elif kind == "update":
             update = decode(data)
             machine = next(machine for machine in self.machines if machine.name == update.node)
-            machine.node.carry_out(
+            machine.node.apply(
                 update, self.now_ns, lambda reply: self.network.append(("reply", encode(reply), item[2], update))
             )
             self.collect_requests(machine)
@@ -170,7 +170,7 @@ class LossyCluster:
         elif kind == "answer":
             machine, node, asked = item[2:]
             if machine.node is node:
-                node.guard.answered(asked, Answer(refusal=decode(data).refusal), self.now_ns)
+                node.memory.answered(asked, RequestOutcome(denial=decode(data).refusal), self.now_ns)
                 self.collect_requests(machine)
         else:
             reply, sender = decode(data), item[2]
@@ -206,6 +206,6 @@ class LossyCluster:
 
     def memory_sum_bytes(self):
         """Limits, and what the nodes may still grant by themselves."""
-        books = [machine.host.reserve_book.read() for machine in self.machines]
+        books = [machine.host.reserve_store.read() for machine in self.machines]
         reserves = sum(reserve.left_bytes for book in books for reserve in book.values())
         return reserves + sum(container.limit_bytes for container in self.containers() if container.limit_bytes > 0)

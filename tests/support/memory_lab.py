@@ -12,7 +12,7 @@ from services._host.cgroupfs import ManagedCgroup
 from services.agent.cgroup.host import CgroupHost
 from services.agent.cgroup.open import open_host
 from services.agent.memory.state_files import StateDirectory
-from services.agent.ports import Alarm, ContainerHandle
+from services.agent.ports import ContainerHandle, Notification
 from tests.support.cgroup_lab import CgroupLab
 
 MIB = 1 << 20
@@ -50,12 +50,12 @@ def limit_files(lab: CgroupLab, group: ManagedCgroup) -> dict[str, str]:
     return found
 
 
-def alarms_within(host: CgroupHost, within_s: float) -> list[Alarm]:
+def alarms_within(host: CgroupHost, within_s: float) -> list[Notification]:
     """The next alarms, or none in time."""
-    assert host.alarm_fd is not None
+    assert host.notification_fd is not None
     waiting = select.poll()
-    waiting.register(host.alarm_fd, select.POLLIN)
-    return host.take_alarms() if waiting.poll(within_s * 1000) else []
+    waiting.register(host.notification_fd, select.POLLIN)
+    return host.take_notifications() if waiting.poll(within_s * 1000) else []
 
 
 def follow_growth(host: CgroupHost, handle: ContainerHandle, process: subprocess.Popen[str], within_s: float) -> int:
@@ -74,7 +74,7 @@ def follow_growth(host: CgroupHost, handle: ContainerHandle, process: subprocess
             handle.write_memory(seen.usage_bytes + 128 * MIB)
             hot_until_s = time.monotonic() + 0.25
             raises += 1
-        handle.arm()
+        handle.enable_oom_control()
     return raises
 
 

@@ -9,7 +9,7 @@ from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
 from services.agent.limits.node_budget import MemoryBudget, least_limit_bytes
-from services.agent.memory.records import Answer
+from services.agent.memory.records import RequestOutcome
 from services.agent.node import Node, NodeOptions
 from services.allocator.cycle import AllocationCycle
 from services.allocator.state.eligibility import StepTime
@@ -52,7 +52,7 @@ class SharedNode:
         """A new incarnation over the same containers and the same book of reserves."""
         self.incarnation += 1
         options = NodeOptions(memory_budget=self.budget)
-        self.node = Node("n1", self.incarnation, self.host, self.host.reserve_book, options)
+        self.node = Node("n1", self.incarnation, self.host, self.host.reserve_store, options)
         for found in self.found:
             self.node.found(found)
 
@@ -84,10 +84,10 @@ class SharedNode:
     def touch(self, position, added_bytes):
         """A container uses more; the agent hears the alarm, grants, asks."""
         self.host.containers[self.found[position].container_id].touch(added_bytes)
-        self.act_of_agent(lambda: self.node.guard.take_alarms(self.host.take_alarms(), self.now_ns))
+        self.act_of_agent(lambda: self.node.memory.take_notifications(self.host.take_notifications(), self.now_ns))
 
     def poll(self):
-        self.act_of_agent(lambda: self.node.guard.poll(self.now_ns))
+        self.act_of_agent(lambda: self.node.memory.poll(self.now_ns))
 
     def step_time(self, *, reclaim=False):
         return StepTime(self.now_ns, self.now_ns, reclaim_memory=reclaim, stale_after_ns=1 << 62)
@@ -102,7 +102,7 @@ class SharedNode:
         elif kind == "update":
             update, owner = decode(data), item[2]
             replies = []
-            self.act_of_agent(lambda: self.node.carry_out(update, self.now_ns, replies.append))
+            self.act_of_agent(lambda: self.node.apply(update, self.now_ns, replies.append))
             self.network += [("reply", encode(reply), owner, update) for reply in replies]
         elif kind == "ask":
             request, node, asked = item[1:]
@@ -113,8 +113,8 @@ class SharedNode:
         elif kind == "answer":
             _, reply, node, asked = item
             if self.node is node:
-                answer = Answer(refusal=node.budget.explain_refusal(decode(reply).refusal, asked.wanted_bytes))
-                self.act_of_agent(lambda: node.guard.answered(asked, answer, self.now_ns))
+                answer = RequestOutcome(denial=node.budget.explain_refusal(decode(reply).refusal, asked.wanted_bytes))
+                self.act_of_agent(lambda: node.memory.answered(asked, answer, self.now_ns))
         else:
             reply, owner, update = decode(data), item[2], item[3]
             if owner in self.owners.values():
@@ -139,7 +139,7 @@ class SharedNode:
         elif item[0] == "reply":
             item[2].record_timeout(item[3])
         elif item[0] in {"ask", "answer"} and item[2] is self.node:
-            self.act_of_agent(lambda: item[2].guard.answered(item[3], Answer(silence="lost"), self.now_ns))
+            self.act_of_agent(lambda: item[2].memory.answered(item[3], RequestOutcome(timeout="lost"), self.now_ns))
 
     def deliver_all(self, *, reclaim=False):
         """In order, and what follows from it."""
@@ -155,15 +155,15 @@ class SharedNode:
         """Whatever the agent does, it leads no sum beyond the budget, nor further beyond it than it was found."""
         before_bytes = self.counted_bytes()
         result = action()
-        self.told += self.node.journal.take_occurrences()
-        for asked in self.node.journal.take_requests():
+        self.told += self.node.events.take_events()
+        for asked in self.node.events.take_requests():
             request = MemoryRequest(
                 app=asked.app, node="n1", incarnation=self.node.incarnation, container=asked.key,
                 wanted_bytes=asked.wanted_bytes, usage_bytes=asked.usage_bytes, limit_bytes=asked.limit_bytes,
                 paused=asked.paused, time_ns=self.now_ns,
             )  # fmt: skip
             if (why := self.node.budget.grant_refusal()) is not None:
-                self.node.guard.answered(asked, Answer(refusal=why.sentence("n1")), self.now_ns)
+                self.node.memory.answered(asked, RequestOutcome(denial=why.sentence("n1")), self.now_ns)
             else:
                 self.network.append(("ask", encode(request), self.node, asked))
         self.highest_bytes = max(self.highest_bytes, self.limits_bytes())
@@ -175,7 +175,9 @@ class SharedNode:
         return [self.host.containers[found.container_id] for found in self.found if app in {None, found.app}]
 
     def reserves_bytes(self, app=None):
-        return sum(reserve.left_bytes for name, reserve in self.host.reserve_book.read().items() if app in {None, name})
+        return sum(
+            reserve.left_bytes for name, reserve in self.host.reserve_store.read().items() if app in {None, name}
+        )
 
     def limits_bytes(self, app=None):
         """Limits, and what the node may still grant by itself."""

@@ -16,7 +16,7 @@ from services.agent.ports import FoundContainer
 BEAT_S = 0.05
 
 
-def main(directory: Path, root: str, pause_deadline_s: float, silence_s: float, groups: list[str]) -> None:
+def main(directory: Path, root: str, oom_wait_timeout_s: float, silence_s: float, groups: list[str]) -> None:
     """Guard these groups, say "<pid of the watchdog>", and beat until a line comes in."""
     state = prepare_state(directory, root)
     lock = HostLock(exec_lock(directory, root), node="stand-in", what="groups", remedy="wait")
@@ -29,11 +29,11 @@ def main(directory: Path, root: str, pause_deadline_s: float, silence_s: float, 
         )
         assert handle is not None
         handle.arm()
-    watchdog = WatchdogProcess(state, WatchdogOptions(exec_lock(directory, root), pause_deadline_s, silence_s))
+    watchdog = WatchdogProcess(state, WatchdogOptions(exec_lock(directory, root), oom_wait_timeout_s, silence_s))
     watchdog.start()
     print(watchdog.pid, flush=True)  # noqa: T201 - its only way to tell
     while True:
-        watchdog.beat()
+        watchdog.heartbeat()
         time.sleep(BEAT_S)
         if (directory / "bye").exists():
             break

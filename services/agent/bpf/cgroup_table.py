@@ -18,15 +18,15 @@ import numpy as np
 from services.agent.bpf.records import COUNTERS, TABLE_ROWS, Column, GroupFlag
 from services.agent.cgroup.handle import CgroupHandle
 from services.agent.ports import UNLIMITED
-from services.agent.sampling.counters import BoolArray, Held, IntArray, Readings
-from services.agent.sampling.throttling import Look
+from services.agent.sampling.counters import BoolArray, CounterSnapshot, IntArray, KernelState
+from services.agent.sampling.throttling import ThrottleSnapshot
 
 _BPF_ITER_CREATE: Final = 33
 _BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _COUNT_BYTES: Final = 8
 
 
-class GroupTable:
+class CgroupTable:
     """Reads by one iterator link per hierarchy, which it owns: version 1 has one of cpu and one of memory."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
@@ -53,38 +53,38 @@ class GroupTable:
         self._handles: Sequence[CgroupHandle] | None = None
         self.ids: IntArray = np.zeros((0, 2), dtype=np.int64)
         """Groups of the containers read last, of cpu and memory; the same array as long as these are the same."""
-        self._places = [_Places(np.zeros(0, dtype=np.int64)) for _ in self._links]
+        self._places = [_RowIndex(np.zeros(0, dtype=np.int64)) for _ in self._links]
 
-    def read(self, handles: Sequence[CgroupHandle]) -> Readings:
+    def read(self, handles: Sequence[CgroupHandle]) -> CounterSnapshot:
         """Everything that it shows of these containers. Raises OSError."""
         if handles is not self._handles:
             self._handles = handles
             self.ids = np.array([handle.group_ids for handle in handles], dtype=np.int64).reshape(-1, 2)
-            self._places = [_Places(self.ids[:, column].copy()) for column in range(len(self._links))]
+            self._places = [_RowIndex(self.ids[:, column].copy()) for column in range(len(self._links))]
         tables = [self._table(*pair) for pair in zip(self._links, self._tables, strict=True)]
         rows = [place.take(table) for place, table in zip(self._places, tables, strict=True)]
-        gone = {row for place in self._places for row in place.gone}
+        vanished = {row for place in self._places for row in place.vanished}
         # Each hierarchy has zeros where the other one's numbers are.
         merged = rows[0] if len(rows) == 1 else rows[0] + rows[1]
-        return Readings(merged[:, COUNTERS], tuple(sorted(gone)), self._held(merged))
+        return CounterSnapshot(merged[:, COUNTERS], tuple(sorted(vanished)), self._held(merged))
 
-    def _held(self, table: IntArray) -> Held:
+    def _held(self, table: IntArray) -> KernelState:
         if len(self._links) > 1:
             guarded, kills = (table[:, Column.FLAGS] & int(GroupFlag.KILL_DISABLED)) != 0, Column.LOCAL_KILLS
         else:
             guarded, kills = table[:, Column.HIGH_BYTES] != UNLIMITED, Column.KILLS
         limits = table[:, (Column.QUOTA_US, Column.LIMIT_BYTES, kills)]
-        return Held(limits, guarded, table[:, Column.BOUNDARY_NS], _throttled(table))
+        return KernelState(limits, guarded, table[:, Column.BOUNDARY_NS], _throttled(table))
 
-    def look(self, handles: Sequence[CgroupHandle]) -> Look | None:
+    def throttle_snapshot(self, handles: Sequence[CgroupHandle]) -> ThrottleSnapshot | None:
         """Who is throttled now; None: not those of the last `read`, or one of them has vanished. Raises OSError."""
         if handles is not self._handles:
             return None
         place = self._places[0]
         rows = place.take(self._table(self._links[0], self._tables[0]))
-        if place.gone:
+        if place.vanished:
             return None
-        return Look(_throttled(rows), rows[:, Column.NR_PERIODS], rows[:, Column.QUOTA_US])
+        return ThrottleSnapshot(_throttled(rows), rows[:, Column.NR_PERIODS], rows[:, Column.QUOTA_US])
 
     def _table(self, link: int, table: IntArray) -> IntArray:
         """Filled anew; the next look fills it again."""
@@ -126,18 +126,18 @@ def _mapped(descriptor: int) -> IntArray:
     return np.frombuffer(memory, dtype=np.int64).reshape(TABLE_ROWS, len(Column))
 
 
-class _Places:
+class _RowIndex:
     """Where the containers stand in the table: groups come in the order of the tree, mostly the same as before."""
 
     def __init__(self, ids: IntArray) -> None:
         self._ids = ids
         self._at: IntArray = np.zeros(len(ids), dtype=np.int64)
         self._length = -1
-        self.gone: list[int] = []
+        self.vanished: list[int] = []
 
     def take(self, table: IntArray) -> IntArray:
-        """The containers' rows; those of `gone` mean nothing."""
-        if len(table) == self._length and not self.gone:
+        """The containers' rows; those of `vanished` mean nothing."""
+        if len(table) == self._length and not self.vanished:
             rows: IntArray = table[self._at]
             if np.array_equal(rows[:, Column.ID], self._ids):
                 return rows
@@ -150,4 +150,4 @@ class _Places:
         order = np.argsort(ids)
         at = np.minimum(np.searchsorted(ids, self._ids, sorter=order), len(ids) - 1)
         self._at, self._length = order[at], len(ids)
-        self.gone = np.flatnonzero(ids[self._at] != self._ids).tolist()
+        self.vanished = np.flatnonzero(ids[self._at] != self._ids).tolist()

@@ -72,21 +72,21 @@ class KernelPrograms:
             raise KernelProgramsError(f"{loader} is not there; build it with: make kernel")
         self.links: list[int] = []
         """Iterator links, one per hierarchy, and then the maps that they fill; they are the caller's."""
-        self.bell: int | None = None
+        self.throttle_ring: int | None = None
         """Ring buffer that becomes readable when a group is throttled; the caller's."""
         self.writers: int | None = None
         """Map of who wrote CPU quotas, by group; the caller's."""
         self.status: list[str] = []
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, loader_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         interval = ("--interval-ms", str(STREAM_INTERVAL_MS))
-        command = loader_command(directory, hierarchies, *interval, "--socket", str(theirs.fileno()))
+        command = loader_command(directory, hierarchies, *interval, "--socket", str(loader_socket.fileno()))
         try:
-            with theirs:
+            with loader_socket:
                 self._process = subprocess.Popen(  # noqa: S603 - our own program, by its path
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                    command, pass_fds=[loader_socket.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
                 )
         except OSError as error:
-            self._ours.close()
+            self._socket.close()
             raise KernelProgramsError(f"{loader} cannot be started: {error.strerror}") from error
         try:
             self._await_ready()
@@ -98,14 +98,14 @@ class KernelPrograms:
         deadline_s = time.monotonic() + LOAD_DEADLINE_S
         while True:
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not select.select([self._ours], [], [], left_s)[0]:
+            if left_s <= 0 or not select.select([self._socket], [], [], left_s)[0]:
                 raise KernelProgramsError(f"{LOADER} said nothing for {LOAD_DEADLINE_S:g} s")
-            data, descriptors, _, _ = socket.recv_fds(self._ours, _PACKET_BYTES, _MOST_LINKS)
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _PACKET_BYTES, _MOST_LINKS)
             if len(data) < HEADER_BYTES:
                 raise KernelProgramsError(self._why_ended())
             version, kind = struct.unpack_from("=II", data)
-            if kind == Kind.BELL:
-                (self.bell,) = descriptors
+            if kind == Kind.THROTTLE_RING:
+                (self.throttle_ring,) = descriptors
             elif kind == Kind.WRITERS:
                 (self.writers,) = descriptors
             else:
@@ -140,7 +140,7 @@ class KernelPrograms:
         periods, ooms, is_whole = [_NO_PERIODS], [_NO_OOMS], True
         while True:
             try:
-                data = self._ours.recv(_PACKET_BYTES, socket.MSG_DONTWAIT)
+                data = self._socket.recv(_PACKET_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             if len(data) < HEADER_BYTES:
@@ -159,10 +159,10 @@ class KernelPrograms:
         links, self.links = self.links, []
         return links
 
-    def take_bell(self) -> int | None:
+    def take_throttle_ring(self) -> int | None:
         """From now on it is closed by the caller."""
-        bell, self.bell = self.bell, None
-        return bell
+        throttle_ring, self.throttle_ring = self.throttle_ring, None
+        return throttle_ring
 
     def take_writers(self) -> int | None:
         """From now on it is closed by the caller."""
@@ -171,10 +171,10 @@ class KernelPrograms:
 
     def close(self) -> None:
         """End the loader: it goes when the socket closes, and the kernel takes back what is nobody's any more."""
-        for descriptor in (*self.take_links(), self.take_bell(), self.take_writers()):
+        for descriptor in (*self.take_links(), self.take_throttle_ring(), self.take_writers()):
             if descriptor is not None:
                 os.close(descriptor)
-        self._ours.close()
+        self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
             return

@@ -20,7 +20,7 @@ class Kind(IntEnum):
     PERIODS = 4
     OOMS = 5
     LOST = 6
-    BELL = 7
+    THROTTLE_RING = 7
     WRITERS = 8
 
 

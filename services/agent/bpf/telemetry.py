@@ -9,18 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from services.agent.bpf.cgroup_table import GroupTable
+from services.agent.bpf.cgroup_table import CgroupTable
 from services.agent.bpf.loader import KernelPrograms, KernelProgramsError
 from services.agent.bpf.quota_writers import QuotaWriters
-from services.agent.bpf.throttle_ring import Bell
+from services.agent.bpf.throttle_ring import ThrottleRing
 from services.agent.cgroup.handle import CgroupHandle
 from services.agent.ports import QuotaWriter
 from services.agent.sampling.cfs_periods import PeriodAccounts
-from services.agent.sampling.counters import IntArray, Readings
-from services.agent.sampling.throttling import Look
+from services.agent.sampling.counters import CounterSnapshot, IntArray
+from services.agent.sampling.throttling import ThrottleSnapshot
 
 _MEMORY: Final = 1
-"""Column of `GroupTable.ids`."""
+"""Column of `CgroupTable.ids`."""
 
 
 class KernelTelemetry:
@@ -30,15 +30,15 @@ class KernelTelemetry:
         """Load everything. Raises KernelProgramsError: not even the table can be had."""
         programs = KernelPrograms(directory, hierarchies)
         try:
-            self._table = GroupTable(programs.take_links())
+            self._table = CgroupTable(programs.take_links())
         except OSError as error:
             programs.close()
             raise KernelProgramsError(f"the table of control groups cannot be mapped: {error.strerror}") from error
-        self.bell = _bell_of(programs)
+        self.throttle_ring = _throttle_ring_of(programs)
         """Rings until the loader ends; None: it does not, or has ended."""
         self._writers = _writers_of(programs)
         self._accounts: PeriodAccounts | None = PeriodAccounts() if programs.streams_periods else None
-        self._followed: IntArray | None = None
+        self._tracked_ids: IntArray | None = None
         self.note = "; ".join(line for line in programs.status if not line.endswith(" ok"))
         """What could not be loaded, and why; empty: everything was."""
         self._programs: KernelPrograms | None = programs
@@ -50,7 +50,7 @@ class KernelTelemetry:
         """``bpf-periods`` or ``bpf``."""
         return "bpf" if self._accounts is None else "bpf-periods"
 
-    def read(self, handles: Sequence[CgroupHandle]) -> Readings:
+    def read(self, handles: Sequence[CgroupHandle]) -> CounterSnapshot:
         """Everything about these containers. Raises OSError: the table cannot be read any more."""
         readings = self._table.read(handles)
         if self._programs is None:
@@ -65,16 +65,16 @@ class KernelTelemetry:
         oom_rows = np.flatnonzero(np.isin(ids[:, _MEMORY], records.oom_groups)).tolist() if records.oom_groups else []
         exact = None
         if self._accounts is not None:
-            if ids is not self._followed:
-                self._followed = ids
-                self._accounts.follow(ids[:, 0].copy())
+            if ids is not self._tracked_ids:
+                self._tracked_ids = ids
+                self._accounts.track(ids[:, 0].copy())
             exact = self._accounts.fold(records.periods)
         # With records lost, single periods would count as the whole.
         return replace(readings, exact=exact if records.is_whole else None, oom_rows=tuple(oom_rows))
 
-    def look(self, handles: Sequence[CgroupHandle]) -> Look | None:
+    def throttle_snapshot(self, handles: Sequence[CgroupHandle]) -> ThrottleSnapshot | None:
         """Who of the containers read last is throttled now. Raises OSError."""
-        return self._table.look(handles)
+        return self._table.throttle_snapshot(handles)
 
     def take_quota_writer(self, handle: CgroupHandle) -> QuotaWriter | None:
         """Who wrote the container's CPU quota last, since the agent did; None: not known, or taken before."""
@@ -83,9 +83,9 @@ class KernelTelemetry:
     def _end_stream(self) -> None:
         if self._programs is not None:
             self._programs.close()
-        if self.bell is not None:
-            self.bell.close()
-            self.bell = None
+        if self.throttle_ring is not None:
+            self.throttle_ring.close()
+            self.throttle_ring = None
         if self._writers is not None:
             self._writers.close()
             self._writers = None
@@ -108,12 +108,12 @@ def _writers_of(programs: KernelPrograms) -> QuotaWriters | None:
         return None
 
 
-def _bell_of(programs: KernelPrograms) -> Bell | None:
-    descriptor = programs.take_bell()
+def _throttle_ring_of(programs: KernelPrograms) -> ThrottleRing | None:
+    descriptor = programs.take_throttle_ring()
     if descriptor is None:
         return None
     try:
-        return Bell(descriptor)
+        return ThrottleRing(descriptor)
     except OSError as error:
         programs.status.append(f"throttles failed: the ring cannot be mapped: {error.strerror}")
         return None

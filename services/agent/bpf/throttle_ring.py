@@ -13,7 +13,7 @@ from typing import Final
 _POSITION: Final = struct.Struct("=Q")
 
 
-class Bell:
+class ThrottleRing:
     """Owns the descriptor of the map (Documentation/bpf/ringbuf.rst: a page of the consumer's, one of the kernel's)."""
 
     def __init__(self, descriptor: int) -> None:
@@ -21,8 +21,8 @@ class Bell:
         self._descriptor = descriptor
         page = mmap.PAGESIZE
         try:
-            self._taken = mmap.mmap(descriptor, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            self._given = mmap.mmap(descriptor, page, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+            self._consumer_position = mmap.mmap(descriptor, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._producer_position = mmap.mmap(descriptor, page, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         except OSError:
             os.close(descriptor)
             raise
@@ -31,9 +31,9 @@ class Bell:
         """Readable once it has rung."""
         return self._descriptor
 
-    def silence(self) -> None:
+    def drain(self) -> None:
         """Until it rings again."""
-        self._taken[: _POSITION.size] = self._given[: _POSITION.size]
+        self._consumer_position[: _POSITION.size] = self._producer_position[: _POSITION.size]
 
     def close(self) -> None:
         """Nobody listens any more; the loader's program ends with the loader."""

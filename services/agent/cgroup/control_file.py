@@ -32,7 +32,7 @@ class WriteTally:
     """Writes of the value that the kernel was known to hold: each one would refill the CPU bandwidth for nothing."""
     refused: int = 0
     """Writes that the kernel, or our own guard, refused."""
-    failed_guards: int = 0
+    failed_oom_controls: int = 0
     """Attempts to guard a container's memory that the kernel refused."""
 
 

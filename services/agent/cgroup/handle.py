@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from services.agent.cgroup.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
-from services.agent.cgroup.notifications import AlarmBoard
-from services.agent.cgroup.usage_thresholds import RungRegistrar
+from services.agent.cgroup.notifications import Notifications
+from services.agent.cgroup.usage_thresholds import ThresholdRegistrar
 from services.agent.memory.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.ports import WriteOutcome
 
@@ -22,12 +22,12 @@ _MEMORY_STAT_BYTES: Final = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class HostParts:
+class SharedParts:
     """What all handles of a host use."""
 
     tally: WriteTally
-    alarms: AlarmBoard
-    registrar: RungRegistrar
+    notifications: Notifications
+    registrar: ThresholdRegistrar
     state: StateDirectory | None
     """Where originals are kept; None: nowhere."""
     open_keys: set[str] = field(default_factory=set)
@@ -38,13 +38,13 @@ class CgroupHandle(ABC):
     """One container's control files. After the group has gone every reading is None and every write VANISHED."""
 
     __slots__ = (
-        "_armed",
         "_cpu_stat",
         "_files",
         "_found",
         "_kills_at",
         "_memory_stat",
         "_nr_periods_at",
+        "_oom_controlled",
         "_parts",
         "_stat_at",
         "_usage",
@@ -52,7 +52,7 @@ class CgroupHandle(ABC):
         "key",
     )
 
-    def __init__(self, found: FoundValues, parts: HostParts, cpu_keys: tuple[bytes, ...], usage_name: str) -> None:
+    def __init__(self, found: FoundValues, parts: SharedParts, cpu_keys: tuple[bytes, ...], usage_name: str) -> None:
         """Open what is only read.
 
         Args:
@@ -70,7 +70,7 @@ class CgroupHandle(ABC):
         """Of its groups in the hierarchies of cpu and memory, as the kernel's own programs name them."""
         self._found = found
         self._parts = parts
-        self._armed = False
+        self._oom_controlled = False
         self._files = files = OpenFiles(parts.tally)
         self._cpu_stat = files.reader(f"{cpu}/cpu.stat")
         self._usage = files.reader(f"{memory}/{usage_name}")
@@ -83,22 +83,22 @@ class CgroupHandle(ABC):
         self._nr_periods_at = positions[0]
         self._kills_at: int | None = None
 
-    def _remember(self) -> None:
+    def _adopt_originals(self) -> None:
         """Take over what an agent before us has found, and write down what we are going to change."""
         self._parts.open_keys.add(self.key)
-        self._armed = self._found.guarded  # by an agent before us; `arm` takes it on
+        self._oom_controlled = self._found.guarded  # by an agent before us; `enable_oom_control` takes it on
         for control in self._files.controls:
             value = self._found.values.get(control.name)
             if value is not None:
                 control.original, control.changed = value.encode(), True
-            control.before_change = self._note
+            control.before_change = self._save_original
 
-    def _note(self, control: ControlFile) -> None:
+    def _save_original(self, control: ControlFile) -> None:
         if control.name not in self._found.values:
             self._found.values[control.name] = control.original.decode()
             self._save()
 
-    def _note_guarded(self, *controls: ControlFile) -> None:
+    def _save_controlled(self, *controls: ControlFile) -> None:
         """Before it is guarded: from now on the watchdog, too, may change these."""
         if not self._found.guarded:
             self._found.guarded = True
@@ -141,55 +141,55 @@ class CgroupHandle(ABC):
 
     @property
     @abstractmethod
-    def _guard_switch(self) -> ControlFile:
+    def _control_file(self) -> ControlFile:
         """The file that guards or leaves it to the kernel."""
 
     @property
     @abstractmethod
-    def _guard_on(self) -> bytes:
+    def _control_on(self) -> bytes:
         """Its value while guarded."""
 
     @property
     @abstractmethod
-    def _guard_off(self) -> bytes:
+    def _control_off(self) -> bytes:
         """Its value with which the kernel kills as it always does."""
 
-    def guard_was_undone(self) -> bool:
+    def oom_control_was_undone(self) -> bool:
         """Whether other hands wrote something else there."""
-        if not self._armed:
+        if not self._oom_controlled:
             return False
         try:
-            return self._guard_switch.refresh() != self._guard_on
+            return self._control_file.refresh() != self._control_on
         except OSError as error:
             if is_gone(error):
                 return False
             raise
 
-    def release(self) -> WriteOutcome:
+    def enable_oom_killer(self) -> WriteOutcome:
         """Who waits at the limit goes on, and the kernel kills as it always does."""
-        self._armed = False
+        self._oom_controlled = False
         try:
-            already = self._guard_switch.refresh() == self._guard_off
+            already = self._control_file.refresh() == self._control_off
         except OSError as error:
             if is_gone(error):
                 return WriteOutcome.VANISHED
             raise
-        return WriteOutcome.WRITTEN if already else self._guard_switch.write(self._guard_off)
+        return WriteOutcome.WRITTEN if already else self._control_file.write(self._control_off)
 
     @property
-    def armed(self) -> bool:
+    def oom_controlled(self) -> bool:
         """Whether it is guarded."""
-        return self._armed
+        return self._oom_controlled
 
     @property
-    def waiting_since_ns(self) -> int | None:
+    def oom_wait_since_ns(self) -> int | None:
         """Since when tasks wait, as was noted last."""
-        return self._parts.state.waiting_since_ns(self.key) if self._parts.state is not None else None
+        return self._parts.state.oom_wait_since_ns(self.key) if self._parts.state is not None else None
 
-    def note_wait(self, since_ns: int | None) -> None:
+    def record_oom_wait(self, since_ns: int | None) -> None:
         """Note it for the watchdog and the next agent."""
         if self._parts.state is not None:
-            self._parts.state.note_wait(self.key, since_ns)
+            self._parts.state.record_oom_wait(self.key, since_ns)
 
     @staticmethod
     def _pread(descriptor: int, size: int) -> bytes | None:
@@ -202,7 +202,7 @@ class CgroupHandle(ABC):
             raise
 
     @abstractmethod
-    def arm(self) -> None:
+    def enable_oom_control(self) -> None:
         """Guard the memory; again: repair and follow."""
 
     def restore(self) -> None:
@@ -210,7 +210,7 @@ class CgroupHandle(ABC):
 
         What the kernel refuses stays (a memory limit that is now below usage), and stays noted.
         """
-        self._armed = False
+        self._oom_controlled = False
         try:
             for control in self._files.controls:
                 control.refresh()
@@ -237,14 +237,14 @@ class CgroupHandle(ABC):
         """Close the descriptors; later calls answer as if the container had vanished."""
         if self._cpu_stat == CLOSED:
             return
-        self._armed = False
+        self._oom_controlled = False
         self._parts.open_keys.discard(self.key)
         if inode_of(self._found.directories["memory"]) != self._found.inode:
             self._forget()
-        self._close_guard()
+        self._close_control()
         self._files.close()
         self._cpu_stat = self._usage = self._memory_stat = CLOSED
 
     @abstractmethod
-    def _close_guard(self) -> None:
+    def _close_control(self) -> None:
         """Leave nothing registered."""

@@ -17,16 +17,16 @@ from services._host.host_cpu import read_idle
 from services._host.kernel_programs import hierarchies_of
 from services.agent.bpf.loader import KernelProgramsError
 from services.agent.bpf.telemetry import KernelTelemetry
-from services.agent.bpf.throttle_ring import Bell
+from services.agent.bpf.throttle_ring import ThrottleRing
 from services.agent.cgroup.control_file import WriteTally, is_gone
-from services.agent.cgroup.handle import CgroupHandle, HostParts
-from services.agent.cgroup.notifications import AlarmBoard
-from services.agent.cgroup.usage_thresholds import RungRegistrar
+from services.agent.cgroup.handle import CgroupHandle, SharedParts
+from services.agent.cgroup.notifications import Notifications
+from services.agent.cgroup.usage_thresholds import ThresholdRegistrar
 from services.agent.memory.host_memory import memory_capacity, read_available, read_pressure
 from services.agent.memory.state_files import FoundValues, StateDirectory, inode_of
-from services.agent.ports import Alarm, ContainerHandle, FoundContainer, HostFullError, Pressure, QuotaWriter
-from services.agent.sampling.counters import Readings, read_each
-from services.agent.sampling.throttling import Look
+from services.agent.ports import ContainerHandle, FoundContainer, HostFullError, Notification, Pressure, QuotaWriter
+from services.agent.sampling.counters import CounterSnapshot, read_each
+from services.agent.sampling.throttling import ThrottleSnapshot
 
 FILES_PER_CONTAINER: Final = 11
 """Version 1: counters, limits, the trap, and two of the guard's alarms. Version 2 has fewer."""
@@ -60,11 +60,11 @@ class CgroupHost(ABC):
         """What all handles of this host have written."""
         self.cpu_count = os.cpu_count() or 1
         self.memory_bytes = memory_capacity(layout)
-        self._alarms = AlarmBoard()
-        self.registrar = RungRegistrar()
+        self._notifications = Notifications()
+        self.registrar = ThresholdRegistrar()
         """Of usage thresholds (version 1)."""
         self._state = state
-        self._parts = HostParts(self.tally, self._alarms, self.registrar, state)
+        self._parts = SharedParts(self.tally, self._notifications, self.registrar, state)
         raise_descriptor_limit()
 
     @property
@@ -78,14 +78,14 @@ class CgroupHost(ABC):
         return self.tally.no_op_writes
 
     @property
-    def alarm_fd(self) -> int | None:
+    def notification_fd(self) -> int | None:
         """Readable while alarms wait."""
-        return self._alarms.fileno()
+        return self._notifications.fileno()
 
     @property
-    def bell(self) -> Bell | None:
+    def throttle_notifier(self) -> ThrottleRing | None:
         """Rings when a container is throttled; None: nobody tells."""
-        return None if self._kernel is None else self._kernel.bell
+        return None if self._kernel is None else self._kernel.throttle_ring
 
     def read_available(self) -> int | None:
         """MemAvailable, bytes."""
@@ -99,9 +99,9 @@ class CgroupHost(ABC):
         """Of the whole machine."""
         return read_pressure()
 
-    def take_alarms(self) -> list[Alarm]:
+    def take_notifications(self) -> list[Notification]:
         """Alarms that wait, at most one of a kind per container."""
-        return self._alarms.take()
+        return self._notifications.take()
 
     def _open_kernel(self, directory: Path) -> None:
         try:
@@ -116,7 +116,7 @@ class CgroupHost(ABC):
         """``bpf-periods``, ``bpf``, or the files that are read."""
         return self.files_source if self._kernel is None else self._kernel.source
 
-    def read(self, handles: Sequence[ContainerHandle]) -> Readings:
+    def read(self, handles: Sequence[ContainerHandle]) -> CounterSnapshot:
         """Counters of all, and what the kernel holds; where its programs fail, file by file from then on."""
         if self._kernel is not None and handles:
             try:
@@ -130,12 +130,12 @@ class CgroupHost(ABC):
                 return readings
         return read_each(handles)
 
-    def look(self, handles: Sequence[ContainerHandle]) -> Look | None:
+    def throttle_snapshot(self, handles: Sequence[ContainerHandle]) -> ThrottleSnapshot | None:
         """Who of those read last is throttled now; files do not show it."""
         if self._kernel is None:
             return None
         try:
-            return self._kernel.look(cast("Sequence[CgroupHandle]", handles))
+            return self._kernel.throttle_snapshot(cast("Sequence[CgroupHandle]", handles))
         except OSError:
             return None  # the next `read` says why
 
@@ -237,7 +237,7 @@ class CgroupHost(ABC):
         if self._kernel is not None:
             self._kernel.close()
         self.registrar.close()
-        self._alarms.close()
+        self._notifications.close()
 
 
 def container_directories(layout: CgroupLayout, container: FoundContainer) -> dict[str, str] | None:

@@ -9,41 +9,41 @@ import select
 from contextlib import suppress
 from typing import Final
 
-from services.agent.ports import Alarm, AlarmKind
+from services.agent.ports import Notification, NotificationKind
 
 _AT_ONCE: Final = 1024
 
 
-class AlarmBoard:
+class Notifications:
     """Who waits for which descriptor."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._alarms: dict[int, Alarm] = {}
+        self._notifications: dict[int, Notification] = {}
 
     def fileno(self) -> int:
         """Readable while an alarm waits."""
         return self._epoll.fileno()
 
-    def watch(self, descriptor: int, key: str, kind: AlarmKind, events: int = select.EPOLLIN) -> None:
+    def watch(self, descriptor: int, key: str, kind: NotificationKind, events: int = select.EPOLLIN) -> None:
         """Report this alarm whenever the descriptor signals from now on, and now if it has. Raises OSError."""
         self._epoll.register(descriptor, events | select.EPOLLET)
-        self._alarms[descriptor] = Alarm(key, kind)
+        self._notifications[descriptor] = Notification(key, kind)
 
     def forget(self, descriptor: int) -> None:
         """Before it is closed: the number may soon name something else. Not watched: nothing."""
-        if self._alarms.pop(descriptor, None) is not None:
+        if self._notifications.pop(descriptor, None) is not None:
             with suppress(OSError, ValueError):  # ValueError: we are closed ourselves
                 self._epoll.unregister(descriptor)
 
-    def take(self) -> list[Alarm]:
+    def take(self) -> list[Notification]:
         """Alarms that wait, each once."""
         if self._epoll.closed:
             return []
-        taken: dict[Alarm, None] = {}
+        taken: dict[Notification, None] = {}
         while ready := self._epoll.poll(0, _AT_ONCE):
             for descriptor, _ in ready:
-                alarm = self._alarms.get(descriptor)
+                alarm = self._notifications.get(descriptor)
                 if alarm is not None:
                     taken[alarm] = None
             if len(ready) < _AT_ONCE:
@@ -53,4 +53,4 @@ class AlarmBoard:
     def close(self) -> None:
         """Close the epoll; what it watches is closed by its owners."""
         self._epoll.close()
-        self._alarms.clear()
+        self._notifications.clear()

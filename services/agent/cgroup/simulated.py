@@ -16,18 +16,18 @@ from services.agent.cgroup.control_file import PAGE_BYTES, WriteTally
 from services.agent.cgroup.simulated_cfs import STEP_US, SimulatedContainer
 from services.agent.ports import (
     UNLIMITED,
-    Alarm,
     ContainerHandle,
     Discovered,
     FoundContainer,
     GoneContainer,
     Limits,
     MemoryState,
+    Notification,
     Pressure,
     SourceAnswered,
     WriteOutcome,
 )
-from services.agent.sampling.counters import Counters, Readings, read_each
+from services.agent.sampling.counters import Counters, CounterSnapshot, read_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class SimulatedHost:
     telemetry_source = "simulated"
     telemetry_note = ""
     memory_guard = "sampled"
-    alarm_fd = None
-    bell = None
+    notification_fd = None
+    throttle_notifier = None
     available = True
 
     def __init__(
@@ -110,7 +110,7 @@ class SimulatedHost:
         """Not simulated."""
         return Pressure()
 
-    def take_alarms(self) -> list[Alarm]:
+    def take_notifications(self) -> list[Notification]:
         """None: memory is only sampled."""
         return []
 
@@ -122,11 +122,11 @@ class SimulatedHost:
         """Nothing outlives a simulation."""
         return []
 
-    def read(self, handles: Sequence[ContainerHandle]) -> Readings:
+    def read(self, handles: Sequence[ContainerHandle]) -> CounterSnapshot:
         """Counters of all."""
         return read_each(handles)
 
-    def look(self, handles: Sequence[ContainerHandle]) -> None:
+    def throttle_snapshot(self, handles: Sequence[ContainerHandle]) -> None:
         """As with files: only ended periods show."""
 
     def take_quota_writer(self, handle: ContainerHandle) -> None:
@@ -263,27 +263,27 @@ class SimulatedHandle:
         """There is no page cache."""
         return 0
 
-    def arm(self) -> None:
+    def enable_oom_control(self) -> None:
         """No guard: at the limit it is killed, as by a kernel without one."""
 
     @property
-    def armed(self) -> bool:
+    def oom_controlled(self) -> bool:
         """Never."""
         return False
 
-    def guard_was_undone(self) -> bool:
+    def oom_control_was_undone(self) -> bool:
         """Never."""
         return False
 
     @property
-    def waiting_since_ns(self) -> int | None:
+    def oom_wait_since_ns(self) -> int | None:
         """Nobody ever waits."""
         return None
 
-    def note_wait(self, since_ns: int | None) -> None:
+    def record_oom_wait(self, since_ns: int | None) -> None:
         """Nobody ever waits."""
 
-    def release(self) -> WriteOutcome:
+    def enable_oom_killer(self) -> WriteOutcome:
         """Nothing to release."""
         return WriteOutcome.VANISHED if self._now() is None else WriteOutcome.WRITTEN
 

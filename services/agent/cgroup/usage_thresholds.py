@@ -15,24 +15,24 @@ from typing import Final
 
 from services.agent.cgroup.control_file import CLOSED, is_gone
 
-RUNG_BYTES: Final = 8 << 20
-AHEAD_RUNGS: Final = 16
+SPACING_BYTES: Final = 8 << 20
+THRESHOLDS_AHEAD: Final = 16
 """128 MiB: at 1 GB/s a tenth of a second, in which whoever grows is looked at closely anyway."""
-MOST_RUNGS: Final = 512
+MAX_THRESHOLDS: Final = 512
 """Beyond, the ladder of a container that has grown is better made anew than kept."""
 THREADS: Final = 8
 """They share grace periods, so eight register eight times as fast, in as many groups."""
 
 
-class Ladder:
+class UsageThresholds:
     """One eventfd at many thresholds of one group's usage. To be used by one thread, and by the registrar's."""
 
-    def __init__(self, directory: str, registrar: RungRegistrar) -> None:
+    def __init__(self, directory: str, registrar: ThresholdRegistrar) -> None:
         """Raises OSError: no descriptor is left."""
         self.directory = directory
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.registered: set[int] = set()
-        """Multiples of `RUNG_BYTES`."""
+        """Multiples of `SPACING_BYTES`."""
         self.waiting: list[int] = []
         """Those to be registered, the farthest first; guarded by the registrar's lock."""
         self.busy = False
@@ -43,10 +43,14 @@ class Ladder:
 
     def follow(self, usage_bytes: int) -> None:
         """Keep the rungs ahead of usage registered. Costs next to nothing while usage stays between two rungs."""
-        first = usage_bytes // RUNG_BYTES + 1
+        first = usage_bytes // SPACING_BYTES + 1
         if first != self._followed:
             self._followed = first
-            missing = [rung for rung in range(first + AHEAD_RUNGS - 1, first - 1, -1) if rung not in self.registered]
+            missing = [
+                threshold
+                for threshold in range(first + THRESHOLDS_AHEAD - 1, first - 1, -1)
+                if threshold not in self.registered
+            ]
             self._registrar.request(self, missing)
 
     def repeat(self) -> None:
@@ -56,19 +60,19 @@ class Ladder:
     @property
     def full(self) -> bool:
         """Whether it has become too long."""
-        return len(self.registered) >= MOST_RUNGS
+        return len(self.registered) >= MAX_THRESHOLDS
 
-    def register(self, rung: int) -> None:
+    def register(self, threshold: int) -> None:
         """Blocks for an RCU grace period. Raises OSError."""
         usage = os.open(f"{self.directory}/memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            write_event(self.directory, self.eventfd, usage, f" {rung * RUNG_BYTES}")
+            write_event(self.directory, self.eventfd, usage, f" {threshold * SPACING_BYTES}")
         finally:
             os.close(usage)
 
     def close(self) -> None:
         """Close the eventfd, and with it all registrations: after the one that is being made, without waiting here."""
-        self._registrar.close_ladder(self)
+        self._registrar.close_thresholds(self)
 
 
 def write_event(directory: str, eventfd: int, watched: int, arguments: str = "") -> None:
@@ -80,14 +84,14 @@ def write_event(directory: str, eventfd: int, watched: int, arguments: str = "")
         os.close(control)
 
 
-class RungRegistrar:
+class ThresholdRegistrar:
     """A few threads that register rungs; started when first needed."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._most_threads = threads
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
-        self._queue: deque[Ladder] = deque()
+        self._queue: deque[UsageThresholds] = deque()
         self._idle = 0
         self._closing = False
         self.registrations = 0
@@ -95,15 +99,15 @@ class RungRegistrar:
         self.failures = 0
         """Refused by the kernel."""
 
-    def request(self, ladder: Ladder, rungs: list[int]) -> None:
+    def request(self, thresholds_of_group: UsageThresholds, thresholds: list[int]) -> None:
         """Register these rungs, the last one first, instead of those asked for before."""
         with self._changed:
-            if ladder.closed or self._closing:
+            if thresholds_of_group.closed or self._closing:
                 return
-            ladder.waiting = rungs
-            if rungs and not ladder.busy:
-                ladder.busy = True
-                self._queue.append(ladder)
+            thresholds_of_group.waiting = thresholds
+            if thresholds and not thresholds_of_group.busy:
+                thresholds_of_group.busy = True
+                self._queue.append(thresholds_of_group)
                 self._wake()
 
     def _wake(self) -> None:
@@ -114,29 +118,29 @@ class RungRegistrar:
             self._threads.append(thread)
             thread.start()
 
-    def close_ladder(self, ladder: Ladder) -> None:
+    def close_thresholds(self, thresholds_of_group: UsageThresholds) -> None:
         """Close it now, or when the registration that is under way has been made."""
         with self._changed:
-            already, ladder.closed, ladder.waiting = ladder.closed, True, []
-            if not already and not ladder.busy:
-                self._close_eventfd(ladder)
+            already, thresholds_of_group.closed, thresholds_of_group.waiting = thresholds_of_group.closed, True, []
+            if not already and not thresholds_of_group.busy:
+                self._close_eventfd(thresholds_of_group)
 
     @staticmethod
-    def _close_eventfd(ladder: Ladder) -> None:
-        os.close(ladder.eventfd)
-        ladder.eventfd = CLOSED
+    def _close_eventfd(thresholds_of_group: UsageThresholds) -> None:
+        os.close(thresholds_of_group.eventfd)
+        thresholds_of_group.eventfd = CLOSED
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            ladder, rung = job
+            thresholds_of_group, threshold = job
             error: OSError | None = None
             try:
-                ladder.register(rung)
+                thresholds_of_group.register(threshold)
             except OSError as refusal:
                 error = refusal
-            self._done(ladder, rung, error)
+            self._done(thresholds_of_group, threshold, error)
 
-    def _next(self) -> tuple[Ladder, int] | None:
+    def _next(self) -> tuple[UsageThresholds, int] | None:
         with self._changed:
             while not self._closing:
                 if not self._queue:
@@ -144,31 +148,31 @@ class RungRegistrar:
                     self._changed.wait()
                     self._idle -= 1
                     continue
-                ladder = self._queue.popleft()
-                if ladder.waiting:
-                    return ladder, ladder.waiting.pop()
-                ladder.busy = False
-                if ladder.closed:
-                    self._close_eventfd(ladder)
+                thresholds_of_group = self._queue.popleft()
+                if thresholds_of_group.waiting:
+                    return thresholds_of_group, thresholds_of_group.waiting.pop()
+                thresholds_of_group.busy = False
+                if thresholds_of_group.closed:
+                    self._close_eventfd(thresholds_of_group)
             return None
 
-    def _done(self, ladder: Ladder, rung: int, error: OSError | None) -> None:
+    def _done(self, thresholds_of_group: UsageThresholds, threshold: int, error: OSError | None) -> None:
         with self._changed:
             if error is None:
                 self.registrations += 1
-                ladder.registered.add(rung)
-                if rung in ladder.waiting:  # asked for again meanwhile
-                    ladder.waiting.remove(rung)
+                thresholds_of_group.registered.add(threshold)
+                if threshold in thresholds_of_group.waiting:  # asked for again meanwhile
+                    thresholds_of_group.waiting.remove(threshold)
             else:
-                ladder.repeat()
-                ladder.waiting = []
+                thresholds_of_group.repeat()
+                thresholds_of_group.waiting = []
                 self.failures += not is_gone(error)
-            if ladder.waiting and not self._closing:
-                self._queue.append(ladder)  # behind the others: nearest rungs of all groups first
+            if thresholds_of_group.waiting and not self._closing:
+                self._queue.append(thresholds_of_group)  # behind the others: nearest rungs of all groups first
                 return
-            ladder.busy = False
-            if ladder.closed:
-                self._close_eventfd(ladder)
+            thresholds_of_group.busy = False
+            if thresholds_of_group.closed:
+                self._close_eventfd(thresholds_of_group)
 
     def close(self) -> None:
         """End the threads; a registration that is being made is waited for."""
@@ -179,7 +183,7 @@ class RungRegistrar:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        for ladder in queued:
-            ladder.busy = False
-            if ladder.closed:
-                self._close_eventfd(ladder)
+        for thresholds_of_group in queued:
+            thresholds_of_group.busy = False
+            if thresholds_of_group.closed:
+                self._close_eventfd(thresholds_of_group)

@@ -12,18 +12,18 @@ from typing import Final
 
 from schemas.apps import PERIOD_US
 from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone, read_once
-from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
+from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
 from services.agent.cgroup.host import CgroupHost
-from services.agent.cgroup.usage_thresholds import Ladder, write_event
+from services.agent.cgroup.usage_thresholds import UsageThresholds, write_event
 from services.agent.memory.state_files import FoundValues
-from services.agent.ports import UNLIMITED, AlarmKind, Limits, MemoryState, WriteOutcome
+from services.agent.ports import UNLIMITED, Limits, MemoryState, NotificationKind, WriteOutcome
 from services.agent.sampling.counters import Counters
 
 _HUGE: Final = 1 << 62
 """Version 1 prints "no limit" as the largest multiple of the page size."""
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_time")
 _PERIOD: Final = b"%d" % PERIOD_US
-_PAUSING, _KILLING = b"1", b"0"
+_DISABLED, _ENABLED = b"1", b"0"
 """oom_kill_disable."""
 
 
@@ -38,16 +38,16 @@ class CgroupV1Handle(CgroupHandle):
     __slots__ = (
         "_cpuacct_usage",
         "_hits_path",
-        "_ladder",
         "_limit",
         "_memsw",
+        "_oom_control",
+        "_oom_event",
         "_period",
         "_quota",
-        "_trap",
-        "_trap_event",
+        "_thresholds",
     )
 
-    def __init__(self, found: FoundValues, parts: HostParts) -> None:
+    def __init__(self, found: FoundValues, parts: SharedParts) -> None:
         """Open everything.
 
         Raises:
@@ -63,12 +63,12 @@ class CgroupV1Handle(CgroupHandle):
         has_memsw = Path(f"{memory}/memory.memsw.limit_in_bytes").exists()
         self._memsw = files.control(memory, "memory.memsw.limit_in_bytes") if has_memsw else None
         self._hits_path = f"{memory}/memory.failcnt"
-        self._trap = files.switch(memory, "memory.oom_control")
-        kills_at = field_positions(files.read(self._trap.descriptor, STAT_BYTES), (b"oom_kill",))
+        self._oom_control = files.switch(memory, "memory.oom_control")
+        kills_at = field_positions(files.read(self._oom_control.descriptor, STAT_BYTES), (b"oom_kill",))
         self._kills_at = kills_at[0] if kills_at else None
-        self._ladder: Ladder | None = None
-        self._trap_event = CLOSED
-        self._remember()
+        self._thresholds: UsageThresholds | None = None
+        self._oom_event = CLOSED
+        self._adopt_originals()
 
     def read(self) -> Counters | None:
         """Counters now (both kernel times are nanoseconds), or None if the container has vanished."""
@@ -126,7 +126,7 @@ class CgroupV1Handle(CgroupHandle):
         try:
             usage = pread(self._usage, NUMBER_BYTES, 0)
             limit_bytes = int(self._limit.refresh())
-            trap = pread(self._trap.descriptor, STAT_BYTES, 0).split()
+            oom_control = pread(self._oom_control.descriptor, STAT_BYTES, 0).split()
             hits = read_once(self._hits_path, NUMBER_BYTES)
         except OSError as error:
             if is_gone(error):
@@ -135,14 +135,14 @@ class CgroupV1Handle(CgroupHandle):
         return MemoryState(
             int(usage),
             UNLIMITED if limit_bytes >= _HUGE else limit_bytes,
-            trap[3] == b"1",
-            int(trap[self._kills_at]) if self._kills_at is not None else 0,
+            oom_control[3] == b"1",
+            int(oom_control[self._kills_at]) if self._kills_at is not None else 0,
             int(hits),
         )
 
     @property
     def _kills_descriptor(self) -> int:
-        return self._trap.descriptor
+        return self._oom_control.descriptor
 
     @property
     def _reclaimable_key(self) -> bytes:
@@ -197,52 +197,54 @@ class CgroupV1Handle(CgroupHandle):
             self._memsw.write(b"%d" % memsw_bytes)  # refused only if that much is swapped out: then it stays higher
         return outcome
 
-    def arm(self) -> None:
+    def enable_oom_control(self) -> None:
         """Set the trap and follow usage with the ladder."""
         if self._usage == CLOSED:
             return
         try:
             self._watch()
-            if self._trap.refresh() != _PAUSING:
-                self._note_guarded(self._trap, self._limit, *([self._memsw] if self._memsw is not None else ()))
-                self._trap.write(_PAUSING)
-            self._armed = self._trap.value == _PAUSING
-            if self._ladder is not None:
-                self._ladder.follow(int(pread(self._usage, NUMBER_BYTES, 0)))
+            if self._oom_control.refresh() != _DISABLED:
+                self._save_controlled(
+                    self._oom_control, self._limit, *([self._memsw] if self._memsw is not None else ())
+                )
+                self._oom_control.write(_DISABLED)
+            self._oom_controlled = self._oom_control.value == _DISABLED
+            if self._thresholds is not None:
+                self._thresholds.follow(int(pread(self._usage, NUMBER_BYTES, 0)))
         except OSError as error:
-            self._armed = False
-            self._parts.tally.failed_guards += not is_gone(error)
+            self._oom_controlled = False
+            self._parts.tally.failed_oom_controls += not is_gone(error)
 
     def _watch(self) -> None:
         """Register the trap's event, and begin a ladder where there is none, or too long a one. Raises OSError."""
-        alarms, memory = self._parts.alarms, self._found.directories["memory"]
-        if self._trap_event == CLOSED:
+        notifications, memory = self._parts.notifications, self._found.directories["memory"]
+        if self._oom_event == CLOSED:
             event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             try:
-                alarms.watch(event, self.key, AlarmKind.PAUSED)
-                write_event(memory, event, self._trap.descriptor)  # signals at once if tasks wait already
+                notifications.watch(event, self.key, NotificationKind.PAUSED)
+                write_event(memory, event, self._oom_control.descriptor)  # signals at once if tasks wait already
             except OSError:
-                alarms.forget(event)
+                notifications.forget(event)
                 os.close(event)
                 raise
-            self._trap_event = event
-        if self._ladder is not None and self._ladder.full:
-            self._drop_ladder()
-        if self._ladder is None:
-            self._ladder = ladder = Ladder(memory, self._parts.registrar)
-            alarms.watch(ladder.eventfd, self.key, AlarmKind.NEAR)
+            self._oom_event = event
+        if self._thresholds is not None and self._thresholds.full:
+            self._drop_thresholds()
+        if self._thresholds is None:
+            self._thresholds = thresholds = UsageThresholds(memory, self._parts.registrar)
+            notifications.watch(thresholds.eventfd, self.key, NotificationKind.NEAR)
 
     @property
-    def _guard_switch(self) -> ControlFile:
-        return self._trap
+    def _control_file(self) -> ControlFile:
+        return self._oom_control
 
     @property
-    def _guard_on(self) -> bytes:
-        return _PAUSING
+    def _control_on(self) -> bytes:
+        return _DISABLED
 
     @property
-    def _guard_off(self) -> bytes:
-        return _KILLING
+    def _control_off(self) -> bytes:
+        return _ENABLED
 
     def _put_back(self) -> None:
         """A memory limit that is now below usage cannot be put back: it stays."""
@@ -255,21 +257,21 @@ class CgroupV1Handle(CgroupHandle):
             self._limit.write(self._limit.original)
         if self._memsw is not None and self._memsw.needs_restoring:
             self._memsw.write(self._memsw.original)
-        if self._trap.needs_restoring:
-            self._trap.write(self._trap.original)
+        if self._oom_control.needs_restoring:
+            self._oom_control.write(self._oom_control.original)
 
-    def _drop_ladder(self) -> None:
-        if self._ladder is not None:
-            self._parts.alarms.forget(self._ladder.eventfd)
-            self._ladder.close()
-            self._ladder = None
+    def _drop_thresholds(self) -> None:
+        if self._thresholds is not None:
+            self._parts.notifications.forget(self._thresholds.eventfd)
+            self._thresholds.close()
+            self._thresholds = None
 
-    def _close_guard(self) -> None:
-        self._drop_ladder()
-        if self._trap_event != CLOSED:
-            self._parts.alarms.forget(self._trap_event)
-            os.close(self._trap_event)
-            self._trap_event = CLOSED
+    def _close_control(self) -> None:
+        self._drop_thresholds()
+        if self._oom_event != CLOSED:
+            self._parts.notifications.forget(self._oom_event)
+            os.close(self._oom_event)
+            self._oom_event = CLOSED
         self._cpuacct_usage = CLOSED
 
 

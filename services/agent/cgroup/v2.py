@@ -11,17 +11,17 @@ from typing import Final
 
 from schemas.apps import PERIOD_US
 from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
-from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, HostParts
+from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
 from services.agent.cgroup.host import CgroupHost
 from services.agent.memory.state_files import FoundValues
-from services.agent.ports import UNLIMITED, AlarmKind, Limits, MemoryState, WriteOutcome
+from services.agent.ports import UNLIMITED, Limits, MemoryState, NotificationKind, WriteOutcome
 from services.agent.sampling.counters import Counters
 
 _MAX: Final = b"max"
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_usec")
 MARGIN_BYTES: Final = 4 << 20
 """memory.max stays at least this far above memory.current: below it, the kernel kills and the write succeeds."""
-MOST_GUARD_BYTES: Final = 32 << 20
+MAX_MARGIN_BYTES: Final = 32 << 20
 """The kernel notifies at most every 10 ms: at 1 GB/s that much is charged until somebody can look, three times over."""
 
 
@@ -29,9 +29,9 @@ def _as_number(value: bytes) -> int:
     return UNLIMITED if value == _MAX else int(value)
 
 
-def guard_bytes(limit_bytes: int) -> int:
+def high_margin_bytes(limit_bytes: int) -> int:
     """How far memory.high stays below memory.max while a container is armed: an eighth, at least 4, at most 32 MiB."""
-    return max(MARGIN_BYTES, min(MOST_GUARD_BYTES, limit_bytes // 8 // PAGE_BYTES * PAGE_BYTES))
+    return max(MARGIN_BYTES, min(MAX_MARGIN_BYTES, limit_bytes // 8 // PAGE_BYTES * PAGE_BYTES))
 
 
 class CgroupV2Handle(CgroupHandle):
@@ -41,9 +41,9 @@ class CgroupV2Handle(CgroupHandle):
     memory.events says so.
     """
 
-    __slots__ = ("_cpu_max", "_guard_high", "_high", "_hits_at", "_max", "_memory_events", "_watched")
+    __slots__ = ("_control_high", "_cpu_max", "_high", "_hits_at", "_max", "_memory_events", "_watched")
 
-    def __init__(self, found: FoundValues, parts: HostParts) -> None:
+    def __init__(self, found: FoundValues, parts: SharedParts) -> None:
         """Open everything.
 
         Raises:
@@ -59,10 +59,10 @@ class CgroupV2Handle(CgroupHandle):
         self._cpu_max = files.control(cpu, "cpu.max")
         self._max = files.control(memory, "memory.max")
         self._high = files.control(memory, "memory.high")
-        self._guard_high = self._high.value
+        self._control_high = self._high.value
         """What we want memory.high to be while armed."""
         self._watched = False
-        self._remember()
+        self._adopt_originals()
 
     def read(self) -> Counters | None:
         """Counters now, or None if the container has vanished."""
@@ -148,38 +148,42 @@ class CgroupV2Handle(CgroupHandle):
         margin while armed, or else by as much as the container came with, since a raise would have no effect otherwise.
         """
         limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES  # as the kernel rounds it
-        held_bytes = _as_number(self._max.value)
-        if held_bytes != UNLIMITED and limit_bytes >= held_bytes:
+        limit_before_bytes = _as_number(self._max.value)
+        if limit_before_bytes != UNLIMITED and limit_bytes >= limit_before_bytes:
             outcome = self._max.write(b"%d" % limit_bytes)
         else:
-            outcome = self._cut_memory(limit_bytes)
+            outcome = self._decrease_memory(limit_bytes)
         if outcome is WriteOutcome.WRITTEN:
             self._set_high(self._high_for(limit_bytes))
         return outcome
 
-    def _cut_memory(self, limit_bytes: int) -> WriteOutcome:
-        held_high = self._high.value
-        room = self._has_room(limit_bytes)
-        if room is False:
+    def _decrease_memory(self, limit_bytes: int) -> WriteOutcome:
+        high_before = self._high.value
+        has_margin = self._has_margin(limit_bytes)
+        if has_margin is False:
             self._set_high(b"%d" % max(PAGE_BYTES, limit_bytes - MARGIN_BYTES))
-            room = self._has_room(limit_bytes)
-        elif room and self._armed:  # who grows is slowed before the margin shrinks
+            has_margin = self._has_margin(limit_bytes)
+        elif has_margin and self._oom_controlled:  # who grows is slowed before the margin shrinks
             self._set_high(self._high_for(limit_bytes))
-            room = self._has_room(limit_bytes)
-        if room:
+            has_margin = self._has_margin(limit_bytes)
+        if has_margin:
             return self._max.write(b"%d" % limit_bytes)  # the caller puts memory.high where it belongs
-        self._set_high(held_high)
-        return WriteOutcome.VANISHED if room is None else self._max.refuse()
+        self._set_high(high_before)
+        return WriteOutcome.VANISHED if has_margin is None else self._max.refuse()
 
-    def _has_room(self, limit_bytes: int) -> bool | None:
+    def _has_margin(self, limit_bytes: int) -> bool | None:
         """Whether memory.current leaves the margin below a limit. None: vanished."""
         usage = self._pread(self._usage, NUMBER_BYTES)
         return None if usage is None else int(usage) + MARGIN_BYTES <= limit_bytes
 
     def _high_for(self, limit_bytes: int) -> bytes:
         """Where memory.high belongs for a memory.max."""
-        if self._armed:
-            return _MAX if limit_bytes == UNLIMITED else b"%d" % max(PAGE_BYTES, limit_bytes - guard_bytes(limit_bytes))
+        if self._oom_controlled:
+            return (
+                _MAX
+                if limit_bytes == UNLIMITED
+                else b"%d" % max(PAGE_BYTES, limit_bytes - high_margin_bytes(limit_bytes))
+            )
         if _MAX in (self._high.original, self._max.original):
             return self._high.original
         distance_bytes = int(self._max.original) - int(self._high.original)
@@ -188,37 +192,37 @@ class CgroupV2Handle(CgroupHandle):
     def _set_high(self, value: bytes) -> None:
         if value != self._high.value:
             self._high.write(value)
-        if self._armed:
-            self._guard_high = value
+        if self._oom_controlled:
+            self._control_high = value
 
-    def arm(self) -> None:
+    def enable_oom_control(self) -> None:
         """Put memory.high where the guard wants it, and listen to memory.events."""
         if self._usage == CLOSED:
             return
         try:
             if not self._watched:
-                self._parts.alarms.watch(self._memory_events, self.key, AlarmKind.NEAR, select.EPOLLPRI)
+                self._parts.notifications.watch(self._memory_events, self.key, NotificationKind.NEAR, select.EPOLLPRI)
                 self._watched = True
             self._high.refresh()
             limit_bytes = _as_number(self._max.refresh())
-            self._note_guarded(self._high, self._max)
-            self._armed = True
+            self._save_controlled(self._high, self._max)
+            self._oom_controlled = True
             self._set_high(self._high_for(limit_bytes))
-            self._armed = self._high.value == self._guard_high
+            self._oom_controlled = self._high.value == self._control_high
         except OSError as error:
-            self._armed = False
-            self._parts.tally.failed_guards += not is_gone(error)
+            self._oom_controlled = False
+            self._parts.tally.failed_oom_controls += not is_gone(error)
 
     @property
-    def _guard_switch(self) -> ControlFile:
+    def _control_file(self) -> ControlFile:
         return self._high
 
     @property
-    def _guard_on(self) -> bytes:
-        return self._guard_high
+    def _control_on(self) -> bytes:
+        return self._control_high
 
     @property
-    def _guard_off(self) -> bytes:
+    def _control_off(self) -> bytes:
         return _MAX
 
     def _put_back(self) -> None:
@@ -235,9 +239,9 @@ class CgroupV2Handle(CgroupHandle):
         elif self._high.needs_restoring:
             self._high.write(self._high.original)
 
-    def _close_guard(self) -> None:
+    def _close_control(self) -> None:
         if self._watched:
-            self._parts.alarms.forget(self._memory_events)
+            self._parts.notifications.forget(self._memory_events)
         self._watched = False
         self._memory_events = CLOSED
 

@@ -69,7 +69,7 @@ class ContainerEvents:
         self.publish(drift.found, ContainerChange.DRIFTED, detail)
 
     def reject(self, rejected: RejectedContainer) -> None:
-        """It is left alone; told once until `may_return`."""
+        """It is left alone; told once until `forget_rejection`."""
         if rejected.container_id in self._rejected:
             return
         self._rejected.add(rejected.container_id)
@@ -78,6 +78,6 @@ class ContainerEvents:
         self.publish(found, ContainerChange.REJECTED, Detail(reason=rejected.reason))
         self._log.warning("container_rejected", container=rejected.container_id[:12], reason=rejected.reason)
 
-    def may_return(self, container_id: str) -> None:
+    def forget_rejection(self, container_id: str) -> None:
         """The container has stopped: if it is rejected again, that is told again."""
         self._rejected.discard(container_id)

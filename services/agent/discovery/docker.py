@@ -117,7 +117,7 @@ class _Session:
         self._relist_s = relist_s
         self._report = report
         self._table = ContainerTable()
-        self._look = threading.Event()
+        self._wanted = threading.Event()
         self._stop = threading.Event()
         self._stream_lock = threading.Lock()
         self._stream: CancellableStream[Any] | None = None
@@ -145,7 +145,7 @@ class _Session:
     def stop(self) -> None:
         """Make both threads end soon; one that waits for the engine's answer ends after `REQUEST_TIMEOUT_S`."""
         self._stop.set()
-        self._look.set()
+        self._wanted.set()
         with self._stream_lock:
             if self._stream is not None:
                 self._stream.close()
@@ -167,7 +167,7 @@ class _Session:
                 self._stop.wait(retry_s)
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
             finally:
-                self._look.set()
+                self._wanted.set()
                 client.close()
 
     def _read_stream(self, client: docker.APIClient) -> None:
@@ -177,9 +177,9 @@ class _Session:
             self._stream = stream
         try:
             if not self._stop.is_set():
-                self._look.set()  # for what happened before this stream was open
+                self._wanted.set()  # for what happened before this stream was open
                 for _ in stream:
-                    self._look.set()
+                    self._wanted.set()
         finally:
             with self._stream_lock:
                 self._stream = None
@@ -190,7 +190,7 @@ class _Session:
         client: docker.APIClient | None = None
         wait_s = FIRST_RETRY_S
         while not self._stop.is_set():
-            self._look.clear()
+            self._wanted.clear()
             try:
                 if client is None:
                     client = self._connect()
@@ -207,7 +207,7 @@ class _Session:
                 client = None
                 wait_s = min(2 * wait_s, LAST_RETRY_S) if not self.available else FIRST_RETRY_S
                 self.available = False
-            self._look.wait(wait_s)
+            self._wanted.wait(wait_s)
         if client is not None:
             client.close()
 

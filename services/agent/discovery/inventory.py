@@ -37,10 +37,10 @@ class Inventory:
 
     def expire(self, now_ns: int) -> tuple[ContainerSource, ...]:
         """Give up waiting for sources whose deadline has passed; returns them, once each. ``now_ns``: monotonic."""
-        silent = tuple(source for source in self.pending if now_ns >= self._pending[source])
-        for source in silent:
+        expired = tuple(source for source in self.pending if now_ns >= self._pending[source])
+        for source in expired:
             del self._pending[source]
-        return silent
+        return expired
 
     def recorded(self, container_id: str, source: ContainerSource) -> None:
         """A container is sampled because the state directory names it."""

@@ -69,7 +69,7 @@ class PodGroups:
         self._known: dict[str, tuple[int, list[PodGroup]]] = {}
         self._turn = 0
 
-    def look(self, tops: list[str]) -> list[PodGroup]:
+    def scan(self, tops: list[str]) -> list[PodGroup]:
         """All that are there below the kubelet's directories, by container id."""
         self._turn += 1
         known = self._known

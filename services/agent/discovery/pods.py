@@ -62,7 +62,7 @@ class PodTable:
         """Groups that the runtime has to be asked about."""
         return [group for group in groups if group.container_id not in self.reported | self.settled]
 
-    def settle(self, groups: list[PodGroup], listing: Listing) -> list[Discovered]:
+    def resolve(self, groups: list[PodGroup], listing: Listing) -> list[Discovered]:
         """Reports on groups that were unknown. Those that the listing lacks, too, stay unknown."""
         reports: list[Discovered] = []
         for group in groups:
@@ -113,9 +113,9 @@ class PodDiscovery:
         self._table = PodTable(namespaces)
         self._groups = PodGroups(layout)
         self._tops: list[str] = []
-        self._ask_at_s = self._look_at_s = clock()
+        self._ask_at_s = self._find_at_s = clock()
         self._retry_s = FIRST_RETRY_S
-        self._asked_about: set[str] = set()
+        self._listed: set[str] = set()
         self.available = False
 
     async def run(self, sink: Callable[[Discovered], None]) -> None:
@@ -137,12 +137,12 @@ class PodDiscovery:
         reports = self._table.forget_gone(groups)
         unknown = self._table.unknown(groups)
         now_s = self._clock()
-        newcomers = {group.container_id for group in unknown} - self._asked_about
-        if self.available and newcomers:
+        new_groups = {group.container_id for group in unknown} - self._listed
+        if self.available and new_groups:
             self._retry_s = FIRST_RETRY_S
         elif now_s < self._ask_at_s:
             return reports
-        self._asked_about = {group.container_id for group in unknown}
+        self._listed = {group.container_id for group in unknown}
         try:
             listing = await self._runtime.list()
         except CriError as error:
@@ -151,7 +151,7 @@ class PodDiscovery:
             self.available = False
         else:
             self.available = True
-            reports += self._table.settle(unknown, listing)
+            reports += self._table.resolve(unknown, listing)
             unknown = self._table.unknown(unknown)
         self._wait(in_doubt=bool(unknown) or not self.available)
         return reports
@@ -164,7 +164,7 @@ class PodDiscovery:
     def _list(self) -> list[PodGroup]:
         """All groups of pods; the kubelet's directory is looked for now and then: it may start after us, or anew."""
         now_s = self._clock()
-        if now_s >= self._look_at_s:
+        if now_s >= self._find_at_s:
             self._tops = find_tops(self._layout)
-            self._look_at_s = now_s + (RELIST_S if self._tops else FIRST_RETRY_S)
-        return self._groups.look(self._tops)
+            self._find_at_s = now_s + (RELIST_S if self._tops else FIRST_RETRY_S)
+        return self._groups.scan(self._tops)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class SpecLimit:
     """An application's announced limits."""
 
     cpu_us: int
@@ -21,7 +21,7 @@ class Bound:
     memory_bytes: int
 
 
-class Limited(Protocol):
+class KnownLimits(Protocol):
     """A container's limits as the order book knows them."""
 
     app: str
@@ -32,7 +32,7 @@ class Limited(Protocol):
 
 
 @dataclass(slots=True)
-class _Held:
+class _Committed:
     """What an application's containers on this node hold, and its reserve."""
 
     cpu_us: int = 0
@@ -40,68 +40,68 @@ class _Held:
 
 
 @dataclass(slots=True)
-class Bounds:
+class SpecLimits:
     """Announced limits by application. None: it is not announced, and no order for it is carried out."""
 
-    known: dict[str, Bound | None] = field(default_factory=dict)
+    by_app: dict[str, SpecLimit | None] = field(default_factory=dict)
 
-    def room(self, containers: Mapping[str, Limited], reserve: Callable[[str], tuple[int, int]]) -> Room:
+    def admission(self, containers: Mapping[str, KnownLimits], reserve: Callable[[str], tuple[int, int]]) -> Admission:
         """For one order; ``reserve`` tells what an application's reserve here was given, and has used, in bytes."""
-        return Room(self.known, containers, reserve)
+        return Admission(self.by_app, containers, reserve)
 
 
 @dataclass(slots=True)
-class Room:
+class Admission:
     """What is left for the rows of one order, one after another."""
 
-    known: Mapping[str, Bound | None]
-    containers: Mapping[str, Limited]
+    by_app: Mapping[str, SpecLimit | None]
+    containers: Mapping[str, KnownLimits]
     reserve: Callable[[str], tuple[int, int]]
-    beyond: set[str] = field(default_factory=set)
+    over_limit: set[str] = field(default_factory=set)
     """Applications whose announced limits the order would pass, or that are not announced."""
-    _held: dict[str, _Held] | None = None
+    _committed: dict[str, _Committed] | None = None
 
-    def admits(self, container: Limited, quota_us: int, limit_bytes: int) -> bool:
+    def admits(self, container: KnownLimits, quota_us: int, limit_bytes: int) -> bool:
         """Whether a row may be carried out; if so, what it raises counts for the rows after it. 0: left alone."""
-        bound = self.known.get(container.app)
-        if bound is None:
-            self.beyond.add(container.app)
+        limit = self.by_app.get(container.app)
+        if limit is None:
+            self.over_limit.add(container.app)
             return False
-        held = self._of(container.app)
+        committed = self._committed_of(container.app)
         cpu_us = max(0, quota_us - _counted(container.quota_us, ordered=container.quota_ordered))
         memory = max(0, limit_bytes - _counted(container.limit_bytes, ordered=container.limit_ordered))
-        if (cpu_us and held.cpu_us + cpu_us > bound.cpu_us) or (
-            memory and held.memory_bytes + memory > bound.memory_bytes
+        if (cpu_us and committed.cpu_us + cpu_us > limit.cpu_us) or (
+            memory and committed.memory_bytes + memory > limit.memory_bytes
         ):
-            self.beyond.add(container.app)
+            self.over_limit.add(container.app)
             return False
-        held.cpu_us += cpu_us
-        held.memory_bytes += memory
+        committed.cpu_us += cpu_us
+        committed.memory_bytes += memory
         return True
 
     def admits_reserve(self, app: str, given_bytes: int) -> bool:
         """Whether a node's reserve may be given so much in all; no more than now is always well."""
         more = given_bytes - self.reserve(app)[0]
-        bound = self.known.get(app)
-        if more <= 0 or (bound is not None and self._of(app).memory_bytes + more <= bound.memory_bytes):
+        limit = self.by_app.get(app)
+        if more <= 0 or (limit is not None and self._committed_of(app).memory_bytes + more <= limit.memory_bytes):
             return True
-        self.beyond.add(app)
+        self.over_limit.add(app)
         return False
 
-    def _of(self, app: str) -> _Held:
-        if self._held is None:
-            self._held = {}
+    def _committed_of(self, app: str) -> _Committed:
+        if self._committed is None:
+            self._committed = {}
             for each in self.containers.values():
-                held = self._begin(self._held, each.app)
-                held.cpu_us += _counted(each.quota_us, ordered=each.quota_ordered)
-                held.memory_bytes += _counted(each.limit_bytes, ordered=each.limit_ordered)
-        return self._begin(self._held, app)
+                committed = self._add(self._committed, each.app)
+                committed.cpu_us += _counted(each.quota_us, ordered=each.quota_ordered)
+                committed.memory_bytes += _counted(each.limit_bytes, ordered=each.limit_ordered)
+        return self._add(self._committed, app)
 
-    def _begin(self, held: dict[str, _Held], app: str) -> _Held:
-        if app not in held:
+    def _add(self, committed: dict[str, _Committed], app: str) -> _Committed:
+        if app not in committed:
             given_bytes, used_bytes = self.reserve(app)
-            held[app] = _Held(memory_bytes=given_bytes - used_bytes)
-        return held[app]
+            committed[app] = _Committed(memory_bytes=given_bytes - used_bytes)
+        return committed[app]
 
 
 def _counted(value: int, *, ordered: bool) -> int:

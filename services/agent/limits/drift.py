@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from schemas.limits import RowStatus
-from services.agent.containers import Containers, same_memory
+from services.agent.containers import ContainerSet, same_memory
 from services.agent.limits.external_change import MODIFIED, Change, sentence
 from services.agent.limits.update_log import ContainerLimits
-from services.agent.memory.records import Drift, Journal, mib
+from services.agent.memory.records import Drift, EventBuffer, mib
 from services.agent.memory.reserve import Reserves
 from services.agent.ports import Limits
 
 _REFUSED = "taken over because the kernel refuses the old value"
 
 
-class DriftWatch:
+class DriftDetector:
     """Compares the limits in the kernel with those that were written or last read."""
 
-    def __init__(self, containers: Containers, reserves: Reserves, journal: Journal, *, reassert: bool) -> None:
+    def __init__(self, containers: ContainerSet, reserves: Reserves, events: EventBuffer, *, reassert: bool) -> None:
         self._containers = containers
         self._reserves = reserves
         self._reassert = reassert
-        self.journal = journal
+        self.events = events
 
     def check(self, key: str) -> None:
         """Read a container's limits back; a limit that was never ordered is taken over as it is."""
-        known, member = self._containers.book.containers[key], self._containers.members[key]
-        held = member.handle.read_limits()
-        if held is None:
+        known, member = self._containers.update_log.containers[key], self._containers.managed[key]
+        kernel = member.handle.read_limits()
+        if kernel is None:
             return
-        ours = known.quota_ordered or known.limit_ordered
+        ordered = known.quota_ordered or known.limit_ordered
         quota = memory = writer = None
-        if held.quota_us != known.quota_us:
+        if kernel.quota_us != known.quota_us:
             writer = self._containers.host.take_quota_writer(member.handle)  # before the quota is put back
-            quota = self._settle_quota(key, known, held.quota_us)
-        if not same_memory(held.memory_bytes, known.limit_bytes):
-            memory = self._settle_memory(key, known, held)
+            quota = self._resolve_quota(key, known, kernel.quota_us)
+        if not same_memory(kernel.memory_bytes, known.limit_bytes):
+            memory = self._resolve_memory(key, known, kernel)
         else:
-            known.limit_bytes = held.memory_bytes
-        told = sentence(quota, memory, writer)
-        if ours and told:
-            self.journal.report(Drift(member.found, known.quota_us, known.limit_bytes, told, writer))
+            known.limit_bytes = kernel.memory_bytes
+        reason = sentence(quota, memory, writer)
+        if ordered and reason:
+            self.events.add_drift(Drift(member.found, known.quota_us, known.limit_bytes, reason, writer))
 
     def before_quota_write(self, key: str, ordered_us: int) -> None:
         """Compare before an order overwrites what somebody else has written since the last look; costs one read.
@@ -48,44 +48,44 @@ class DriftWatch:
             key: the container.
             ordered_us: what is about to be written, per period.
         """
-        known, member = self._containers.book.containers[key], self._containers.members[key]
-        held_us = member.handle.read_quota()
-        if held_us is None or held_us == known.quota_us:
+        known, member = self._containers.update_log.containers[key], self._containers.managed[key]
+        kernel_us = member.handle.read_quota()
+        if kernel_us is None or kernel_us == known.quota_us:
             return
         writer = self._containers.host.take_quota_writer(member.handle)
-        wanted_us, known.quota_us = known.quota_us, held_us
-        told = sentence(
-            _quota_change(wanted_us, held_us, f"replaced by the limit update of {_us(ordered_us)}"), None, writer
+        expected_us, known.quota_us = known.quota_us, kernel_us
+        reason = sentence(
+            _quota_change(expected_us, kernel_us, f"replaced by the limit update of {_us(ordered_us)}"), None, writer
         )
-        self.journal.report(Drift(member.found, ordered_us, known.limit_bytes, told, writer))
+        self.events.add_drift(Drift(member.found, ordered_us, known.limit_bytes, reason, writer))
 
-    def guard_was_undone(self, key: str) -> None:
+    def oom_control_was_undone(self, key: str) -> None:
         """The kernel's kill, or memory.high, was changed, and has been put right."""
-        known, found = self._containers.book.containers[key], self._containers.members[key].found
+        known, found = self._containers.update_log.containers[key], self._containers.managed[key].found
         reason = f"{MODIFIED}: its memory guard was disabled; it was enabled again"
-        self.journal.report(Drift(found, known.quota_us, known.limit_bytes, reason))
+        self.events.add_drift(Drift(found, known.quota_us, known.limit_bytes, reason))
 
-    def _settle_quota(self, key: str, known: ContainerLimits, held_us: int) -> Change:
-        wanted_us, known.quota_us = known.quota_us, held_us
+    def _resolve_quota(self, key: str, known: ContainerLimits, kernel_us: int) -> Change:
+        expected_us, known.quota_us = known.quota_us, kernel_us
         outcome = "taken over"
         if self._reassert and known.quota_ordered:
-            applied = self._containers.write_quota(key, wanted_us) is RowStatus.APPLIED
+            applied = self._containers.write_quota(key, expected_us) is RowStatus.APPLIED
             outcome = "put back" if applied else _REFUSED
-        return _quota_change(wanted_us, held_us, outcome)
+        return _quota_change(expected_us, kernel_us, outcome)
 
-    def _settle_memory(self, key: str, known: ContainerLimits, held: Limits) -> Change | None:
-        wanted_bytes, known.limit_bytes = known.limit_bytes, held.memory_bytes
-        if held.memory_bytes > wanted_bytes and self._reserves.is_doubtful(known.app):
+    def _resolve_memory(self, key: str, known: ContainerLimits, kernel: Limits) -> Change | None:
+        expected_bytes, known.limit_bytes = known.limit_bytes, kernel.memory_bytes
+        if kernel.memory_bytes > expected_bytes and self._reserves.is_unreconciled(known.app):
             return None  # the watchdog's grant while we were silent: its report follows
         outcome = "taken over"
         if self._reassert and known.limit_ordered:
-            applied = self._containers.write_memory(key, wanted_bytes) is RowStatus.APPLIED
+            applied = self._containers.write_memory(key, expected_bytes) is RowStatus.APPLIED
             outcome = "put back" if applied else _REFUSED
-        return Change(f"memory limit {mib(wanted_bytes)} became {mib(held.memory_bytes)}", outcome)
+        return Change(f"memory limit {mib(expected_bytes)} became {mib(kernel.memory_bytes)}", outcome)
 
 
-def _quota_change(wanted_us: int, held_us: int, outcome: str) -> Change:
-    return Change(f"quota {_us(wanted_us)} became {_us(held_us)}", outcome)
+def _quota_change(expected_us: int, kernel_us: int, outcome: str) -> Change:
+    return Change(f"quota {_us(expected_us)} became {_us(kernel_us)}", outcome)
 
 
 def _us(quota_us: int) -> str:

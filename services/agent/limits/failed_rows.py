@@ -8,9 +8,9 @@ from typing import Final
 from services._runtime.telemetry.logging import Logger, LogLimiter
 from services.agent.limits.update_executor import FailedRow
 
-EVERY_S: Final = 60.0
+WARN_INTERVAL_S: Final = 60.0
 """The same container and reason are told again no sooner."""
-NAMED: Final = 5
+MAX_NAMED: Final = 5
 """Containers in one warning; more are counted."""
 
 
@@ -23,30 +23,30 @@ class FailedRows:
         self._log = log
         self._monotonic = monotonic
         self._limiter = LogLimiter(monotonic)
-        self._fresh_s = monotonic()
+        self._limiter_since_s = monotonic()
 
     def warn(self, failures: Iterable[FailedRow]) -> None:
         """Tell of them."""
         by_reason: dict[str, list[str]] = {}
-        held_back = 0
+        suppressed = 0
         for failed in failures:
             self.count += 1
-            before = self._limiter_now().admit(f"{failed.container} {failed.reason}", EVERY_S)
+            before = self._current_limiter().admit(f"{failed.container} {failed.reason}", WARN_INTERVAL_S)
             if before is not None:
                 by_reason.setdefault(failed.reason, []).append(failed.container)
-                held_back += before
+                suppressed += before
         for reason, containers in by_reason.items():
             self._log.warning(
                 "limits_not_applied",
                 reason=reason,
-                containers=containers[:NAMED],
+                containers=containers[:MAX_NAMED],
                 rows=len(containers),
-                suppressed=held_back,
+                suppressed=suppressed,
             )
 
-    def _limiter_now(self) -> LogLimiter:
+    def _current_limiter(self) -> LogLimiter:
         """A new one each hour: containers come and go."""
         now_s = self._monotonic()
-        if now_s - self._fresh_s > 60 * EVERY_S:
-            self._limiter, self._fresh_s = LogLimiter(self._monotonic), now_s
+        if now_s - self._limiter_since_s > 60 * WARN_INTERVAL_S:
+            self._limiter, self._limiter_since_s = LogLimiter(self._monotonic), now_s
         return self._limiter

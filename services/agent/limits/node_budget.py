@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from services.agent.memory.growth import MIB, PAGE_BYTES
-from services.agent.memory.policy import CUT_ROOM_BYTES, IntArray
+from services.agent.memory.policy import DECREASE_MARGIN_BYTES, IntArray
 
 DEFAULT_RESERVED_BYTES: Final = 256 * MIB
 DEFAULT_RESERVED_SHARE: Final = 20
@@ -50,7 +50,7 @@ def default_reserved_bytes(capacity_bytes: int) -> int:
 
 def least_limit_bytes(usage_bytes: int) -> int:
     """The least limit that is safe for a container that uses so much; whole pages."""
-    return -(-(max(usage_bytes, 0) + CUT_ROOM_BYTES) // PAGE_BYTES) * PAGE_BYTES
+    return -(-(max(usage_bytes, 0) + DECREASE_MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
 
 
 def counted_bytes(limit_bytes: int, usage_bytes: int) -> int:
@@ -69,7 +69,7 @@ def committed_bytes(limit_bytes: IntArray, usage_bytes: IntArray, reserves_left_
         usage_bytes: latest readings, shape (N,).
         reserves_left_bytes: what can still be granted out of reserves.
     """
-    least = -(-(usage_bytes + CUT_ROOM_BYTES) // PAGE_BYTES) * PAGE_BYTES
+    least = -(-(usage_bytes + DECREASE_MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
     return reserves_left_bytes + int(np.where(limit_bytes >= 0, limit_bytes, least).sum())
 
 

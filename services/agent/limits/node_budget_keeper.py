@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from schemas.oom import OomCause, OomKind
-from services.agent.containers import Containers
+from services.agent.containers import ContainerSet
 from services.agent.limits.node_budget import (
     Headroom,
     MemoryBudget,
@@ -20,17 +20,17 @@ from services.agent.limits.node_budget import (
     least_limit_bytes,
 )
 from services.agent.memory.growth import PAGE_BYTES
-from services.agent.memory.records import Journal, Occurrence, mib
+from services.agent.memory.records import EventBuffer, MemoryEvent, mib
 from services.agent.memory.reserve import Reserves
 from services.agent.ports import UNLIMITED
 from services.agent.sampling.usage import MEMORY_COLUMN
 
-TELL_AGAIN_NS: Final = 60_000_000_000
+REPORT_INTERVAL_NS: Final = 60_000_000_000
 """A container that is refused again and again is told of once in this time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Raise:
+class Admitted:
     """What became of a memory limit that is to be raised."""
 
     limit_bytes: int
@@ -39,7 +39,7 @@ class Raise:
     """Why it is less than was ordered."""
 
 
-class OrderRoom:
+class UpdateHeadroom:
     """Room for the raises of one order, one after another; what is lowered is to be written before it is asked."""
 
     def __init__(self, budget: NodeBudget) -> None:
@@ -59,7 +59,7 @@ class OrderRoom:
         self._taken_bytes += got
         if got < wanted_bytes:
             self.refusal = self._headroom.refusal
-            self._budget.refused += 1
+            self._budget.rejections += 1
         return got
 
 
@@ -69,17 +69,17 @@ class NodeBudget:
     def __init__(
         self,
         budget: MemoryBudget | None,
-        containers: Containers,
+        containers: ContainerSet,
         reserves: Reserves,
-        journal: Journal,
+        events: EventBuffer,
     ) -> None:
         """``budget`` None: nothing is refused."""
         self._budget = budget
         self._containers = containers
         self.reserves = reserves
-        self._journal = journal
-        self._told_ns: dict[str, int] = {}
-        self.refused = 0
+        self._events = events
+        self._reported_ns: dict[str, int] = {}
+        self.rejections = 0
         """Raises that there was not enough room for."""
         if budget is not None:
             reserves.may_spend = lambda: self.grant_refusal() is None
@@ -96,9 +96,9 @@ class NodeBudget:
 
     def committed_bytes(self) -> int:
         """What limits and reserves add up to, of all managed containers."""
-        book = self._containers.book.containers
-        limits = np.array([each.limit_bytes for each in book.values()], dtype=np.int64)
-        usage = np.array([self._usage_without_limit(key) for key in book], dtype=np.int64)
+        update_log = self._containers.update_log.containers
+        limits = np.array([each.limit_bytes for each in update_log.values()], dtype=np.int64)
+        usage = np.array([self._counted_usage(key) for key in update_log], dtype=np.int64)
         return committed_bytes(limits, usage, self.reserves.left_bytes)
 
     def headroom(self) -> Headroom | None:
@@ -124,42 +124,42 @@ class NodeBudget:
         room = self.headroom() if refusal else None
         if room is None or room.left_bytes >= wanted_bytes:
             return refusal
-        return f"{room.refusal.sentence(self._containers.book.node)}; {refusal}"
+        return f"{room.refusal.sentence(self._containers.update_log.node)}; {refusal}"
 
-    def begin(self) -> OrderRoom:
+    def begin(self) -> UpdateHeadroom:
         """An order is to be carried out."""
-        return OrderRoom(self)
+        return UpdateHeadroom(self)
 
-    def admit(self, key: str, limit_bytes: int, room: OrderRoom) -> Raise:
+    def admit(self, key: str, limit_bytes: int, room: UpdateHeadroom) -> Admitted:
         """As much of an ordered memory limit as the node has room for; a cut is admitted as it is.
 
         A container without a limit is given one in any case, if only just above its usage: without one it may take all.
         """
-        held_bytes = self._containers.book.containers[key].limit_bytes
-        counted = counted_bytes(held_bytes, self._usage_without_limit(key))
+        held_bytes = self._containers.update_log.containers[key].limit_bytes
+        counted = counted_bytes(held_bytes, self._counted_usage(key))
         if limit_bytes <= counted:
-            return Raise(limit_bytes, None)
+            return Admitted(limit_bytes, None)
         got = room.take(limit_bytes - counted)
         if got == limit_bytes - counted:
-            return Raise(limit_bytes, None)
+            return Admitted(limit_bytes, None)
         partly = (counted + got) // PAGE_BYTES * PAGE_BYTES
         if held_bytes == UNLIMITED:
-            state = self._containers.members[key].handle.read_memory()
+            state = self._containers.managed[key].handle.read_memory()
             partly = max(partly, least_limit_bytes(state.usage_bytes if state is not None else 0))
-            return Raise(min(partly, limit_bytes), room.refusal)
-        return Raise(partly if partly > held_bytes else 0, room.refusal)
+            return Admitted(min(partly, limit_bytes), room.refusal)
+        return Admitted(partly if partly > held_bytes else 0, room.refusal)
 
-    def tell(self, key: str, ordered_bytes: int, before_bytes: int, refusal: Refusal, now_ns: int) -> None:
-        """Say that an ordered raise was refused, in part at least; once in `TELL_AGAIN_NS` per container."""
-        told_ns = self._told_ns.get(key)
-        if told_ns is not None and now_ns - told_ns < TELL_AGAIN_NS:
+    def report_rejection(self, key: str, ordered_bytes: int, before_bytes: int, refusal: Refusal, now_ns: int) -> None:
+        """Say that an ordered raise was refused, in part at least; once in `REPORT_INTERVAL_NS` per container."""
+        reported_ns = self._reported_ns.get(key)
+        if reported_ns is not None and now_ns - reported_ns < REPORT_INTERVAL_NS:
             return
-        self._told_ns[key] = now_ns
-        limits = self._containers.book.containers[key]
+        self._reported_ns[key] = now_ns
+        limits = self._containers.update_log.containers[key]
         got = "" if limits.limit_bytes == before_bytes else f", it got {mib(limits.limit_bytes)}"
-        sentence = refusal.sentence(self._containers.book.node)
-        self._journal.tell(
-            Occurrence(
+        sentence = refusal.sentence(self._containers.update_log.node)
+        self._events.add(
+            MemoryEvent(
                 kind=OomKind.GRANT_DENIED,
                 cause=OomCause.NODE,
                 key=key,
@@ -174,14 +174,14 @@ class NodeBudget:
 
     def forget(self, key: str) -> None:
         """The container is gone."""
-        self._told_ns.pop(key, None)
+        self._reported_ns.pop(key, None)
 
-    def _usage_without_limit(self, key: str) -> int:
+    def _counted_usage(self, key: str) -> int:
         """Nobody asks for the usage of those that have a limit: that is what they count for."""
-        return 0 if self._containers.book.containers[key].limit_bytes >= 0 else self._usage(key)
+        return 0 if self._containers.update_log.containers[key].limit_bytes >= 0 else self._usage(key)
 
     def _usage(self, key: str) -> int:
         """By the newest sample; 0 before the first."""
-        rows = self._containers.rows
-        row = rows.row_of(key)
-        return 0 if row is None else int(rows.counters[row, MEMORY_COLUMN])
+        samples = self._containers.samples
+        row = samples.row_of(key)
+        return 0 if row is None else int(samples.counters[row, MEMORY_COLUMN])

@@ -18,14 +18,14 @@ _NOT_APPLIED: Final = frozenset(
 _NO_SPAN: Final = Span()
 
 
-def order_span(node: str, update: LimitUpdate) -> AbstractContextManager[Span]:
+def update_span(node: str, update: LimitUpdate) -> AbstractContextManager[Span]:
     """Around the carrying out of an order."""
     if not update.reserve_given_bytes and not update.column("limit_bytes").any():
         return _NO_SPAN
     return _span(node, update.epoch, update.seq, update.row_count)
 
 
-def note_reply(current: Span, reply: LimitReply) -> None:
+def record_reply(current: Span, reply: LimitReply) -> None:
     """What became of it; a span of its own where it failed and had none."""
     if not is_on():
         return

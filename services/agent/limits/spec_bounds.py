@@ -16,87 +16,87 @@ from schemas.streams import APPS
 from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import LogLimiter
-from services.agent.limits.bounds import Bound, Bounds
+from services.agent.limits.bounds import SpecLimit, SpecLimits
 from services.agent.node import Node
 from services.agent.settings import AgentSettings
 
-LOOK_EVERY_S: Final = 30.0
-LOOK_AGAIN_S: Final = 0.05
+READ_INTERVAL_S: Final = 30.0
+MIN_READ_INTERVAL_S: Final = 0.05
 """Orders beyond what is known have it read again no sooner; those of an allocator come a period apart."""
-_ANSWER_WITHIN_S: Final = 1.0
-_TOLD_EVERY_S: Final = 10.0
+_READ_TIMEOUT_S: Final = 1.0
+_WARN_INTERVAL_S: Final = 10.0
 
 
-class AnnouncedLimits:
+class SpecReader:
     """Keeps a node's bounds up to date."""
 
     def __init__(self, runtime: Runtime[AgentSettings], node: Node) -> None:
-        self.refused_orders = 0
+        self.rejected_updates = 0
         self._runtime = runtime
         self._clock = runtime.clock
         self._node = node
-        self._bounds = Bounds()
-        self._looked_s: dict[str, float] = {}
+        self._limits = SpecLimits()
+        self._read_s: dict[str, float] = {}
         self._reading: dict[str, asyncio.Event] = {}
         """Reads under way; set when they end."""
         self._limiter = LogLimiter(runtime.clock.monotonic)
-        node.orders.bounds = self._bounds
-        runtime.telemetry.observe("turnbuckle_agent_rejected_limit_updates_total", lambda: self.refused_orders)
+        node.orders.spec_limits = self._limits
+        runtime.telemetry.observe("turnbuckle_agent_rejected_limit_updates_total", lambda: self.rejected_updates)
 
-    def expect(self, app: str) -> None:
+    def read_soon(self, app: str) -> None:
         """A container of it has come."""
-        if app not in self._looked_s:
-            self._begin([app])
+        if app not in self._read_s:
+            self._spawn_reads([app])
 
-    async def learn(self, update: LimitUpdate) -> None:
+    async def refresh(self, update: LimitUpdate) -> None:
         """To be awaited before each order: read again what it would pass."""
-        for app in sorted(self._node.orders.would_pass(update)):
+        for app in sorted(self._node.orders.over_limit_apps(update)):
             if (under_way := self._reading.get(app)) is not None:
                 await under_way.wait()
             else:
-                await self._look(app, after_s=self._looked_s.get(app, 0.0) + LOOK_AGAIN_S)
+                await self._read_once(app, after_s=self._read_s.get(app, 0.0) + MIN_READ_INTERVAL_S)
 
-    def follow_up(self) -> None:
+    def count_rejections(self) -> None:
         """To be called after each order."""
-        beyond = self._node.orders.take_beyond()
-        self.refused_orders += bool(beyond)
-        for app in sorted(beyond):
-            self._tell(app)
+        over_limit = self._node.orders.take_over_limit()
+        self.rejected_updates += bool(over_limit)
+        for app in sorted(over_limit):
+            self._warn(app)
 
     async def run(self) -> None:
         """Look at everything from time to time; cancel to stop."""
         while True:
-            await self._clock.sleep_until(self._clock.monotonic() + LOOK_EVERY_S)
+            await self._clock.sleep_until(self._clock.monotonic() + READ_INTERVAL_S)
             here = {found.app for found in self._node.containers}
-            for app in self._looked_s.keys() - here:
-                del self._looked_s[app]
-                self._bounds.known.pop(app, None)
-            self.look()
+            for app in self._read_s.keys() - here:
+                del self._read_s[app]
+                self._limits.by_app.pop(app, None)
+            self.read_all()
 
-    def look(self) -> None:
+    def read_all(self) -> None:
         """At every application that has containers here: the bus has come, say."""
-        self._begin(sorted({found.app for found in self._node.containers}))
+        self._spawn_reads(sorted({found.app for found in self._node.containers}))
 
-    def _tell(self, app: str) -> None:
-        if self._limiter.admit(app, _TOLD_EVERY_S) is not None:
+    def _warn(self, app: str) -> None:
+        if self._limiter.admit(app, _WARN_INTERVAL_S) is not None:
             reason = (
-                "beyond its announced limits" if self._bounds.known.get(app) else "not announced, as far as is known"
+                "beyond its announced limits" if self._limits.by_app.get(app) else "not announced, as far as is known"
             )
-            self._runtime.log.warning("limit_update_rejected", app=app, reason=reason, orders=self.refused_orders)
+            self._runtime.log.warning("limit_update_rejected", app=app, reason=reason, orders=self.rejected_updates)
 
-    def _begin(self, apps: Iterable[str]) -> None:
+    def _spawn_reads(self, apps: Iterable[str]) -> None:
         for app in apps:
             if app not in self._reading:
-                self._looked_s[app] = self._clock.monotonic()
-                self._runtime.spawn(self._look(app), name=f"announced limits {app}")
+                self._read_s[app] = self._clock.monotonic()
+                self._runtime.spawn(self._read_once(app), name=f"announced limits {app}")
 
-    async def _look(self, app: str, after_s: float = 0.0) -> None:
+    async def _read_once(self, app: str, after_s: float = 0.0) -> None:
         """Not before ``after_s`` (monotonic). What cannot be read leaves what is known."""
         self._reading[app] = ended = asyncio.Event()
         try:
             if after_s > self._clock.monotonic():
                 await self._clock.sleep_until(after_s)
-            self._looked_s[app] = self._clock.monotonic()
+            self._read_s[app] = self._clock.monotonic()
             await self._read(app)
         finally:
             if self._reading.get(app) is ended:
@@ -105,13 +105,13 @@ class AnnouncedLimits:
 
     async def _read(self, app: str) -> None:
         try:
-            async with asyncio.timeout(_ANSWER_WITHIN_S):
+            async with asyncio.timeout(_READ_TIMEOUT_S):
                 entry = await self._runtime.bus.bucket(APPS).get(app)
         except (BusError, TimeoutError) as error:
             self._runtime.log.debug("app_spec_not_read", app=app, error=str(error))
             return
         spec = entry.message if entry is not None else None
         if isinstance(spec, AppSpec) and spec.name == app:
-            self._bounds.known[app] = Bound(spec.cpu_limit_us, int(spec.memory_limit))
+            self._limits.by_app[app] = SpecLimit(spec.cpu_limit_us, int(spec.memory_limit))
         else:
-            self._bounds.known[app] = None
+            self._limits.by_app[app] = None

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
-from services.agent.containers import Containers
-from services.agent.limits.bounds import Bounds
-from services.agent.limits.drift import DriftWatch
-from services.agent.limits.node_budget_keeper import NodeBudget, OrderRoom
-from services.agent.limits.period_boundary import KNOWN, BoundaryQueue
+from services.agent.containers import ContainerSet
+from services.agent.limits.bounds import SpecLimits
+from services.agent.limits.drift import DriftDetector
+from services.agent.limits.node_budget_keeper import NodeBudget, UpdateHeadroom
+from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
 from services.agent.limits.update_log import Plan, RowPlan
-from services.agent.memory.controller import MemoryGuard
+from services.agent.memory.controller import MemoryController
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class _PendingReply:
     """A reply that waits for its cuts."""
 
     update: LimitUpdate
@@ -26,9 +26,9 @@ class _Pending:
     keys: list[str]
     statuses: list[RowStatus]
     on_settled: Callable[[LimitReply], None]
-    room: OrderRoom
+    room: UpdateHeadroom
     """What the node has left for raises of memory."""
-    waiting: dict[str, int] = field(default_factory=dict)
+    pending_rows: dict[str, int] = field(default_factory=dict)
     """Row by container, for cuts that are not written yet."""
 
 
@@ -48,13 +48,13 @@ _REASONS: Final = {
     RowStatus.NODE_BUDGET: "the node has no room for it",
 }
 _WITH_A_REASON: Final = frozenset({RowStatus.FAILED, RowStatus.NODE_BUDGET})
-_BEYOND: Final = "beyond what is announced of its application"
+_OVER_LIMIT: Final = "beyond what is announced of its application"
 _IN_USE: Final = "the memory is in use, or was granted within the last second"
 _GONE_KEPT: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Reporting:
+class ReportNumbers:
     """What replies and batches of a node share."""
 
     next_seq: Callable[[], int]
@@ -63,85 +63,94 @@ class Reporting:
     """Whether every source of containers has answered (`core.inventory`)."""
 
 
-class LimitOrders:
+class LimitExecutor:
     """Orders under way on one node."""
 
     def __init__(
-        self, containers: Containers, budget: NodeBudget, guard: MemoryGuard, drift: DriftWatch, report: Reporting
+        self,
+        containers: ContainerSet,
+        budget: NodeBudget,
+        memory: MemoryController,
+        drift: DriftDetector,
+        report: ReportNumbers,
     ) -> None:
         self._containers = containers
         self._budget = budget
         self._reserves = budget.reserves
-        self._guard = guard
+        self._memory = memory
         self._drift = drift
         self._report = report
-        self._pending: list[_Pending] = []
-        self.cuts = BoundaryQueue()
-        self.bounds: Bounds | None = None
+        self._replies: list[_PendingReply] = []
+        self.decreases = BoundaryQueue()
+        self.spec_limits: SpecLimits | None = None
         """Announced limits; None: nobody looks them up, and orders are not compared with them."""
-        self._beyond: set[str] = set()
+        self._over_limit: set[str] = set()
         self._failures: list[FailedRow] = []
         self._reasons: dict[str, str] = {}
         """Why rows of the order that is carried out now fail, by container, where their status does not say it."""
-        self._gone: deque[str] = deque(maxlen=_GONE_KEPT)
+        self._vanished: deque[str] = deque(maxlen=_GONE_KEPT)
 
-    def carry_out(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
-        """Carry out an update; see `Node.carry_out`."""
-        book = self._containers.book
-        room = None if self.bounds is None else self.bounds.room(book.containers, self._reserves.report)
-        plan = book.accept(update, room)
-        self._beyond |= plan.beyond
-        self._reasons = {row.container: _BEYOND for row in plan.rows if row.status is RowStatus.FAILED}
-        keys = [row.container for row in plan.rows] or book.of_apps(plan.fenced_apps)
+    def apply(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
+        """Carry out an update; see `Node.apply`."""
+        update_log = self._containers.update_log
+        room = (
+            None
+            if self.spec_limits is None
+            else self.spec_limits.admission(update_log.containers, self._reserves.report)
+        )
+        plan = update_log.accept(update, room)
+        self._over_limit |= plan.over_limit
+        self._reasons = {row.container: _OVER_LIMIT for row in plan.rows if row.status is RowStatus.FAILED}
+        keys = [row.container for row in plan.rows] or update_log.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
-        pending = _Pending(update, plan, keys, statuses, on_settled, self._budget.begin())
-        self._pending.append(pending)
+        pending = _PendingReply(update, plan, keys, statuses, on_settled, self._budget.begin())
+        self._replies.append(pending)
         for row in sorted(range(len(plan.rows)), key=lambda row: self._raises_memory(plan.rows[row])):
             pending.statuses[row] = self._start_row(plan.rows[row], pending, row, now_ns)
         self._order_reserves(plan, pending.room, now_ns)
         for container, order in plan.superseded:
-            self.cuts.discard(container, order)
+            self.decreases.discard(container, order)
         # Replies only now: one that names this order as seen must tell what it has raised.
         for container, order in plan.superseded:
             self._settle_row(container, order, RowStatus.SUPERSEDED)
         self._finish(pending)
 
-    def poll_cuts(self, now_ns: int) -> None:
+    def poll_decreases(self, now_ns: int) -> None:
         """Read the containers whose boundary is due and write the cuts that may be written."""
-        for cut in self.cuts.due(now_ns):
-            if cut.nr_periods == KNOWN:
-                is_due = self.cuts.reached(cut, now_ns)
+        for decrease in self.decreases.due(now_ns):
+            if decrease.nr_periods == PREDICTED:
+                is_due = self.decreases.boundary_passed(decrease, now_ns)
             else:
-                member = self._containers.members.get(cut.container)
+                member = self._containers.managed.get(decrease.container)
                 nr_periods = member.handle.read_periods() if member else None
                 if nr_periods is None:
-                    self.cuts.discard(cut.container, cut.order)
-                    self._settle_row(cut.container, cut.order, RowStatus.UNKNOWN_CONTAINER)
+                    self.decreases.discard(decrease.container, decrease.order)
+                    self._settle_row(decrease.container, decrease.order, RowStatus.UNKNOWN_CONTAINER)
                     continue
-                is_due = self.cuts.read(cut, nr_periods, now_ns)
+                is_due = self.decreases.read(decrease, nr_periods, now_ns)
             if is_due:
-                quota_us = self._containers.book.settle_cut(cut.container, cut.order)
-                status = self._write_quota(cut.container, quota_us) if quota_us else RowStatus.SUPERSEDED
-                self._settle_row(cut.container, cut.order, status)
+                quota_us = self._containers.update_log.take_decrease(decrease.container, decrease.order)
+                status = self._write_quota(decrease.container, quota_us) if quota_us else RowStatus.SUPERSEDED
+                self._settle_row(decrease.container, decrease.order, status)
 
     def forget(self, container: str) -> None:
         """The container is gone, and the book has forgotten it: what waits for it is settled."""
-        waiting = self.cuts.waiting.get(container)
-        self._gone.append(container)
-        self.cuts.forget(container)
-        if waiting is not None:
-            self._settle_row(container, waiting.order, RowStatus.UNKNOWN_CONTAINER)
+        pending_rows = self.decreases.pending.get(container)
+        self._vanished.append(container)
+        self.decreases.forget(container)
+        if pending_rows is not None:
+            self._settle_row(container, pending_rows.order, RowStatus.UNKNOWN_CONTAINER)
 
-    def would_pass(self, update: LimitUpdate) -> set[str]:
+    def over_limit_apps(self, update: LimitUpdate) -> set[str]:
         """Applications whose announced limits, as they are known now, an update would pass."""
-        book = self._containers.book
-        if self.bounds is None:
+        update_log = self._containers.update_log
+        if self.spec_limits is None:
             return set()
-        return book.beyond(update, self.bounds.room(book.containers, self._reserves.report))
+        return update_log.over_limit(update, self.spec_limits.admission(update_log.containers, self._reserves.report))
 
-    def take_beyond(self) -> set[str]:
+    def take_over_limit(self) -> set[str]:
         """Applications that an order since the last call would have taken beyond their bounds."""
-        taken, self._beyond = self._beyond, set()
+        taken, self._over_limit = self._over_limit, set()
         return taken
 
     def take_failures(self) -> list[FailedRow]:
@@ -149,114 +158,116 @@ class LimitOrders:
         taken, self._failures = self._failures, []
         return taken
 
-    def _start_row(self, planned: RowPlan, pending: _Pending, row: int, now_ns: int) -> RowStatus:
+    def _start_row(self, planned: RowPlan, pending: _PendingReply, row: int, now_ns: int) -> RowStatus:
         key, status = planned.container, planned.status
         if planned.accepted:
-            self._guard.guard(key, now_ns)
+            self._memory.control(key, now_ns)
         if planned.limit_bytes:
             status = self._write_memory(key, planned.limit_bytes, pending.room, now_ns)
-        if planned.raise_quota_us:
-            return max(status, self._write_quota(key, planned.raise_quota_us))
-        if planned.cut_quota_us:
+        if planned.increase_quota_us:
+            return max(status, self._write_quota(key, planned.increase_quota_us))
+        if planned.decrease_quota_us:
             order = pending.update.epoch, pending.update.seq
             if self._must_wait(key, order, now_ns):
-                pending.waiting[key] = row
-            elif quota_us := self._containers.book.settle_cut(key, order):
+                pending.pending_rows[key] = row
+            elif quota_us := self._containers.update_log.take_decrease(key, order):
                 return max(status, self._write_quota(key, quota_us))
         return status
 
     def _must_wait(self, key: str, order: tuple[int, int], now_ns: int) -> bool:
         """Let a cut wait for the container's boundary, unless a write refills nothing."""
-        rows = self._containers.rows
+        rows = self._containers.samples
         if rows.is_idle(key):
             return False
         if boundary_ns := rows.boundary_of(key):
-            return self.cuts.add_known(key, order, boundary_ns, now_ns)
-        nr_periods = self._containers.members[key].handle.read_periods()
+            return self.decreases.add_predicted(key, order, boundary_ns, now_ns)
+        nr_periods = self._containers.managed[key].handle.read_periods()
         if nr_periods is None:  # vanished: the write finds out
             return False
-        return self.cuts.add(key, order, nr_periods, now_ns)
+        return self.decreases.add(key, order, nr_periods, now_ns)
 
     def _write_quota(self, key: str, quota_us: int) -> RowStatus:
-        if key in self._containers.members:
+        if key in self._containers.managed:
             self._drift.before_quota_write(key, quota_us)
         return self._containers.write_quota(key, quota_us)
 
     def _raises_memory(self, planned: RowPlan) -> bool:
         """Lower limits are written first: a full node can still shift memory from one container to another."""
-        known = self._containers.book.containers.get(planned.container)
+        known = self._containers.update_log.containers.get(planned.container)
         return known is not None and planned.limit_bytes > max(known.limit_bytes, 0)
 
-    def _write_memory(self, key: str, ordered_bytes: int, room: OrderRoom, now_ns: int) -> RowStatus:
+    def _write_memory(self, key: str, ordered_bytes: int, room: UpdateHeadroom, now_ns: int) -> RowStatus:
         admitted = self._budget.admit(key, ordered_bytes, room)
-        before_bytes = self._containers.book.containers[key].limit_bytes
+        before_bytes = self._containers.update_log.containers[key].limit_bytes
         status = RowStatus.UNCHANGED
         if admitted.limit_bytes:
             status = self._write_admitted(key, admitted.limit_bytes, now_ns)
         if admitted.refusal is None:
             return status
-        self._reasons[key] = admitted.refusal.sentence(self._containers.book.node)
-        self._budget.tell(key, ordered_bytes, before_bytes, admitted.refusal, now_ns)
+        self._reasons[key] = admitted.refusal.sentence(self._containers.update_log.node)
+        self._budget.report_rejection(key, ordered_bytes, before_bytes, admitted.refusal, now_ns)
         return max(status, RowStatus.NODE_BUDGET)
 
     def _write_admitted(self, key: str, limit_bytes: int, now_ns: int) -> RowStatus:
-        if self._guard.refuses_cut(key, limit_bytes, now_ns):
+        if self._memory.rejects_decrease(key, limit_bytes, now_ns):
             self._reasons[key] = _IN_USE
             return RowStatus.FAILED
-        before_bytes = self._containers.book.containers[key].limit_bytes
+        before_bytes = self._containers.update_log.containers[key].limit_bytes
         status = self._containers.write_memory(key, limit_bytes)
         if status is RowStatus.APPLIED and 0 <= before_bytes < limit_bytes:
-            self._guard.limit_was_raised(key, now_ns)
+            self._memory.limit_was_increased(key, now_ns)
         return status
 
-    def _order_reserves(self, plan: Plan, room: OrderRoom, now_ns: int) -> None:
+    def _order_reserves(self, plan: Plan, room: UpdateHeadroom, now_ns: int) -> None:
         """Those that wait get what has come before the reply tells what is left. Lower reserves come first."""
         held = {order.app: self._reserves.report(order.app).given_bytes for order in plan.reserves}
         for order in sorted(plan.reserves, key=lambda order: order.given_bytes > held[order.app]):
             if self._containers.of_app(order.app):
                 more_bytes = max(order.given_bytes - held[order.app], 0)
                 refused_bytes = more_bytes - room.take(more_bytes) if more_bytes else 0
-                self._reserves.order(replace(order, given_bytes=order.given_bytes - refused_bytes))
-                self._guard.reserve_came(order.app, now_ns)
+                self._reserves.apply(replace(order, given_bytes=order.given_bytes - refused_bytes))
+                self._memory.reserve_increased(order.app, now_ns)
             else:  # its last container has gone meanwhile: seen, but void
                 self._reserves.void(order.app)
 
     def _settle_row(self, container: str, order: tuple[int, int], status: RowStatus) -> None:
-        for pending in self._pending:
-            if (pending.update.epoch, pending.update.seq) == order and container in pending.waiting:
-                row = pending.waiting.pop(container)
+        for pending in self._replies:
+            if (pending.update.epoch, pending.update.seq) == order and container in pending.pending_rows:
+                row = pending.pending_rows.pop(container)
                 pending.statuses[row] = max(pending.statuses[row], status)
                 self._finish(pending)
                 return
 
-    def _finish(self, pending: _Pending) -> None:
-        if not pending.waiting:
-            self._pending.remove(pending)
+    def _finish(self, pending: _PendingReply) -> None:
+        if not pending.pending_rows:
+            self._replies.remove(pending)
             self._note_failures(pending)
             pending.on_settled(self._reply(pending))
 
-    def _note_failures(self, pending: _Pending) -> None:
+    def _note_failures(self, pending: _PendingReply) -> None:
         for container, status in zip(pending.keys, pending.statuses, strict=True):
-            exited = status is RowStatus.UNKNOWN_CONTAINER and container in self._gone
+            exited = status is RowStatus.UNKNOWN_CONTAINER and container in self._vanished
             if status in _REASONS and not exited:
                 own = self._reasons.get(container) if status in _WITH_A_REASON else None
                 self._failures.append(FailedRow(container, status, own or _REASONS[status]))
 
-    def _reply(self, pending: _Pending) -> LimitReply:
-        book, update, plan = self._containers.book, pending.update, pending.plan
-        known = [book.containers.get(key) for key in pending.keys]
+    def _reply(self, pending: _PendingReply) -> LimitReply:
+        update_log, update, plan = self._containers.update_log, pending.update, pending.plan
+        known = [update_log.containers.get(key) for key in pending.keys]
         columns: dict[str, Iterable[int]] = {
             "quota_us": [entry.quota_us if entry else 0 for entry in known],
             "limit_bytes": [entry.limit_bytes if entry else 0 for entry in known],
-            "order_seq": [book.order_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)],
+            "order_seq": [
+                update_log.order_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)
+            ],
             "status": [int(status) for status in pending.statuses],
         }
         reserves = [self._reserves.report(app) for app in plan.fenced_apps]
         return LimitReply.build(
             pending.keys,
             {name: list(values) for name, values in columns.items()},
-            node=book.node,
-            incarnation=book.incarnation,
+            node=update_log.node,
+            incarnation=update_log.incarnation,
             report_seq=self._report.next_seq(),
             inventory_complete=self._report.is_complete(),
             epoch=update.epoch,
@@ -266,7 +277,7 @@ class LimitOrders:
             apps=plan.fenced_apps,
             reserve_given_bytes=tuple(reserve.given_bytes for reserve in reserves),
             reserve_used_bytes=tuple(reserve.used_bytes for reserve in reserves),
-            reserve_order_seq=tuple(book.reserve_seq(app) for app in plan.fenced_apps),
+            reserve_order_seq=tuple(update_log.reserve_seq(app) for app in plan.fenced_apps),
             node_headroom_bytes=self._budget.headroom_bytes,
-            node_refusal=refused.sentence(book.node) if (refused := pending.room.refusal) is not None else "",
+            node_refusal=refused.sentence(update_log.node) if (refused := pending.room.refusal) is not None else "",
         )

@@ -1,6 +1,6 @@
 """Which limit orders an agent carries out, and what it says about them.
 
-Pure: `OrderBook.accept` classifies the rows of a LimitUpdate against what was seen before; the shell writes and
+Pure: `UpdateLog.accept` classifies the rows of a LimitUpdate against what was seen before; the shell writes and
 records the outcome. Rules that make loss, duplication and reordering harmless:
 
 - a row counts only if its (epoch, seq) is newer than the container's last, so an order that was overtaken never acts;
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.limits import LimitUpdate, RowStatus
-from services.agent.limits.bounds import Room
+from services.agent.limits.bounds import Admission
 from services.agent.memory.fair_share import UNKNOWN, FairShare
 from services.agent.memory.growth import PAGE_BYTES
 
@@ -30,9 +30,9 @@ class ContainerLimits:
     limit_bytes: int
     epoch: int = 0
     seq: int = 0
-    waiting_cut_us: int | None = None
+    pending_decrease_us: int | None = None
     """A lower quota that waits for the container's period boundary."""
-    waiting_order: tuple[int, int] | None = None
+    pending_update: tuple[int, int] | None = None
     quota_ordered: bool = False
     """Whether the quota was ever ordered: if not, it is not ours to put back."""
     limit_ordered: bool = False
@@ -46,9 +46,9 @@ class RowPlan:
     container: str
     status: RowStatus
     """The status if every write succeeds; final where nothing is to be written."""
-    raise_quota_us: int = 0
+    increase_quota_us: int = 0
     """Write now (also the first limit of an unlimited container)."""
-    cut_quota_us: int = 0
+    decrease_quota_us: int = 0
     """Write at the container's own period boundary."""
     limit_bytes: int = 0
     """Write now."""
@@ -57,7 +57,7 @@ class RowPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveOrder:
+class ReserveUpdate:
     """What an application's reserve on this node shall be."""
 
     app: str
@@ -77,8 +77,8 @@ class Plan:
     stale_apps: tuple[str, ...] = ()
     fenced_apps: tuple[str, ...] = ()
     """An update without rows: its applications, as far as they are not stale."""
-    reserves: tuple[ReserveOrder, ...] = ()
-    beyond: frozenset[str] = frozenset()
+    reserves: tuple[ReserveUpdate, ...] = ()
+    over_limit: frozenset[str] = frozenset()
     """Applications whose announced limits the order would have passed: what would is not carried out."""
 
 
@@ -90,14 +90,14 @@ class _Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class OrderBook:
+class UpdateLog:
     """Orders seen per container and owners seen per application."""
 
     node: str
     incarnation: int
     containers: dict[str, ContainerLimits] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
-    reserve_orders: dict[str, tuple[int, int]] = field(default_factory=dict)
+    reserve_updates: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Newest order for the reserve, by application."""
 
     def add(self, container: str, app: str, quota_us: int, limit_bytes: int) -> None:
@@ -120,10 +120,10 @@ class OrderBook:
 
     def reserve_seq(self, app: str) -> int:
         """Newest sequence of a reserve order seen from the application's present owner; 0: none."""
-        epoch, seq = self.reserve_orders.get(app, (0, 0))
+        epoch, seq = self.reserve_updates.get(app, (0, 0))
         return seq if epoch == self.epochs.get(app, 0) else 0
 
-    def accept(self, update: LimitUpdate, room: Room | None = None) -> Plan:
+    def accept(self, update: LimitUpdate, admission: Admission | None = None) -> Plan:
         """Classify an update and remember that it was seen. The shell must carry the plan out at once.
 
         Args:
@@ -136,84 +136,88 @@ class OrderBook:
                 f"this is {self.node} incarnation {self.incarnation}"
             )
         stale = tuple(app for app in update.apps if update.epoch < self.epochs.get(app, 0))
-        claimed = set(update.apps) - set(stale)
-        for app in claimed:
+        owned = set(update.apps) - set(stale)
+        for app in owned:
             self.epochs[app] = update.epoch
         superseded: list[tuple[str, tuple[int, int]]] = []
         rows = tuple(
-            self._accept_row(_Row(key, (update.epoch, update.seq), *wanted), claimed, superseded, room)
+            self._accept_row(_Row(key, (update.epoch, update.seq), *wanted), owned, superseded, admission)
             for key, *wanted in zip(
                 update.keys, update.column("quota_us").tolist(), update.column("limit_bytes").tolist(), strict=True
             )
         )
-        fenced = () if rows else tuple(app for app in dict.fromkeys(update.apps) if app in claimed)
+        fenced = () if rows else tuple(app for app in dict.fromkeys(update.apps) if app in owned)
         reserves = tuple(
             accepted
             for wanted in _reserve_orders(update)
-            if wanted.app in claimed and (update.epoch, update.seq) > self.reserve_orders.get(wanted.app, (0, 0))
-            if (accepted := self._accept_reserve(wanted, (update.epoch, update.seq), room)) is not None
+            if wanted.app in owned and (update.epoch, update.seq) > self.reserve_updates.get(wanted.app, (0, 0))
+            if (accepted := self._accept_reserve(wanted, (update.epoch, update.seq), admission)) is not None
         )
-        beyond = frozenset(room.beyond) if room is not None else frozenset()
-        return Plan(rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves, beyond=beyond)
+        over_limit = frozenset(admission.over_limit) if admission is not None else frozenset()
+        return Plan(
+            rows, tuple(superseded), stale_apps=stale, fenced_apps=fenced, reserves=reserves, over_limit=over_limit
+        )
 
-    def beyond(self, update: LimitUpdate, room: Room) -> set[str]:
-        """Applications whose announced limits an update would pass, as far as ``room`` knows them. Changes nothing."""
+    def over_limit(self, update: LimitUpdate, admission: Admission) -> set[str]:
+        """Applications whose announced limits an update would pass, as far as ``admission`` knows them. Changes nothing."""
         columns = (update.column("quota_us").tolist(), update.column("limit_bytes").tolist())
         for key, quota_us, limit_bytes in zip(update.keys, *columns, strict=True):
             limits = self.containers.get(key)
             if limits is not None:
-                room.admits(limits, quota_us, limit_bytes)
+                admission.admits(limits, quota_us, limit_bytes)
         for app, given_bytes in zip(update.apps, update.reserve_given_bytes, strict=False):
-            room.admits_reserve(app, given_bytes)
-        return room.beyond
+            admission.admits_reserve(app, given_bytes)
+        return admission.over_limit
 
-    def _accept_reserve(self, wanted: ReserveOrder, order: tuple[int, int], room: Room | None) -> ReserveOrder | None:
-        self.reserve_orders[wanted.app] = order
-        return wanted if room is None or room.admits_reserve(wanted.app, wanted.given_bytes) else None
+    def _accept_reserve(
+        self, wanted: ReserveUpdate, order: tuple[int, int], admission: Admission | None
+    ) -> ReserveUpdate | None:
+        self.reserve_updates[wanted.app] = order
+        return wanted if admission is None or admission.admits_reserve(wanted.app, wanted.given_bytes) else None
 
     def _accept_row(
-        self, row: _Row, claimed: set[str], superseded: list[tuple[str, tuple[int, int]]], room: Room | None
+        self, row: _Row, owned: set[str], superseded: list[tuple[str, tuple[int, int]]], admission: Admission | None
     ) -> RowPlan:
         key, order, quota_us, limit_bytes = row
         limits = self.containers.get(key)
         if limits is None:
             return RowPlan(key, RowStatus.UNKNOWN_CONTAINER)
-        if limits.app not in claimed:
+        if limits.app not in owned:
             return RowPlan(key, RowStatus.STALE_EPOCH)
         if order <= (limits.epoch, limits.seq):
             return RowPlan(key, RowStatus.STALE_SEQ)
         limits.epoch, limits.seq = order
-        if room is not None and not room.admits(limits, quota_us, limit_bytes):
+        if admission is not None and not admission.admits(limits, quota_us, limit_bytes):
             return RowPlan(key, RowStatus.FAILED)
         limits.quota_ordered |= bool(quota_us)
         limits.limit_ordered |= bool(limit_bytes)
-        if limits.waiting_order is not None and quota_us:
-            superseded.append((key, limits.waiting_order))
-            limits.waiting_cut_us = limits.waiting_order = None
+        if limits.pending_update is not None and quota_us:
+            superseded.append((key, limits.pending_update))
+            limits.pending_decrease_us = limits.pending_update = None
         raise_us = cut_us = 0
         if quota_us and quota_us != limits.quota_us:
             if limits.quota_us < 0 or quota_us > limits.quota_us:
                 raise_us = quota_us
             else:
                 cut_us = quota_us
-                limits.waiting_cut_us, limits.waiting_order = quota_us, order
+                limits.pending_decrease_us, limits.pending_update = quota_us, order
         same_pages = limit_bytes // PAGE_BYTES == limits.limit_bytes // PAGE_BYTES  # the kernel holds whole ones
         memory = 0 if same_pages else limit_bytes
         changes = bool(raise_us or cut_us or memory)
         status = RowStatus.APPLIED if changes else RowStatus.UNCHANGED
         return RowPlan(key, status, raise_us, cut_us, memory, accepted=True)
 
-    def settle_cut(self, container: str, order: tuple[int, int]) -> int | None:
+    def take_decrease(self, container: str, order: tuple[int, int]) -> int | None:
         """The quota to write now that the boundary has passed; None if a newer order replaced it."""
         limits = self.containers.get(container)
-        if limits is None or limits.waiting_order != order:
+        if limits is None or limits.pending_update != order:
             return None
-        quota_us, limits.waiting_cut_us, limits.waiting_order = limits.waiting_cut_us, None, None
+        quota_us, limits.pending_decrease_us, limits.pending_update = limits.pending_decrease_us, None, None
         return quota_us
 
 
-def _reserve_orders(update: LimitUpdate) -> list[ReserveOrder]:
+def _reserve_orders(update: LimitUpdate) -> list[ReserveUpdate]:
     """Those that an update carries; an allocator that knows nothing of fair shares sends none."""
     shares = [FairShare(*pair) for pair in zip(update.fair_share_bytes, update.fair_growth_bytes, strict=True)]
     columns = update.reserve_given_bytes, update.container_max_bytes, shares or [UNKNOWN] * len(update.apps)
-    return [ReserveOrder(*wanted) for wanted in zip(update.apps, *columns, strict=False)]
+    return [ReserveUpdate(*wanted) for wanted in zip(update.apps, *columns, strict=False)]

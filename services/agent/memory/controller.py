@@ -1,7 +1,7 @@
 """Guards the memory of the node's containers: grants out of the reserve, asks for more, ends every wait in time.
 
 The decisions are in `core.memory_guard`; here they meet the control files and the reserve book. No bus, no clock: what
-has happened, and what has to be asked, waits in the `Journal`.
+has happened, and what has to be asked, waits in the `EventBuffer`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
-from services.agent.containers import Containers, Member, same_memory
-from services.agent.limits.drift import DriftWatch
+from services.agent.containers import ContainerSet, ManagedContainer, same_memory
+from services.agent.limits.drift import DriftDetector
 from services.agent.memory.fair_shares import FairShares
 from services.agent.memory.growth import PAGE_BYTES, Need
-from services.agent.memory.limit_hit_events import begin_to_count, kill_reason, limit_hits_mean, limit_hits_of
-from services.agent.memory.oom_waits import WaitNotes
+from services.agent.memory.limit_hit_events import describe_limit_hits, kill_reason, limit_hits_of, start_counting
+from services.agent.memory.oom_waits import OomWaitTimes
 from services.agent.memory.policy import (
     POLL_NS,
     SETTLE_NS,
-    Asking,
-    Guarded,
+    ContainerMemory,
     IntArray,
-    cut_is_dangerous,
-    wants_a_look,
+    RequestState,
+    decrease_is_unsafe,
+    needs_inspection,
 )
-from services.agent.memory.records import Answer, Asked, Journal, Occurrence, mib
+from services.agent.memory.records import EventBuffer, MemoryEvent, PendingRequest, RequestOutcome, mib
 from services.agent.memory.reserve import Reserves
-from services.agent.ports import UNLIMITED, Alarm, AlarmKind, MemoryState, WriteOutcome
+from services.agent.ports import UNLIMITED, MemoryState, Notification, NotificationKind, WriteOutcome
 
 ARM_AGAIN_NS: Final = 20_000_000
 """While a container grows fast, its thresholds follow this often."""
@@ -40,371 +40,387 @@ KILL_SEEN_NS: Final = 2 * SETTLE_NS
 """A container that ends this soon after the kernel got its kill back was killed."""
 
 
-class _Look(NamedTuple):
+class _Inspection(NamedTuple):
     """One look at one container."""
 
-    guarded: Guarded
+    container: ContainerMemory
     state: MemoryState
     cause: OomCause
     now_ns: int
 
 
-class MemoryGuard:
+class MemoryController:
     """All guarded containers of a node."""
 
-    def __init__(self, containers: Containers, reserves: Reserves, drift: DriftWatch, pause_deadline_ns: int) -> None:
+    def __init__(
+        self, containers: ContainerSet, reserves: Reserves, drift: DriftDetector, oom_wait_timeout_ns: int
+    ) -> None:
         self._containers = containers
         self._reserves = reserves
         self._drift = drift
-        self._pause_deadline_ns = pause_deadline_ns
-        self._guarded: dict[str, Guarded] = {}
-        self._restless: dict[str, Guarded] = {}  # those that may be hot, or in an episode
-        self._asking: dict[str, Asking] = {}
-        self._waits = WaitNotes(containers)
+        self._oom_wait_timeout_ns = oom_wait_timeout_ns
+        self._controlled: dict[str, ContainerMemory] = {}
+        self._active: dict[str, ContainerMemory] = {}  # those that may be hot, or in an episode
+        self._requests: dict[str, RequestState] = {}
+        self._oom_waits = OomWaitTimes(containers)
         self._shares = FairShares(containers, reserves)
-        self.journal: Journal = drift.journal
+        self.events: EventBuffer = drift.events
 
     # -- who is guarded ----------------------------------------------------------------------------------------
 
     @property
     def count(self) -> int:
         """Containers that are guarded."""
-        return len(self._guarded)
+        return len(self._controlled)
 
-    def is_guarded(self, key: str) -> bool:
+    def is_controlled(self, key: str) -> bool:
         """Whether its memory is ours to guard."""
-        return key in self._guarded
+        return key in self._controlled
 
-    def guard(self, key: str, now_ns: int) -> None:
+    def control(self, key: str, now_ns: int) -> None:
         """An order for it was accepted, so it is enforced; or an agent before us guarded it."""
-        known = self._containers.book.containers[key]
-        if key not in self._guarded and (known.limit_bytes != UNLIMITED or known.limit_ordered):
+        known = self._containers.update_log.containers[key]
+        if key not in self._controlled and (known.limit_bytes != UNLIMITED or known.limit_ordered):
             known.limit_ordered = True
-            self._guarded[key] = Guarded(key, known.app)
-            self._waits.take_over(self._guarded[key])
-            begin_to_count(self._guarded[key], self._containers.members[key].handle)
-            self._arm(self._guarded[key], self._containers.members[key], now_ns)
+            self._controlled[key] = ContainerMemory(key, known.app)
+            self._oom_waits.load(self._controlled[key])
+            start_counting(self._controlled[key], self._containers.managed[key].handle)
+            self._enable_control(self._controlled[key], self._containers.managed[key], now_ns)
 
-    def look_soon(self, key: str, now_ns: int) -> None:
+    def inspect_soon(self, key: str, now_ns: int) -> None:
         """The next `poll` looks at it, if it is guarded."""
-        if (guarded := self._guarded.get(key)) is not None:
-            self._restless[key] = guarded
-            guarded.stay_hot(now_ns)
+        if (container := self._controlled.get(key)) is not None:
+            self._active[key] = container
+            container.poll_fast(now_ns)
 
-    def _arm(self, guarded: Guarded, member: Member, now_ns: int) -> None:
-        guarded.armed_ns = now_ns
-        member.handle.arm()
+    def _enable_control(self, container: ContainerMemory, member: ManagedContainer, now_ns: int) -> None:
+        container.armed_ns = now_ns
+        member.handle.enable_oom_control()
 
-    def arm_again(self, key: str, now_ns: int) -> bool:
+    def renew(self, key: str, now_ns: int) -> bool:
         """Follow usage; returns whether other hands had undone the guard."""
-        if (guarded := self._guarded.get(key)) is None or guarded.released:
+        if (container := self._controlled.get(key)) is None or container.killer_reason:
             return False
-        member = self._containers.members[key]
-        undone = member.handle.guard_was_undone()
-        self._arm(guarded, member, now_ns)
+        member = self._containers.managed[key]
+        undone = member.handle.oom_control_was_undone()
+        self._enable_control(container, member, now_ns)
         return undone
 
-    def forget(self, member: Member, now_ns: int) -> None:
+    def forget(self, member: ManagedContainer, now_ns: int) -> None:
         """It is gone. The kernel's counter may have gone with it before it could be read."""
-        guarded = self._guarded.pop(member.found.key, None)
-        self._restless.pop(member.found.key, None)
-        self._waits.forget(member.found.key)
-        state = guarded.state if guarded else None
-        if guarded is None or state is None or not guarded.released or not guarded.was_paused_at_release:
+        container = self._controlled.pop(member.found.key, None)
+        self._active.pop(member.found.key, None)
+        self._oom_waits.forget(member.found.key)
+        state = container.state if container else None
+        if container is None or state is None or not container.killer_reason or not container.was_waiting:
             return
-        if member.oom_kills <= guarded.kills_at_release and now_ns - guarded.released_ns < KILL_SEEN_NS:
-            reason = f"{guarded.released}; the container ended at once, and the kernel's counter with it"
-            look = _Look(guarded, state, OomCause.KERNEL, now_ns)
-            self._tell(look, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills + 1)
+        if member.oom_kills <= container.kills_before and now_ns - container.killer_enabled_ns < KILL_SEEN_NS:
+            reason = f"{container.killer_reason}; the container ended at once, and the kernel's counter with it"
+            inspect = _Inspection(container, state, OomCause.KERNEL, now_ns)
+            self._report(inspect, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills + 1)
 
-    def limit_was_raised(self, key: str, now_ns: int) -> None:
+    def limit_was_increased(self, key: str, now_ns: int) -> None:
         """An order gave it more: tasks go on."""
-        guarded = self._guarded.get(key)
-        if guarded is not None:
-            guarded.end_pause()
-            self._waits.note(guarded)
-            self.look_soon(key, now_ns)
+        container = self._controlled.get(key)
+        if container is not None:
+            container.end_oom_wait()
+            self._oom_waits.record(container)
+            self.inspect_soon(key, now_ns)
 
-    def refuses_cut(self, key: str, limit_bytes: int, now_ns: int) -> bool:
+    def rejects_decrease(self, key: str, limit_bytes: int, now_ns: int) -> bool:
         """Whether a lower limit must not be written now: it was granted more lately, or uses too much of it."""
-        member, held_bytes = self._containers.members[key], self._containers.book.containers[key].limit_bytes
+        member, held_bytes = self._containers.managed[key], self._containers.update_log.containers[key].limit_bytes
         if held_bytes != UNLIMITED and limit_bytes >= held_bytes:
             return False
-        guarded = self._guarded.get(key)
-        if guarded is not None and guarded.granted_ns is not None and now_ns - guarded.granted_ns < SETTLE_NS:
-            self.journal.counters.refused_cuts += 1
+        container = self._controlled.get(key)
+        if container is not None and container.granted_ns is not None and now_ns - container.granted_ns < SETTLE_NS:
+            self.events.counters.rejected_decreases += 1
             return True
         state = member.handle.read_memory()
-        if state is None or not cut_is_dangerous(limit_bytes, state.usage_bytes, 0):
+        if state is None or not decrease_is_unsafe(limit_bytes, state.usage_bytes, 0):
             return False
-        dangerous = cut_is_dangerous(limit_bytes, state.usage_bytes, member.handle.read_reclaimable())
-        self.journal.counters.refused_cuts += dangerous
+        dangerous = decrease_is_unsafe(limit_bytes, state.usage_bytes, member.handle.read_reclaimable())
+        self.events.counters.rejected_decreases += dangerous
         return dangerous
 
     # -- when to look ------------------------------------------------------------------------------------------
 
-    def take_alarms(self, alarms: Iterable[Alarm], now_ns: int) -> None:
+    def take_notifications(self, notifications: Iterable[Notification], now_ns: int) -> None:
         """Look at those that gave an alarm; late and doubled ones do no harm."""
-        self._wake(now_ns)
+        self._resume_after_gap(now_ns)
         causes: dict[str, OomCause] = {}
-        for alarm in alarms:
-            paused = alarm.kind is AlarmKind.PAUSED
+        for alarm in notifications:
+            paused = alarm.kind is NotificationKind.PAUSED
             causes[alarm.key] = OomCause.LIMIT if paused else causes.get(alarm.key, OomCause.THRESHOLD)
         for key, cause in causes.items():
-            if (guarded := self._guarded.get(key)) is not None:
-                guarded.stay_hot(now_ns)
-                self.look(key, cause, now_ns)
+            if (container := self._controlled.get(key)) is not None:
+                container.poll_fast(now_ns)
+                self.inspect(key, cause, now_ns)
 
-    def tick(self, keys: list[str], usage_bytes: IntArray, rate: np.ndarray[Any, Any], now_ns: int) -> None:
+    def take_sample(self, keys: list[str], usage_bytes: IntArray, rate: np.ndarray[Any, Any], now_ns: int) -> None:
         """The periodic sample of all containers, shape (N,)."""
-        self._wake(now_ns)
-        if not self._guarded:
+        self._resume_after_gap(now_ns)
+        if not self._controlled:
             return
         self._shares.take_sample(keys, usage_bytes)
-        book = self._containers.book.containers
-        limit_bytes = np.array([book[key].limit_bytes for key in keys], dtype=np.int64)
-        near = np.flatnonzero(wants_a_look(usage_bytes, limit_bytes, rate)).tolist()
-        looks = {keys[row] for row in near if keys[row] in self._guarded}
-        looks |= {key for key, guarded in self._restless.items() if guarded.has_an_episode}
+        update_log = self._containers.update_log.containers
+        limit_bytes = np.array([update_log[key].limit_bytes for key in keys], dtype=np.int64)
+        near = np.flatnonzero(needs_inspection(usage_bytes, limit_bytes, rate)).tolist()
+        looks = {keys[row] for row in near if keys[row] in self._controlled}
+        looks |= {key for key, container in self._active.items() if container.has_incident}
         for key in sorted(looks):
-            self.look(key, OomCause.SAMPLE, now_ns)
+            self.inspect(key, OomCause.SAMPLE, now_ns)
 
     def next_poll_ns(self, now_ns: int) -> int | None:
         """When `poll` is due; None: nothing grows fast, nobody waits."""
-        self._restless = {one.key: one for one in self._restless.values() if one.is_hot(now_ns) or one.has_an_episode}
-        return now_ns + POLL_NS if any(one.is_hot(now_ns) for one in self._restless.values()) else None
+        self._active = {one.key: one for one in self._active.values() if one.is_polled_fast(now_ns) or one.has_incident}
+        return now_ns + POLL_NS if any(one.is_polled_fast(now_ns) for one in self._active.values()) else None
 
     def poll(self, now_ns: int) -> None:
         """Look at all that grow fast or wait."""
-        self._wake(now_ns)
-        for guarded in list(self._restless.values()):
-            if not guarded.is_hot(now_ns):
+        self._resume_after_gap(now_ns)
+        for container in list(self._active.values()):
+            if not container.is_polled_fast(now_ns):
                 continue
-            self.journal.counters.polls += 1
-            self.look(guarded.key, OomCause.SAMPLE, now_ns)
-            if now_ns - guarded.armed_ns >= ARM_AGAIN_NS and not guarded.released:
-                self._arm(guarded, self._containers.members[guarded.key], now_ns)
+            self.events.counters.polls += 1
+            self.inspect(container.key, OomCause.SAMPLE, now_ns)
+            if now_ns - container.armed_ns >= ARM_AGAIN_NS and not container.killer_reason:
+                self._enable_control(container, self._containers.managed[container.key], now_ns)
 
-    def _wake(self, now_ns: int) -> None:
-        for guarded in self._waits.after_silence(self._guarded.values(), now_ns):
-            self.look(guarded.key, OomCause.SAMPLE, now_ns)
+    def _resume_after_gap(self, now_ns: int) -> None:
+        for container in self._oom_waits.after_gap(self._controlled.values(), now_ns):
+            self.inspect(container.key, OomCause.SAMPLE, now_ns)
 
-    def reserve_came(self, app: str, now_ns: int) -> None:
+    def reserve_increased(self, app: str, now_ns: int) -> None:
         """A reserve order was carried out: those that wait get what they need."""
-        for guarded in self._short_of(app):
-            self.look(guarded.key, OomCause.ALLOCATOR_REPLY, now_ns)
+        for container in self._short_of(app):
+            self.inspect(container.key, OomCause.ALLOCATOR_REPLY, now_ns)
 
     # -- what to do --------------------------------------------------------------------------------------------
 
-    def look(self, key: str, cause: OomCause, now_ns: int) -> None:
+    def inspect(self, key: str, cause: OomCause, now_ns: int) -> None:
         """Read a guarded container's memory and do what it needs."""
-        guarded, member = self._guarded[key], self._containers.members[key]
-        self._restless[key] = guarded
+        container, member = self._controlled[key], self._containers.managed[key]
+        self._active[key] = container
         state = member.handle.read_memory()
-        if state is not None and not same_memory(state.limit_bytes, self._containers.book.containers[key].limit_bytes):
+        if state is not None and not same_memory(
+            state.limit_bytes, self._containers.update_log.containers[key].limit_bytes
+        ):
             self._drift.check(key)
             state = member.handle.read_memory()
         if state is None:
             return  # vanished: the next sample notices
-        guarded.read(state, now_ns)
-        self._count_kills(guarded, state)
-        look = _Look(guarded, state, cause, now_ns)
-        if hits := limit_hits_of(guarded, state, member.handle, now_ns):
-            self._tell(look, OomKind.LIMIT_HITS, OomCause.LIMIT, limit_hits_mean(state, hits), limit_hits=hits)
-        if not guarded.released:
-            self._relieve(look)
-        elif guarded.may_be_armed_again(now_ns):
-            guarded.released = ""
-            guarded.has_enough()
-            self._arm(guarded, member, now_ns)
-        self._waits.note(guarded)
+        container.read(state, now_ns)
+        self._count_kills(container, state)
+        inspect = _Inspection(container, state, cause, now_ns)
+        if hits := limit_hits_of(container, state, member.handle, now_ns):
+            self._report(inspect, OomKind.LIMIT_HITS, OomCause.LIMIT, describe_limit_hits(state, hits), limit_hits=hits)
+        if not container.killer_reason:
+            self._relieve(inspect)
+        elif container.may_be_controlled_again(now_ns):
+            container.killer_reason = ""
+            container.end_shortage()
+            self._enable_control(container, member, now_ns)
+        self._oom_waits.record(container)
 
-    def _relieve(self, look: _Look) -> None:
-        guarded, state = look.guarded, look.state
+    def _relieve(self, inspect: _Inspection) -> None:
+        container, state = inspect.container, inspect.state
         if state.paused:
-            self._begin_pause(look)
+            self._begin_oom_wait(inspect)
         else:
-            guarded.end_pause()
-        need = guarded.need(state, self._reserves.container_max_of(guarded.app), self._reserves.left_of(guarded.app))
-        granted = self._grant(look, need.added_bytes)
+            container.end_oom_wait()
+        need = container.need(
+            state, self._reserves.container_max_of(container.app), self._reserves.left_of(container.app)
+        )
+        granted = self._grant(inspect, need.added_bytes)
         if granted < need.added_bytes:
-            self._lack(look, need.added_bytes - granted)
+            self._request_more(inspect, need.added_bytes - granted)
         else:
-            guarded.has_enough()
+            container.end_shortage()
         if state.paused and not granted:
-            self._end_a_wait(look, need)
+            self._check_oom_wait(inspect, need)
 
-    def _begin_pause(self, look: _Look) -> None:
-        if look.guarded.begin_pause(look.now_ns, self._pause_deadline_ns):
-            usage, limit = mib(look.state.usage_bytes), mib(look.state.limit_bytes)
-            seen = OomCause.LIMIT if look.cause is OomCause.LIMIT else OomCause.SAMPLE
-            self._tell(look, OomKind.OOM_WAIT, seen, f"usage {usage} reached the limit of {limit}: tasks wait")
+    def _begin_oom_wait(self, inspect: _Inspection) -> None:
+        if inspect.container.begin_oom_wait(inspect.now_ns, self._oom_wait_timeout_ns):
+            usage, limit = mib(inspect.state.usage_bytes), mib(inspect.state.limit_bytes)
+            seen = OomCause.LIMIT if inspect.cause is OomCause.LIMIT else OomCause.SAMPLE
+            self._report(inspect, OomKind.OOM_WAIT, seen, f"usage {usage} reached the limit of {limit}: tasks wait")
 
-    def _grant(self, look: _Look, wanted_bytes: int) -> int:
+    def _grant(self, inspect: _Inspection, wanted_bytes: int) -> int:
         """Raise the limit by what the reserve covers; returns by how much."""
-        guarded, state, now_ns = look.guarded, look.state, look.now_ns
-        spent = self._shares.spend(guarded, state.limit_bytes, wanted_bytes)
+        container, state, now_ns = inspect.container, inspect.state, inspect.now_ns
+        spent = self._shares.spend(container, state.limit_bytes, wanted_bytes)
         granted = spent // PAGE_BYTES * PAGE_BYTES
-        self._reserves.refund(guarded.app, spent - granted)
+        self._reserves.refund(container.app, spent - granted)
         if granted == 0:
             return 0
         limit_bytes = state.limit_bytes + granted
-        if self._containers.write_memory(guarded.key, limit_bytes) is not RowStatus.APPLIED:
-            self._reserves.refund(guarded.app, granted)
+        if self._containers.write_memory(container.key, limit_bytes) is not RowStatus.APPLIED:
+            self._reserves.refund(container.app, granted)
             return 0
-        self._tell(
-            look,
+        self._report(
+            inspect,
             OomKind.GRANT,
-            OomCause.DEADLINE if guarded.overdue(now_ns) else look.cause,
-            f"usage {mib(state.usage_bytes)} of {mib(state.limit_bytes)}, growing by {mib(guarded.growth.rate)}/s",
+            OomCause.DEADLINE if container.overdue(now_ns) else inspect.cause,
+            f"usage {mib(state.usage_bytes)} of {mib(state.limit_bytes)}, growing by {mib(container.growth.rate)}/s",
             limit_after_bytes=limit_bytes,
-            known_ns=now_ns if guarded.short_since_ns is None else guarded.short_since_ns,
-            paused_us=guarded.paused_us(now_ns),
+            known_ns=now_ns if container.short_since_ns is None else container.short_since_ns,
+            paused_us=container.paused_us(now_ns),
         )
-        guarded.was_granted(limit_bytes, now_ns)
+        container.was_granted(limit_bytes, now_ns)
         return granted
 
-    def _lack(self, look: _Look, missing_bytes: int) -> None:
+    def _request_more(self, inspect: _Inspection, missing_bytes: int) -> None:
         """The reserve is empty: ask for more, unless that is under way."""
-        guarded, state = look.guarded, look.state
-        guarded.lack(missing_bytes, look.now_ns)
-        if not guarded.near_told and guarded.granted_ns != look.now_ns and not state.paused:
-            guarded.near_told = True
+        container, state = inspect.container, inspect.state
+        container.note_shortage(missing_bytes, inspect.now_ns)
+        if not container.near_limit_reported and container.granted_ns != inspect.now_ns and not state.paused:
+            container.near_limit_reported = True
             usage, limit, missing = mib(state.usage_bytes), mib(state.limit_bytes), mib(missing_bytes)
             reason = f"usage {usage} is near the limit of {limit}: {missing} more are needed, the reserve has none"
-            self._tell(look, OomKind.NEAR_LIMIT, look.cause, reason)
-        asking = self._asking.setdefault(guarded.app, Asking())
-        if asking.may_ask(look.now_ns, guarded.paused_since_ns):
-            asking.ask(look.now_ns)
-            short = self._short_of(guarded.app)
-            self.journal.ask(
-                Asked(
-                    app=guarded.app,
-                    key=short[0].key,
-                    wanted_bytes=sum(one.missing_bytes + int(one.growth.rate * LOOKAHEAD_S) for one in short),
-                    usage_bytes=short[0].state.usage_bytes if short[0].state else 0,
-                    limit_bytes=short[0].state.limit_bytes if short[0].state else UNLIMITED,
-                    paused=short[0].paused_since_ns is not None,
+            self._report(inspect, OomKind.NEAR_LIMIT, inspect.cause, reason)
+        request_state = self._requests.setdefault(container.app, RequestState())
+        if request_state.may_request(inspect.now_ns, container.oom_wait_since_ns):
+            request_state.sent(inspect.now_ns)
+            waiting = self._short_of(container.app)
+            self.events.request(
+                PendingRequest(
+                    app=container.app,
+                    key=waiting[0].key,
+                    wanted_bytes=sum(one.missing_bytes + int(one.growth.rate * LOOKAHEAD_S) for one in waiting),
+                    usage_bytes=waiting[0].state.usage_bytes if waiting[0].state else 0,
+                    limit_bytes=waiting[0].state.limit_bytes if waiting[0].state else UNLIMITED,
+                    paused=waiting[0].oom_wait_since_ns is not None,
                 )
             )
 
-    def _short_of(self, app: str) -> list[Guarded]:
+    def _short_of(self, app: str) -> list[ContainerMemory]:
         """Containers of an application that lack memory, the most urgent first."""
-        return self._shares.short_of(app, self._guarded.values())
+        return self._shares.short_of(app, self._controlled.values())
 
-    def _end_a_wait(self, look: _Look, need: Need) -> None:
+    def _check_oom_wait(self, inspect: _Inspection, need: Need) -> None:
         """Tasks wait and nothing could be granted: whether they may wait any longer."""
-        guarded, state = look.guarded, look.state
+        container, state = inspect.container, inspect.state
         usage, limit = mib(state.usage_bytes), mib(state.limit_bytes)
         if need.added_bytes == 0 and need.capped:
-            most = mib(self._reserves.container_max_of(guarded.app))
-            reason = f"usage {usage} of {limit}: no container of {guarded.app} may have more than {most}"
-            self._release(look, OomCause.LIMIT, reason)
-        elif guarded.overdue(look.now_ns):
-            why = guarded.refusal or "nothing more could be had"
+            most = mib(self._reserves.container_max_of(container.app))
+            reason = f"usage {usage} of {limit}: no container of {container.app} may have more than {most}"
+            self._enable_killer(inspect, OomCause.LIMIT, reason)
+        elif container.overdue(inspect.now_ns):
+            why = container.denial or "nothing more could be had"
             if need.added_bytes == 0:
                 why = f"usage {usage} is below the limit of {limit}: a group above is full"
-            self._release(look, OomCause.DEADLINE, f"tasks waited for {self._pause_deadline_ns / 1e9:g} s: {why}")
-        elif need.added_bytes == 0 and guarded.wants_waking(look.now_ns):
-            self._containers.wake(guarded.key, state.limit_bytes)
+            self._enable_killer(
+                inspect, OomCause.DEADLINE, f"tasks waited for {self._oom_wait_timeout_ns / 1e9:g} s: {why}"
+            )
+        elif need.added_bytes == 0 and container.needs_wakeup(inspect.now_ns):
+            self._containers.wake_tasks(container.key, state.limit_bytes)
 
-    def _release(self, look: _Look, cause: OomCause, reason: str) -> None:
-        guarded = look.guarded
-        if self._containers.members[guarded.key].handle.release() is not WriteOutcome.WRITTEN:
+    def _enable_killer(self, inspect: _Inspection, cause: OomCause, reason: str) -> None:
+        container = inspect.container
+        if self._containers.managed[container.key].handle.enable_oom_killer() is not WriteOutcome.WRITTEN:
             return  # vanished; or refused: the next poll tries again
-        self._tell(look, OomKind.OOM_KILLER_ENABLED, cause, reason, paused_us=guarded.paused_us(look.now_ns))
-        guarded.let_go(reason, look.now_ns, look.state.oom_kills)
-        self._asking.setdefault(guarded.app, Asking()).released_ns = look.now_ns
-        self._waits.note(guarded)
+        self._report(inspect, OomKind.OOM_KILLER_ENABLED, cause, reason, paused_us=container.paused_us(inspect.now_ns))
+        container.oom_killer_enabled(reason, inspect.now_ns, inspect.state.oom_kills)
+        self._requests.setdefault(container.app, RequestState()).killer_enabled_ns = inspect.now_ns
+        self._oom_waits.record(container)
 
     # -- what comes back ---------------------------------------------------------------------------------------
 
-    def answered(self, request: Asked, answer: Answer, now_ns: int) -> None:
+    def answered(self, request: PendingRequest, answer: RequestOutcome, now_ns: int) -> None:
         """A request was answered, refused, or was not answered in time."""
-        asking = self._asking.setdefault(request.app, Asking())
-        asking.answered(now_ns, refused=bool(answer.refusal))
-        reason = answer.refusal or answer.silence
+        request_state = self._requests.setdefault(request.app, RequestState())
+        request_state.answered(now_ns, refused=bool(answer.denial))
+        reason = answer.denial or answer.timeout
         if not reason:
             return
-        short = self._short_of(request.app)
-        for guarded in short:
-            guarded.refusal = reason
-        asker = next((one for one in short if one.key == request.key), short[0] if short else None)
-        if asker is not None and asker.state is not None and not asker.refusal_told:
-            asker.refusal_told = True
-            look = _Look(asker, asker.state, OomCause.ALLOCATOR_REPLY, now_ns)
-            paused_us = asker.paused_us(now_ns)
-            self._tell(
-                look,
+        waiting = self._short_of(request.app)
+        for container in waiting:
+            container.denial = reason
+        requester = next((one for one in waiting if one.key == request.key), waiting[0] if waiting else None)
+        if requester is not None and requester.state is not None and not requester.denial_reported:
+            requester.denial_reported = True
+            inspect = _Inspection(requester, requester.state, OomCause.ALLOCATOR_REPLY, now_ns)
+            paused_us = requester.paused_us(now_ns)
+            self._report(
+                inspect,
                 OomKind.GRANT_DENIED,
                 OomCause.ALLOCATOR_REPLY,
                 reason,
-                known_ns=asking.asked_ns,
+                known_ns=request_state.sent_ns,
                 paused_us=paused_us,
             )
-        if answer.refusal:
-            for guarded in filter(lambda _: asking.may_release(now_ns), self._shares.by_size(short)):
-                self._kill_as_is_standard(guarded, reason, now_ns)
-            if any(guarded.paused_since_ns is not None for guarded in short):
-                asking.ask_again_soon(now_ns)
+        if answer.denial:
+            for container in filter(lambda _: request_state.may_enable_killer(now_ns), self._shares.by_size(waiting)):
+                self._enable_killer_after_denial(container, reason, now_ns)
+            if any(container.oom_wait_since_ns is not None for container in waiting):
+                request_state.retry_soon(now_ns)
 
-    def _kill_as_is_standard(self, guarded: Guarded, reason: str, now_ns: int) -> None:
+    def _enable_killer_after_denial(self, container: ContainerMemory, reason: str, now_ns: int) -> None:
         """A refusal ends a wait at once (thesis 2.4.4.2), unless the reserve has got something meanwhile."""
-        if guarded.paused_since_ns is not None:
-            self.look(guarded.key, OomCause.ALLOCATOR_REPLY, now_ns)
-        if guarded.paused_since_ns is not None and guarded.state is not None:
-            self._release(
-                _Look(guarded, guarded.state, OomCause.ALLOCATOR_REPLY, now_ns), OomCause.ALLOCATOR_REPLY, reason
+        if container.oom_wait_since_ns is not None:
+            self.inspect(container.key, OomCause.ALLOCATOR_REPLY, now_ns)
+        if container.oom_wait_since_ns is not None and container.state is not None:
+            self._enable_killer(
+                _Inspection(container, container.state, OomCause.ALLOCATOR_REPLY, now_ns),
+                OomCause.ALLOCATOR_REPLY,
+                reason,
             )
 
-    def kills_read(self, key: str, oom_kills: int) -> None:
+    def count_kills(self, key: str, oom_kills: int) -> None:
         """The kernel's own counter, as read with the limits."""
-        member = self._containers.members[key]
+        member = self._containers.managed[key]
         if oom_kills > member.oom_kills:
-            limit_bytes = self._containers.book.containers[key].limit_bytes
+            limit_bytes = self._containers.update_log.containers[key].limit_bytes
             state = member.handle.read_memory() or MemoryState(0, limit_bytes, paused=False, oom_kills=oom_kills)
-            guarded = self._guarded.get(key) or Guarded(key, member.found.app)
-            self._count_kills(guarded, state._replace(oom_kills=max(oom_kills, state.oom_kills)))
+            container = self._controlled.get(key) or ContainerMemory(key, member.found.app)
+            self._count_kills(container, state._replace(oom_kills=max(oom_kills, state.oom_kills)))
 
-    def _count_kills(self, guarded: Guarded, state: MemoryState) -> None:
+    def _count_kills(self, container: ContainerMemory, state: MemoryState) -> None:
         """Where the kernel's counter has risen: tell, and say why nothing could be done."""
-        member = self._containers.members[guarded.key]
+        member = self._containers.managed[container.key]
         if state.oom_kills <= member.oom_kills:
             return
-        member.oom_kills, guarded.granted_ns = state.oom_kills, None  # what it leaves may be taken at once
-        reason = guarded.released or kill_reason(guarded, state, is_guarded=self.is_guarded(guarded.key))
-        look = _Look(guarded, state, OomCause.KERNEL, 0)
-        self._tell(look, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills)
+        member.oom_kills, container.granted_ns = state.oom_kills, None  # what it leaves may be taken at once
+        reason = container.killer_reason or kill_reason(
+            container, state, is_controlled=self.is_controlled(container.key)
+        )
+        inspect = _Inspection(container, state, OomCause.KERNEL, 0)
+        self._report(inspect, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills)
 
     def release_all(self, now_ns: int) -> None:
         """The agent stops: whoever waits is left to the kernel (restoring the limits does it)."""
-        for guarded in self._guarded.values():
-            if guarded.paused_since_ns is not None and guarded.state is not None:
-                look = _Look(guarded, guarded.state, OomCause.SHUTDOWN, now_ns)
+        for container in self._controlled.values():
+            if container.oom_wait_since_ns is not None and container.state is not None:
+                inspect = _Inspection(container, container.state, OomCause.SHUTDOWN, now_ns)
                 reason = "the agent stops: the kernel's own behaviour is restored"
-                self._tell(
-                    look, OomKind.OOM_KILLER_ENABLED, OomCause.SHUTDOWN, reason, paused_us=guarded.paused_us(now_ns)
+                self._report(
+                    inspect,
+                    OomKind.OOM_KILLER_ENABLED,
+                    OomCause.SHUTDOWN,
+                    reason,
+                    paused_us=container.paused_us(now_ns),
                 )
 
-    def released_by_others(self, key: str, reason: str, now_ns: int) -> None:
+    def killer_enabled_by_watchdog(self, key: str, reason: str, now_ns: int) -> None:
         """The watchdog gave the kernel its kill back: armed again as after a release of our own."""
-        guarded = self._guarded.get(key)
-        if guarded is not None and not guarded.released:
-            self._restless[key] = guarded
-            guarded.let_go(reason, now_ns, self._containers.members[key].oom_kills)
+        container = self._controlled.get(key)
+        if container is not None and not container.killer_reason:
+            self._active[key] = container
+            container.oom_killer_enabled(reason, now_ns, self._containers.managed[key].oom_kills)
 
-    def _tell(self, look: _Look, kind: OomKind, cause: OomCause, reason: str, **details: int) -> None:
-        state = look.state
+    def _report(self, inspect: _Inspection, kind: OomKind, cause: OomCause, reason: str, **details: int) -> None:
+        state = inspect.state
         values = {"limit_after_bytes": state.limit_bytes} | details
-        self.journal.tell(
-            Occurrence(
+        self.events.add(
+            MemoryEvent(
                 kind=kind,
                 cause=cause,
-                key=look.guarded.key,
-                app=look.guarded.app,
+                key=inspect.container.key,
+                app=inspect.container.app,
                 usage_bytes=state.usage_bytes,
                 limit_before_bytes=state.limit_bytes,
-                reserve_bytes=self._reserves.left_of(look.guarded.app),
+                reserve_bytes=self._reserves.left_of(inspect.container.app),
                 reason=reason,
                 **values,
             )

@@ -32,9 +32,9 @@ HALF_LIFE_S: Final = 0.05
 """Of what a rate is made of."""
 SPARE_SHARE: Final = 4
 """Part of a reserve that is granted for what is not believed yet: the agent may be woken late."""
-ROOM_BYTES: Final = 256 * MIB
+INITIAL_FREE_BYTES: Final = 256 * MIB
 """What 2 GB/s take in 0.13 s."""
-ROOM_SHARE: Final = 2
+INITIAL_SHARE: Final = 2
 """Part of a reserve that is granted as room before anybody is seen to grow; the rest is for those who do."""
 FAST_RATE: Final = 4e9
 """Faster than one processor fills pages of 4 KiB (1 to 2.5 GB/s measured)."""
@@ -128,7 +128,7 @@ class Growth:
         return self.rate
 
 
-class Room(NamedTuple):
+class FreeMemory(NamedTuple):
     """What a container has before nobody looks."""
 
     free_bytes: int
@@ -137,17 +137,17 @@ class Room(NamedTuple):
     """Up to its greatest limit."""
 
 
-def added_rooms(rooms: Sequence[Room], reserve_bytes: int) -> list[int]:
+def initial_grants(containers: Sequence[FreeMemory], reserve_bytes: int) -> list[int]:
     """What to add to the limits of one application's containers on this node, whole pages, in the given order.
 
-    Max-min fair: the least free are brought to one level, at most `ROOM_BYTES`; nobody beyond its greatest limit.
+    Max-min fair: the least free are brought to one level, at most `INITIAL_FREE_BYTES`; nobody beyond its greatest limit.
     """
-    budget_bytes = max(reserve_bytes, 0) // ROOM_SHARE
+    budget_bytes = max(reserve_bytes, 0) // INITIAL_SHARE
 
     def added(level_bytes: int) -> list[int]:
-        return [max(min(level_bytes - room.free_bytes, room.most_added_bytes), 0) for room in rooms]
+        return [max(min(level_bytes - container.free_bytes, container.most_added_bytes), 0) for container in containers]
 
-    least, most = 0, ROOM_BYTES // PAGE_BYTES
+    least, most = 0, INITIAL_FREE_BYTES // PAGE_BYTES
     while least < most:
         middle = (least + most + 1) // 2
         if sum(added(middle * PAGE_BYTES)) <= budget_bytes:

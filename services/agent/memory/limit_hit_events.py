@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from services.agent.memory.policy import CUT_ROOM_BYTES, Guarded
+from services.agent.memory.policy import DECREASE_MARGIN_BYTES, ContainerMemory
 from services.agent.memory.records import mib
 from services.agent.ports import ContainerHandle, MemoryState
 
 
-def begin_to_count(guarded: Guarded, handle: ContainerHandle) -> None:
+def start_counting(container: ContainerMemory, handle: ContainerHandle) -> None:
     """What the kernel counted before the container was guarded is not told."""
     if (state := handle.read_memory()) is not None:
-        guarded.limit_hits.counter = state.limit_hits
+        container.limit_hits.counter = state.limit_hits
 
 
-def limit_hits_of(guarded: Guarded, state: MemoryState, handle: ContainerHandle, now_ns: int) -> int:
+def limit_hits_of(container: ContainerMemory, state: MemoryState, handle: ContainerHandle, now_ns: int) -> int:
     """How many hits are to be told now; 0 also where there is page cache that the kernel drops instead of failing."""
-    explained = state.paused or bool(guarded.released)
-    hits = guarded.limit_hits.read(state.limit_hits, now_ns, explained=explained)
-    return hits if hits and handle.read_reclaimable() < CUT_ROOM_BYTES else 0
+    expected = state.paused or bool(container.killer_reason)
+    hits = container.limit_hits.read(state.limit_hits, now_ns, expected=expected)
+    return hits if hits and handle.read_reclaimable() < DECREASE_MARGIN_BYTES else 0
 
 
-def limit_hits_mean(state: MemoryState, hits: int) -> str:
+def describe_limit_hits(state: MemoryState, hits: int) -> str:
     """What they may have done: the kernel counts those, too, after which reclaim made room."""
     times = "once" if hits == 1 else f"{hits} times"
     return (
@@ -29,9 +29,9 @@ def limit_hits_mean(state: MemoryState, hits: int) -> str:
     )
 
 
-def kill_reason(guarded: Guarded, state: MemoryState, *, is_guarded: bool) -> str:
+def kill_reason(container: ContainerMemory, state: MemoryState, *, is_controlled: bool) -> str:
     """Why nothing could be done about a kill that was not left to the kernel."""
-    if not is_guarded:
+    if not is_controlled:
         return f"its memory is not guarded: no limit update for it was received; its limit is {mib(state.limit_bytes)}"
-    rate = mib(guarded.growth.rate)
+    rate = mib(container.growth.rate)
     return f"although guarded: it grew by {rate}/s when last seen, or a group above or the host is full"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-TELL_NS: Final = 10_000_000_000
+REPORT_INTERVAL_NS: Final = 10_000_000_000
 
 
 @dataclass(slots=True)
@@ -18,10 +18,10 @@ class LimitHits:
 
     counter: int | None = None
     """As last read; None: never."""
-    untold: int = 0
-    told_ns: int | None = None
+    unreported: int = 0
+    reported_ns: int | None = None
 
-    def read(self, counter: int, now_ns: int, *, explained: bool) -> int:
+    def read(self, counter: int, now_ns: int, *, expected: bool) -> int:
         """Take in the kernel's counter; returns how many hits are to be told now, 0: none.
 
         Args:
@@ -30,10 +30,10 @@ class LimitHits:
             explained: tasks wait, or the kernel may kill: that is told by itself.
         """
         before, self.counter = self.counter, counter
-        if before is None or explained:
+        if before is None or expected:
             return 0
-        self.untold += max(counter - before, 0)
-        if not self.untold or (self.told_ns is not None and now_ns - self.told_ns < TELL_NS):
+        self.unreported += max(counter - before, 0)
+        if not self.unreported or (self.reported_ns is not None and now_ns - self.reported_ns < REPORT_INTERVAL_NS):
             return 0
-        hits, self.untold, self.told_ns = self.untold, 0, now_ns
+        hits, self.unreported, self.reported_ns = self.unreported, 0, now_ns
         return hits

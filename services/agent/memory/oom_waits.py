@@ -9,55 +9,57 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from services.agent.containers import Containers
-from services.agent.memory.policy import Guarded
+from services.agent.containers import ContainerSet
+from services.agent.memory.policy import ContainerMemory
 
-SILENT_NS: Final = 190_000_000
+GAP_NS: Final = 190_000_000
 """Who looks at nothing for this long was stopped or starved; the shortest silence that a watchdog may act upon is more.
 """
-UNWATCHED_NS: Final = 700_000_000
+WATCHDOG_GAP_NS: Final = 700_000_000
 """After a longer silence the watchdog has looked, and has written down who waits (by its usual setting)."""
 
 
-class WaitNotes:
+class OomWaitTimes:
     """The notes of one node's guarded containers."""
 
-    def __init__(self, containers: Containers) -> None:
+    def __init__(self, containers: ContainerSet) -> None:
         self._containers = containers
-        self._written: dict[str, int] = {}
+        self._recorded: dict[str, int] = {}
         """By container, as far as anybody waits."""
-        self._awake_ns: int | None = None
+        self._last_ns: int | None = None
 
-    def take_over(self, guarded: Guarded) -> int | None:
+    def load(self, container: ContainerMemory) -> int | None:
         """What was noted of a container while we did not look after it."""
-        since_ns = self._containers.members[guarded.key].handle.waiting_since_ns
+        since_ns = self._containers.managed[container.key].handle.oom_wait_since_ns
         if since_ns is not None:
-            self._written[guarded.key] = since_ns
-        guarded.noted_wait_ns = since_ns
+            self._recorded[container.key] = since_ns
+        container.recorded_wait_ns = since_ns
         return since_ns
 
-    def note(self, guarded: Guarded) -> None:
+    def record(self, container: ContainerMemory) -> None:
         """It was looked at: write down whether anybody waits, where that has changed."""
-        since_ns, guarded.noted_wait_ns = guarded.paused_since_ns, None
-        if since_ns == self._written.get(guarded.key):
+        since_ns, container.recorded_wait_ns = container.oom_wait_since_ns, None
+        if since_ns == self._recorded.get(container.key):
             return
         if since_ns is None:
-            del self._written[guarded.key]
+            del self._recorded[container.key]
         else:
-            self._written[guarded.key] = since_ns
-        self._containers.members[guarded.key].handle.note_wait(since_ns)
+            self._recorded[container.key] = since_ns
+        self._containers.managed[container.key].handle.record_oom_wait(since_ns)
 
     def forget(self, key: str) -> None:
         """The container is gone."""
-        self._written.pop(key, None)
+        self._recorded.pop(key, None)
 
-    def after_silence(self, all_guarded: Iterable[Guarded], now_ns: int) -> list[Guarded]:
+    def after_gap(self, containers: Iterable[ContainerMemory], now_ns: int) -> list[ContainerMemory]:
         """Called before any look: if there was none for long, who has to be looked at first, notes taken over."""
-        before_ns, self._awake_ns = self._awake_ns, now_ns
-        if before_ns is None or now_ns - before_ns < SILENT_NS:
+        before_ns, self._last_ns = self._last_ns, now_ns
+        if before_ns is None or now_ns - before_ns < GAP_NS:
             return []
-        found = [guarded for guarded in all_guarded if guarded.paused_since_ns is None and not guarded.released]
-        for guarded in found:
-            if self.take_over(guarded) is None and now_ns - before_ns < UNWATCHED_NS:
-                guarded.noted_wait_ns = before_ns
+        found = [
+            container for container in containers if container.oom_wait_since_ns is None and not container.killer_reason
+        ]
+        for container in found:
+            if self.load(container) is None and now_ns - before_ns < WATCHDOG_GAP_NS:
+                container.recorded_wait_ns = before_ns
         return found

@@ -20,9 +20,9 @@ from services.agent.memory.growth import MIB, NEAR_BYTES, NEAR_S, NEAR_SHARE, Gr
 from services.agent.memory.limit_hits import LimitHits
 from services.agent.ports import UNLIMITED, MemoryState
 
-HOT_NS: Final = 250_000_000
+FAST_POLL_NS: Final = 250_000_000
 """A container is polled for this long after it has last grown fast."""
-HOT_S: Final = 0.5
+FAST_GROWTH_S: Final = 0.5
 """Growing fast: at this rate the limit is reached within so many seconds."""
 POLL_NS: Final = 4_000_000
 WAKE_NS: Final = 20_000_000
@@ -35,29 +35,29 @@ VICTIM_NS: Final = 500_000_000
 """So long after a release the allocator knows what a killed container has left: a refusal before may be outdated."""
 SETTLE_NS: Final = 1_000_000_000
 """A limit that was raised by a grant is not cut for this long; a release that led to no kill lasts this long."""
-CUT_ROOM_BYTES: Final = 4 * MIB
+DECREASE_MARGIN_BYTES: Final = 4 * MIB
 """A cut leaves at least this, or an eighth of the limit, above what cannot be reclaimed."""
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def wants_a_look(usage_bytes: IntArray, limit_bytes: IntArray, rate: np.ndarray[Any, Any]) -> BoolArray:
-    """Which containers are near, or will be within `HOT_S` at this rate. Columns of shape (N,)."""
+def needs_inspection(usage_bytes: IntArray, limit_bytes: IntArray, rate: np.ndarray[Any, Any]) -> BoolArray:
+    """Which containers are near, or will be within `FAST_GROWTH_S` at this rate. Columns of shape (N,)."""
     free = limit_bytes - usage_bytes
     near = np.maximum(np.minimum(NEAR_BYTES, limit_bytes // NEAR_SHARE), (rate * NEAR_S).astype(np.int64))
-    look: BoolArray = (limit_bytes >= 0) & ((free < near) | (free < rate * HOT_S))
-    return look
+    inspect: BoolArray = (limit_bytes >= 0) & ((free < near) | (free < rate * FAST_GROWTH_S))
+    return inspect
 
 
-def cut_is_dangerous(limit_bytes: int, usage_bytes: int, reclaimable_bytes: int) -> bool:
+def decrease_is_unsafe(limit_bytes: int, usage_bytes: int, reclaimable_bytes: int) -> bool:
     """Whether a lower limit would leave no room above what the kernel cannot drop."""
-    room_bytes = min(CUT_ROOM_BYTES, limit_bytes // NEAR_SHARE)  # a small limit could never be set otherwise
-    return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + room_bytes
+    margin_bytes = min(DECREASE_MARGIN_BYTES, limit_bytes // NEAR_SHARE)  # a small limit could never be set otherwise
+    return limit_bytes < usage_bytes - min(reclaimable_bytes, usage_bytes) + margin_bytes
 
 
 @dataclass(slots=True)
-class Guarded:
+class ContainerMemory:
     """What is remembered of one guarded container.
 
     Two kinds of episodes: a *shortage* lasts while it is near its limit and the reserve does not cover it; a *pause*
@@ -67,25 +67,25 @@ class Guarded:
     key: str
     app: str
     growth: Growth = field(default_factory=Growth)
-    hot_until_ns: int = 0
+    fast_poll_until_ns: int = 0
     granted_ns: int | None = None
     """Latest grant."""
     short_since_ns: int | None = None
     missing_bytes: int = 0
-    near_told: bool = False
-    refusal_told: bool = False
-    refusal: str = ""
+    near_limit_reported: bool = False
+    denial_reported: bool = False
+    denial: str = ""
     """Why nothing more was to be had, as last heard in this shortage."""
-    paused_since_ns: int | None = None
-    noted_wait_ns: int | None = None
+    oom_wait_since_ns: int | None = None
+    recorded_wait_ns: int | None = None
     """Since when they may have waited before we looked, as others noted; until the next look."""
     deadline_ns: int = 0
     woken_ns: int = 0
-    released: str = ""
+    killer_reason: str = ""
     """Why the kernel has its kill back; empty: it has not."""
-    released_ns: int = 0
-    kills_at_release: int = 0
-    was_paused_at_release: bool = False
+    killer_enabled_ns: int = 0
+    kills_before: int = 0
+    was_waiting: bool = False
     state: MemoryState | None = None
     """Latest reading."""
     armed_ns: int = 0
@@ -100,55 +100,55 @@ class Guarded:
         self.state = state
         rate = self.growth.read(state.usage_bytes, now_ns)
         free = state.limit_bytes - state.usage_bytes
-        if state.limit_bytes != UNLIMITED and (state.paused or free < rate * HOT_S):
-            self.stay_hot(now_ns)
+        if state.limit_bytes != UNLIMITED and (state.paused or free < rate * FAST_GROWTH_S):
+            self.poll_fast(now_ns)
         return rate
 
-    def stay_hot(self, now_ns: int) -> None:
+    def poll_fast(self, now_ns: int) -> None:
         """Look again soon."""
-        self.hot_until_ns = max(self.hot_until_ns, now_ns + HOT_NS)
+        self.fast_poll_until_ns = max(self.fast_poll_until_ns, now_ns + FAST_POLL_NS)
 
-    def is_hot(self, now_ns: int) -> bool:
+    def is_polled_fast(self, now_ns: int) -> bool:
         """Whether it is polled: it grows fast, its tasks wait, or a kill may be on its way."""
-        return now_ns < self.hot_until_ns or self.paused_since_ns is not None or bool(self.released)
+        return now_ns < self.fast_poll_until_ns or self.oom_wait_since_ns is not None or bool(self.killer_reason)
 
     @property
-    def has_an_episode(self) -> bool:
+    def has_incident(self) -> bool:
         """Whether it lacks memory, its tasks wait, or the kernel has its kill back."""
-        return self.short_since_ns is not None or self.paused_since_ns is not None or bool(self.released)
+        return self.short_since_ns is not None or self.oom_wait_since_ns is not None or bool(self.killer_reason)
 
-    def begin_pause(self, now_ns: int, patience_ns: int) -> bool:
+    def begin_oom_wait(self, now_ns: int, timeout_ns: int) -> bool:
         """Tasks are seen waiting; returns whether that is new."""
-        if self.paused_since_ns is not None:
+        if self.oom_wait_since_ns is not None:
             return False
-        self.paused_since_ns = now_ns if self.noted_wait_ns is None else min(self.noted_wait_ns, now_ns)
-        self.deadline_ns = self.paused_since_ns + patience_ns
+        self.oom_wait_since_ns = now_ns if self.recorded_wait_ns is None else min(self.recorded_wait_ns, now_ns)
+        self.deadline_ns = self.oom_wait_since_ns + timeout_ns
         return True
 
-    def end_pause(self) -> None:
+    def end_oom_wait(self) -> None:
         """Tasks do not wait any more."""
-        self.paused_since_ns = None
+        self.oom_wait_since_ns = None
 
     def paused_us(self, now_ns: int) -> int:
         """For how long they have waited; 0: they do not."""
-        return 0 if self.paused_since_ns is None else (now_ns - self.paused_since_ns) // 1000
+        return 0 if self.oom_wait_since_ns is None else (now_ns - self.oom_wait_since_ns) // 1000
 
     def overdue(self, now_ns: int) -> bool:
         """Whether they have waited for as long as the setting allows."""
-        return self.paused_since_ns is not None and now_ns >= self.deadline_ns
+        return self.oom_wait_since_ns is not None and now_ns >= self.deadline_ns
 
-    def wants_waking(self, now_ns: int) -> bool:
+    def needs_wakeup(self, now_ns: int) -> bool:
         """Whether tasks that wait although there is room are to be woken now.
 
         The kernel wakes who waits when a limit is raised. A task whose charge was refused before, and that says only
         afterwards that it waits (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c), is not woken by that raise.
         """
-        if self.paused_since_ns is None or now_ns - max(self.paused_since_ns, self.woken_ns) < WAKE_NS:
+        if self.oom_wait_since_ns is None or now_ns - max(self.oom_wait_since_ns, self.woken_ns) < WAKE_NS:
             return False
         self.woken_ns = now_ns
         return True
 
-    def lack(self, missing_bytes: int, now_ns: int) -> None:
+    def note_shortage(self, missing_bytes: int, now_ns: int) -> None:
         """The reserve does not cover its need."""
         if self.short_since_ns is None:
             self.short_since_ns = now_ns
@@ -157,70 +157,70 @@ class Guarded:
     def was_granted(self, limit_bytes: int, now_ns: int) -> None:
         """The limit was raised out of the reserve: tasks go on."""
         self.granted_ns = now_ns
-        self.end_pause()
-        self.stay_hot(now_ns)
+        self.end_oom_wait()
+        self.poll_fast(now_ns)
         if self.state is not None:
             self.state = self.state._replace(limit_bytes=limit_bytes, paused=False)
 
-    def has_enough(self) -> None:
+    def end_shortage(self) -> None:
         """It is not near its limit any more."""
         self.short_since_ns, self.missing_bytes = None, 0
-        self.near_told = self.refusal_told = False
-        self.refusal = ""
+        self.near_limit_reported = self.denial_reported = False
+        self.denial = ""
 
-    def let_go(self, reason: str, now_ns: int, oom_kills: int) -> None:
+    def oom_killer_enabled(self, reason: str, now_ns: int, oom_kills: int) -> None:
         """The kernel gets its kill back."""
-        self.released, self.released_ns, self.kills_at_release = reason, now_ns, oom_kills
-        self.was_paused_at_release = self.paused_since_ns is not None
-        self.end_pause()
+        self.killer_reason, self.killer_enabled_ns, self.kills_before = reason, now_ns, oom_kills
+        self.was_waiting = self.oom_wait_since_ns is not None
+        self.end_oom_wait()
 
-    def may_be_armed_again(self, now_ns: int) -> bool:
+    def may_be_controlled_again(self, now_ns: int) -> bool:
         """After a release: the kernel has killed, or it is not near its limit any more and some time has passed."""
         state = self.state
-        if state is None or state.oom_kills > self.kills_at_release:
+        if state is None or state.oom_kills > self.kills_before:
             return True
         near = near_bytes(max(state.limit_bytes, 0), self.growth.rate)
-        roomy = state.limit_bytes == UNLIMITED or state.limit_bytes - state.usage_bytes >= 2 * near
-        return roomy and not state.paused and now_ns - self.released_ns >= SETTLE_NS
+        has_headroom = state.limit_bytes == UNLIMITED or state.limit_bytes - state.usage_bytes >= 2 * near
+        return has_headroom and not state.paused and now_ns - self.killer_enabled_ns >= SETTLE_NS
 
 
 @dataclass(slots=True)
-class Asking:
+class RequestState:
     """Requests of one application: at most one is under way."""
 
     outstanding: bool = False
-    asked_ns: int = 0
+    sent_ns: int = 0
     next_ns: int = 0
-    released_ns: int | None = None
+    killer_enabled_ns: int | None = None
     """Latest release of any of the application's containers."""
 
-    def may_release(self, now_ns: int) -> bool:
+    def may_enable_killer(self, now_ns: int) -> bool:
         """Whether a refusal may end another wait: one victim at a time, for what it leaves may be enough for all."""
-        return self.released_ns is None or now_ns - self.released_ns >= VICTIM_NS
+        return self.killer_enabled_ns is None or now_ns - self.killer_enabled_ns >= VICTIM_NS
 
-    def may_ask(self, now_ns: int, paused_since_ns: int | None) -> bool:
+    def may_request(self, now_ns: int, oom_wait_since_ns: int | None) -> bool:
         """Whether to ask now. Who has begun to wait since the last request need not wait for the next one's turn."""
         if self.outstanding:
             return False
-        return now_ns >= self.next_ns or (paused_since_ns is not None and paused_since_ns > self.asked_ns)
+        return now_ns >= self.next_ns or (oom_wait_since_ns is not None and oom_wait_since_ns > self.sent_ns)
 
-    def ask(self, now_ns: int) -> None:
+    def sent(self, now_ns: int) -> None:
         """A request goes out."""
-        self.outstanding, self.asked_ns = True, now_ns
+        self.outstanding, self.sent_ns = True, now_ns
 
     def answered(self, now_ns: int, *, refused: bool) -> None:
         """Its answer has come, or will not come any more."""
         self.outstanding = False
         self.next_ns = now_ns + (REFUSED_RETRY_NS if refused else RETRY_NS)
 
-    def ask_again_soon(self, now_ns: int) -> None:
+    def retry_soon(self, now_ns: int) -> None:
         """Somebody still waits."""
         self.next_ns = min(self.next_ns, now_ns + RETRY_NS)
 
 
-def by_urgency(short: list[Guarded]) -> list[Guarded]:
+def by_urgency(waiting: list[ContainerMemory]) -> list[ContainerMemory]:
     """Who gets what arrives first: those whose tasks wait, then those who lack the longest."""
     return sorted(
-        short,
-        key=lambda one: (one.paused_since_ns is None, one.paused_since_ns or 0, one.short_since_ns or 0, one.key),
+        waiting,
+        key=lambda one: (one.oom_wait_since_ns is None, one.oom_wait_since_ns or 0, one.short_since_ns or 0, one.key),
     )

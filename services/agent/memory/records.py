@@ -13,7 +13,7 @@ MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Occurrence:
+class MemoryEvent:
     """One line of what happened to a container's memory; see `schemas.oom.OomEvent`."""
 
     kind: OomKind
@@ -35,8 +35,8 @@ class Occurrence:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for memory that has to be sent; `MemoryGuard.answered` must follow."""
+class PendingRequest:
+    """A request for memory that has to be sent; `MemoryController.answered` must follow."""
 
     app: str
     key: str
@@ -47,12 +47,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestOutcome:
     """What became of a request."""
 
-    refusal: str = ""
+    denial: str = ""
     """Why there is nothing more."""
-    silence: str = ""
+    timeout: str = ""
     """Why there was no answer."""
 
 
@@ -70,14 +70,14 @@ class Drift:
 
 
 @dataclass(slots=True)
-class GuardCounters:
+class MemoryCounters:
     """Counted since the start."""
 
     grants: int = 0
     granted_bytes: int = 0
-    traps: int = 0
-    refusals: int = 0
-    releases: int = 0
+    oom_waits: int = 0
+    grants_denied: int = 0
+    killer_enabled: int = 0
     kills: int = 0
     limit_hits: int = 0
     """Counted by the kernel, and told."""
@@ -85,55 +85,55 @@ class GuardCounters:
     polls: int = 0
     """Looks at containers that grow fast or wait, between the periodic samples."""
     drifts: int = 0
-    refused_cuts: int = 0
+    rejected_decreases: int = 0
 
 
 @dataclass(slots=True)
-class Journal:
+class EventBuffer:
     """What waits to be told, and the counts."""
 
-    counters: GuardCounters = field(default_factory=GuardCounters)
-    _occurrences: list[Occurrence] = field(default_factory=list)
-    _requests: list[Asked] = field(default_factory=list)
+    counters: MemoryCounters = field(default_factory=MemoryCounters)
+    _events: list[MemoryEvent] = field(default_factory=list)
+    _requests: list[PendingRequest] = field(default_factory=list)
     _drifts: list[Drift] = field(default_factory=list)
 
-    def tell(self, occurrence: Occurrence) -> None:
+    def add(self, event: MemoryEvent) -> None:
         """Note an occurrence."""
-        self._occurrences.append(occurrence)
+        self._events.append(event)
         counters = self.counters
-        match occurrence.kind:
+        match event.kind:
             case OomKind.GRANT:
                 counters.grants += 1
-                counters.granted_bytes += max(occurrence.limit_after_bytes - occurrence.limit_before_bytes, 0)
+                counters.granted_bytes += max(event.limit_after_bytes - event.limit_before_bytes, 0)
             case OomKind.OOM_WAIT:
-                counters.traps += 1
+                counters.oom_waits += 1
             case OomKind.GRANT_DENIED:
-                counters.refusals += 1
+                counters.grants_denied += 1
             case OomKind.OOM_KILLER_ENABLED:
-                counters.releases += 1
+                counters.killer_enabled += 1
             case OomKind.KILL:
                 counters.kills += 1
             case OomKind.LIMIT_HITS:
-                counters.limit_hits += occurrence.limit_hits
+                counters.limit_hits += event.limit_hits
             case OomKind.NEAR_LIMIT:
                 pass
 
-    def ask(self, request: Asked) -> None:
+    def request(self, request: PendingRequest) -> None:
         """Note a request."""
         self._requests.append(request)
         self.counters.requests += 1
 
-    def report(self, drift: Drift) -> None:
+    def add_drift(self, drift: Drift) -> None:
         """Note a drift."""
         self._drifts.append(drift)
         self.counters.drifts += 1
 
-    def take_occurrences(self) -> list[Occurrence]:
+    def take_events(self) -> list[MemoryEvent]:
         """What has happened since the last call."""
-        taken, self._occurrences = self._occurrences, []
+        taken, self._events = self._events, []
         return taken
 
-    def take_requests(self) -> list[Asked]:
+    def take_requests(self) -> list[PendingRequest]:
         """What has to be asked."""
         taken, self._requests = self._requests, []
         return taken
@@ -144,27 +144,27 @@ class Journal:
         return taken
 
 
-def described(told: Sequence[Occurrence], asked: Sequence[Asked]) -> dict[str, Any]:
+def span_attributes(events: Sequence[MemoryEvent], requests: Sequence[PendingRequest]) -> dict[str, Any]:
     """What happened to an application's memory at one moment, as attributes of a span."""
-    newest = told[-1] if told else None
-    first = newest or asked[0]
+    newest = events[-1] if events else None
+    first = newest or requests[0]
     return {
         "turnbuckle__app": first.app,
         "turnbuckle__container": first.key,
-        "turnbuckle__oom__kinds": [str(occurrence.kind) for occurrence in told],
+        "turnbuckle__oom__kinds": [str(event.kind) for event in events],
         "turnbuckle__memory__usage_bytes": first.usage_bytes,
-        "turnbuckle__memory__limit_bytes": newest.limit_after_bytes if newest else asked[0].limit_bytes,
+        "turnbuckle__memory__limit_bytes": newest.limit_after_bytes if newest else requests[0].limit_bytes,
         "turnbuckle__memory__granted_bytes": sum(
-            max(each.limit_after_bytes - each.limit_before_bytes, 0) for each in told if each.kind is OomKind.GRANT
+            max(each.limit_after_bytes - each.limit_before_bytes, 0) for each in events if each.kind is OomKind.GRANT
         ),
-        "turnbuckle__memory__wanted_bytes": sum(request.wanted_bytes for request in asked),
+        "turnbuckle__memory__wanted_bytes": sum(request.wanted_bytes for request in requests),
     }
 
 
-def of_watchdog(reports: Iterable[WatchdogReport]) -> list[Occurrence]:
+def events_of_reports(reports: Iterable[WatchdogReport]) -> list[MemoryEvent]:
     """What the watchdog did while no agent lived."""
     return [
-        Occurrence(
+        MemoryEvent(
             kind=OomKind.GRANT if report.granted else OomKind.OOM_KILLER_ENABLED,
             cause=OomCause.WATCHDOG,
             key=report.key,

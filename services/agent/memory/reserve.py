@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.agent.limits.update_log import ReserveOrder
+from services.agent.limits.update_log import ReserveUpdate
 from services.agent.memory.fair_share import UNKNOWN, FairShare
-from services.agent.ports import Reserve, ReserveBook
+from services.agent.ports import Reserve, ReserveStore
 
-CONFIRM_LOOKS: Final = 10
+CONFIRM_POLLS: Final = 10
 """A difference that others made is believed after so many looks (one per tick): the watchdog may be in between."""
 NO_MAXIMUM: Final = 1 << 62
 
@@ -27,7 +27,7 @@ class ReserveReport(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Held:
+class _Account:
     """What was last reported."""
 
     given_bytes: int = 0
@@ -36,37 +36,37 @@ class _Held:
     """As ordered, also of the agent before us."""
     fair: FairShare = UNKNOWN
     """Unknown until it is ordered."""
-    differs: Reserve | None = None
-    looks: int = 0
-    """So many looks in a row have seen `differs`."""
+    unreconciled: Reserve | None = None
+    polls: int = 0
+    """So many looks in a row have seen `unreconciled`."""
 
 
 class Reserves:
     """One node's reserves by application."""
 
-    def __init__(self, book: ReserveBook) -> None:
-        self._book = book
-        self._held: dict[str, _Held] = {}
+    def __init__(self, store: ReserveStore) -> None:
+        self._store = store
+        self._accounts: dict[str, _Account] = {}
         self.may_spend: Callable[[], bool] = lambda: True
         """False while nothing is granted, whatever is left."""
-        self._adopt(book.read())
-        for app, most_bytes in book.read_container_max().items():
-            self._held.setdefault(app, _Held()).container_max_bytes = most_bytes
+        self._load(store.read())
+        for app, most_bytes in store.read_container_max().items():
+            self._accounts.setdefault(app, _Account()).container_max_bytes = most_bytes
 
     @property
     def apps(self) -> list[str]:
         """Applications that anything is known of."""
-        return list(self._held)
+        return list(self._accounts)
 
     @property
     def left_bytes(self) -> int:
         """What all of them hold."""
-        return sum(self.left_of(app) for app in self._held)
+        return sum(self.left_of(app) for app in self._accounts)
 
     def report(self, app: str) -> ReserveReport:
         """What to tell the allocator."""
-        held = self._held.get(app)
-        return ReserveReport(held.given_bytes, held.used_bytes) if held else ReserveReport(0, 0)
+        account = self._accounts.get(app)
+        return ReserveReport(account.given_bytes, account.used_bytes) if account else ReserveReport(0, 0)
 
     def left_of(self, app: str) -> int:
         """What can still be granted, as reported."""
@@ -75,84 +75,88 @@ class Reserves:
 
     def container_max_of(self, app: str) -> int:
         """Greatest limit of a container, bytes."""
-        held = self._held.get(app)
-        return held.container_max_bytes if held else NO_MAXIMUM
+        account = self._accounts.get(app)
+        return account.container_max_bytes if account else NO_MAXIMUM
 
     def fair_of(self, app: str) -> FairShare:
         """Of an application's containers."""
-        held = self._held.get(app)
-        return held.fair if held else UNKNOWN
+        account = self._accounts.get(app)
+        return account.fair if account else UNKNOWN
 
-    def order(self, order: ReserveOrder) -> None:
+    def apply(self, apply: ReserveUpdate) -> None:
         """Carry an order out; what could not be written down is not reported either."""
-        held = self._held.setdefault(order.app, _Held())
-        held.container_max_bytes = order.container_max_bytes or NO_MAXIMUM
-        held.fair = order.fair
-        self._book.set_container_max(order.app, order.container_max_bytes or None)
-        self._give(order.app, held, max(order.given_bytes, held.used_bytes))
+        account = self._accounts.setdefault(apply.app, _Account())
+        account.container_max_bytes = apply.container_max_bytes or NO_MAXIMUM
+        account.fair = apply.fair
+        self._store.set_container_max(apply.app, apply.container_max_bytes or None)
+        self._give(apply.app, account, max(apply.given_bytes, account.used_bytes))
 
-    def _give(self, app: str, held: _Held, given_bytes: int) -> None:
-        now = self._book.give(app, given_bytes)
+    def _give(self, app: str, account: _Account, given_bytes: int) -> None:
+        now = self._store.give(app, given_bytes)
         if now.given_bytes < given_bytes:
             return
-        if now.used_bytes < held.used_bytes:  # the book was lost meanwhile: what was spent must not be spent again
-            self._book.spend(app, held.used_bytes - now.used_bytes)
-        held.given_bytes = now.given_bytes
+        if now.used_bytes < account.used_bytes:  # the book was lost meanwhile: what was spent must not be spent again
+            self._store.spend(app, account.used_bytes - now.used_bytes)
+        account.given_bytes = now.given_bytes
 
     def spend(self, app: str, wanted_bytes: int) -> int:
         """Take up to so much out; returns how much."""
-        held = self._held.get(app)
+        account = self._accounts.get(app)
         wanted_bytes = min(wanted_bytes, self.left_of(app))
-        if held is None or wanted_bytes <= 0 or not self.may_spend():
+        if account is None or wanted_bytes <= 0 or not self.may_spend():
             return 0
-        got = self._book.spend(app, wanted_bytes)
-        held.used_bytes += got
+        got = self._store.spend(app, wanted_bytes)
+        account.used_bytes += got
         return got
 
     def refund(self, app: str, unspent_bytes: int) -> None:
         """The kernel refused the grant."""
         if unspent_bytes:
-            self._book.refund(app, unspent_bytes)
-            self._held[app].used_bytes -= unspent_bytes
+            self._store.refund(app, unspent_bytes)
+            self._accounts[app].used_bytes -= unspent_bytes
 
     def void(self, app: str) -> None:
         """No container of it is here any more, or its order came too late."""
-        held = self._held.get(app)
-        if held is not None:
-            self._book.void(app)
-            held.used_bytes = held.given_bytes
+        account = self._accounts.get(app)
+        if account is not None:
+            self._store.void(app)
+            account.used_bytes = account.given_bytes
 
-    def is_doubtful(self, app: str) -> bool:
+    def is_unreconciled(self, app: str) -> bool:
         """Whether the watchdog may have granted something that is not reported yet."""
-        held = self._held.get(app)
-        return held is not None and held.differs is not None and held.differs.used_bytes > held.used_bytes
+        account = self._accounts.get(app)
+        return (
+            account is not None
+            and account.unreconciled is not None
+            and account.unreconciled.used_bytes > account.used_bytes
+        )
 
-    def look(self) -> list[str]:
-        """Compare with the book, once per tick; returns applications to `confirm` once their limits are read again."""
-        seen = self._book.read()
-        self._adopt({app: reserve for app, reserve in seen.items() if app not in self._held})
+    def poll(self) -> list[str]:
+        """Compare with the book, once per tick; returns applications to `reconcile` once their limits are read again."""
+        seen = self._store.read()
+        self._load({app: reserve for app, reserve in seen.items() if app not in self._accounts})
         due = []
-        for app, held in self._held.items():
+        for app, account in self._accounts.items():
             reserve = seen.get(app, Reserve(0, 0))
-            if reserve == (held.given_bytes, held.used_bytes) or not (held.given_bytes or reserve.given_bytes):
-                held.differs, held.looks = None, 0
+            if reserve == (account.given_bytes, account.used_bytes) or not (account.given_bytes or reserve.given_bytes):
+                account.unreconciled, account.polls = None, 0
                 continue
-            held.looks = held.looks + 1 if reserve == held.differs else 1
-            held.differs = reserve
-            if held.looks >= CONFIRM_LOOKS:
+            account.polls = account.polls + 1 if reserve == account.unreconciled else 1
+            account.unreconciled = reserve
+            if account.polls >= CONFIRM_POLLS:
                 due.append(app)
         return due
 
-    def confirm(self, app: str) -> None:
+    def reconcile(self, app: str) -> None:
         """The limits have been read again: what the watchdog spent is reported; a book that was lost is mended."""
-        held = self._held[app]
-        if held.differs is None:
+        account = self._accounts[app]
+        if account.unreconciled is None:
             return
-        if held.differs.used_bytes > held.used_bytes:
-            held.used_bytes = min(held.differs.used_bytes, held.given_bytes)
-        held.differs, held.looks = None, 0
-        self._give(app, held, held.given_bytes)
+        if account.unreconciled.used_bytes > account.used_bytes:
+            account.used_bytes = min(account.unreconciled.used_bytes, account.given_bytes)
+        account.unreconciled, account.polls = None, 0
+        self._give(app, account, account.given_bytes)
 
-    def _adopt(self, reserves: dict[str, Reserve]) -> None:
+    def _load(self, reserves: dict[str, Reserve]) -> None:
         for app, reserve in reserves.items():
-            self._held[app] = _Held(reserve.given_bytes, min(reserve.used_bytes, reserve.given_bytes))
+            self._accounts[app] = _Account(reserve.given_bytes, min(reserve.used_bytes, reserve.given_bytes))

@@ -1,4 +1,4 @@
-"""Reserves by application, in one file that the agent and its watchdog share (`services.agent.ports.ReserveBook`).
+"""Reserves by application, in one file that the agent and its watchdog share (`services.agent.ports.ReserveStore`).
 
 Two halves, of which the later one that is whole holds: whoever is killed while writing leaves the old content. This
 module knows the standard library only, for the watchdog's sake.

@@ -12,8 +12,8 @@ from services.agent.ports import Reserve
 _NOTHING = Reserve(0, 0)
 
 
-class _Book(ABC):
-    """`services.agent.ports.ReserveBook`, given where it is kept."""
+class _Store(ABC):
+    """`services.agent.ports.ReserveStore`, given where it is kept."""
 
     @abstractmethod
     def read(self) -> dict[str, Reserve]:
@@ -42,7 +42,7 @@ class _Book(ABC):
         self._change(app, lambda amounts: (amounts[0], max(amounts)))
 
 
-class MemoryReserveBook(_Book):
+class InMemoryReserveStore(_Store):
     """Forgotten with the process."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class MemoryReserveBook(_Book):
         return before, after
 
 
-class FileReserveBook(_Book):
+class FileReserveStore(_Store):
     """Shared with the watchdog, and kept when the agent dies.
 
     A file that is lost or unreadable is an empty book: given and used start again at nothing, so whoever gives by

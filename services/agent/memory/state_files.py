@@ -196,9 +196,9 @@ class StateDirectory:
         """Remove them."""
         with suppress(OSError):
             (self._originals / f"{key}.json").unlink(missing_ok=True)
-        self.note_wait(key, None)
+        self.record_oom_wait(key, None)
 
-    def note_wait(self, key: str, since_ns: int | None) -> None:
+    def record_oom_wait(self, key: str, since_ns: int | None) -> None:
         """Note since when a container's tasks wait at its limit (monotonic), or None: nobody waits any more.
 
         The deadline counts from there, whoever looks after them: an agent, its watchdog, the next agent.
@@ -210,7 +210,7 @@ class StateDirectory:
             else:
                 path.write_text(str(since_ns), encoding="ascii")
 
-    def waiting_since_ns(self, key: str) -> int | None:
+    def oom_wait_since_ns(self, key: str) -> int | None:
         """What was noted; None: nothing, or it was torn, or in an earlier boot."""
         try:
             since_ns = int((self._waits / key).read_text(encoding="ascii"))
@@ -224,7 +224,7 @@ class StateDirectory:
             keys = [path.name for path in self._waits.iterdir()]
         except OSError:
             return None
-        return min((since_ns for key in keys if (since_ns := self.waiting_since_ns(key)) is not None), default=None)
+        return min((since_ns for key in keys if (since_ns := self.oom_wait_since_ns(key)) is not None), default=None)
 
     def sweep(self) -> None:
         """Remove files of an earlier boot, foreign ones, and those that a killed writer has left."""
@@ -246,8 +246,8 @@ class StateDirectory:
             found = FoundValues(**content)
         except TypeError:
             return None
-        sound = isinstance(found.directories, dict) and "memory" in found.directories and isinstance(found.values, dict)
-        return found if sound else None
+        valid = isinstance(found.directories, dict) and "memory" in found.directories and isinstance(found.values, dict)
+        return found if valid else None
 
 
 def _boot_id() -> str:

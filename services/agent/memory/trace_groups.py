@@ -11,41 +11,41 @@ from typing import Final
 
 from services._runtime.telemetry.tracing import Begin, Carrier, Span, trace_headers, trace_ids
 
-QUIET_NS: Final = 1_000_000_000
+GAP_NS: Final = 1_000_000_000
 """After so long without a step the next one is another story."""
 LONGEST_NS: Final = 10_000_000_000
 """A container may grow all day: a trace of it must end."""
 
 
 @dataclass(slots=True)
-class _Episode:
+class _TraceGroup:
     carrier: Carrier
     trace_id: str
     begun_ns: int
     last_ns: int
 
 
-class Episodes:
+class TraceGroups:
     """Which trace a step belongs to. Times are monotonic nanoseconds."""
 
     def __init__(self) -> None:
-        self._under_way: dict[str, _Episode] = {}
+        self._open: dict[str, _TraceGroup] = {}
 
     def begin(self, app: str, now_ns: int, begun_ns: int | None) -> Begin:
         """How the span of a step begins; ``begun_ns`` is wall clock, None: now."""
-        episode, here = self._under_way.get(app), trace_ids()
-        if episode is not None and (now_ns - episode.last_ns > QUIET_NS or now_ns - episode.begun_ns > LONGEST_NS):
-            del self._under_way[app]
-            episode = None
-        if episode is None or (here is not None and here[0] == episode.trace_id):
+        group, here = self._open.get(app), trace_ids()
+        if group is not None and (now_ns - group.last_ns > GAP_NS or now_ns - group.begun_ns > LONGEST_NS):
+            del self._open[app]
+            group = None
+        if group is None or (here is not None and here[0] == group.trace_id):
             return Begin(begun_ns=begun_ns)
-        order = trace_headers()
-        return Begin(episode.carrier, (order,) if order else (), begun_ns)
+        update = trace_headers()
+        return Begin(group.carrier, (update,) if update else (), begun_ns)
 
-    def note(self, app: str, step: Span, now_ns: int) -> None:
+    def record(self, app: str, step: Span, now_ns: int) -> None:
         """A step has begun."""
-        episode = self._under_way.get(app)
-        if episode is not None:
-            episode.last_ns = now_ns
+        group = self._open.get(app)
+        if group is not None:
+            group.last_ns = now_ns
         elif step.carrier:
-            self._under_way[app] = _Episode(step.carrier, step.trace_id, now_ns, now_ns)
+            self._open[app] = _TraceGroup(step.carrier, step.trace_id, now_ns, now_ns)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from services.agent.memory.growth import LEAST_POLL_S, MOST_POLL_S, PAGE_BYTES, Room, added_rooms, next_poll_s
+from services.agent.memory.growth import LEAST_POLL_S, MOST_POLL_S, PAGE_BYTES, FreeMemory, initial_grants, next_poll_s
 from services.agent.memory.reserve_file import ReserveFile, take_out
 from services.agent.memory.state_files import (
     Loaded,
@@ -34,7 +34,7 @@ from services.agent.memory.watchdog_group import Group, Memory
 
 BUSY_SHARE: Final = 3
 """Where many containers are read, at least this many times what that takes lies between two passes."""
-MISSED_BEAT_S: Final = 0.15
+MISSED_HEARTBEAT_S: Final = 0.15
 """Beats come every 100 ms."""
 RESCAN_S: Final = 1.0
 PRELOAD_S: Final = 5.0
@@ -43,8 +43,8 @@ LOCK_CHECK_S: Final = 0.25
 EMPTY_S: Final = 0.1
 """A reserve that had nothing is asked again after this long: only an agent fills it."""
 ORPHANED_S: Final = 60.0
-CROWDED_BYTES: Final = 32 << 20
-"""Granted to a container that is crowded (`Group.crowded`)."""
+THRASHING_BYTES: Final = 32 << 20
+"""Granted to a container that is crowded (`Group.is_thrashing`)."""
 WAKE_S: Final = 0.1
 """Between two attempts to wake tasks that sleep although there is room."""
 _NO_MAXIMUM: Final = 1 << 62
@@ -57,19 +57,19 @@ class Options(NamedTuple):
     state: StateDirectory
     lock: Path
     agent_pid: int
-    pause_deadline_s: float
-    silence_s: float
+    oom_wait_timeout_s: float
+    timeout_s: float
 
 
 class Watchdog:
     """Listens to the agent, and acts instead of it."""
 
-    def __init__(self, options: Options, beats: int) -> None:
+    def __init__(self, options: Options, heartbeats: int) -> None:
         self._options = options
         self._reserves = ReserveFile(options.state.reserves)
-        self._beats = beats
+        self._heartbeats = heartbeats
         self._poll = select.poll()
-        self._poll.register(beats, select.POLLIN)
+        self._poll.register(heartbeats, select.POLLIN)
         self._ended = False
         """Whether the agent's end of the pipe is closed."""
         self._last_beat_s = time.monotonic()
@@ -79,7 +79,7 @@ class Watchdog:
         self._container_max: dict[str, int] = {}
         self._empty_until_s: dict[str, float] = {}
         """By application: its reserve had nothing."""
-        self._untold: list[dict[str, Any]] = []
+        self._unwritten: list[dict[str, Any]] = []
         self._acting = False
         self._rescan_s = 0.0
         self._lock_check_s = 0.0
@@ -91,19 +91,19 @@ class Watchdog:
         while self._listen():
             now_s = time.monotonic()
             if not self._ended and now_s < self._act_at_s():
-                self._stand_back()
+                self._stop_acting()
             elif not self._act(now_s, now_s - self._last_beat_s):
                 break
-        self._stand_back()
+        self._stop_acting()
 
     def _act_at_s(self) -> float:
         """When silence is not tolerated any longer: at one missed beat where a wait is beyond its deadline."""
-        at_s = self._last_beat_s + self._options.silence_s
+        at_s = self._last_beat_s + self._options.timeout_s
         oldest_ns = self._options.state.oldest_wait_ns()
         if oldest_ns is None:
             return at_s
-        overdue_s = oldest_ns / 1e9 + self._options.pause_deadline_s
-        return min(at_s, max(self._last_beat_s + MISSED_BEAT_S, overdue_s))
+        overdue_s = oldest_ns / 1e9 + self._options.oom_wait_timeout_s
+        return min(at_s, max(self._last_beat_s + MISSED_HEARTBEAT_S, overdue_s))
 
     def _listen(self) -> bool:
         """Wait for a byte, for as long as nothing else is to be done. False: told to end."""
@@ -112,10 +112,10 @@ class Watchdog:
             time.sleep(pause_s)
             return True
         if self._poll.poll(pause_s * 1000):
-            said = os.read(self._beats, 4096)
-            if said.endswith(_BYE):
+            received = os.read(self._heartbeats, 4096)
+            if received.endswith(_BYE):
                 return False
-            self._ended = not said
+            self._ended = not received
             self._last_beat_s = time.monotonic()
         return True
 
@@ -126,7 +126,7 @@ class Watchdog:
         due_s = min((group.due_s for group in self._groups.values()), default=now_s + MOST_POLL_S)
         return max(due_s - now_s, LEAST_POLL_S, (BUSY_SHARE - 1) * self._pass_s)
 
-    def _stand_back(self) -> None:
+    def _stop_acting(self) -> None:
         if self._acting:
             self._acting = False
             for group in self._groups.values():
@@ -137,27 +137,27 @@ class Watchdog:
             self._preload_s = now_s + PRELOAD_S
             self._options.state.load_all(self._loaded)
 
-    def _act(self, now_s: float, silent_s: float) -> bool:
+    def _act(self, now_s: float, gap_s: float) -> bool:
         """Look after all groups that are due; False: there is nothing left to do here, ever."""
         if not self._acting:
             self._acting, self._rescan_s, self._lock_check_s = True, 0.0, 0.0
             self._empty_until_s.clear()
         if now_s >= self._lock_check_s:
             self._lock_check_s = now_s + LOCK_CHECK_S
-            if self._replaced():
+            if self._is_replaced():
                 return False
         if now_s >= self._rescan_s:
             self._rescan_s = now_s + RESCAN_S
             self._scan()
         if self._ended and not self._groups:
             return False
-        if silent_s >= ORPHANED_S:
-            self._try_each(self._groups.values(), Group.release)
+        if gap_s >= ORPHANED_S:
+            self._try_each(self._groups.values(), Group.enable_oom_killer)
             return False
-        self._give_room(now_s)
+        self._grant_initial(now_s)
         due = [group for group in self._groups.values() if group.due_s <= now_s]
-        self._try_each(due, lambda group: self._look_after(group, now_s))
-        self._tell()
+        self._try_each(due, lambda group: self._supervise(group, now_s))
+        self._write_reports()
         self._pass_s = time.monotonic() - now_s
         return True
 
@@ -168,7 +168,7 @@ class Watchdog:
             except (OSError, ValueError, IndexError):  # it has vanished: the next scan proves it
                 self._groups.pop(group.key).close()
 
-    def _replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         """Whether another agent than ours manages this host now; its own watchdog is in charge then."""
         if not is_locked(self._options.lock):
             return False
@@ -182,7 +182,7 @@ class Watchdog:
         for key in self._groups.keys() - guarded.keys():
             self._groups.pop(key).close()
         for key in guarded.keys() - self._groups.keys():
-            noted_ns = self._options.state.waiting_since_ns(key)
+            noted_ns = self._options.state.oom_wait_since_ns(key)
             self._groups[key] = Group(guarded[key], noted_ns and noted_ns / 1e9, self._last_beat_s)
 
     def _max_bytes(self, app: str) -> int:
@@ -192,62 +192,62 @@ class Watchdog:
         given, used = self._reserves.read().get(app, (0, 0))
         return max(given - used, 0) // PAGE_BYTES * PAGE_BYTES
 
-    def _give_room(self, now_s: float) -> None:
+    def _grant_initial(self, now_s: float) -> None:
         """Once for each container: what it may grow by before it is looked at, the least free first."""
         by_app: dict[str, list[Group]] = {}
         for group in self._groups.values():
-            if not group.has_room:
-                group.has_room = True
+            if not group.initial_granted:
+                group.initial_granted = True
                 by_app.setdefault(group.app, []).append(group)
         for app, groups in by_app.items():
-            self._give_app_room(app, groups, now_s)
+            self._grant_initial_of_app(app, groups, now_s)
 
-    def _give_app_room(self, app: str, groups: list[Group], now_s: float) -> None:
-        rooms: list[tuple[Room, Group, Memory]] = []
+    def _grant_initial_of_app(self, app: str, groups: list[Group], now_s: float) -> None:
+        free: list[tuple[FreeMemory, Group, Memory]] = []
 
-        def look(group: Group) -> None:
-            seen = group.look(now_s)
-            rooms.append((group.room(seen, self._max_bytes(app)), group, seen))
+        def read(group: Group) -> None:
+            memory = group.read(now_s)
+            free.append((group.free_memory(memory, self._max_bytes(app)), group, memory))
 
-        self._try_each(groups, look)
-        rooms.sort(key=lambda row: row[0].free_bytes)
-        added = added_rooms([room for room, _, _ in rooms], self._left_bytes(app))
-        for (_, group, seen), size_bytes in zip(rooms, added, strict=True):
+        self._try_each(groups, read)
+        free.sort(key=lambda row: row[0].free_bytes)
+        added = initial_grants([free_memory for free_memory, _, _ in free], self._left_bytes(app))
+        for (_, group, memory), size_bytes in zip(free, added, strict=True):
             if size_bytes:
-                self._grant(group, seen, size_bytes, now_s)
+                self._grant(group, memory, size_bytes, now_s)
 
-    def _look_after(self, group: Group, now_s: float) -> None:
-        if group.released:
+    def _supervise(self, group: Group, now_s: float) -> None:
+        if group.killer_enabled:
             group.due_s = now_s + MOST_POLL_S
             return
-        seen = group.look(now_s)
-        crowded = group.crowded(seen, now_s)
-        group.due_s = now_s + (LEAST_POLL_S if seen.near else next_poll_s(seen.limit_bytes - seen.usage_bytes))
+        memory = group.read(now_s)
+        is_thrashing = group.is_thrashing(memory, now_s)
+        group.due_s = now_s + (LEAST_POLL_S if memory.near else next_poll_s(memory.limit_bytes - memory.usage_bytes))
         wanted_bytes = 0
         if now_s >= self._empty_until_s.get(group.app, 0.0):
-            wanted_bytes = group.need(seen, self._max_bytes(group.app), self._left_bytes(group.app)).added_bytes
-            wanted_bytes = wanted_bytes or CROWDED_BYTES * crowded
-        granted = self._grant(group, seen, wanted_bytes, now_s) if wanted_bytes else False
-        if granted or not seen.paused:
-            group.unwatched_since_s = now_s
-            self._note_wait(group, None)
-            if seen.asleep and not seen.near and now_s - group.woken_s >= WAKE_S:
+            wanted_bytes = group.need(memory, self._max_bytes(group.app), self._left_bytes(group.app)).added_bytes
+            wanted_bytes = wanted_bytes or THRASHING_BYTES * is_thrashing
+        granted = self._grant(group, memory, wanted_bytes, now_s) if wanted_bytes else False
+        if granted or not memory.paused:
+            group.unobserved_since_s = now_s
+            self._record_oom_wait(group, None)
+            if memory.blocked and not memory.near and now_s - group.woken_s >= WAKE_S:
                 group.woken_s = now_s
                 group.wake()
             return
-        if group.waiting_since_s is None:
-            self._note_wait(group, group.unwatched_since_s)
-        if now_s - (group.waiting_since_s or now_s) >= self._options.pause_deadline_s:
-            group.force_release()
-            self._report(group, seen, seen.limit_bytes, now_s)
-            self._note_wait(group, None)
+        if group.oom_wait_since_s is None:
+            self._record_oom_wait(group, group.unobserved_since_s)
+        if now_s - (group.oom_wait_since_s or now_s) >= self._options.oom_wait_timeout_s:
+            group.force_oom_killer()
+            self._report(group, memory, memory.limit_bytes, now_s)
+            self._record_oom_wait(group, None)
 
-    def _note_wait(self, group: Group, since_s: float | None) -> None:
-        if group.waiting_since_s != since_s:
-            group.waiting_since_s = since_s
-            self._options.state.note_wait(group.key, None if since_s is None else int(since_s * 1e9))
+    def _record_oom_wait(self, group: Group, since_s: float | None) -> None:
+        if group.oom_wait_since_s != since_s:
+            group.oom_wait_since_s = since_s
+            self._options.state.record_oom_wait(group.key, None if since_s is None else int(since_s * 1e9))
 
-    def _grant(self, group: Group, seen: Memory, wanted_bytes: int, now_s: float) -> bool:
+    def _grant(self, group: Group, memory: Memory, wanted_bytes: int, now_s: float) -> bool:
         """Raise its limit by as much as the reserve has: first spent, then raised, then reported."""
         changed = self._reserves.change(group.app, lambda amounts: take_out(amounts, wanted_bytes))
         if changed is None:
@@ -259,38 +259,38 @@ class Watchdog:
             self._refund(group.app, spent_bytes)
             return False
         try:
-            limit_bytes = group.grant(seen, granted_bytes)
+            limit_bytes = group.grant(memory, granted_bytes)
         except OSError:
             self._refund(group.app, spent_bytes)
             return False
         self._refund(group.app, spent_bytes - granted_bytes)
-        self._report(group, seen, limit_bytes, now_s)
+        self._report(group, memory, limit_bytes, now_s)
         return True
 
     def _refund(self, app: str, unspent_bytes: int) -> None:
         if unspent_bytes:
             self._reserves.change(app, lambda amounts: (amounts[0], max(amounts[1] - unspent_bytes, 0)))
 
-    def _report(self, group: Group, seen: Memory, limit_after_bytes: int, now_s: float) -> None:
-        waited_s = now_s - group.waiting_since_s if seen.paused and group.waiting_since_s is not None else 0.0
-        self._untold.append(
+    def _report(self, group: Group, memory: Memory, limit_after_bytes: int, now_s: float) -> None:
+        waited_s = now_s - group.oom_wait_since_s if memory.paused and group.oom_wait_since_s is not None else 0.0
+        self._unwritten.append(
             {
                 "key": group.key,
                 "app": group.app,
                 "time_ns": time.time_ns(),
-                "granted": limit_after_bytes > seen.limit_bytes,
-                "usage_bytes": seen.usage_bytes,
-                "limit_before_bytes": seen.limit_bytes,
+                "granted": limit_after_bytes > memory.limit_bytes,
+                "usage_bytes": memory.usage_bytes,
+                "limit_before_bytes": memory.limit_bytes,
                 "limit_after_bytes": limit_after_bytes,
                 "paused_us": int(waited_s * 1e6),
             }
         )
 
-    def _tell(self) -> None:
-        if self._untold:
+    def _write_reports(self) -> None:
+        if self._unwritten:
             with suppress(OSError):  # the state directory may be full: what was done is done
-                append_reports(self._options.state.reports, self._untold)
-            self._untold.clear()
+                append_reports(self._options.state.reports, self._unwritten)
+            self._unwritten.clear()
 
 
 def main(arguments: list[str]) -> None:
@@ -300,9 +300,9 @@ def main(arguments: list[str]) -> None:
     """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-900", encoding="ascii")
-    state, lock, agent_pid, pause_deadline_s, silence_s = arguments
+    state, lock, agent_pid, oom_wait_timeout_s, timeout_s = arguments
     options = Options(
-        StateDirectory(Path(state)), Path(lock), int(agent_pid), float(pause_deadline_s), float(silence_s)
+        StateDirectory(Path(state)), Path(lock), int(agent_pid), float(oom_wait_timeout_s), float(timeout_s)
     )
     Watchdog(options, sys.stdin.fileno()).run()
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from services.agent.memory.growth import Growth, Need, Room, need_of
+from services.agent.memory.growth import FreeMemory, Growth, Need, need_of
 from services.agent.memory.state_files import FoundValues
 
 NEAR_BYTES: Final = 2 << 20
 """Closer to the limit than this, with nothing to reclaim, counts as waiting: reclaim may spin without an event."""
-CROWDED_S: Final = 1.0
+THRASHING_S: Final = 1.0
 """Pages refused at the limit for so long, although reclaim finds some each time: granted, too, out of the reserve."""
-ASLEEP_CHECK_S: Final = 0.025
+BLOCKED_CHECK_S: Final = 0.025
 """Between two looks whether tasks sleep although there is room."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _READ_ONLY: Final = frozenset({"memory.events"})
@@ -28,7 +28,7 @@ class Memory(NamedTuple):
     limit_bytes: int
     near: bool
     """Reclaim is all that makes room."""
-    asleep: bool
+    blocked: bool
     """Version 1: tasks wait as if the limit had been reached (under_oom)."""
     paused: bool
     """Reclaim makes none: tasks wait."""
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 class Group:
     """One guarded group's control files, kept open. Methods raise OSError once it has vanished."""
 
-    def __init__(self, found: FoundValues, waiting_since_s: float | None, unwatched_since_s: float) -> None:
+    def __init__(self, found: FoundValues, oom_wait_since_s: float | None, unobserved_since_s: float) -> None:
         """Open nothing yet.
 
         Args:
@@ -50,18 +50,18 @@ class Group:
         self.key = found.key
         self.app = found.app
         self.version = found.version
-        self.original_trap = found.values.get("memory.oom_control", "0")
-        self.waiting_since_s = waiting_since_s
-        self.unwatched_since_s = unwatched_since_s
+        self.original_oom_control = found.values.get("memory.oom_control", "0")
+        self.oom_wait_since_s = oom_wait_since_s
+        self.unobserved_since_s = unobserved_since_s
         """When it was last known that nobody waited."""
-        self.released = False
-        self.has_room = False
+        self.killer_enabled = False
+        self.initial_granted = False
         """Whether it was given room, or was found to need none."""
         self.due_s = 0.0
         """When it is to be read again, monotonic."""
         self.woken_s = 0.0
         self.growth = Growth()
-        self._asleep_check_s = 0.0
+        self._blocked_check_s = 0.0
         self._near_since_s: float | None = None
         self._refusals = 0
         self._directory = found.directories["memory"]
@@ -73,7 +73,7 @@ class Group:
             self._descriptors[name] = os.open(f"{self._directory}/{name}", mode | os.O_CLOEXEC)
         return self._descriptors[name]
 
-    def _read(self, name: str) -> int:
+    def _read_number(self, name: str) -> int:
         text = os.pread(self._descriptor(name), 64, 0).strip()
         return _UNLIMITED if text == b"max" else int(text)
 
@@ -94,63 +94,69 @@ class Group:
                 return int(line.removeprefix(b"high "))
         return 0
 
-    def look(self, now_s: float) -> Memory:
+    def read(self, now_s: float) -> Memory:
         """Usage and limit; near the limit also whether anybody waits."""
-        seen = self._look_v1(now_s) if self.version == 1 else self._look_v2()
-        self.growth.read(seen.usage_bytes, int(now_s * 1e9))
-        return seen
+        memory = self._read_v1(now_s) if self.version == 1 else self._read_v2()
+        self.growth.read(memory.usage_bytes, int(now_s * 1e9))
+        return memory
 
-    def _look_v1(self, now_s: float) -> Memory:
-        usage, limit = self._read("memory.usage_in_bytes"), self._read("memory.limit_in_bytes")
+    def _read_v1(self, now_s: float) -> Memory:
+        usage, limit = self._read_number("memory.usage_in_bytes"), self._read_number("memory.limit_in_bytes")
         near = usage + NEAR_BYTES >= limit
-        if not near and now_s < self._asleep_check_s:
-            return Memory(usage, limit, near, asleep=False, paused=False, refusals=0)
-        self._asleep_check_s = now_s + ASLEEP_CHECK_S
-        asleep = os.pread(self._descriptor("memory.oom_control"), 256, 0).split()[3] == b"1"
-        paused = near and (asleep or usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= limit)
-        return Memory(usage, limit, near, asleep, paused, self._read("memory.failcnt") if near else 0)
+        if not near and now_s < self._blocked_check_s:
+            return Memory(usage, limit, near, blocked=False, paused=False, refusals=0)
+        self._blocked_check_s = now_s + BLOCKED_CHECK_S
+        blocked = os.pread(self._descriptor("memory.oom_control"), 256, 0).split()[3] == b"1"
+        paused = near and (blocked or usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= limit)
+        return Memory(usage, limit, near, blocked, paused, self._read_number("memory.failcnt") if near else 0)
 
-    def _look_v2(self) -> Memory:
-        usage, limit, high = self._read("memory.current"), self._read("memory.max"), self._read("memory.high")
+    def _read_v2(self) -> Memory:
+        usage, limit, high = (
+            self._read_number("memory.current"),
+            self._read_number("memory.max"),
+            self._read_number("memory.high"),
+        )
         near = usage >= high
         paused = near and usage - self._reclaimable_bytes() + 2 * NEAR_BYTES >= high
-        return Memory(usage, limit, near, asleep=False, paused=paused, refusals=self._read_high_events() if near else 0)
+        return Memory(
+            usage, limit, near, blocked=False, paused=paused, refusals=self._read_high_events() if near else 0
+        )
 
-    def room(self, seen: Memory, max_bytes: int) -> Room:
+    def free_memory(self, memory: Memory, max_bytes: int) -> FreeMemory:
         """What it can grow by while nobody looks. Page cache that can be dropped is free."""
-        free_bytes = max(seen.limit_bytes - seen.usage_bytes, 0) + self._reclaimable_bytes()
-        return Room(free_bytes, max(max_bytes - seen.limit_bytes, 0))
+        free_bytes = max(memory.limit_bytes - memory.usage_bytes, 0) + self._reclaimable_bytes()
+        return FreeMemory(free_bytes, max(max_bytes - memory.limit_bytes, 0))
 
-    def need(self, seen: Memory, max_bytes: int, reserve_bytes: int) -> Need:
+    def need(self, memory: Memory, max_bytes: int, reserve_bytes: int) -> Need:
         """What it lacks by the agent's rule. Page cache that can be dropped first does not count as used."""
-        need = need_of(seen, self.growth.rate, max_bytes, self.growth.fastest, reserve_bytes)
-        if not need.added_bytes or seen.paused:
+        need = need_of(memory, self.growth.rate, max_bytes, self.growth.fastest, reserve_bytes)
+        if not need.added_bytes or memory.paused:
             return need
-        net = seen._replace(usage_bytes=max(seen.usage_bytes - self._reclaimable_bytes(), 0))
+        net = memory._replace(usage_bytes=max(memory.usage_bytes - self._reclaimable_bytes(), 0))
         return need_of(net, self.growth.rate, max_bytes, self.growth.fastest, reserve_bytes)
 
-    def crowded(self, seen: Memory, now_s: float) -> bool:
+    def is_thrashing(self, memory: Memory, now_s: float) -> bool:
         """Whether it has been near the limit for long, and refused pages, though nobody waits for good."""
-        if not seen.near:
+        if not memory.near:
             self._near_since_s = None
         elif self._near_since_s is None:
-            self._near_since_s, self._refusals = now_s, seen.refusals
-        elif now_s - self._near_since_s >= CROWDED_S:
-            crowded = seen.refusals > self._refusals
-            self._near_since_s, self._refusals = now_s, seen.refusals
-            return crowded
+            self._near_since_s, self._refusals = now_s, memory.refusals
+        elif now_s - self._near_since_s >= THRASHING_S:
+            is_thrashing = memory.refusals > self._refusals
+            self._near_since_s, self._refusals = now_s, memory.refusals
+            return is_thrashing
         return False
 
-    def grant(self, seen: Memory, granted_bytes: int) -> int:
+    def grant(self, memory: Memory, granted_bytes: int) -> int:
         """Raise the limit by so much; returns the new one."""
-        limit = seen.limit_bytes + granted_bytes
+        limit = memory.limit_bytes + granted_bytes
         if self.version == 1:
             with suppress(FileNotFoundError):  # the kernel does not account for swap
-                if self._read("memory.memsw.limit_in_bytes") < limit:
+                if self._read_number("memory.memsw.limit_in_bytes") < limit:
                     self._write("memory.memsw.limit_in_bytes", str(limit))
             self._write("memory.limit_in_bytes", str(limit))
         else:
-            high = self._read("memory.high")
+            high = self._read_number("memory.high")
             self._write("memory.max", str(limit))
             if high < _UNLIMITED:
                 self._write("memory.high", str(high + granted_bytes))
@@ -165,23 +171,23 @@ class Group:
         """
         for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
             with suppress(OSError):  # the first may not exceed the second
-                held = self._read(name)
+                held = self._read_number(name)
                 self._write(name, str(held + _PAGE_BYTES))
                 self._write(name, str(held))
                 return
 
-    def release(self) -> None:
+    def enable_oom_killer(self) -> None:
         """Give the kernel its kill back."""
         if self.version == 1:
-            self._write("memory.oom_control", self.original_trap)
+            self._write("memory.oom_control", self.original_oom_control)
         else:
             self._write("memory.high", "max")
-        self.released = True
+        self.killer_enabled = True
 
-    def force_release(self) -> None:
-        """Like `release`, also where the container came with its kill taken away: somebody waits now."""
-        self.original_trap = "0"
-        self.release()
+    def force_oom_killer(self) -> None:
+        """Like `enable_oom_killer`, also where the container came with its kill taken away: somebody waits now."""
+        self.original_oom_control = "0"
+        self.enable_oom_killer()
 
     def close(self) -> None:
         """Close the files."""

@@ -17,11 +17,11 @@ from services.agent.memory.detach import move_to_root_groups
 from services.agent.memory.state_files import StateDirectory, read_report_lines, take_report_lines
 from services.agent.ports import WatchdogReport
 
-BEAT: Final = b"."
+HEARTBEAT: Final = b"."
 BYE: Final = b"q"
 MODULE: Final = "services.agent.memory.watchdog"
 _IMPORT_ROOT: Final = Path(__file__).parents[3]
-_NOT_FOR_IT: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_BLOCKED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_S: Final = 1.0
 _END_S: Final = 1.0
 _NUMBERS: Final = ("time_ns", "usage_bytes", "limit_before_bytes", "limit_after_bytes", "paused_us")
@@ -34,15 +34,15 @@ class WatchdogOptions:
 
     lock: Path
     """Of the managed root: while another agent holds it, that one's watchdog is in charge."""
-    pause_deadline_s: float
-    silence_s: float
+    oom_wait_timeout_s: float
+    timeout_s: float
     leave_groups: bool = False
     """It is to outlive the container or unit that the agent runs in."""
 
     @property
     def seconds(self) -> tuple[float, float]:
         """Both times."""
-        return self.pause_deadline_s, self.silence_s
+        return self.oom_wait_timeout_s, self.timeout_s
 
 
 class WatchdogProcess:
@@ -54,7 +54,7 @@ class WatchdogProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._started_s = 0.0
-        self._left_over = True
+        self._previous_reports = True
         """Whether the agent before us may have taken reports and died before they were stored."""
         self.starts = 0
         """How often it was started: more than once if it died."""
@@ -71,7 +71,7 @@ class WatchdogProcess:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         arguments = [str(self._state.path), str(options.lock), str(os.getpid())]
         # Inherited, and never unblocked there: whoever ends the agent's whole group must not end the watchdog first
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_IT)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             with self._state.watchdog_errors.open("wb") as errors:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
@@ -97,10 +97,10 @@ class WatchdogProcess:
                 "watchdog_confined", refused=refused, consequence="it ends with the agent's group"
             )
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Say that we live; where it has died, start it again, at most once a second."""
         try:
-            os.write(self._pipe, BEAT)
+            os.write(self._pipe, HEARTBEAT)
         except BlockingIOError:
             return  # it does not read: stopped, or starved
         except OSError:  # EPIPE: it has died; EBADF: it could not be started
@@ -112,8 +112,8 @@ class WatchdogProcess:
     def take_reports(self) -> list[WatchdogReport]:
         """What was done since the last call, also for the agent before us. Costs one stat where there is nothing."""
         lines = []
-        if self._left_over:
-            self._left_over = False
+        if self._previous_reports:
+            self._previous_reports = False
             lines = read_report_lines(self._state.taken_reports)
         lines += take_report_lines(self._state.reports, self._state.taken_reports)
         return [WatchdogReport(**line) for line in lines if _is_report(line)]
@@ -156,7 +156,7 @@ class NoWatchdog:
     def start(self) -> None:
         """Nothing."""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Nothing."""
 
     def take_reports(self) -> list[WatchdogReport]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.agent.sampling.counters import BoolArray, Exact, IntArray
+from services.agent.sampling.counters import BoolArray, ExactPeriods, IntArray
 from services.agent.sampling.usage import PeriodSample
 
 PERIOD_FIELDS = 8
@@ -23,42 +23,42 @@ class PeriodAccounts:
         """Rows in the order of ids."""
         self._counts: IntArray = np.zeros((0, len(_COUNTS)), dtype=np.int64)
 
-    def follow(self, ids: IntArray) -> None:
+    def track(self, ids: IntArray) -> None:
         """The containers from now on, by their groups' ids; what is known of those that stay is kept."""
         known = dict(zip(self._ids.tolist(), self._counts.tolist(), strict=True))
         nothing = [_NONE] * len(_COUNTS)
         self._counts = np.array([known.get(one, nothing) for one in ids.tolist()], dtype=np.int64).reshape(-1, 3)
         self._ids, self._by_id = ids, np.argsort(ids)
 
-    def fold(self, records: IntArray) -> Exact:
+    def fold(self, records: IntArray) -> ExactPeriods:
         """What records, of shape (M, 8) and in the order of time, tell of the containers; others are left out."""
         count = len(self._ids)
         at = np.minimum(np.searchsorted(self._ids, records[:, _ID], sorter=self._by_id), max(count - 1, 0))
         rows = self._by_id[at] if count else np.zeros(0, dtype=np.int64)
-        ours = self._ids[rows] == records[: len(rows), _ID]
-        rows, records = rows[ours], records[: len(rows)][ours]
+        known = self._ids[rows] == records[: len(rows), _ID]
+        rows, records = rows[known], records[: len(rows)][known]
 
         before = self._counts.copy()
         self._counts[rows] = records[:, _COUNTS]  # of several records of one group the last one stays
-        heard = np.bincount(rows, minlength=count)
+        seen = np.bincount(rows, minlength=count)
         since = np.where(before == _NONE, self._counts, before)
         delta = np.maximum(self._counts - since, 0)
         # The first record of a group says nothing of what was counted before it.
-        periods = np.where(before[:, 0] == _NONE, heard, np.maximum(delta[:, 0], heard)) * (heard > 0)
+        periods = np.where(before[:, 0] == _NONE, seen, np.maximum(delta[:, 0], seen)) * (seen > 0)
         divisor = np.maximum(periods, 1) * 1000
         used_ns = np.maximum(records[:, _QUOTA] - records[:, _UNUSED], 0)
         used = np.bincount(rows, weights=used_ns, minlength=count)
         unused = np.bincount(rows, weights=np.maximum(records[:, _UNUSED], 0), minlength=count)
-        return Exact(
+        return ExactPeriods(
             periods,
             np.rint(used / divisor).astype(np.int64),
             np.rint(unused / divisor).astype(np.int64),
-            delta[:, 1] * (heard > 0),
-            np.rint(delta[:, 2] / divisor).astype(np.int64) * (heard > 0),
+            delta[:, 1] * (seen > 0),
+            np.rint(delta[:, 2] / divisor).astype(np.int64) * (seen > 0),
         )
 
 
-def with_exact(sample: PeriodSample, exact: Exact, rows: BoolArray) -> PeriodSample:
+def with_exact_periods(sample: PeriodSample, exact: ExactPeriods, rows: BoolArray) -> PeriodSample:
     """The kernel's own account of the periods that ended, in place of what two readings let one reckon.
 
     Args:
@@ -66,13 +66,13 @@ def with_exact(sample: PeriodSample, exact: Exact, rows: BoolArray) -> PeriodSam
         exact: from the kernel, shape (N,).
         rows: where its periods are of `PERIOD_US`, shape (N,).
     """
-    told = rows & (exact.periods > 0) & (sample.periods > 0)
+    recorded = rows & (exact.periods > 0) & (sample.periods > 0)
     return PeriodSample(
-        periods=np.where(told, exact.periods, sample.periods),
-        used_us=np.where(told, exact.used_us, sample.used_us),
-        unused_us=np.where(told, exact.unused_us, sample.unused_us),
-        throttled=np.where(told, exact.throttled, sample.throttled),
-        throttled_us=np.where(told, exact.throttled_us, sample.throttled_us),
+        periods=np.where(recorded, exact.periods, sample.periods),
+        used_us=np.where(recorded, exact.used_us, sample.used_us),
+        unused_us=np.where(recorded, exact.unused_us, sample.unused_us),
+        throttled=np.where(recorded, exact.throttled, sample.throttled),
+        throttled_us=np.where(recorded, exact.throttled_us, sample.throttled_us),
         memory_usage_bytes=sample.memory_usage_bytes,
-        flags=np.where(told, 0, sample.flags),
+        flags=np.where(recorded, 0, sample.flags),
     )

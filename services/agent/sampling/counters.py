@@ -35,7 +35,7 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class KernelState:
     """What the kernel holds, where one look shows that as well."""
 
     limits: IntArray
@@ -47,13 +47,13 @@ class Held:
     throttled: BoolArray
     """Shape (N,): a CPU of it is throttled now."""
 
-    def without(self, rows: Sequence[int]) -> Held:
+    def without(self, rows: Sequence[int]) -> KernelState:
         """The others."""
-        return Held(*(np.delete(getattr(self, name), rows, axis=0) for name in self.__slots__))
+        return KernelState(*(np.delete(getattr(self, name), rows, axis=0) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactPeriods:
     """Periods that ended since the look before, shape (N,) each; rows without any are 0."""
 
     periods: IntArray
@@ -66,58 +66,58 @@ class Exact:
     throttled_us: IntArray
     """Per period, summed over CPUs."""
 
-    def without(self, rows: Sequence[int]) -> Exact:
+    def without(self, rows: Sequence[int]) -> ExactPeriods:
         """The others."""
-        return Exact(*(np.delete(getattr(self, name), rows) for name in self.__slots__))
+        return ExactPeriods(*(np.delete(getattr(self, name), rows) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
+class CounterSnapshot:
     """All containers at one moment."""
 
     counters: IntArray
     """Shape (N, 5): `Counters`. Rows of those that have vanished mean nothing."""
-    gone: tuple[int, ...] = ()
+    vanished: tuple[int, ...] = ()
     """Rows that have vanished."""
-    held: Held | None = None
+    kernel: KernelState | None = None
     """None: to be read one by one."""
-    exact: Exact | None = None
+    exact: ExactPeriods | None = None
     """Of those whose periods the kernel records one by one."""
     oom_rows: tuple[int, ...] = ()
     """Where the kernel has killed for want of memory, or was about to, since the look before."""
 
-    def without_gone(self) -> Readings:
+    def without_vanished(self) -> CounterSnapshot:
         """The others."""
-        held = None if self.held is None else self.held.without(self.gone)
-        exact = None if self.exact is None else self.exact.without(self.gone)
-        left = {row: number for number, row in enumerate(sorted(set(range(len(self.counters))) - set(self.gone)))}
+        kernel = None if self.kernel is None else self.kernel.without(self.vanished)
+        exact = None if self.exact is None else self.exact.without(self.vanished)
+        left = {row: number for number, row in enumerate(sorted(set(range(len(self.counters))) - set(self.vanished)))}
         oom_rows = tuple(left[row] for row in self.oom_rows if row in left)
-        return Readings(np.delete(self.counters, self.gone, axis=0), (), held, exact, oom_rows)
+        return CounterSnapshot(np.delete(self.counters, self.vanished, axis=0), (), kernel, exact, oom_rows)
 
 
-def read_each(handles: Sequence[Readable]) -> Readings:
+def read_each(handles: Sequence[Readable]) -> CounterSnapshot:
     """One container after the other."""
     rows = [handle.read() for handle in handles]
-    gone = tuple(number for number, row in enumerate(rows) if row is None)
+    vanished = tuple(number for number, row in enumerate(rows) if row is None)
     counters = np.array([row or (0,) * COUNTER_COLUMNS for row in rows], dtype=np.int64)
-    return Readings(counters.reshape(-1, COUNTER_COLUMNS), gone)
+    return CounterSnapshot(counters.reshape(-1, COUNTER_COLUMNS), vanished)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ExpectedState:
     """What the agent believes."""
 
     limits: IntArray
-    """As `Held.limits`."""
-    armed: BoolArray
+    """As `KernelState.limits`."""
+    controlled: BoolArray
     """Shape (N,): it guards the container."""
-    followed_bytes: IntArray
+    tracked_bytes: IntArray
     """Shape (N,): usage that the guard has last followed."""
 
 
-def to_check(readings: Readings, held: Held, known: Known) -> list[int]:
+def rows_to_check(readings: CounterSnapshot, kernel: KernelState, expected: ExpectedState) -> list[int]:
     """Rows in which the kernel holds something else than is believed, or usage has moved away from its guard."""
-    moved = np.abs(readings.counters[:, MEMORY_COLUMN] - known.followed_bytes) >= MOVED_BYTES
-    wrong = (held.limits != known.limits).any(axis=1) | (known.armed & (moved | ~held.guarded))
+    moved = np.abs(readings.counters[:, MEMORY_COLUMN] - expected.tracked_bytes) >= MOVED_BYTES
+    wrong = (kernel.limits != expected.limits).any(axis=1) | (expected.controlled & (moved | ~kernel.guarded))
     rows: list[int] = np.flatnonzero(wrong).tolist()
     return rows

@@ -21,7 +21,7 @@ import numpy as np
 
 from services.agent.sampling.counters import BoolArray, IntArray
 
-SUDDEN_SHARE: Final = 0.5
+LOW_USE_SHARE: Final = 0.5
 RECENT_NS: Final = 300_000_000
 """Three periods: a container that grows is raised in several steps."""
 SLACK_SHARE: Final = 0.1
@@ -46,7 +46,7 @@ class Budget:
         return Budget(np.where(lowered, usage_us, self.usage_us), np.where(lowered, quota_us, self.quota_us))
 
 
-def sudden(used_us: IntArray, quota_us: IntArray, throttled_ns: IntArray, now_ns: int) -> BoolArray:
+def may_burst(used_us: IntArray, quota_us: IntArray, throttled_ns: IntArray, now_ns: int) -> BoolArray:
     """Containers whose demand may change between two samples, shape (N,).
 
     Args:
@@ -56,7 +56,7 @@ def sudden(used_us: IntArray, quota_us: IntArray, throttled_ns: IntArray, now_ns
         now_ns: monotonic.
     """
     recent = now_ns - throttled_ns < RECENT_NS
-    watched: BoolArray = (quota_us >= 0) & ((used_us <= SUDDEN_SHARE * quota_us) | recent)
+    watched: BoolArray = (quota_us >= 0) & ((used_us <= LOW_USE_SHARE * quota_us) | recent)
     return watched
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from services.agent.sampling.counters import BoolArray, IntArray
-from services.agent.sampling.throttling import NOTHING_TOLD
+from services.agent.sampling.throttling import NOTHING_REPORTED
 from services.agent.sampling.usage import COUNTER_COLUMNS
 
 NEVER = -1
@@ -17,19 +17,19 @@ _FILLS = {
     "read_ns": NEVER,
     "idle": 0,
     "reclaimable_bytes": 0,
-    "followed_bytes": 0,
+    "tracked_bytes": 0,
     "boundary_ns": 0,
-    "told": (NOTHING_TOLD, NOTHING_TOLD, 0),
+    "reported": (NOTHING_REPORTED, NOTHING_REPORTED, 0),
     "budget_usage_us": 0,
     "budget_quota_us": -1,
     "throttled_ns": LONG_AGO_NS,
-    "sudden": 0,
+    "may_burst": 0,
 }
 """Columns, and what a new container begins with."""
 
 
-class Rows:
-    """Columns of shape (N,); `counters` of shape (N, 5), `told` of shape (N, 3)."""
+class SampleState:
+    """Columns of shape (N,); `counters` of shape (N, 5), `reported` of shape (N, 3)."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -41,11 +41,11 @@ class Rows:
         """When, monotonic; `NEVER`."""
         self.idle: BoolArray = np.zeros(0, dtype=np.bool_)
         self.reclaimable_bytes: IntArray = np.zeros(0, dtype=np.int64)
-        self.followed_bytes: IntArray = np.zeros(0, dtype=np.int64)
+        self.tracked_bytes: IntArray = np.zeros(0, dtype=np.int64)
         """Usage when the guard was armed last."""
         self.boundary_ns: IntArray = np.zeros(0, dtype=np.int64)
         """A boundary of its CFS periods, as read from the kernel; 0: not known."""
-        self.told: IntArray = np.zeros((0, 3), dtype=np.int64)
+        self.reported: IntArray = np.zeros((0, 3), dtype=np.int64)
         """Throttled periods that were told of before they ended (`core.throttling`)."""
         self.budget_usage_us: IntArray = np.zeros(0, dtype=np.int64)
         """Cumulative usage that the next usage is compared with (`core.quota_use`)."""
@@ -53,14 +53,14 @@ class Rows:
         """The quota at that time; negative: none."""
         self.throttled_ns: IntArray = np.zeros(0, dtype=np.int64)
         """Sample in which, or after which, it was throttled last; monotonic."""
-        self.sudden: BoolArray = np.zeros(0, dtype=np.bool_)
+        self.may_burst: BoolArray = np.zeros(0, dtype=np.bool_)
         """Its usage is read between two samples (`core.quota_use`)."""
 
-    def begin(self, key: str) -> None:
+    def reset(self, key: str) -> None:
         """A container was found: whatever is remembered under its key belongs to another one."""
         self._new.add(key)
 
-    def follow(self, keys: list[str]) -> None:
+    def reorder(self, keys: list[str]) -> None:
         """Bring the columns into this order."""
         if keys is self.keys:
             return

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 
 from services._runtime.clock import Clock
-from services.agent.ports import Bell, Host
+from services.agent.ports import Host, ThrottleNotifier
 from services.agent.sampling.ticker import PERIOD_S
 
 
-class PromptLooks:
+class ThrottlePoller:
     """Listens to the host's bell, and answers at once if it has been quiet."""
 
-    def __init__(self, clock: Clock, host: Host, look: Callable[[], None], most: int) -> None:
-        """Begin with `follow`.
+    def __init__(self, clock: Clock, host: Host, poll: Callable[[], None], max_polls: int) -> None:
+        """Begin with `attach`.
 
         Args:
             clock: the agent's.
@@ -24,44 +24,44 @@ class PromptLooks:
         """
         self._clock = clock
         self._host = host
-        self._look = look
-        self._spacing_s = PERIOD_S / (most + 1)
-        self._hears = most > 0
-        self._bell: Bell | None = None
+        self._poll = poll
+        self._spacing_s = PERIOD_S / (max_polls + 1)
+        self._enabled = max_polls > 0
+        self._notifier: ThrottleNotifier | None = None
         self._descriptor = -1
-        self._looked_s = float("-inf")
+        self._polled_s = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self) -> bool:
+    def attach(self) -> bool:
         """Listen to the bell that there is now; whether there is one."""
-        bell = self._host.bell if self._hears else None
-        if bell is not self._bell:
+        notifier = self._host.throttle_notifier if self._enabled else None
+        if notifier is not self._notifier:
             self.stop()
-            if bell is not None:
-                self._bell, self._descriptor = bell, bell.fileno()
-                asyncio.get_running_loop().add_reader(self._descriptor, self._heard, bell)
-        return bell is not None
+            if notifier is not None:
+                self._notifier, self._descriptor = notifier, notifier.fileno()
+                asyncio.get_running_loop().add_reader(self._descriptor, self._on_notification, notifier)
+        return notifier is not None
 
     def stop(self) -> None:
         """Listen no more."""
-        if self._bell is not None:
+        if self._notifier is not None:
             asyncio.get_running_loop().remove_reader(self._descriptor)
-            self._bell = None
+            self._notifier = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _heard(self, bell: Bell) -> None:
-        bell.silence()
+    def _on_notification(self, notifier: ThrottleNotifier) -> None:
+        notifier.drain()
         if self._timer is not None:
             return
-        wait_s = self._looked_s + self._spacing_s - self._clock.monotonic()
+        wait_s = self._polled_s + self._spacing_s - self._clock.monotonic()
         if wait_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look_now)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._poll_now)
         else:
-            self._look_now()
+            self._poll_now()
 
-    def _look_now(self) -> None:
+    def _poll_now(self) -> None:
         self._timer = None
-        self._looked_s = self._clock.monotonic()
-        self._look()
+        self._polled_s = self._clock.monotonic()
+        self._poll()

@@ -10,15 +10,15 @@ from services._runtime.clock import Clock
 PERIOD_S = PERIOD_US / 1e6
 
 
-class Ticks:
+class Ticker:
     """Ticks, and looks between two of them."""
 
     def __init__(self, clock: Clock) -> None:
-        self.late = 0
+        self.skipped = 0
         """Ticks that were left out because the one before took too long."""
         self._clock = clock
 
-    async def run(self, tick: Callable[[], bool], look: Callable[[], None], looks: int) -> None:
+    async def run(self, sample: Callable[[], bool], poll: Callable[[], None], polls: int) -> None:
         """Until cancelled.
 
         Args:
@@ -30,18 +30,18 @@ class Ticks:
         next_s = now_s + PERIOD_S - (self._clock.time_ns() / 1e9) % PERIOD_S
         while True:
             await self._clock.sleep_until(next_s)
-            if tick():
-                await self._look_between(look, next_s, looks)
+            if sample():
+                await self._poll_between(poll, next_s, polls)
             now_s = self._clock.monotonic()
             next_s += PERIOD_S
             if now_s > next_s:
                 missed = int((now_s - next_s) / PERIOD_S) + 1
-                self.late += missed
+                self.skipped += missed
                 next_s += missed * PERIOD_S
 
-    async def _look_between(self, look: Callable[[], None], ticked_s: float, looks: int) -> None:
-        for number in range(1, looks + 1):
-            due_s = ticked_s + number * PERIOD_S / (looks + 1)
+    async def _poll_between(self, poll: Callable[[], None], sampled_s: float, polls: int) -> None:
+        for number in range(1, polls + 1):
+            due_s = sampled_s + number * PERIOD_S / (polls + 1)
             if due_s >= self._clock.monotonic():
                 await self._clock.sleep_until(due_s)
-                look()
+                poll()

@@ -20,8 +20,8 @@ from schemas.oom import MemoryRequest, OomKind
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from services.agent.cgroup.open import open_host
 from services.agent.memory.host_memory import read_pressure
-from services.agent.memory.records import Answer, Asked, Occurrence
-from services.agent.memory.reserve_store import MemoryReserveBook
+from services.agent.memory.records import MemoryEvent, PendingRequest, RequestOutcome
+from services.agent.memory.reserve_store import InMemoryReserveStore
 from services.agent.node import Node, NodeOptions
 from services.agent.ports import FoundContainer
 from services.agent.settings import AgentSettings
@@ -81,14 +81,14 @@ class Machine:
         host = open_host(detect())
         self.budget = AgentSettings.load({}).memory_budget(host.memory_bytes)
         options = NodeOptions(memory_budget=self.budget if budget else None)
-        self.book = MemoryReserveBook()
+        self.book = InMemoryReserveStore()
         self.node = Node("guest", 1, host, self.book, options)
         self.owners: dict[str, AllocationCycle] = {}
         for spec in apps:
             owner = self.owners[spec.name] = AllocationCycle()
             owner.acquire(spec.name, 1, 0)
             owner.set_spec(spec.name, spec)
-        self.told: list[Occurrence] = []
+        self.told: list[MemoryEvent] = []
         self.ticks = 0
 
     def step_time(self) -> StepTime:
@@ -106,9 +106,9 @@ class Machine:
 
     def between(self) -> None:
         now_ns = time.monotonic_ns()
-        self.node.poll_cuts(now_ns)
-        self.node.take_alarms(now_ns)
-        self.node.guard.poll(now_ns)
+        self.node.poll_decreases(now_ns)
+        self.node.take_notifications(now_ns)
+        self.node.memory.poll(now_ns)
         self.follow_up()
 
     def send(self, owner: AllocationCycle, updates: list[LimitUpdate] | tuple[LimitUpdate, ...]) -> None:
@@ -117,14 +117,14 @@ class Machine:
             def settled(reply: LimitReply, update: LimitUpdate = update) -> None:
                 owner.record_reply(reply, update, self.step_time())
 
-            self.node.carry_out(update, time.monotonic_ns(), settled)
+            self.node.apply(update, time.monotonic_ns(), settled)
 
     def follow_up(self) -> None:
-        self.told += self.node.journal.take_occurrences()
-        for asked in self.node.journal.take_requests():
-            self.node.guard.answered(asked, Answer(refusal=self.ask(asked)), time.monotonic_ns())
+        self.told += self.node.events.take_events()
+        for asked in self.node.events.take_requests():
+            self.node.memory.answered(asked, RequestOutcome(denial=self.ask(asked)), time.monotonic_ns())
 
-    def ask(self, asked: Asked) -> str:
+    def ask(self, asked: PendingRequest) -> str:
         if (why := self.node.budget.grant_refusal()) is not None:
             return why.sentence("guest")
         request = MemoryRequest(

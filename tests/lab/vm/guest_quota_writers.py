@@ -20,7 +20,7 @@ from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
 from services.agent.bpf.quota_writers import QuotaWriters
 from services.agent.cgroup.open import open_host
 from services.agent.memory.records import Drift
-from services.agent.memory.reserve_store import MemoryReserveBook
+from services.agent.memory.reserve_store import InMemoryReserveStore
 from services.agent.node import Node
 from services.agent.ports import FoundContainer, QuotaWriter
 from tests.lab.vm.guest_kernel import BUILD, ROOT, Group, Loader, enable_controllers, figure
@@ -219,7 +219,7 @@ class Agent:
 
     def __init__(self, kernel_directory: Path | None) -> None:
         self.host = open_host(detect(), None, kernel_directory)
-        self.node = Node("n1", 7, self.host, MemoryReserveBook())
+        self.node = Node("n1", 7, self.host, InMemoryReserveStore())
         self.directory = managed_directory("shop", "web", "0123456789ab", f"tb-writers-{os.getpid()}")
         self.group = ManagedCgroup.create(detect(), self.directory, None, None)
         self.file = Path(detect().directories(self.directory)["cpu"]) / "cpu.max"
@@ -239,14 +239,14 @@ class Agent:
         while not condition():
             assert time.monotonic() < deadline, what
             tick(self.node, time.monotonic_ns(), time.time_ns())
-            self.node.poll_cuts(time.monotonic_ns())
+            self.node.poll_decreases(time.monotonic_ns())
 
     def drift(self) -> Drift:
         """The next one."""
         drifts: list[Drift] = []
 
         def told() -> bool:
-            drifts.extend(self.node.journal.take_drifts())
+            drifts.extend(self.node.events.take_drifts())
             return bool(drifts)
 
         self.until(told, "told")
@@ -282,7 +282,7 @@ def agent() -> None:
     )
     for _ in range(20):
         tick(known.node, time.monotonic_ns(), time.time_ns())
-    assert known.node.journal.take_drifts() == [], "its own writes are not told"
+    assert known.node.events.take_drifts() == [], "its own writes are not told"
     known.end()
 
     unknown = Agent(None)

@@ -20,15 +20,15 @@ from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.bus.memory_kv import MemoryKeyValue
 from tests.support.deadline import until
-from tests.support.fake_ground import FakeGround
+from tests.support.fake_backend import FakeBackend
 from tests.support.limit_orders import reserve_order, update
 
 
 class Lab:
     """One agent, and an allocator's side of the bus."""
 
-    def __init__(self, ground):
-        self.ground = ground
+    def __init__(self, backend):
+        self.backend = backend
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker)
         self.ours = MemoryBus(self.broker)
@@ -62,7 +62,7 @@ class Lab:
 
     async def guarded(self, *, reserve_mib=0):
         """A guarded container of 256 MiB that uses 100."""
-        container = self.ground.add("web", quota_us=20_000, limit_bytes=256 * MIB)
+        container = self.backend.add("web", quota_us=20_000, limit_bytes=256 * MIB)
         container.run(0, memory_bytes=100 * MIB)
         await until(lambda: self.batches, what="the first batch")
         await self.order(update, {container.key: (30_000, 0)})
@@ -72,9 +72,9 @@ class Lab:
 
 @pytest.fixture
 async def lab(monkeypatch):
-    ground = FakeGround()
-    monkeypatch.setattr("services.agent.service.build_host", lambda _settings, _clock: ground)
-    lab = Lab(ground)
+    backend = FakeBackend()
+    monkeypatch.setattr("services.agent.service.build_backend", lambda _settings, _clock: backend)
+    lab = Lab(backend)
     await lab.listen()
     yield lab
     await lab.bus.close(1)
@@ -84,7 +84,7 @@ async def lab(monkeypatch):
 async def test_an_alarm_becomes_a_grant_and_an_event(lab):
     async with lab.agent():
         container = await lab.guarded(reserve_mib=100)
-        lab.ground.touch(container, 140 * MIB)
+        lab.backend.touch(container, 140 * MIB)
         await until(lambda: lab.lines, what="the event")
 
     (line,) = lab.lines[:1]
@@ -122,8 +122,8 @@ async def test_while_memory_available_is_too_low_nobody_is_asked_for_more(lab):
     await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), give)
     async with lab.agent():
         container = await lab.guarded(reserve_mib=100)
-        lab.ground.host.available_bytes = 60 * MIB
-        lab.ground.touch(container, 140 * MIB)
+        lab.backend.host.available_bytes = 60 * MIB
+        lab.backend.touch(container, 140 * MIB)
         await until(lambda: OomKind.GRANT_DENIED in lab.kinds, what="the refusal")
 
     assert requests == []
@@ -142,7 +142,7 @@ async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
     await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), refuse)
     async with lab.agent():
         container = await lab.guarded()
-        lab.ground.touch(container, 200 * MIB)
+        lab.backend.touch(container, 200 * MIB)
         await until(lambda: OomKind.KILL in lab.kinds, what="the kill")
         await until(lambda: lab.batches[-1].rows()[0]["oom_kills"] == 1, what="the kill in a batch")
 
@@ -156,8 +156,8 @@ async def test_a_request_is_refused_and_the_kernel_kills_as_is_standard(lab):
 async def test_a_container_for_which_no_file_is_left_is_refused_and_the_others_stay(lab):
     async with lab.agent():
         first = await lab.guarded()
-        lab.ground.host.full = "the agent has no file descriptor left of 20000"
-        lab.ground.add("late")
+        lab.backend.host.full = "the agent has no file descriptor left of 20000"
+        lab.backend.add("late")
         await until(lambda: lab.changes[-1].change is ContainerChange.REJECTED, what="the refusal")
         refusal, count = lab.changes[-1], len(lab.batches)
         await until(lambda: len(lab.batches) > count, what="the next batch")
@@ -175,7 +175,7 @@ async def test_a_request_is_answered_by_a_reserve(lab):
     await lab.ours.serve(MEMORY_REQUESTS.subject("tb", app="shop"), grant)
     async with lab.agent():
         container = await lab.guarded()
-        lab.ground.touch(container, 200 * MIB)
+        lab.backend.touch(container, 200 * MIB)
         await until(lambda: OomKind.GRANT in lab.kinds, what="the grant")
 
         assert not container.paused
@@ -187,9 +187,9 @@ async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(la
     async with lab.agent():
         container = await lab.guarded(reserve_mib=100)
         lab.bus.disconnect()
-        lab.ground.touch(container, 140 * MIB)
+        lab.backend.touch(container, 140 * MIB)
         await until(lambda: container.limit_bytes > 256 * MIB, what="a grant")
-        lab.ground.touch(container, 500 * MIB)
+        lab.backend.touch(container, 500 * MIB)
         await until(lambda: container.oom_kills == 1, what="the kernel's kill at the deadline")
         assert lab.lines == []
         lab.bus.reconnect()
@@ -204,12 +204,12 @@ async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(la
 async def test_an_agent_starts_without_a_bus_and_takes_orders_when_it_comes(lab):
     lab.bus.disconnect()
     async with lab.agent() as agent:
-        await until(lambda: agent.node.ticks > 1, what="samples")
+        await until(lambda: agent.node.samples_taken > 1, what="samples")
         lab.bus.reconnect()
         await until(lambda: lab.bus.open, what="the subscription")
         container = await lab.guarded()
 
-        assert container.armed
+        assert container.oom_controlled
 
 
 async def doubted_and_refused(lab, bus):
@@ -222,8 +222,8 @@ async def test_a_second_agent_of_the_same_name_is_refused(lab, monkeypatch):
     """It says nothing on the bus meanwhile, and takes nothing away from the first."""
     async with lab.agent() as first:
         await lab.guarded()
-        other = FakeGround()
-        monkeypatch.setattr("services.agent.service.build_host", lambda _settings, _clock: other)
+        other = FakeBackend()
+        monkeypatch.setattr("services.agent.service.build_backend", lambda _settings, _clock: other)
         other.add("web")
         second = MemoryBus(lab.broker)
         with pytest.raises(UnusableSettingsError, match="'n1' is at work already"):
@@ -239,7 +239,7 @@ async def test_after_a_kill_the_next_agent_of_the_host_takes_orders_at_once(lab)
     """Its registration is still there; that its process is dead is known by the lock."""
     left = NodeInfo(
         node="n1", incarnation=1, time_ns=1, host_cpus=1, memory_bytes=1, cgroup_version=2, telemetry_source="x",
-        docker=False, container_count=0, version="0", holder=lab.ground.holder,
+        docker=False, container_count=0, version="0", holder=lab.backend.holder,
     )  # fmt: skip
     await lab.ours.bucket(NODES).put("n1", left)
     async with lab.agent() as agent:
@@ -259,7 +259,7 @@ async def test_where_the_server_does_not_let_it_register_it_says_what_to_do(lab,
     monkeypatch.setattr(MemoryKeyValue, "get", refuse)
     with capture_logs() as logs:
         async with lab.agent() as agent:
-            await until(lambda: agent.node.ticks > 1, what="samples")
+            await until(lambda: agent.node.samples_taken > 1, what="samples")
     [told] = [line for line in logs if line["event"] == "name_not_registered"]
 
     assert "KV_tb_nodes" in told["error"]
@@ -289,7 +289,7 @@ async def test_an_event_names_the_process_that_changed_a_quota(lab):
     writer = QuotaWriter(4711, "runc", "a" * 2_000 + "/docker.service")
     async with lab.agent():
         container = await lab.guarded()
-        lab.ground.host.quota_writers[container.key] = writer
+        lab.backend.host.quota_writers[container.key] = writer
         container.quota_us = 90_000
         await until(lambda: ContainerChange.DRIFTED in [change.change for change in lab.changes], what="the event")
 
@@ -303,17 +303,17 @@ async def test_an_event_names_the_process_that_changed_a_quota(lab):
 async def test_the_watchdog_is_fed_and_what_it_did_is_told(lab):
     async with lab.agent():
         container = await lab.guarded()
-        lab.ground.watchdog.reports.append(
+        lab.backend.watchdog.reports.append(
             WatchdogReport(container.key, "shop", 5, False, 256 * MIB, 256 * MIB, 256 * MIB, 2_000_000)  # noqa: FBT003
         )
         await until(lambda: OomKind.OOM_KILLER_ENABLED in lab.kinds, what="the watchdog's release")
-        calls = lab.ground.watchdog.calls
-        assert calls[:2] == ["start", "beat"]
+        calls = lab.backend.watchdog.calls
+        assert calls[:2] == ["start", "heartbeat"]
         await until(lambda: "forget_reports" in calls, what="the stream's acknowledgement")
 
     assert calls[-1] == "stop"
     assert container.calls[-1] == "restore"
-    assert lab.ground.closed
+    assert lab.backend.closed
 
 
 async def test_the_heartbeat_says_how_memory_is_guarded(lab):

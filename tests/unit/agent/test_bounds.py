@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.limits import RowStatus
-from services.agent.limits.bounds import Bound, Bounds
-from services.agent.limits.update_log import OrderBook
+from services.agent.limits.bounds import SpecLimit, SpecLimits
+from services.agent.limits.update_log import UpdateLog
 from tests.support.limit_orders import reserve_order, update
 
 MIB = 1 << 20
-LIMIT = Bound(cpu_us=100_000, memory_bytes=1_000 * MIB)
+LIMIT = SpecLimit(cpu_us=100_000, memory_bytes=1_000 * MIB)
 
 
 @dataclass
@@ -29,9 +29,9 @@ class Reserve:
 class Lab:
     """An agent's book, and what is announced."""
 
-    def __init__(self, **known: Bound | None) -> None:
-        self.book = OrderBook("n1", 7)
-        self.bounds = Bounds(dict(known))
+    def __init__(self, **known: SpecLimit | None) -> None:
+        self.book = UpdateLog("n1", 7)
+        self.bounds = SpecLimits(dict(known))
         self.reserve = Reserve()
         self.seq = 0
         for name in ("a", "b", "c"):
@@ -44,12 +44,12 @@ class Lab:
         for row in plan.rows:
             limits = self.book.containers.get(row.container)
             if limits is not None:
-                limits.quota_us = row.raise_quota_us or row.cut_quota_us or limits.quota_us
+                limits.quota_us = row.increase_quota_us or row.decrease_quota_us or limits.quota_us
                 limits.limit_bytes = row.limit_bytes or limits.limit_bytes
-        return {row.container: row.status for row in plan.rows}, plan.beyond
+        return {row.container: row.status for row in plan.rows}, plan.over_limit
 
     def room(self):
-        return self.bounds.room(self.book.containers, self.reserve)
+        return self.bounds.admission(self.book.containers, self.reserve)
 
 
 def test_one_container_gets_no_more_than_the_application() -> None:
@@ -96,7 +96,7 @@ def test_a_reserve_grows_within_the_limit(given_mib: int, passes: bool) -> None:
 
 
 @pytest.mark.parametrize("known", [{}, {"shop": None}], ids=["unread", "withdrawn"])
-def test_what_is_not_announced_is_left_alone(known: dict[str, Bound | None]) -> None:
+def test_what_is_not_announced_is_left_alone(known: dict[str, SpecLimit | None]) -> None:
     """Cuts, too; but a reserve is given back."""
     lab = Lab(**known)
     lab.reserve = Reserve(given=400 * MIB, used=150 * MIB)

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from schemas.apps import AppSpec
 from schemas.limits import RowStatus
 from schemas.streams import APPS
-from services.agent.limits.failed_rows import EVERY_S, NAMED, FailedRows
+from services.agent.limits.failed_rows import MAX_NAMED, WARN_INTERVAL_S, FailedRows
 from services.agent.limits.update_executor import FailedRow
 from tests.support.deadline import until
 from tests.support.limit_orders import update
@@ -25,7 +25,7 @@ def warnings(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def has_looked(lab) -> None:  # noqa: F811
     """Wait until the agent knows what is announced of its containers."""
     await until(lambda: lab.batches, what="a batch")
-    known = lab.running.node.orders.bounds.known
+    known = lab.running.node.orders.spec_limits.by_app
     await until(lambda: "shop" in known, what="the announcement looked up")
 
 
@@ -34,7 +34,7 @@ async def test_the_first_order_after_an_application_was_announced_is_carried_out
     """The agent had its containers before: it has looked, and found nothing, or lower limits."""
     apps = lab.ours.bucket(APPS)
     await (apps.delete("shop") if before is None else apps.put("shop", before))
-    containers = [lab.ground.add(f"web{number}", quota_us=20_000) for number in range(5)]
+    containers = [lab.backend.add(f"web{number}", quota_us=20_000) for number in range(5)]
     async with lab.agent() as lab.running:
         await has_looked(lab)
         await apps.put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=4096 * MIB))
@@ -46,7 +46,7 @@ async def test_the_first_order_after_an_application_was_announced_is_carried_out
 
 
 async def test_a_row_beyond_what_is_announced_is_a_warning_with_its_reason_and_fails_its_span(lab):  # noqa: F811
-    containers = [lab.ground.add(f"web{number}", quota_us=20_000) for number in range(2)]
+    containers = [lab.backend.add(f"web{number}", quota_us=20_000) for number in range(2)]
     async with lab.agent() as lab.running:
         await has_looked(lab)
         with capture_logs() as logs, recorded_spans() as recorded:
@@ -73,7 +73,7 @@ async def test_a_row_beyond_what_is_announced_is_a_warning_with_its_reason_and_f
     ids=["refused", "in use"],
 )
 async def test_what_the_kernel_refuses_is_a_warning_with_its_reason(lab, spoil, reason):  # noqa: F811
-    container = lab.ground.add("web", quota_us=20_000, limit_bytes=256 * MIB)
+    container = lab.backend.add("web", quota_us=20_000, limit_bytes=256 * MIB)
     async with lab.agent() as lab.running:
         await has_looked(lab)
         spoil(container)
@@ -87,7 +87,7 @@ async def test_what_the_kernel_refuses_is_a_warning_with_its_reason(lab, spoil, 
 
 
 async def test_an_order_for_a_container_that_has_just_exited_is_no_warning(lab):  # noqa: F811
-    container, other = lab.ground.add("web", quota_us=20_000), lab.ground.add("api", quota_us=20_000)
+    container, other = lab.backend.add("web", quota_us=20_000), lab.backend.add("api", quota_us=20_000)
     async with lab.agent() as lab.running:
         await has_looked(lab)
         container.gone = True
@@ -101,7 +101,7 @@ async def test_an_order_for_a_container_that_has_just_exited_is_no_warning(lab):
 
 async def test_an_order_of_cpu_alone_has_a_span_where_it_fails(lab):  # noqa: F811
     """Where it goes well it has none: that would be a third of what tracing costs a host."""
-    container = lab.ground.add("web", quota_us=20_000)
+    container = lab.backend.add("web", quota_us=20_000)
     async with lab.agent() as lab.running:
         await has_looked(lab)
         with recorded_spans() as recorded:
@@ -132,7 +132,7 @@ def test_a_failure_that_goes_on_is_told_once_and_then_with_its_count() -> None:
 
     rows.warn([FailedRow("web", RowStatus.FAILED, "something else"), FailedRow("api", RowStatus.FAILED, "why")])
     assert [line["containers"] for line in log.lines[1:]] == [["web"], ["api"]]
-    now_s += EVERY_S
+    now_s += WARN_INTERVAL_S
     rows.warn([FailedRow("web", RowStatus.FAILED, "why")])
     assert (log.lines[-1]["suppressed"], rows.count) == (99, 103)
 
@@ -142,4 +142,4 @@ def test_many_containers_are_one_line() -> None:
     rows = FailedRows(log, lambda: 0.0)
     rows.warn(FailedRow(f"web{number}", RowStatus.FAILED, "why") for number in range(1000))
     [line] = log.lines
-    assert (len(line["containers"]), line["rows"]) == (NAMED, 1000)
+    assert (len(line["containers"]), line["rows"]) == (MAX_NAMED, 1000)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from schemas.oom import OomKind
 from services.agent.memory.fair_share import UNKNOWN, FairShare, Holding, claim_bytes, grantable_bytes, is_above
 from services.agent.memory.growth import MIB
-from services.agent.memory.records import Answer
+from services.agent.memory.records import RequestOutcome
 from services.agent.node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, guarded
@@ -57,7 +57,7 @@ def host():
 
 @pytest.fixture
 def node(host):
-    return Node("n1", 7, host, host.reserve_book)
+    return Node("n1", 7, host, host.reserve_store)
 
 
 def fair_order(node, given_mib, *, seq, share_mib=128, growth_mib=25):
@@ -75,11 +75,11 @@ def test_the_last_of_the_reserve_goes_to_the_small_one_and_not_to_the_large_one(
     fair_order(node, 20, seq=9)
     node.sample(PERIOD_NS, 2)
     large.touch(99 * MIB)
-    node.take_alarms(PERIOD_NS + MS)
+    node.take_notifications(PERIOD_NS + MS)
     assert large.limit_bytes == 203 * MIB, "3 of the 20 MiB: 17 are kept"
 
     small.touch(7 * MIB)
-    node.take_alarms(PERIOD_NS + 2 * MS)
+    node.take_notifications(PERIOD_NS + 2 * MS)
     assert small.limit_bytes > 16 * MIB
     assert large.limit_bytes == 203 * MIB
 
@@ -88,13 +88,13 @@ def test_a_refusal_ends_the_wait_of_the_largest_first(node, host):
     key_large, large = guarded(node, host, limit_mib=200, usage_mib=100, name="large")
     key_small, small = guarded(node, host, limit_mib=16, usage_mib=8, name="small")
     small.touch(20 * MIB)
-    node.take_alarms(4 * MS)
+    node.take_notifications(4 * MS)
     large.touch(150 * MIB)
-    node.take_alarms(5 * MS)
-    (asked,) = node.journal.take_requests()
+    node.take_notifications(5 * MS)
+    (asked,) = node.events.take_requests()
     assert asked.key == key_small, "it waits longest"
-    node.journal.take_occurrences()
-    node.guard.answered(asked, Answer(refusal="shop may use 256 MiB"), 6 * MS)
+    node.events.take_events()
+    node.memory.answered(asked, RequestOutcome(denial="shop may use 256 MiB"), 6 * MS)
 
-    released = [line.key for line in node.journal.take_occurrences() if line.kind is OomKind.OOM_KILLER_ENABLED]
+    released = [line.key for line in node.events.take_events() if line.kind is OomKind.OOM_KILLER_ENABLED]
     assert released == [key_large]

@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.agent.memory.growth import MIB
 from services.agent.memory.policy import POLL_NS
-from services.agent.memory.records import Answer
+from services.agent.memory.records import RequestOutcome
 from services.agent.node import Node, NodeOptions
-from services.agent.ports import Alarm, AlarmKind
+from services.agent.ports import Notification, NotificationKind
 from tests.support.examples import examples
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reserve_order, send, update
@@ -43,8 +43,8 @@ class GuardedNode(RuleBasedStateMachine):
 
     def restart(self):
         self.incarnation += 1
-        options = NodeOptions(pause_deadline_ns=DEADLINE_NS)
-        self.node = Node("n1", self.incarnation, self.host, self.host.reserve_book, options)
+        options = NodeOptions(oom_wait_timeout_ns=DEADLINE_NS)
+        self.node = Node("n1", self.incarnation, self.host, self.host.reserve_store, options)
         for found in self.found:
             self.node.found(found)
         self.unanswered, self.orders = [], []
@@ -62,9 +62,9 @@ class GuardedNode(RuleBasedStateMachine):
 
     def look(self):
         """After every step, as the service does."""
-        self.unanswered += self.node.journal.take_requests()
+        self.unanswered += self.node.events.take_requests()
         assert len(self.unanswered) <= 1
-        for line in self.node.journal.take_occurrences():
+        for line in self.node.events.take_events():
             event(str(line.kind))
             assert line.limit_after_bytes >= line.limit_before_bytes
         for found in self.found:
@@ -91,27 +91,27 @@ class GuardedNode(RuleBasedStateMachine):
             self.container(position).free(amount * MIB)
 
     @rule()
-    def alarms(self):
-        self.node.take_alarms(self.now_ns)
+    def notifications(self):
+        self.node.take_notifications(self.now_ns)
         self.look()
 
     @rule()
     def alarms_are_lost(self):
-        self.host.take_alarms()
+        self.host.take_notifications()
 
-    @rule(position=st.integers(0, 2), kind=st.sampled_from(AlarmKind))
+    @rule(position=st.integers(0, 2), kind=st.sampled_from(NotificationKind))
     def false_alarm(self, position, kind):
-        self.container(position).alarms.append(Alarm(self.found[position].key, kind))
-        self.node.take_alarms(self.now_ns)
+        self.container(position).notifications.append(Notification(self.found[position].key, kind))
+        self.node.take_notifications(self.now_ns)
         self.look()
 
     @rule(periods=st.integers(1, 12))
     def time_passes(self, periods):
         for _ in range(periods):
             tick_ns = self.now_ns + 100 * MS
-            while (due_ns := self.node.guard.next_poll_ns(self.now_ns)) is not None and due_ns < tick_ns:
+            while (due_ns := self.node.memory.next_poll_ns(self.now_ns)) is not None and due_ns < tick_ns:
                 self.now_ns = due_ns
-                self.node.guard.poll(self.now_ns)
+                self.node.memory.poll(self.now_ns)
                 self.look()
             self.now_ns = tick_ns
             batches, _ = self.node.sample(self.now_ns, self.now_ns)
@@ -122,7 +122,7 @@ class GuardedNode(RuleBasedStateMachine):
         """A batch tells the limits and the reserve of one moment: what the kernel and the book hold."""
         for row in batch.rows():
             assert row["memory_limit_bytes"] == self.limits[row["container"]]
-        reserve = self.host.reserve_book.read().get("shop")
+        reserve = self.host.reserve_store.read().get("shop")
         if reserve is not None:
             assert (batch.reserve_given_bytes, batch.reserve_used_bytes) == reserve
 
@@ -146,10 +146,14 @@ class GuardedNode(RuleBasedStateMachine):
         assert self.held() == before
 
     @precondition(lambda self: self.unanswered)
-    @rule(answer=st.sampled_from([Answer(), Answer(refusal="nothing left"), Answer(silence="nobody")]))
+    @rule(
+        answer=st.sampled_from(
+            [RequestOutcome(), RequestOutcome(denial="nothing left"), RequestOutcome(timeout="nobody")]
+        )
+    )
     def an_answer_comes(self, answer):
         before = self.held()
-        self.node.guard.answered(self.unanswered.pop(), answer, self.now_ns)
+        self.node.memory.answered(self.unanswered.pop(), answer, self.now_ns)
         self.look()
         assert self.held() == before
 
@@ -164,13 +168,13 @@ class GuardedNode(RuleBasedStateMachine):
 
     def held(self):
         """What counts against the application's limit."""
-        reserve = self.host.reserve_book.read().get("shop")
+        reserve = self.host.reserve_store.read().get("shop")
         limits = sum(container.limit_bytes for container in self.host.containers.values())
         return limits + (reserve.left_bytes if reserve else 0)
 
     @invariant()
     def nothing_is_granted_beyond_the_reserve_or_the_maximum(self):
-        for app, reserve in self.host.reserve_book.read().items():
+        for app, reserve in self.host.reserve_store.read().items():
             assert 0 <= reserve.used_bytes <= reserve.given_bytes, app
         for container in self.host.containers.values():
             assert self.maximum_unknown or container.limit_bytes <= MOST_MIB * MIB

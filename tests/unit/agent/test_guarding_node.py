@@ -6,9 +6,9 @@ from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
 from services.agent.memory.growth import MIB
 from services.agent.memory.policy import POLL_NS
-from services.agent.memory.records import Answer
+from services.agent.memory.records import RequestOutcome
 from services.agent.node import Node, NodeOptions
-from services.agent.ports import Alarm, AlarmKind, WriteOutcome
+from services.agent.ports import Notification, NotificationKind, WriteOutcome
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, SECOND_NS, guarded, poll_until, told
@@ -22,7 +22,7 @@ def host():
 
 @pytest.fixture
 def node(host):
-    return Node("n1", 7, host, host.reserve_book)
+    return Node("n1", 7, host, host.reserve_store)
 
 
 def test_nothing_is_guarded_before_an_order_has_come(node, host):
@@ -35,7 +35,7 @@ def test_nothing_is_guarded_before_an_order_has_come(node, host):
     assert host.containers[found.container_id].calls == []
 
     send(node, update({key: (30_000, 0)}, seq=3))
-    assert host.containers[found.container_id].calls == ["arm"]
+    assert host.containers[found.container_id].calls == ["enable_oom_control"]
 
 
 def test_a_container_without_a_memory_limit_is_guarded_once_it_has_one(node, host):
@@ -45,15 +45,15 @@ def test_a_container_without_a_memory_limit_is_guarded_once_it_has_one(node, hos
     assert host.containers[found.container_id].calls == []
 
     send(node, update({key: (0, 64 * MIB)}, seq=2))
-    assert host.containers[found.container_id].calls == ["arm"]
+    assert host.containers[found.container_id].calls == ["enable_oom_control"]
 
 
 def test_an_alarm_is_answered_with_a_grant_out_of_the_reserve(node, host):
     key, container = guarded(node, host, reserve_mib=100)
     container.touch(140 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
 
-    (line,) = node.journal.take_occurrences()
+    (line,) = node.events.take_events()
     assert (line.kind, line.cause, line.key) == (OomKind.GRANT, OomCause.THRESHOLD, key)
     assert (line.limit_before_bytes, line.limit_after_bytes) == (256 * MIB, container.limit_bytes)
     assert container.limit_bytes - 256 * MIB == node.reserves.report("shop").used_bytes
@@ -63,11 +63,15 @@ def test_an_alarm_is_answered_with_a_grant_out_of_the_reserve(node, host):
 def test_a_doubled_alarm_grants_once(node, host):
     key, container = guarded(node, host, reserve_mib=1000)
     container.touch(140 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
     once = container.limit_bytes
-    container.alarms += [Alarm(key, AlarmKind.NEAR), Alarm(key, AlarmKind.NEAR), Alarm("ghost-1", AlarmKind.PAUSED)]
-    node.take_alarms(5 * MS)
-    node.take_alarms(6 * MS)
+    container.notifications += [
+        Notification(key, NotificationKind.NEAR),
+        Notification(key, NotificationKind.NEAR),
+        Notification("ghost-1", NotificationKind.PAUSED),
+    ]
+    node.take_notifications(5 * MS)
+    node.take_notifications(6 * MS)
 
     assert container.limit_bytes == once
 
@@ -88,28 +92,28 @@ def test_growth_at_a_gigabyte_per_second_never_reaches_the_limit(node, host):
     _, container = guarded(node, host, usage_mib=200, reserve_mib=4000)
     now_ns = 5 * MS
     container.touch(25 * MIB)
-    node.take_alarms(now_ns)
+    node.take_notifications(now_ns)
     while container.usage_bytes < 3000 * MIB:
-        assert node.guard.next_poll_ns(now_ns) == now_ns + POLL_NS
+        assert node.memory.next_poll_ns(now_ns) == now_ns + POLL_NS
         now_ns += POLL_NS
         container.touch(4 * MIB)
-        container.alarms.clear()
-        node.guard.poll(now_ns)
+        container.notifications.clear()
+        node.memory.poll(now_ns)
 
-    assert {line.kind for line in node.journal.take_occurrences()} == {OomKind.GRANT}
-    assert node.journal.counters.traps == 0
-    assert node.guard.next_poll_ns(now_ns + SECOND_NS) is None
+    assert {line.kind for line in node.events.take_events()} == {OomKind.GRANT}
+    assert node.events.counters.oom_waits == 0
+    assert node.memory.next_poll_ns(now_ns + SECOND_NS) is None
 
 
 def test_an_empty_reserve_is_told_and_asked_for_once(node, host):
     key, container = guarded(node, host)
     container.touch(140 * MIB)
     for moment in (5, 6, 7):
-        node.take_alarms(moment * MS)
-        node.guard.poll(moment * MS)
+        node.take_notifications(moment * MS)
+        node.memory.poll(moment * MS)
 
     assert told(node) == [(OomKind.NEAR_LIMIT, OomCause.THRESHOLD)]
-    (asked,) = node.journal.take_requests()
+    (asked,) = node.events.take_requests()
     assert (asked.app, asked.key, asked.paused) == ("shop", key, False)
     assert asked.wanted_bytes >= 48 * MIB
 
@@ -117,23 +121,23 @@ def test_an_empty_reserve_is_told_and_asked_for_once(node, host):
 def test_a_reserve_that_covers_a_part_is_granted_and_the_rest_is_asked_for(node, host):
     _, container = guarded(node, host, reserve_mib=10)
     container.touch(140 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
 
     assert container.limit_bytes == 266 * MIB
     assert told(node) == [(OomKind.GRANT, OomCause.THRESHOLD)]
-    assert len(node.journal.take_requests()) == 1
+    assert len(node.events.take_requests()) == 1
 
 
 def test_a_paused_container_gets_the_reserve_that_comes(node, host):
     _, container = guarded(node, host)
     container.touch(200 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
     assert container.paused
     assert told(node) == [(OomKind.OOM_WAIT, OomCause.LIMIT)]
 
     (reply,) = send(node, reserve_order(500 * MIB, seq=5), 9 * MS)
     assert not container.paused
-    (line,) = node.journal.take_occurrences()
+    (line,) = node.events.take_events()
     assert (line.kind, line.cause, line.paused_us) == (OomKind.GRANT, OomCause.ALLOCATOR_REPLY, 4000)
     assert reply.reserve_used_bytes == (container.limit_bytes - 256 * MIB,)
     (row,) = reply_rows(reply).values()
@@ -144,9 +148,9 @@ def test_who_waits_gets_it_before_who_is_only_near(node, host):
     _, near = guarded(node, host, name="near")
     _, waits = guarded(node, host, name="waits")
     near.touch(150 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
     waits.touch(200 * MIB)
-    node.take_alarms(6 * MS)
+    node.take_notifications(6 * MS)
     send(node, reserve_order(20 * MIB, seq=9), 9 * MS)
 
     assert (near.limit_bytes, waits.limit_bytes) == (256 * MIB, 276 * MIB)
@@ -155,20 +159,20 @@ def test_who_waits_gets_it_before_who_is_only_near(node, host):
 def test_a_refusal_kills_at_once_as_is_standard(node, host):
     _, container = guarded(node, host)
     container.touch(200 * MIB)
-    node.take_alarms(5 * MS)
-    (asked,) = node.journal.take_requests()
+    node.take_notifications(5 * MS)
+    (asked,) = node.events.take_requests()
     told(node)
-    node.guard.answered(asked, Answer(refusal="shop may use 256 MiB"), 8 * MS)
+    node.memory.answered(asked, RequestOutcome(denial="shop may use 256 MiB"), 8 * MS)
 
     assert told(node) == [
         (OomKind.GRANT_DENIED, OomCause.ALLOCATOR_REPLY),
         (OomKind.OOM_KILLER_ENABLED, OomCause.ALLOCATOR_REPLY),
     ]
     assert container.oom_kills == 1
-    node.guard.poll(12 * MS)
-    (line,) = node.journal.take_occurrences()
+    node.memory.poll(12 * MS)
+    (line,) = node.events.take_events()
     assert (line.kind, line.oom_kills, line.reason) == (OomKind.KILL, 1, "shop may use 256 MiB")
-    assert container.calls[-1] == "arm"
+    assert container.calls[-1] == "enable_oom_control"
     (batch,), _ = node.sample(PERIOD_NS, 2)
     assert batch.rows()[0]["oom_kills"] == 1
 
@@ -178,18 +182,18 @@ def test_a_refusal_kills_one_at_a_time_because_what_it_leaves_may_be_enough_for_
     _, second = guarded(node, host, name="db")
     for container in (first, second):
         container.touch(200 * MIB)
-        node.take_alarms(5 * MS)
-    (asked,) = node.journal.take_requests()
-    node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
+        node.take_notifications(5 * MS)
+    (asked,) = node.events.take_requests()
+    node.memory.answered(asked, RequestOutcome(denial="nothing left"), 8 * MS)
     killed, waiting = sorted((first, second), key=lambda container: container.paused)
     assert (killed.oom_kills, waiting.oom_kills) == (1, 0)
 
     now_ns, refused_s = 8 * MS, []
     while waiting.paused:
         now_ns = poll_until(node, now_ns, now_ns + POLL_NS)
-        for request in node.journal.take_requests():
+        for request in node.events.take_requests():
             refused_s.append(now_ns)
-            node.guard.answered(request, Answer(refusal="nothing left"), now_ns)
+            node.memory.answered(request, RequestOutcome(denial="nothing left"), now_ns)
     assert 508 * MS <= now_ns < 650 * MS
     assert len(refused_s) >= 4
 
@@ -197,57 +201,57 @@ def test_a_refusal_kills_one_at_a_time_because_what_it_leaves_may_be_enough_for_
 def test_what_a_kill_leaves_may_be_taken_at_once_although_it_was_granted_lately(node, host):
     key, container = guarded(node, host, reserve_mib=8)
     container.touch(200 * MIB)
-    node.take_alarms(5 * MS)
-    (asked,) = node.journal.take_requests()
+    node.take_notifications(5 * MS)
+    (asked,) = node.events.take_requests()
     assert container.limit_bytes == 264 * MIB
-    node.guard.poll(9 * MS)
-    node.guard.answered(asked, Answer(refusal="nothing left"), 10 * MS)
+    node.memory.poll(9 * MS)
+    node.memory.answered(asked, RequestOutcome(denial="nothing left"), 10 * MS)
     assert container.oom_kills == 1
-    node.guard.poll(12 * MS)
-    assert not node.guard.refuses_cut(key, 200 * MIB, 13 * MS)
+    node.memory.poll(12 * MS)
+    assert not node.memory.rejects_decrease(key, 200 * MIB, 13 * MS)
 
 
 def test_a_refusal_while_nobody_waits_only_tells(node, host):
     _, container = guarded(node, host)
     container.touch(150 * MIB)
-    node.take_alarms(5 * MS)
-    (asked,) = node.journal.take_requests()
-    node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
+    node.take_notifications(5 * MS)
+    (asked,) = node.events.take_requests()
+    node.memory.answered(asked, RequestOutcome(denial="nothing left"), 8 * MS)
 
     assert told(node) == [(OomKind.NEAR_LIMIT, OomCause.THRESHOLD), (OomKind.GRANT_DENIED, OomCause.ALLOCATOR_REPLY)]
     assert not container.kernel_kills
     container.touch(50 * MIB)
-    node.take_alarms(10 * MS)
-    assert [asked.paused for asked in node.journal.take_requests()] == [True]
+    node.take_notifications(10 * MS)
+    assert [asked.paused for asked in node.events.take_requests()] == [True]
 
 
 def test_without_an_answer_it_is_asked_again_until_the_deadline_then_the_kernel_decides(host):
-    node = Node("n1", 7, host, host.reserve_book, NodeOptions(pause_deadline_ns=1000 * MS))
+    node = Node("n1", 7, host, host.reserve_store, NodeOptions(oom_wait_timeout_ns=1000 * MS))
     _, container = guarded(node, host)
     container.touch(200 * MIB)
-    node.take_alarms(0)
+    node.take_notifications(0)
     now_ns, asked = 0, 0
     while container.paused:
-        for request in node.journal.take_requests():
+        for request in node.events.take_requests():
             asked += 1
-            node.guard.answered(request, Answer(silence="nobody is there"), now_ns)
+            node.memory.answered(request, RequestOutcome(timeout="nobody is there"), now_ns)
         now_ns = poll_until(node, now_ns, now_ns + POLL_NS)
 
     assert 1000 * MS <= now_ns <= 1000 * MS + POLL_NS
     assert 9 <= asked <= 11
-    node.guard.poll(now_ns + POLL_NS)
-    kinds = [line.kind for line in node.journal.take_occurrences()]
+    node.memory.poll(now_ns + POLL_NS)
+    kinds = [line.kind for line in node.events.take_events()]
     assert kinds == [OomKind.OOM_WAIT, OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL]
 
 
 def test_no_grant_goes_beyond_the_greatest_limit_of_a_container(node, host):
     _, container = guarded(node, host, reserve_mib=1000, most_mib=260)
     container.touch(200 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
     assert container.limit_bytes == 260 * MIB
-    node.guard.poll(9 * MS)
+    node.memory.poll(9 * MS)
 
-    lines = node.journal.take_occurrences()
+    lines = node.events.take_events()
     assert [line.kind for line in lines] == [
         OomKind.OOM_WAIT,
         OomKind.GRANT,
@@ -262,20 +266,20 @@ def test_a_grant_that_the_kernel_refuses_goes_back(node, host):
     _, container = guarded(node, host, reserve_mib=100)
     container.touch(140 * MIB)
     container.refuse = True
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
 
     assert node.reserves.left_of("shop") == 100 * MIB
-    assert host.reserve_book.read()["shop"].left_bytes == 100 * MIB
+    assert host.reserve_store.read()["shop"].left_bytes == 100 * MIB
 
 
 def test_a_pause_below_the_limit_is_a_group_above_and_ends_at_the_deadline(node, host):
     _, container = guarded(node, host, reserve_mib=100)
     container.wanted_bytes, container.full_above = 1, True
-    container.alarms.append(Alarm(container.key, AlarmKind.PAUSED))
-    node.take_alarms(5 * MS)
+    container.notifications.append(Notification(container.key, NotificationKind.PAUSED))
+    node.take_notifications(5 * MS)
     poll_until(node, 5 * MS, 3 * SECOND_NS)
 
-    lines = node.journal.take_occurrences()
+    lines = node.events.take_events()
     assert [line.kind for line in lines][:2] == [OomKind.OOM_WAIT, OomKind.OOM_KILLER_ENABLED]
     assert "a group above is full" in lines[1].reason
 
@@ -284,15 +288,15 @@ def test_tasks_that_a_raise_did_not_wake_are_woken_and_the_limit_stays(node, hos
     """Seen under load: a task was refused memory before a raise, and lay down after it, for ever."""
     _, container = guarded(node, host, reserve_mib=100)
     container.wanted_bytes = 1
-    container.alarms.append(Alarm(container.key, AlarmKind.PAUSED))
-    node.take_alarms(5 * MS)
+    container.notifications.append(Notification(container.key, NotificationKind.PAUSED))
+    node.take_notifications(5 * MS)
     assert container.paused
     poll_until(node, 5 * MS, 35 * MS)
 
     assert not container.paused
     assert container.limit_bytes == 256 * MIB
     assert node.reserves.left_of("shop") == 100 * MIB
-    assert [line.kind for line in node.journal.take_occurrences()] == [OomKind.OOM_WAIT]
+    assert [line.kind for line in node.events.take_events()] == [OomKind.OOM_WAIT]
 
 
 def test_dangerous_cuts_are_refused(node, host):
@@ -308,7 +312,7 @@ def test_dangerous_cuts_are_refused(node, host):
 def test_a_limit_that_was_granted_lately_is_not_cut(node, host):
     key, container = guarded(node, host, reserve_mib=100)
     container.touch(140 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
     container.free(200 * MIB)
     granted = container.limit_bytes
     early = send(node, update({key: (0, 256 * MIB)}, seq=9), 900 * MS)
@@ -326,7 +330,7 @@ def test_kills_are_told_with_why_nothing_could_be_done(node, host):
     for tick in range(5):
         run_tick(node, tick * PERIOD_NS, tick)
 
-    (line,) = node.journal.take_occurrences()
+    (line,) = node.events.take_events()
     assert (line.kind, line.cause) == (OomKind.KILL, OomCause.KERNEL)
     assert "not guarded" in line.reason
 
@@ -334,14 +338,14 @@ def test_kills_are_told_with_why_nothing_could_be_done(node, host):
 def test_a_container_that_ends_right_after_a_release_was_killed(node, host):
     key, container = guarded(node, host)
     container.touch(200 * MIB)
-    node.take_alarms(5 * MS)
-    (asked,) = node.journal.take_requests()
-    container.release = lambda: (
-        (type(container).release(container) and setattr(container, "gone", True)) or WriteOutcome.WRITTEN
+    node.take_notifications(5 * MS)
+    (asked,) = node.events.take_requests()
+    container.enable_oom_killer = lambda: (
+        (type(container).enable_oom_killer(container) and setattr(container, "gone", True)) or WriteOutcome.WRITTEN
     )
-    node.guard.answered(asked, Answer(refusal="nothing left"), 8 * MS)
+    node.memory.answered(asked, RequestOutcome(denial="nothing left"), 8 * MS)
     _, vanished = node.sample(PERIOD_NS, 2)
 
     assert [found.key for found in vanished] == [key]
-    line = node.journal.take_occurrences()[-1]
+    line = node.events.take_events()[-1]
     assert (line.kind, line.oom_kills) == (OomKind.KILL, 1)

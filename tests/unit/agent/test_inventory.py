@@ -55,7 +55,7 @@ def host() -> FakeHost:
 
 
 def started(host: FakeHost, *recorded) -> Node:
-    node = Node("n1", 1, host, host.reserve_book, NodeOptions(source_deadlines_ns={DOCKER: 1 << 62}))
+    node = Node("n1", 1, host, host.reserve_store, NodeOptions(source_deadlines_ns={DOCKER: 1 << 62}))
     for found in recorded:
         assert node.recorded(found) == found.key
     return node
@@ -93,10 +93,10 @@ def test_one_that_was_restarted_before_its_source_named_it_is_opened_anew(host: 
 
 
 async def test_the_agent_names_what_is_recorded_at_once_and_announces_what_it_waits_for(lab) -> None:  # noqa: F811
-    ground = lab.ground
-    web = replace(ground.host.add("web"), source=DOCKER)
-    ground.host.recorded.append(web)
-    ground.source_timeouts_s = {DOCKER: 300.0}
+    backend = lab.backend
+    web = replace(backend.host.add("web"), source=DOCKER)
+    backend.host.recorded.append(web)
+    backend.source_timeouts_s = {DOCKER: 300.0}
     announced = []
     async with (
         lab.ours.bucket(NODES).watch(lambda _, entry: announced.append(entry and entry.message.sources_pending)),
@@ -108,7 +108,7 @@ async def test_the_agent_names_what_is_recorded_at_once_and_announces_what_it_wa
         assert lab.changes[0].change is ContainerChange.STARTED
         await until(lambda: announced[-1:] == [(DOCKER,)], what="its registration")
 
-        ground.discovery.report(SourceAnswered(DOCKER))
+        backend.discovery.report(SourceAnswered(DOCKER))
         await until(lambda: len(lab.changes) == 2, what="its end told")
         assert lab.changes[1].change is ContainerChange.EXITED
         await until(lambda: lab.batches[-1].inventory_complete and not lab.batches[-1].keys, what="an empty batch")
@@ -116,9 +116,9 @@ async def test_the_agent_names_what_is_recorded_at_once_and_announces_what_it_wa
 
 
 async def test_a_silent_source_is_waited_for_until_its_timeout_and_the_recorded_container_stays(lab) -> None:  # noqa: F811
-    web = replace(lab.ground.host.add("web"), source=DOCKER)
-    lab.ground.host.recorded.append(web)
-    lab.ground.source_timeouts_s = {DOCKER: 0.3}
+    web = replace(lab.backend.host.add("web"), source=DOCKER)
+    lab.backend.host.recorded.append(web)
+    lab.backend.source_timeouts_s = {DOCKER: 0.3}
     async with lab.agent():
         await until(lambda: lab.batches and lab.batches[-1].inventory_complete, what="a complete inventory")
         assert not lab.batches[0].inventory_complete

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from schemas.oom import OomCause, OomKind
 from services.agent.memory.growth import MIB
-from services.agent.memory.limit_hits import TELL_NS, LimitHits
+from services.agent.memory.limit_hits import REPORT_INTERVAL_NS, LimitHits
 from services.agent.node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import PERIOD_NS, guarded
@@ -22,12 +22,12 @@ def host():
 
 @pytest.fixture
 def node(host):
-    return Node("n1", 7, host, host.reserve_book)
+    return Node("n1", 7, host, host.reserve_store)
 
 
 def hits_told(node, now_ns):
     node.sample(now_ns, 2)
-    return [line for line in node.journal.take_occurrences() if line.kind is OomKind.LIMIT_HITS]
+    return [line for line in node.events.take_events() if line.kind is OomKind.LIMIT_HITS]
 
 
 def test_calls_that_can_have_failed_are_told_with_how_often_the_limit_was_hit(node, host):
@@ -42,7 +42,7 @@ def test_calls_that_can_have_failed_are_told_with_how_often_the_limit_was_hit(no
         "usage 63 MiB of 64 MiB: the kernel hit the limit 17 times; calls such as read, fork and writes to tmpfs "
         "can have failed with EFAULT or ENOMEM"
     )
-    assert node.journal.counters.limit_hits == 17
+    assert node.events.counters.limit_hits == 17
 
 
 def test_what_was_hit_before_the_container_was_guarded_is_not_told(node, host):
@@ -64,20 +64,20 @@ def test_a_reader_of_files_whose_page_cache_can_be_dropped_is_no_news(node, host
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 2 * TELL_NS), st.booleans()),
+        st.tuples(st.integers(0, 5), st.integers(0, 2 * REPORT_INTERVAL_NS), st.booleans()),
         min_size=1,
         max_size=40,
     )
 )
 def test_every_hit_that_nothing_else_explains_is_told_once_and_no_more_often_than_every_ten_seconds(steps):
     hits, counter, now_ns, told, unexplained, times = LimitHits(), 7, 0, 0, 0, []
-    assert hits.read(counter, now_ns, explained=False) == 0
+    assert hits.read(counter, now_ns, expected=False) == 0
     for risen, elapsed_ns, explained in steps:
         counter, now_ns = counter + risen, now_ns + elapsed_ns
         unexplained += 0 if explained else risen
-        if new := hits.read(counter, now_ns, explained=explained):
+        if new := hits.read(counter, now_ns, expected=explained):
             told += new
             times.append(now_ns)
-    told += hits.read(counter, now_ns + TELL_NS, explained=False)
+    told += hits.read(counter, now_ns + REPORT_INTERVAL_NS, expected=False)
     assert told == unexplained
-    assert all(later - before >= TELL_NS for before, later in pairwise(times))
+    assert all(later - before >= REPORT_INTERVAL_NS for before, later in pairwise(times))

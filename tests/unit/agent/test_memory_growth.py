@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from services.agent.memory.growth import (
     FAST_RATE,
+    INITIAL_FREE_BYTES,
+    INITIAL_SHARE,
     LEAST_POLL_S,
     MIB,
     MOST_POLL_S,
     PAGE_BYTES,
-    ROOM_BYTES,
-    ROOM_SHARE,
+    FreeMemory,
     Growth,
-    Room,
-    added_rooms,
+    initial_grants,
     need_of,
     next_poll_s,
 )
@@ -27,35 +27,35 @@ free_sizes = st.integers(0, 1 << 30)
 
 
 def test_the_only_container_is_brought_to_256_mib():
-    assert added_rooms([Room(50 * MIB, NO_MAXIMUM)], 2400 * MIB) == [206 * MIB]
+    assert initial_grants([FreeMemory(50 * MIB, NO_MAXIMUM)], 2400 * MIB) == [206 * MIB]
 
 
 def test_a_small_reserve_goes_to_the_least_free_and_half_of_it_stays():
-    rooms = [Room(10 * MIB, NO_MAXIMUM), Room(50 * MIB, NO_MAXIMUM), Room(300 * MIB, NO_MAXIMUM)]
-    assert added_rooms(rooms, 60 * MIB) == [30 * MIB, 0, 0]
-    assert added_rooms(rooms, 120 * MIB) == [50 * MIB, 10 * MIB, 0]
+    rooms = [FreeMemory(10 * MIB, NO_MAXIMUM), FreeMemory(50 * MIB, NO_MAXIMUM), FreeMemory(300 * MIB, NO_MAXIMUM)]
+    assert initial_grants(rooms, 60 * MIB) == [30 * MIB, 0, 0]
+    assert initial_grants(rooms, 120 * MIB) == [50 * MIB, 10 * MIB, 0]
 
 
-@given(st.lists(st.builds(Room, free_sizes, st.integers(0, 1 << 30)), max_size=20), st.integers(0, 1 << 32))
+@given(st.lists(st.builds(FreeMemory, free_sizes, st.integers(0, 1 << 30)), max_size=20), st.integers(0, 1 << 32))
 def test_room_is_max_min_fair_and_never_more_than_its_share_of_the_reserve(rooms, reserve_bytes):
-    added = added_rooms(rooms, reserve_bytes)
+    added = initial_grants(rooms, reserve_bytes)
     rows = list(zip(rooms, added, strict=True))
-    assert sum(added) <= reserve_bytes // ROOM_SHARE
+    assert sum(added) <= reserve_bytes // INITIAL_SHARE
     assert all(size % PAGE_BYTES == 0 and 0 <= size <= room.most_added_bytes for room, size in rows)
     wanting = [
         room.free_bytes + size
         for room, size in rows
-        if room.free_bytes + size < ROOM_BYTES and size + PAGE_BYTES <= room.most_added_bytes
+        if room.free_bytes + size < INITIAL_FREE_BYTES and size + PAGE_BYTES <= room.most_added_bytes
     ]
     given_bytes = [room.free_bytes + size for room, size in rows if size]
-    assert all(level <= ROOM_BYTES for level in given_bytes)
+    assert all(level <= INITIAL_FREE_BYTES for level in given_bytes)
     assert all(level <= other + PAGE_BYTES for level in given_bytes for other in wanting), "one level for all who want"
 
 
 def test_who_has_room_is_read_less_often():
     assert next_poll_s(0) == next_poll_s(-MIB) == LEAST_POLL_S
     assert next_poll_s(64 * MIB) == 64 * MIB / (2 * FAST_RATE)
-    assert next_poll_s(ROOM_BYTES) == MOST_POLL_S
+    assert next_poll_s(INITIAL_FREE_BYTES) == MOST_POLL_S
 
 
 @dataclass
@@ -75,7 +75,7 @@ def test_growth_of_up_to_2_gb_per_second_never_reaches_the_limit(rate, free_byte
     """By 1 GiB out of a reserve of 2.4 GiB, each poll up to 15 ms late."""
     reserve_bytes, usage_bytes, now_s, poll = 2400 * MIB, 100 * MIB, 0.0, 0
     growth = Growth()
-    [room] = added_rooms([Room(free_bytes, NO_MAXIMUM)], reserve_bytes)
+    [room] = initial_grants([FreeMemory(free_bytes, NO_MAXIMUM)], reserve_bytes)
     limit_bytes, reserve_bytes = usage_bytes + free_bytes + room, reserve_bytes - room
     while usage_bytes < 1124 * MIB:
         growth.read(usage_bytes, int(now_s * 1e9))

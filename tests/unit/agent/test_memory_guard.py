@@ -16,14 +16,14 @@ from services.agent.memory.growth import (
     need_of,
 )
 from services.agent.memory.policy import (
-    CUT_ROOM_BYTES,
+    DECREASE_MARGIN_BYTES,
     REFUSED_RETRY_NS,
     RETRY_NS,
-    Asking,
-    Guarded,
+    ContainerMemory,
+    RequestState,
     by_urgency,
-    cut_is_dangerous,
-    wants_a_look,
+    decrease_is_unsafe,
+    needs_inspection,
 )
 from services.agent.ports import UNLIMITED, MemoryState
 
@@ -79,7 +79,7 @@ def test_unlimited_container_needs_nothing(usage, rate):
 @given(rows=st.lists(st.tuples(sizes, st.one_of(pages, st.just(UNLIMITED)), rates), min_size=1, max_size=8))
 def test_the_sample_of_all_containers_sees_whoever_has_a_need(rows):
     usage, limit, rate = zip(*rows, strict=True)
-    looks = wants_a_look(np.array(usage), np.array(limit), np.array(rate))
+    looks = needs_inspection(np.array(usage), np.array(limit), np.array(rate))
 
     for row, look in zip(rows, looks.tolist(), strict=True):
         if need_of(state_of(row[0], row[1]), row[2], 1 << 62).added_bytes:
@@ -134,13 +134,13 @@ def test_rate_is_forgotten_half_a_second_after_growth_has_stopped():
 
 @given(limit=sizes, usage=sizes, reclaimable=sizes)
 def test_a_cut_leaves_room_above_what_cannot_be_reclaimed(limit, usage, reclaimable):
-    if not cut_is_dangerous(limit, usage, reclaimable):
-        assert limit >= max(usage - reclaimable, 0) + min(CUT_ROOM_BYTES, limit // 8)
+    if not decrease_is_unsafe(limit, usage, reclaimable):
+        assert limit >= max(usage - reclaimable, 0) + min(DECREASE_MARGIN_BYTES, limit // 8)
 
 
 def test_an_idle_container_may_have_the_smallest_limit():
-    assert not cut_is_dangerous(4 * MIB, MIB, 0)
-    assert cut_is_dangerous(100 * MIB, 97 * MIB, 0)
+    assert not decrease_is_unsafe(4 * MIB, MIB, 0)
+    assert decrease_is_unsafe(100 * MIB, 97 * MIB, 0)
 
 
 @given(
@@ -150,16 +150,16 @@ def test_an_idle_container_may_have_the_smallest_limit():
     )
 )
 def test_one_request_at_a_time_and_none_too_soon(events):
-    asking, now_ns, paused_since_ns, under_way = Asking(), 0, None, 0
+    asking, now_ns, oom_wait_since_ns, under_way = RequestState(), 0, None, 0
     not_before_ns = 0
     for step_ns, event in events:
         now_ns += step_ns
         if event == "pause":
-            paused_since_ns = now_ns
-        if event in {"want", "pause"} and asking.may_ask(now_ns, paused_since_ns):
+            oom_wait_since_ns = now_ns
+        if event in {"want", "pause"} and asking.may_request(now_ns, oom_wait_since_ns):
             assert under_way == 0
-            assert now_ns >= not_before_ns or paused_since_ns > asking.asked_ns
-            asking.ask(now_ns)
+            assert now_ns >= not_before_ns or oom_wait_since_ns > asking.sent_ns
+            asking.sent(now_ns)
             under_way = 1
         elif event in {"refused", "answered", "lost"} and under_way:
             under_way = 0
@@ -168,32 +168,32 @@ def test_one_request_at_a_time_and_none_too_soon(events):
 
 
 def test_who_waits_comes_before_who_is_near():
-    waits, waits_longer, near = (Guarded(name, "shop") for name in "abc")
-    near.lack(1, 0)
+    waits, waits_longer, near = (ContainerMemory(name, "shop") for name in "abc")
+    near.note_shortage(1, 0)
     for guarded, since_ns in ((waits, 20), (waits_longer, 10)):
-        guarded.lack(1, since_ns)
-        guarded.begin_pause(since_ns, since_ns + 2000 * MS)
+        guarded.note_shortage(1, since_ns)
+        guarded.begin_oom_wait(since_ns, since_ns + 2000 * MS)
 
     assert by_urgency([near, waits, waits_longer]) == [waits_longer, waits, near]
 
 
 def test_a_pause_that_is_seen_twice_keeps_its_deadline():
-    guarded = Guarded("web", "shop")
+    guarded = ContainerMemory("web", "shop")
 
-    assert guarded.begin_pause(0, 100)
-    assert not guarded.begin_pause(50, 150)
+    assert guarded.begin_oom_wait(0, 100)
+    assert not guarded.begin_oom_wait(50, 150)
     assert guarded.overdue(100)
 
 
 def test_after_a_release_it_is_armed_again_once_the_kernel_has_killed_or_there_is_room():
-    guarded = Guarded("web", "shop")
+    guarded = ContainerMemory("web", "shop")
     guarded.read(state_of(64 * MIB, 64 * MIB, paused=True), 0)
-    guarded.let_go("nothing left", 0, oom_kills=0)
+    guarded.oom_killer_enabled("nothing left", 0, oom_kills=0)
 
-    assert not guarded.may_be_armed_again(10 * MS)
+    assert not guarded.may_be_controlled_again(10 * MS)
     guarded.read(state_of(64 * MIB, 64 * MIB, oom_kills=1), 20 * MS)
-    assert guarded.may_be_armed_again(20 * MS)
+    assert guarded.may_be_controlled_again(20 * MS)
 
     guarded.read(state_of(10 * MIB, 64 * MIB), 30 * MS)
-    assert not guarded.may_be_armed_again(30 * MS)
-    assert guarded.may_be_armed_again(1000 * MS)
+    assert not guarded.may_be_controlled_again(30 * MS)
+    assert guarded.may_be_controlled_again(1000 * MS)

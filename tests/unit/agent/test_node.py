@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from schemas.limits import RowStatus
-from services.agent.limits.period_boundary import KNOWN
-from services.agent.node import WATCHED_TICKS, Node
-from services.agent.sampling.counters import Held, read_each
-from services.agent.sampling.throttling import Look
+from services.agent.limits.period_boundary import PREDICTED
+from services.agent.node import POLL_AFTER_THROTTLE_SAMPLES, Node
+from services.agent.sampling.counters import KernelState, read_each
+from services.agent.sampling.throttling import ThrottleSnapshot
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reply_rows, send, update
@@ -26,7 +26,7 @@ def host():
 
 @pytest.fixture
 def node(host):
-    return Node("n1", 7, host, host.reserve_book)
+    return Node("n1", 7, host, host.reserve_store)
 
 
 def test_batch_reports_what_the_kernel_holds(node, host):
@@ -47,12 +47,12 @@ def test_batch_reports_what_the_kernel_holds(node, host):
 def test_a_node_is_looked_at_between_samples_for_ten_seconds_after_a_container_was_throttled(node, host):
     node.found(found := host.add("web", quota_us=20_000))
     container, watched = host.containers[found.container_id], []
-    for tick in range(WATCHED_TICKS + 4):
+    for tick in range(POLL_AFTER_THROTTLE_SAMPLES + 4):
         container.run(20_000, throttled=int(tick == 2))
         node.sample(tick * PERIOD_NS, tick)
-        watched.append(node.is_watched)
+        watched.append(node.polls_between_samples)
 
-    assert watched == [False] * 2 + [True] * (WATCHED_TICKS + 1) + [False]
+    assert watched == [False] * 2 + [True] * (POLL_AFTER_THROTTLE_SAMPLES + 1) + [False]
 
 
 def test_one_batch_per_application(node, host):
@@ -89,12 +89,12 @@ def test_cut_of_a_running_container_waits_for_its_boundary(node, host):
     container.run(10_000)
     node.sample(PERIOD_NS, 2)
     replies = send(node, update({key: (20_000, 0)}), PERIOD_NS)
-    node.poll_cuts(PERIOD_NS + 2 * MS)
+    node.poll_decreases(PERIOD_NS + 2 * MS)
 
     assert (container.writes, replies) == ([], [])
 
     container.run(1_000)
-    node.poll_cuts(PERIOD_NS + 4 * MS)
+    node.poll_decreases(PERIOD_NS + 4 * MS)
 
     assert container.writes == [("quota", 20_000)]
     assert reply_rows(replies[0])[key]["quota_us"] == 20_000
@@ -124,7 +124,7 @@ def test_newer_order_replaces_a_waiting_cut(node, host):
     first = send(node, update({key: (20_000, 0)}, seq=1), PERIOD_NS)
     second = send(node, update({key: (60_000, 0)}, seq=2), PERIOD_NS)
     container.run(1)
-    node.poll_cuts(3 * PERIOD_NS)
+    node.poll_decreases(3 * PERIOD_NS)
 
     assert container.writes == [("quota", 60_000)]
     assert reply_rows(first[0])[key]["status"] == RowStatus.SUPERSEDED
@@ -137,7 +137,7 @@ def test_a_cut_whose_order_is_replaced_before_every_reading_is_written_all_the_s
     for number in range(2, 11):
         container.run(10_000)
         send(node, update({key: (50_000 - 1_000 * number, 0)}, seq=number), number * PERIOD_NS + 2 * MS)
-        node.poll_cuts(number * PERIOD_NS + 3 * MS)
+        node.poll_decreases(number * PERIOD_NS + 3 * MS)
 
     assert len(container.writes) >= 3
     assert container.writes[-1][1] <= 42_000
@@ -216,7 +216,7 @@ def test_limits_of_a_container_that_was_never_ordered_are_followed_within_five_t
         (batch,), _ = run_tick(node, tick * PERIOD_NS, tick)
 
     assert batch.rows()[0]["quota_us"] == 70_000
-    assert node.journal.take_drifts() == []
+    assert node.events.take_drifts() == []
 
 
 def test_release_puts_the_original_limits_back(node, host):
@@ -246,8 +246,8 @@ def test_a_boundary_that_was_named_is_trusted_only_while_someone_names_it(node, 
     container = host.containers[found.container_id]
 
     def by_table(handles):
-        held = Held(np.array([[20_000, 64 << 20, 0]]), np.array([True]), np.array([130 * MS]), np.array([False]))
-        return replace(read_each(handles), held=held)
+        held = KernelState(np.array([[20_000, 64 << 20, 0]]), np.array([True]), np.array([130 * MS]), np.array([False]))
+        return replace(read_each(handles), kernel=held)
 
     waits = []
     for now_ns, read, seq in ((50 * MS, by_table, 1), (150 * MS, read_each, 2)):
@@ -255,7 +255,7 @@ def test_a_boundary_that_was_named_is_trusted_only_while_someone_names_it(node, 
         container.run(20_000)
         node.sample(now_ns, 1)
         send(node, update({key: (10_000, 0)}, seq=seq), now_ns)
-        waits.append(node.cuts.waiting[key].nr_periods == KNOWN)
+        waits.append(node.decreases.pending[key].nr_periods == PREDICTED)
 
     assert waits == [True, False]
 
@@ -268,12 +268,12 @@ def test_between_samples_only_those_that_have_just_been_throttled_are_told(node,
         for container in host.containers.values():
             container.run(10_000, memory_bytes=MIB)
         node.sample(tick * PERIOD_NS, tick)
-    seen = Look(np.array([False, True, False]), np.array([2, 2, 2]), np.array([20_000] * 3))
-    monkeypatch.setattr(host, "look", lambda _handles: seen)
-    (batch,) = node.look(150 * MS)
+    seen = ThrottleSnapshot(np.array([False, True, False]), np.array([2, 2, 2]), np.array([20_000] * 3))
+    monkeypatch.setattr(host, "throttle_snapshot", lambda _handles: seen)
+    (batch,) = node.poll(150 * MS)
 
     assert (batch.app, list(batch.keys)) == ("shop", keys[:2])
     rows = batch.rows()
     assert [(row["periods"], row["throttled"], row["used_us"]) for row in rows] == [(0, 0, 0), (1, 1, 20_000)]
     assert [row["memory_usage_bytes"] for row in rows] == [MIB, MIB]
-    assert node.look(160 * MS) == []
+    assert node.poll(160 * MS) == []

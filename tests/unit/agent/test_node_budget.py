@@ -27,7 +27,7 @@ def host():
 
 def node_of(host, allocatable_mib, *, min_available_mib=100):
     budget = MemoryBudget((allocatable_mib + 256) * MIB, 256 * MIB, min_available_mib * MIB)
-    return Node("n1", 7, host, host.reserve_book, NodeOptions(memory_budget=budget))
+    return Node("n1", 7, host, host.reserve_store, NodeOptions(memory_budget=budget))
 
 
 def container(node, host, name, limit_mib, *, app="shop", usage_mib=10):
@@ -56,7 +56,7 @@ def test_a_raise_beyond_the_budget_is_carried_out_in_part_and_says_why(host):
         "the memory budget of node n1 is used up: limits and reserves of its containers add up to 900.0 MiB of "
         "1000.0 MiB that are allocatable"
     )
-    (line,) = node.journal.take_occurrences()
+    (line,) = node.events.take_events()
     assert (line.kind, line.cause, line.key) == (OomKind.GRANT_DENIED, OomCause.NODE, web)
     assert (line.limit_before_bytes, line.limit_after_bytes) == (300 * MIB, 400 * MIB)
     assert line.reason.endswith("; the limit update was 500 MiB, it got 400 MiB")
@@ -67,11 +67,11 @@ def test_who_is_refused_each_period_is_told_once_a_minute(host):
     web, _ = container(node, host, "web", 300)
     for seq in range(1, 20):
         send(node, update({web: (0, 400 * MIB)}, seq=seq), seq * 100 * MS)
-    assert len(node.journal.take_occurrences()) == 1
-    assert node.budget.refused == 19
+    assert len(node.events.take_events()) == 1
+    assert node.budget.rejections == 19
 
     send(node, update({web: (0, 400 * MIB)}, seq=20), 61_000 * MS)
-    assert len(node.journal.take_occurrences()) == 1
+    assert len(node.events.take_events()) == 1
 
 
 def test_a_full_node_can_still_shift_memory_within_one_order(host):
@@ -117,7 +117,7 @@ def test_a_reserve_is_given_as_far_as_the_node_has_room(host):
     (reply,) = send(node, reserve_order(900 * MIB))
 
     assert reply.reserve_given_bytes == (200 * MIB,)
-    assert host.reserve_book.read()["shop"].left_bytes == 200 * MIB
+    assert host.reserve_store.read()["shop"].left_bytes == 200 * MIB
     assert "add up to 300.0 MiB of 500.0 MiB" in reply.node_refusal
     (again,) = send(node, reserve_order(900 * MIB))  # doubled by the network
     assert again.reserve_given_bytes == (200 * MIB,)
@@ -131,10 +131,10 @@ def test_grants_out_of_a_reserve_are_within_the_budget_already(host):
     assert node.budget.headroom_bytes == 0
 
     files.touch(295 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
 
     assert files.limit_bytes > 310 * MIB
-    assert files.limit_bytes + host.reserve_book.read()["shop"].left_bytes == 500 * MIB
+    assert files.limit_bytes + host.reserve_store.read()["shop"].left_bytes == 500 * MIB
 
 
 def test_nothing_is_raised_or_granted_while_memory_available_is_too_low(host):
@@ -151,12 +151,12 @@ def test_nothing_is_raised_or_granted_while_memory_available_is_too_low(host):
         "memory of node n1 runs out: MemAvailable is 99.0 MiB, nothing is raised below 100.0 MiB"
     )
     files.touch(295 * MIB)
-    node.take_alarms(5 * MS)
+    node.take_notifications(5 * MS)
     assert files.limit_bytes == 310 * MIB
-    assert host.reserve_book.read()["shop"].left_bytes == 100 * MIB
+    assert host.reserve_store.read()["shop"].left_bytes == 100 * MIB
 
     host.available_bytes = 100 * MIB
-    node.guard.poll(10 * MS)
+    node.memory.poll(10 * MS)
     assert files.limit_bytes > 310 * MIB
 
 
@@ -168,9 +168,9 @@ def test_batches_say_what_the_node_has_left(host):
     # 1000 - 300 - (96 + 4: what a first limit needs at least)
     assert {batch.app: batch.node_headroom_bytes for batch in batches} == {"shop": 600 * MIB, "cache": 600 * MIB}
 
-    (unbounded, _) = Node("n2", 8, FakeHost(), FakeHost().reserve_book).sample(0, 1)
+    (unbounded, _) = Node("n2", 8, FakeHost(), FakeHost().reserve_store).sample(0, 1)
     assert unbounded == []
-    assert Node("n2", 8, FakeHost(), FakeHost().reserve_book).empty_batch("shop", 1).node_headroom_bytes == -1
+    assert Node("n2", 8, FakeHost(), FakeHost().reserve_store).empty_batch("shop", 1).node_headroom_bytes == -1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def records(*rows: list[int]) -> np.ndarray:
 
 def accounts(*ids: int) -> PeriodAccounts:
     made = PeriodAccounts()
-    made.follow(np.array(ids, dtype=np.int64))
+    made.track(np.array(ids, dtype=np.int64))
     return made
 
 
@@ -58,7 +58,7 @@ def test_time_used_is_counted_once_whoever_comes_and_goes(memberships: list[set[
     ours, numbers = PeriodAccounts(), dict.fromkeys(range(1, 7), 100)
     for members in memberships:
         ids = sorted(members)
-        ours.follow(np.array(ids, dtype=np.int64))
+        ours.track(np.array(ids, dtype=np.int64))
         rows = []
         for group in data.draw(st.lists(st.integers(1, 6), max_size=12)):
             numbers[group] += 1

@@ -61,7 +61,7 @@ def test_groups_of_both_drivers_and_versions(tmp_path: Path, version: int, direc
     (mount / directory).with_name(f"crio-conmon-{WEB}.scope").mkdir()
     (mount / "system.slice" / f"cri-containerd-{SIDECAR}.scope").mkdir(parents=True)
 
-    [group] = PodGroups(layout).look(find_tops(layout))
+    [group] = PodGroups(layout).scan(find_tops(layout))
 
     assert group == (WEB, directory)
 
@@ -70,7 +70,7 @@ def test_no_kubelet_no_groups(tmp_path: Path) -> None:
     layout = fake_layout(tmp_path, 2)
 
     assert find_tops(layout) == []
-    assert PodGroups(layout).look(["kubepods"]) == []
+    assert PodGroups(layout).scan(["kubepods"]) == []
 
 
 def test_who_was_replaced_between_two_looks_is_seen_in_turn(tmp_path: Path) -> None:
@@ -79,15 +79,15 @@ def test_who_was_replaced_between_two_looks_is_seen_in_turn(tmp_path: Path) -> N
     pod = tmp_path / "cpu" / "kubepods" / f"pod{UID}"
     (pod / WEB).mkdir(parents=True)
     groups = PodGroups(layout)
-    assert [group.container_id for group in groups.look(["kubepods"])] == [WEB]
+    assert [group.container_id for group in groups.scan(["kubepods"])] == [WEB]
 
     (pod / WEB).rename(pod / LATER)
 
-    looks = [[group.container_id for group in groups.look(["kubepods"])] for _ in range(LIST_TURNS)]
+    looks = [[group.container_id for group in groups.scan(["kubepods"])] for _ in range(LIST_TURNS)]
     assert looks[-1] == [LATER]
     (pod / LATER).rmdir()
     pod.rmdir()
-    assert groups.look(["kubepods"]) == []
+    assert groups.scan(["kubepods"]) == []
 
 
 class Node:

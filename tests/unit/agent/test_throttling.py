@@ -8,15 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.agent.ports import UNLIMITED
-from services.agent.sampling.throttling import NOTHING_TOLD, Look, remember, unfinished, with_unfinished
+from services.agent.sampling.throttling import (
+    NOTHING_REPORTED,
+    ThrottleSnapshot,
+    in_progress,
+    mark_reported,
+    with_in_progress,
+)
 from services.agent.sampling.usage import PeriodSample
 
 QUOTA_US = 20_000
-NOBODY = np.array([[NOTHING_TOLD, NOTHING_TOLD, 0]])
+NONE_REPORTED = np.array([[NOTHING_REPORTED, NOTHING_REPORTED, 0]])
 
 
 def look(*, throttled, nr_periods=5, quota_us=QUOTA_US):
-    return Look(np.array([throttled]), np.array([nr_periods]), np.array([quota_us]))
+    return ThrottleSnapshot(np.array([throttled]), np.array([nr_periods]), np.array([quota_us]))
 
 
 def sampled(throttled=0, used_us=8_000):
@@ -25,39 +31,39 @@ def sampled(throttled=0, used_us=8_000):
 
 
 def test_a_group_that_is_throttled_now_is_told_with_its_whole_quota():
-    sample, told = with_unfinished(sampled(), look(throttled=True), NOBODY)
+    sample, told = with_in_progress(sampled(), look(throttled=True), NONE_REPORTED)
 
     assert (sample.throttled.tolist(), sample.used_us.tolist(), sample.unused_us.tolist()) == ([1], [QUOTA_US], [0])
     assert told.tolist() == [[5, QUOTA_US, 0]]
 
 
 def test_its_period_is_not_told_again_when_the_kernel_counts_it():
-    _, told = with_unfinished(sampled(), look(throttled=True), NOBODY)
-    sample, told = with_unfinished(sampled(throttled=1), look(throttled=False, nr_periods=6), told)
+    _, told = with_in_progress(sampled(), look(throttled=True), NONE_REPORTED)
+    sample, told = with_in_progress(sampled(throttled=1), look(throttled=False, nr_periods=6), told)
 
     assert sample.throttled.tolist() == [0]
-    assert told.tolist() == NOBODY.tolist()
+    assert told.tolist() == NONE_REPORTED.tolist()
 
 
 def test_a_raise_that_was_used_up_in_the_same_period_is_told_anew():
-    _, told = with_unfinished(sampled(), look(throttled=True), NOBODY)
+    _, told = with_in_progress(sampled(), look(throttled=True), NONE_REPORTED)
 
-    assert not unfinished(look(throttled=True), told).any()
-    assert unfinished(look(throttled=True, quota_us=2 * QUOTA_US), told).all()
-    sample, _ = with_unfinished(sampled(throttled=1), look(throttled=False, nr_periods=6, quota_us=2 * QUOTA_US), told)
+    assert not in_progress(look(throttled=True), told).any()
+    assert in_progress(look(throttled=True, quota_us=2 * QUOTA_US), told).all()
+    sample, _ = with_in_progress(sampled(throttled=1), look(throttled=False, nr_periods=6, quota_us=2 * QUOTA_US), told)
     assert sample.throttled.tolist() == [1]
 
 
 def test_without_a_quota_nobody_is_throttled():
-    assert not unfinished(look(throttled=True, quota_us=UNLIMITED), NOBODY).any()
+    assert not in_progress(look(throttled=True, quota_us=UNLIMITED), NONE_REPORTED).any()
 
 
 def test_a_first_reading_says_nothing_of_throttling() -> None:
     first = replace(sampled(), periods=np.array([0]), used_us=np.array([0]))
-    sample, told = with_unfinished(first, look(throttled=True), NOBODY)
+    sample, told = with_in_progress(first, look(throttled=True), NONE_REPORTED)
 
     assert (sample.throttled.tolist(), sample.used_us.tolist()) == ([0], [0])
-    assert told.tolist() == NOBODY.tolist()
+    assert told.tolist() == NONE_REPORTED.tolist()
 
 
 class KernelGroup:
@@ -66,7 +72,7 @@ class KernelGroup:
     def __init__(self):
         self.nr_periods = self.nr_throttled = self.counted_at_tick = self.told_count = 0
         self.throttled = False
-        self.told = NOBODY
+        self.told = NONE_REPORTED
 
     def look(self):
         return look(throttled=self.throttled, nr_periods=self.nr_periods)
@@ -81,13 +87,13 @@ class KernelGroup:
 
     def tick(self):
         counted, self.counted_at_tick = self.nr_throttled - self.counted_at_tick, self.nr_throttled
-        sample, self.told = with_unfinished(sampled(throttled=counted), self.look(), self.told)
+        sample, self.told = with_in_progress(sampled(throttled=counted), self.look(), self.told)
         assert sample.throttled[0] >= 0
         self.told_count += int(sample.throttled[0])
 
     def glance(self):
-        new = unfinished(self.look(), self.told)
-        self.told = remember(self.look(), new, self.told)
+        new = in_progress(self.look(), self.told)
+        self.told = mark_reported(self.look(), new, self.told)
         self.told_count += int(new.sum())
 
 

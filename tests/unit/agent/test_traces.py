@@ -9,7 +9,7 @@ from schemas.apps import AppSpec
 from schemas.streams import APPS
 from services._runtime.service.app import run_in_process
 from services._runtime.telemetry.tracing import Span, span, trace_ids
-from services.agent.memory.trace_groups import LONGEST_NS, QUIET_NS, Episodes
+from services.agent.memory.trace_groups import GAP_NS, LONGEST_NS, TraceGroups
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
@@ -40,8 +40,8 @@ async def test_a_sample_is_no_span_and_a_decision_is(tmp_path: Path) -> None:
     async with run_in_process(Agent, settings, MemoryBus(broker)) as agent:
         await until(lambda: agent.node is not None and agent.node.container_count == 1)
         with recorded_spans() as idle:
-            ticks = agent.node.ticks
-            await until(lambda: agent.node.ticks > ticks + 5)
+            ticks = agent.node.samples_taken
+            await until(lambda: agent.node.samples_taken > ticks + 5)
         with recorded_spans() as recorded:
             allocator = AllocatorSettings.load({}, warm_up_s=0.1)
             async with run_in_process(Allocator, allocator, MemoryBus(broker)) as deciding:
@@ -60,21 +60,21 @@ def below(root: str, recorded: RecordedSpans) -> set[str]:
     return {each.name for each in recorded.ended if each.context.trace_id in roots}
 
 
-def step_of(episodes: Episodes, now_ns: int) -> Span:
+def step_of(episodes: TraceGroups, now_ns: int) -> Span:
     """One step of what happens to an application."""
     with span("agent.handle_oom", episodes.begin("shop", now_ns, None)) as step:
-        episodes.note("shop", step, now_ns)
+        episodes.record("shop", step, now_ns)
     return step
 
 
 def test_steps_in_quick_succession_are_one_trace() -> None:
     with recorded_spans() as recorded:
-        episodes = Episodes()
+        episodes = TraceGroups()
         first = step_of(episodes, 0)
         with span("allocator.decide") as order:
-            second = step_of(episodes, QUIET_NS // 2)
-        third = step_of(episodes, QUIET_NS)
-        later = step_of(episodes, 2 * QUIET_NS + 1)
+            second = step_of(episodes, GAP_NS // 2)
+        third = step_of(episodes, GAP_NS)
+        later = step_of(episodes, 2 * GAP_NS + 1)
     made = {f"{each.context.span_id:016x}": each for each in recorded.ended}
     found = [made[step.carrier["traceparent"].split("-")[2]] for step in (first, second, third, later)]
 
@@ -86,9 +86,9 @@ def test_steps_in_quick_succession_are_one_trace() -> None:
 
 def test_what_an_order_brings_in_answer_stays_below_the_order() -> None:
     with recorded_spans() as recorded:
-        episodes = Episodes()
+        episodes = TraceGroups()
         with span("agent.handle_oom", episodes.begin("shop", 0, None)) as first:
-            episodes.note("shop", first, 0)
+            episodes.record("shop", first, 0)
             with span("agent.apply_limits"):
                 answered = step_of(episodes, 1_000)
     spans = {each.name: each for each in recorded.ended if each.name != "agent.handle_oom"}
@@ -100,15 +100,15 @@ def test_what_an_order_brings_in_answer_stays_below_the_order() -> None:
 
 def test_a_container_that_grows_all_day_fills_many_traces() -> None:
     with recorded_spans():
-        episodes = Episodes()
-        traces = {step_of(episodes, now_ns).trace_id for now_ns in range(0, 3 * LONGEST_NS, QUIET_NS // 2)}
+        episodes = TraceGroups()
+        traces = {step_of(episodes, now_ns).trace_id for now_ns in range(0, 3 * LONGEST_NS, GAP_NS // 2)}
 
     assert 3 <= len(traces) <= 4
 
 
 def test_nothing_is_kept_while_nobody_exports() -> None:
-    episodes = Episodes()
+    episodes = TraceGroups()
     step_of(episodes, 0)
 
-    assert episodes._under_way == {}
+    assert episodes._open == {}
     assert trace_ids() is None

@@ -88,9 +88,9 @@ def test_a_bell_is_the_callers_once_it_is_taken(start: Start) -> None:
     programs = start(stays(TABLE, bell, "send(2, b'throttles ok')", READY))
     assert programs.streams, "it rings for as long as the loader runs"
     assert len(programs.links) == 1
-    descriptor = programs.take_bell()
+    descriptor = programs.take_throttle_ring()
     assert descriptor is not None
-    assert programs.take_bell() is None
+    assert programs.take_throttle_ring() is None
     programs.close()
     os.close(descriptor)
 

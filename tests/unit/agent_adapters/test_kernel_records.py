@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.apps import PERIOD_US
-from services.agent.bpf.cgroup_table import _Places
+from services.agent.bpf.cgroup_table import _RowIndex
 from services.agent.bpf.loader import KernelPrograms, KernelProgramsError
 from services.agent.bpf.records import (
     COUNTERS,
@@ -77,18 +77,18 @@ ids = st.lists(st.integers(1, 60), unique=True, min_size=1, max_size=20)
 
 @given(ids, st.lists(ids, min_size=1, max_size=5))
 def test_containers_are_found_wherever_they_stand(wanted: list[int], tables: list[list[int]]) -> None:
-    places = _Places(np.array(wanted))
+    places = _RowIndex(np.array(wanted))
     for table in tables:
         rows = places.take(np.array([(number, number * 10) for number in table]))
         gone = [row for row, number in enumerate(wanted) if number not in table]
-        assert places.gone == gone
+        assert places.vanished == gone
         for row, number in enumerate(wanted):
             assert row in gone or rows[row].tolist() == [number, number * 10]
 
 
 def test_an_empty_table_is_an_error() -> None:
     with pytest.raises(OSError, match="empty"):
-        _Places(np.array([5])).take(np.zeros((0, len(Column)), dtype=np.int64))
+        _RowIndex(np.array([5])).take(np.zeros((0, len(Column)), dtype=np.int64))
 
 
 def test_without_a_loader_it_is_said_how_to_get_one(tmp_path: Path) -> None:

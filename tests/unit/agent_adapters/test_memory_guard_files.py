@@ -10,7 +10,7 @@ import pytest
 
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import SimulatedHost
-from services.agent.cgroup.v2 import guard_bytes
+from services.agent.cgroup.v2 import high_margin_bytes
 from services.agent.memory.state_files import StateDirectory
 from services.agent.ports import UNLIMITED, MemoryState, WriteOutcome
 from tests.support.cgroup_lab import wait_until
@@ -41,7 +41,7 @@ class Bench:
         self._hosts = []
         self._handles = []
         # Ordinary files cannot be watched: neither by an eventfd, nor by epoll.
-        monkeypatch.setattr("services.agent.cgroup.notifications.AlarmBoard.watch", lambda *_: None)
+        monkeypatch.setattr("services.agent.cgroup.notifications.Notifications.watch", lambda *_: None)
 
     def host(self):
         host = open_host(fake_layout(self.kernel.base, self.version), self.state)
@@ -101,16 +101,16 @@ def test_memory_of_version_2(v2):
 def test_version_1_sets_the_trap_once_and_registers_the_nearest_rung_first(v1, monkeypatch):
     registered = []
     monkeypatch.setattr(
-        "services.agent.cgroup.usage_thresholds.Ladder.register", lambda _ladder, rung: registered.append(rung)
+        "services.agent.cgroup.usage_thresholds.UsageThresholds.register", lambda _ladder, rung: registered.append(rung)
     )
     handle = v1.handle()
-    handle.arm()
-    handle.arm()
+    handle.enable_oom_control()
+    handle.enable_oom_control()
     assert v1.kernel.writes == [("memory.oom_control", "1")]
     wait_until(lambda: len(registered) == 16)
     assert registered == list(range(2, 18)), "usage is 10 MiB, rungs are 8 MiB apart"
     v1.kernel.set("memory.usage_in_bytes", str(41 * MIB))
-    handle.arm()
+    handle.enable_oom_control()
     wait_until(lambda: len(registered) == 20)
     assert registered[16:] == [18, 19, 20, 21]
 
@@ -123,25 +123,25 @@ def test_a_registration_that_fails_is_tried_again_later(v1, monkeypatch):
         if len(attempts) == 1:
             raise OSError(errno.ENOMEM, "no memory")
 
-    monkeypatch.setattr("services.agent.cgroup.usage_thresholds.Ladder.register", register)
+    monkeypatch.setattr("services.agent.cgroup.usage_thresholds.UsageThresholds.register", register)
     handle = v1.handle()
-    handle.arm()
+    handle.enable_oom_control()
     wait_until(lambda: v1._hosts[0].registrar.failures == 1)
     assert attempts == [2]
-    handle.arm()
+    handle.enable_oom_control()
     wait_until(lambda: len(attempts) == 17)
 
 
 def test_a_kernel_that_refuses_the_trap_leaves_it_unarmed(v1):
     v1.kernel.rules.append(refuse("memory.oom_control", errno.EPERM))
     handle = v1.handle()
-    handle.arm()
-    assert not handle.armed
+    handle.enable_oom_control()
+    assert not handle.oom_controlled
 
 
 def test_release_and_restore_write_nothing_that_holds_already(v1):
     handle = v1.handle()
-    assert handle.release() is WriteOutcome.WRITTEN
+    assert handle.enable_oom_killer() is WriteOutcome.WRITTEN
     handle.restore()
     assert v1.kernel.writes == []
     assert v1.noted() == {}
@@ -153,7 +153,7 @@ def test_originals_are_noted_before_the_first_change_only(v1):
     assert v1.noted() == {}
     handle.write_quota(30_000)
     assert v1.noted() == {"cpu.cfs_quota_us": "20000"}
-    handle.arm()
+    handle.enable_oom_control()
     handle.write_memory(100 * MIB)
     assert v1.noted() == {
         "cpu.cfs_quota_us": "20000",
@@ -166,10 +166,10 @@ def test_originals_are_noted_before_the_first_change_only(v1):
 def test_an_agent_after_a_killed_one_restores_what_the_first_one_found(v1):
     first = v1.handle()
     first.write_quota(30_000)
-    first.arm()
+    first.enable_oom_control()
     first.write_memory(100 * MIB)
     second = v1.handle()
-    assert second.armed
+    assert second.oom_controlled
     second.write_quota(40_000)
     second.restore()
     assert v1.kernel.value("cpu.cfs_quota_us") == "20000"
@@ -181,7 +181,7 @@ def test_an_agent_after_a_killed_one_restores_what_the_first_one_found(v1):
 
 def test_what_the_watchdog_has_raised_is_put_back_too(v1):
     handle = v1.handle()
-    handle.arm()
+    handle.enable_oom_control()
     v1.kernel.set("memory.limit_in_bytes", str(96 * MIB))
     handle.restore()
     assert v1.kernel.value("memory.limit_in_bytes") == str(64 * MIB)
@@ -210,8 +210,8 @@ def test_the_note_of_a_vanished_container_is_removed(v1):
 def test_a_state_directory_that_goes_away_does_not_keep_limits_from_being_written(v1):
     handle = v1.handle()
     shutil.rmtree(v1.state.path)
-    handle.arm()
-    assert handle.armed
+    handle.enable_oom_control()
+    assert handle.oom_controlled
     assert handle.write_memory(100 * MIB) is WriteOutcome.WRITTEN
 
 
@@ -224,31 +224,31 @@ def test_leftovers_of_an_earlier_boot_are_not_touched(v1, monkeypatch):
 
 @pytest.mark.parametrize(("limit", "margin"), [(16, 4), (32, 4), (64, 8), (256, 32), (4096, 32)])
 def test_the_margin_below_memory_max(limit, margin):
-    assert guard_bytes(limit * MIB) == margin * MIB
+    assert high_margin_bytes(limit * MIB) == margin * MIB
 
 
 def test_version_2_keeps_memory_high_below_memory_max(v2):
     handle = v2.handle()
-    handle.arm()
-    handle.arm()
+    handle.enable_oom_control()
+    handle.enable_oom_control()
     assert handle.write_memory(256 * MIB) is WriteOutcome.WRITTEN
     assert v2.kernel.writes == [
         ("memory.high", str(56 * MIB)),
         ("memory.max", str(256 * MIB)),
         ("memory.high", str(224 * MIB)),
     ]
-    assert not handle.guard_was_undone()
+    assert not handle.oom_control_was_undone()
     v2.kernel.set("memory.high", "max")
-    assert handle.guard_was_undone()
-    handle.arm()
-    assert (handle.guard_was_undone(), v2.kernel.value("memory.high")) == (False, str(224 * MIB))
+    assert handle.oom_control_was_undone()
+    handle.enable_oom_control()
+    assert (handle.oom_control_was_undone(), v2.kernel.value("memory.high")) == (False, str(224 * MIB))
     handle.restore()
     assert (v2.kernel.value("memory.max"), v2.kernel.value("memory.high")) == (str(64 * MIB), "max")
 
 
 def test_an_armed_cut_slows_first_and_cuts_then(v2):
     handle = v2.handle()
-    handle.arm()
+    handle.enable_oom_control()
     v2.kernel.writes.clear()
     assert handle.write_memory(32 * MIB) is WriteOutcome.WRITTEN
     assert v2.kernel.writes == [("memory.high", str(28 * MIB)), ("memory.max", str(32 * MIB))]
@@ -256,7 +256,7 @@ def test_an_armed_cut_slows_first_and_cuts_then(v2):
 
 def test_who_grows_into_an_armed_cut_keeps_the_old_limit(v2):
     handle = v2.handle()
-    handle.arm()
+    handle.enable_oom_control()
 
     def grow(name, _value):
         if name == "memory.high":
@@ -265,25 +265,25 @@ def test_who_grows_into_an_armed_cut_keeps_the_old_limit(v2):
     v2.kernel.after_write = grow
     assert handle.write_memory(32 * MIB) is WriteOutcome.REFUSED
     assert (v2.kernel.value("memory.max"), v2.kernel.value("memory.high")) == (str(64 * MIB), str(56 * MIB))
-    assert not handle.guard_was_undone()
+    assert not handle.oom_control_was_undone()
 
 
 def test_released_version_2_has_no_memory_high(v2):
     handle = v2.handle()
-    handle.arm()
-    assert handle.release() is WriteOutcome.WRITTEN
-    assert (handle.armed, v2.kernel.value("memory.high")) == (False, "max")
+    handle.enable_oom_control()
+    assert handle.enable_oom_killer() is WriteOutcome.WRITTEN
+    assert (handle.oom_controlled, v2.kernel.value("memory.high")) == (False, "max")
     handle.write_memory(100 * MIB)
     assert v2.kernel.value("memory.high") == "max"
-    handle.arm()
-    assert v2.kernel.value("memory.high") == str(100 * MIB - guard_bytes(100 * MIB))
+    handle.enable_oom_control()
+    assert v2.kernel.value("memory.high") == str(100 * MIB - high_margin_bytes(100 * MIB))
 
 
 def test_without_a_limit_there_is_no_memory_high_to_guard_with(v2):
     v2.kernel.set("memory.max", "max")
     handle = v2.handle()
-    handle.arm()
-    assert handle.armed
+    handle.enable_oom_control()
+    assert handle.oom_controlled
     assert v2.kernel.writes == []
     handle.write_memory(64 * MIB)
     assert v2.kernel.writes == [("memory.high", str(56 * MIB)), ("memory.max", str(64 * MIB))]
@@ -291,17 +291,22 @@ def test_without_a_limit_there_is_no_memory_high_to_guard_with(v2):
 
 def test_an_agent_after_a_killed_one_takes_memory_high_on(v2):
     v2.kernel.set("memory.high", str(40 * MIB))
-    v2.handle().arm()
+    v2.handle().enable_oom_control()
     second = v2.handle()
-    assert second.armed
-    assert not second.guard_was_undone()
+    assert second.oom_controlled
+    assert not second.oom_control_was_undone()
     second.restore()
     assert v2.kernel.value("memory.high") == str(40 * MIB)
 
 
 def test_a_simulated_container_is_not_guarded():
     host = SimulatedHost([])
-    assert (host.memory_guard, host.alarm_fd, host.take_alarms(), host.release_leftovers()) == ("sampled", None, [], [])
+    assert (host.memory_guard, host.notification_fd, host.take_notifications(), host.release_leftovers()) == (
+        "sampled",
+        None,
+        [],
+        [],
+    )
 
 
 @pytest.mark.parametrize("bench", ["v1", "v2"])

@@ -13,7 +13,7 @@ import pytest
 
 from services._runtime.service.app import UnusableSettingsError
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
-from services.agent.memory.reserve_store import FileReserveBook, MemoryReserveBook
+from services.agent.memory.reserve_store import FileReserveStore, InMemoryReserveStore
 from services.agent.memory.state_files import (
     FoundValues,
     StateDirectory,
@@ -25,12 +25,12 @@ from services.agent.memory.state_files import (
     take_report_lines,
 )
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
-from services.agent.ports import Reserve, ReserveBook, WatchdogReport
+from services.agent.ports import Reserve, ReserveStore, WatchdogReport
 
 
 @pytest.fixture(params=["file", "memory"])
-def book(request, tmp_path: Path) -> ReserveBook:
-    return FileReserveBook(tmp_path / "reserves.json") if request.param == "file" else MemoryReserveBook()
+def book(request, tmp_path: Path) -> ReserveStore:
+    return FileReserveStore(tmp_path / "reserves.json") if request.param == "file" else InMemoryReserveStore()
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_void_leaves_nothing_to_spend(book):
 
 
 def test_another_process_sees_it_and_is_seen(file):
-    agent, watchdog = FileReserveBook(file), FileReserveBook(file)
+    agent, watchdog = FileReserveStore(file), FileReserveStore(file)
     agent.give("shop", 1000)
     assert watchdog.spend("shop", 400) == 400
     assert agent.read()["shop"].left_bytes == 600
@@ -93,7 +93,7 @@ def book_of(reserves: object, text_format: int = 1) -> bytes:
 
 def test_a_book_is_what_it_is_taken_for(file):
     file.write_bytes(book_of({"shop": [1000, 4]}))
-    assert FileReserveBook(file).read() == {"shop": Reserve(1000, 4)}
+    assert FileReserveStore(file).read() == {"shop": Reserve(1000, 4)}
 
 
 @pytest.mark.parametrize(
@@ -113,15 +113,15 @@ def test_a_book_is_what_it_is_taken_for(file):
 )
 def test_torn_or_foreign_content_is_an_empty_book_and_is_replaced(file, content):
     file.write_bytes(content)
-    book = FileReserveBook(file)
+    book = FileReserveStore(file)
     assert book.read() == {}
     assert book.spend("shop", 10) == 0
     assert book.give("shop", 50) == Reserve(50, 0)
-    assert FileReserveBook(file).read() == {"shop": Reserve(50, 0)}
+    assert FileReserveStore(file).read() == {"shop": Reserve(50, 0)}
 
 
 def test_who_is_killed_while_writing_leaves_what_was_there_before(file):
-    book = FileReserveBook(file)
+    book = FileReserveStore(file)
     book.give("shop", 1000)
     before = file.read_bytes()
     book.spend("shop", 400)
@@ -135,14 +135,14 @@ def test_who_is_killed_while_writing_leaves_what_was_there_before(file):
 
 
 def test_a_thousand_applications_fit(file):
-    book = FileReserveBook(file)
+    book = FileReserveStore(file)
     for number in range(1000):
         book.give(f"application-{number}", 1 << 36)
     assert len(book.read()) == 1000
 
 
 def test_while_the_other_process_holds_the_book_a_reserve_counts_as_empty(file):
-    book = FileReserveBook(file)
+    book = FileReserveStore(file)
     book.give("shop", 1000)
     with file.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -154,12 +154,12 @@ def test_while_the_other_process_holds_the_book_a_reserve_counts_as_empty(file):
 
 
 def test_a_directory_that_has_gone_is_an_empty_book(tmp_path):
-    book = FileReserveBook(tmp_path / "gone" / "reserves.json")
+    book = FileReserveStore(tmp_path / "gone" / "reserves.json")
     assert (book.read(), book.give("shop", 100), book.spend("shop", 1)) == ({}, Reserve(0, 0), 0)
 
 
 def spend_often(file: Path, times: int, results) -> None:
-    book = FileReserveBook(file)
+    book = FileReserveStore(file)
     spent = 0
     for _ in range(times):
         spent += book.spend("shop", 3)
@@ -168,7 +168,7 @@ def spend_often(file: Path, times: int, results) -> None:
 
 def test_two_processes_never_spend_the_same_twice(file):
     context = multiprocessing.get_context("fork")
-    FileReserveBook(file).give("shop", 1000)
+    FileReserveStore(file).give("shop", 1000)
     results = context.Queue()
     spenders = [context.Process(target=spend_often, args=(file, 300, results)) for _ in range(2)]
     for spender in spenders:
@@ -176,7 +176,7 @@ def test_two_processes_never_spend_the_same_twice(file):
     spent = sum(results.get(timeout=30) for _ in spenders)
     for spender in spenders:
         spender.join()
-    assert FileReserveBook(file).read()["shop"].used_bytes == spent
+    assert FileReserveStore(file).read()["shop"].used_bytes == spent
     assert 0 < spent <= 1000
     assert [path.name for path in file.parent.iterdir() if path.name.startswith(".")] == []
 

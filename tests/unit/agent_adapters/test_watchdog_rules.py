@@ -13,7 +13,7 @@ import pytest
 
 from services.agent.memory import watchdog as module
 from services.agent.memory import watchdog_group
-from services.agent.memory.reserve_store import FileReserveBook
+from services.agent.memory.reserve_store import FileReserveStore
 from services.agent.memory.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.memory.watchdog import Options, Watchdog
 from services.agent.memory.watchdog_process import NoWatchdog, WatchdogOptions, WatchdogProcess
@@ -45,7 +45,7 @@ class Bench:
         self.kernel = FakeKernel(base, monkeypatch)
         self.state = StateDirectory(base / "state")
         self.state.make()
-        self.book = FileReserveBook(self.state.reserves)
+        self.book = FileReserveStore(self.state.reserves)
         self.memory = base / ("memory" if version == 1 else "unified") / DIRECTORY
         found = FoundValues(
             CONTAINER.key, APP, ID, version, {"memory": str(self.memory)}, inode_of(str(self.memory)) or 0, guarded=True
@@ -146,7 +146,7 @@ def test_nobody_is_granted_more_than_the_greatest_limit_of_a_container(v1):
 @pytest.mark.parametrize("refusals", [True, False])
 def test_reclaim_that_goes_in_circles_at_the_limit_is_granted_but_never_released(v1, refusals, monkeypatch):
     """Seen once under load: a task that thrashed, so that the kernel never said under_oom, was left alone for ever."""
-    monkeypatch.setattr(watchdog_group, "CROWDED_S", 0.05)
+    monkeypatch.setattr(watchdog_group, "THRASHING_S", 0.05)
     v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
     v1.kernel.set("memory.stat", f"total_inactive_file {20 * MIB}")
     v1.kernel.set("memory.failcnt", "7")
@@ -187,40 +187,40 @@ def test_version_1_without_a_reserve_is_released_after_the_deadline(v1):
 
 def test_a_wait_that_the_agent_saw_begin_counts_from_there(v1):
     v1.deadline_s = 60.0
-    v1.state.note_wait(CONTAINER.key, time.monotonic_ns() - 59_900_000_000)
+    v1.state.record_oom_wait(CONTAINER.key, time.monotonic_ns() - 59_900_000_000)
     v1.start()
     wait_until(lambda: trap(v1) == "0")
     [report] = v1.reports()
     assert 60_000_000 <= report.paused_us < 70_000_000
-    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is None, what="the note gone")
+    wait_until(lambda: v1.state.oom_wait_since_ns(CONTAINER.key) is None, what="the note gone")
 
 
 def test_a_wait_is_noted_for_the_next_agent_and_counts_from_the_agents_last_sign(v1):
     v1.deadline_s = 60.0
     start_ns = time.monotonic_ns()
     v1.start()
-    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is not None)
-    noted_ns = v1.state.waiting_since_ns(CONTAINER.key)
+    wait_until(lambda: v1.state.oom_wait_since_ns(CONTAINER.key) is not None)
+    noted_ns = v1.state.oom_wait_since_ns(CONTAINER.key)
     assert start_ns <= noted_ns <= start_ns + SILENCE_S * 1e9
     v1.kernel.set("memory.oom_control", "oom_kill_disable 1\nunder_oom 0\noom_kill 0")
     v1.kernel.set("memory.usage_in_bytes", str(10 * MIB))
-    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is None, what="the note gone")
+    wait_until(lambda: v1.state.oom_wait_since_ns(CONTAINER.key) is None, what="the note gone")
 
 
 def test_the_agent_finds_the_note_when_it_is_back(v1):
     v1.deadline_s = 60.0
     v1.start()
-    wait_until(lambda: v1.state.waiting_since_ns(CONTAINER.key) is not None)
+    wait_until(lambda: v1.state.oom_wait_since_ns(CONTAINER.key) is not None)
     for _ in range(10):
         os.write(v1.write_end, b".")
         assert not threading.Event().wait(0.01)
-    assert v1.state.waiting_since_ns(CONTAINER.key) is not None
+    assert v1.state.oom_wait_since_ns(CONTAINER.key) is not None
 
 
 @pytest.mark.parametrize("text", ["", "12a", str(1 << 62)])
 def test_a_note_that_is_torn_or_of_an_earlier_boot_counts_as_none(v1, text):
     (v1.state.path / "waits" / CONTAINER.key).write_text(text)
-    assert v1.state.waiting_since_ns(CONTAINER.key) is None
+    assert v1.state.oom_wait_since_ns(CONTAINER.key) is None
 
 
 def test_a_refused_grant_is_refunded(v1):
@@ -313,7 +313,7 @@ def test_a_group_that_vanishes_is_dropped(v1):
 def test_a_simulated_host_has_one_that_does_nothing():
     nobody = NoWatchdog()
     nobody.start()
-    nobody.beat()
+    nobody.heartbeat()
     nobody.stop()
     assert nobody.take_reports() == []
 
@@ -322,7 +322,7 @@ def test_one_missed_beat_is_enough_where_a_wait_is_beyond_its_deadline(v1, monke
     """Else an agent that freezes just before the deadline would lengthen the wait by the whole silence."""
     monkeypatch.setattr(f"{__name__}.SILENCE_S", 60.0)
     v1.deadline_s = 0.3
-    v1.state.note_wait(CONTAINER.key, time.monotonic_ns())
+    v1.state.record_oom_wait(CONTAINER.key, time.monotonic_ns())
     v1.start()
     began_s = time.monotonic()
     wait_until(lambda: trap(v1) == "0")

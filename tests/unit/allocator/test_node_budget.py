@@ -106,11 +106,11 @@ def test_an_owner_does_not_ask_in_vain_each_period():
     shared.start_container("other", limit_bytes=1700 * MIB)  # nobody decides for it
     for _ in range(10):
         period(shared)
-    before = shared.node.budget.refused
+    before = shared.node.budget.rejections
     for _ in range(50):
         shared.touch(0, 1 * MIB)
         period(shared)
-    assert shared.node.budget.refused == before
+    assert shared.node.budget.rejections == before
     assert all(line.cause is not OomCause.NODE for line in shared.told)
 
 

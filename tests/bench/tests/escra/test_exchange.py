@@ -171,7 +171,7 @@ def test_under_a_peer_who_reaches_his_limit_is_killed_and_under_ours_he_is_not()
             while cluster.network:
                 cluster.deliver(0)
             cluster.now_ns += 30_000_000
-            cluster.machines[0].node.guard.poll(cluster.now_ns)
+            cluster.machines[0].node.memory.poll(cluster.now_ns)
             cluster.collect_requests(cluster.machines[0])
         assert (cluster.containers()[0].oom_kills > 0) is killed, name
 
@@ -181,7 +181,7 @@ def test_reserves_are_taken_back_from_the_nodes_when_a_peer_comes() -> None:
     cluster.allocation.choose(parse("waterfill"))
 
     def reserved() -> int:
-        books = [machine.host.reserve_book.read() for machine in cluster.machines]
+        books = [machine.host.reserve_store.read() for machine in cluster.machines]
         return sum(reserve.left_bytes for book in books for reserve in book.values())
 
     for _ in range(10):

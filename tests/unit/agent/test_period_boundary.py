@@ -6,13 +6,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.agent.limits.period_boundary import (
+    COALESCE_NS,
     DEADLINE_NS,
     GUARD_NS,
+    LATE_NS,
     LEARN_NS,
-    MISSED_NS,
     PERIOD_NS,
-    TOGETHER_NS,
-    TRUST_NS,
+    PHASE_VALID_NS,
     BoundaryQueue,
 )
 
@@ -40,7 +40,7 @@ def run_cut(queue, phase_ns, start_ns, *, jitter_ns=lambda: 0, running=True):
 def test_first_cut_searches_and_is_written_within_four_milliseconds_after_the_boundary(phase_ns, start_ns):
     written_ns, reads = run_cut(BoundaryQueue(), phase_ns, start_ns + PERIOD_NS)
 
-    assert (written_ns - phase_ns) % PERIOD_NS <= TOGETHER_NS
+    assert (written_ns - phase_ns) % PERIOD_NS <= COALESCE_NS
     assert reads <= 26
 
 
@@ -71,7 +71,7 @@ def test_container_that_stopped_running_is_cut_at_the_deadline():
     """No boundary comes while the kernel's timer is stopped."""
     written_ns, _ = run_cut(BoundaryQueue(), 0, 5 * MS, running=False)
 
-    assert DEADLINE_NS <= written_ns - 5 * MS <= DEADLINE_NS + TOGETHER_NS
+    assert DEADLINE_NS <= written_ns - 5 * MS <= DEADLINE_NS + COALESCE_NS
 
 
 @given(first_ns=st.integers(0, PERIOD_NS - 1), moved_ns=st.integers(0, PERIOD_NS - 1))
@@ -79,7 +79,7 @@ def test_moved_phase_is_learnt_again(first_ns, moved_ns):
     """A prediction is trusted for half a minute; after that a wrong one costs one late write at most."""
     queue = BoundaryQueue()
     now_ns, _ = run_cut(queue, first_ns, PERIOD_NS)
-    now_ns += TRUST_NS
+    now_ns += PHASE_VALID_NS
     for _ in range(3):
         now_ns, _ = run_cut(queue, moved_ns, now_ns + 3 * PERIOD_NS)
 
@@ -136,7 +136,7 @@ def test_cuts_that_fall_due_close_together_are_read_together():
     wake_ns = queue.next_wake_ns()
     due = queue.due(wake_ns)
 
-    assert wake_ns % TOGETHER_NS == 0
+    assert wake_ns % COALESCE_NS == 0
     assert len(due) == 3
     assert all(queue.read(cut, 1, wake_ns) for cut in due)
 
@@ -151,17 +151,17 @@ def test_a_boundary_that_the_kernel_names_needs_no_reading(phase_ns, named, star
     """Written within 8 ms after a boundary; a wake-up that comes too late waits for the next one, once."""
     queue = BoundaryQueue()
     boundary_ns = phase_ns + (start_ns // PERIOD_NS + named) * PERIOD_NS
-    if not queue.add_known("web", (1, 1), boundary_ns, start_ns):
-        assert GUARD_NS <= (start_ns - phase_ns) % PERIOD_NS <= TOGETHER_NS
+    if not queue.add_predicted("web", (1, 1), boundary_ns, start_ns):
+        assert GUARD_NS <= (start_ns - phase_ns) % PERIOD_NS <= COALESCE_NS
         assert queue.next_wake_ns() is None
         return
     wake_ns = queue.next_wake_ns()
-    assert start_ns < wake_ns <= start_ns + PERIOD_NS + GUARD_NS + TOGETHER_NS
+    assert start_ns < wake_ns <= start_ns + PERIOD_NS + GUARD_NS + COALESCE_NS
     (cut,) = queue.due(wake_ns + late_ns)
     written_ns = wake_ns + late_ns
-    if not queue.reached(cut, written_ns):
+    if not queue.boundary_passed(cut, written_ns):
         assert late_ns > 0
         written_ns = queue.next_wake_ns()
-        assert queue.reached(cut, written_ns)
-    assert GUARD_NS <= (written_ns - phase_ns) % PERIOD_NS <= MISSED_NS
+        assert queue.boundary_passed(cut, written_ns)
+    assert GUARD_NS <= (written_ns - phase_ns) % PERIOD_NS <= LATE_NS
     assert queue.next_wake_ns() is None

@@ -41,8 +41,8 @@ class FakeWatchdog:
     def start(self):
         self.calls.append("start")
 
-    def beat(self):
-        self.calls.append("beat")
+    def heartbeat(self):
+        self.calls.append("heartbeat")
 
     def take_reports(self):
         taken, self.reports = self.reports, []
@@ -56,8 +56,8 @@ class FakeWatchdog:
 
 
 @dataclass
-class FakeGround:
-    """In place of `services.agent.backend.Ground`."""
+class FakeBackend:
+    """In place of `services.agent.backend.Backend`."""
 
     host: FakeHost = field(default_factory=FakeHost)
     discovery: FakeDiscovery = field(default_factory=FakeDiscovery)
@@ -67,8 +67,8 @@ class FakeGround:
     holder: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
     def __post_init__(self):
-        self.host.alarm_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.host.bell = None
+        self.host.notification_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.host.throttle_notifier = None
         self.host.no_op_writes = 0
 
     @property
@@ -77,7 +77,7 @@ class FakeGround:
 
     @property
     def reserves(self):
-        return self.host.reserve_book
+        return self.host.reserve_store
 
     def release_leftovers(self):
         return []
@@ -87,7 +87,7 @@ class FakeGround:
 
     def close(self):
         self.closed = True
-        os.close(self.host.alarm_fd)
+        os.close(self.host.notification_fd)
 
     def add(self, name, app="shop", **values) -> FakeContainer:
         """A container starts."""
@@ -98,6 +98,6 @@ class FakeGround:
     def touch(self, container, added_bytes):
         """Use memory, and let the alarms ring."""
         container.touch(added_bytes)
-        if container.alarms:
-            os.eventfd_write(self.host.alarm_fd, 1)
-            self.host.before_alarms = lambda: os.eventfd_read(self.host.alarm_fd)
+        if container.notifications:
+            os.eventfd_write(self.host.notification_fd, 1)
+            self.host.before_notifications = lambda: os.eventfd_read(self.host.notification_fd)

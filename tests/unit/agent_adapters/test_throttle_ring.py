@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from services.agent.bpf.throttle_ring import Bell
+from services.agent.bpf.throttle_ring import ThrottleRing
 
 
 def test_silence_is_as_if_all_had_been_read() -> None:
@@ -14,10 +14,10 @@ def test_silence_is_as_if_all_had_been_read() -> None:
     os.ftruncate(descriptor, 3 * mmap.PAGESIZE)
     os.pwrite(descriptor, struct.pack("=QQ", 0, 77), 0)
     os.pwrite(descriptor, struct.pack("=QQ", 48, 99), mmap.PAGESIZE)
-    bell = Bell(descriptor)
+    bell = ThrottleRing(descriptor)
     assert bell.fileno() == descriptor
 
-    bell.silence()
+    bell.drain()
 
     assert struct.unpack("=QQ", os.pread(descriptor, 16, 0)) == (48, 77)
     assert struct.unpack("=QQ", os.pread(descriptor, 16, mmap.PAGESIZE)) == (48, 99)
@@ -29,6 +29,6 @@ def test_silence_is_as_if_all_had_been_read() -> None:
 def test_what_cannot_be_mapped_is_closed() -> None:
     descriptor = os.eventfd(0)
     with pytest.raises(OSError, match="No such device"):
-        Bell(descriptor)
+        ThrottleRing(descriptor)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from services._runtime.clock import SystemClock
-from services.agent.sampling.throttle_poller import PromptLooks
+from services.agent.sampling.throttle_poller import ThrottlePoller
 from services.agent.sampling.ticker import PERIOD_S
 
 
@@ -23,7 +23,7 @@ class EventBell:
     def ring(self):
         os.eventfd_write(self.descriptor, 1)
 
-    def silence(self):
+    def drain(self):
         os.eventfd_read(self.descriptor)
 
 
@@ -60,9 +60,9 @@ async def settle():
 
 
 async def test_a_ring_is_answered_at_once_and_those_that_follow_a_spacing_later(bell) -> None:
-    seen, host = Seen(), SimpleNamespace(bell=bell)
-    looks = PromptLooks(SystemClock(), host, seen.look, 4)
-    assert looks.follow()
+    seen, host = Seen(), SimpleNamespace(throttle_notifier=bell)
+    looks = ThrottlePoller(SystemClock(), host, seen.look, 4)
+    assert looks.attach()
     try:
         began_s = asyncio.get_running_loop().time()
         bell.ring()
@@ -83,16 +83,16 @@ async def test_a_ring_is_answered_at_once_and_those_that_follow_a_spacing_later(
 
 
 async def test_a_bell_that_is_gone_is_not_listened_to_and_another_one_is(bell) -> None:
-    seen, host, other = Seen(), SimpleNamespace(bell=bell), EventBell()
-    looks = PromptLooks(SystemClock(), host, seen.look, 4)
-    assert looks.follow()
-    host.bell = None
-    assert not looks.follow(), "now looks have to be spaced evenly"
+    seen, host, other = Seen(), SimpleNamespace(throttle_notifier=bell), EventBell()
+    looks = ThrottlePoller(SystemClock(), host, seen.look, 4)
+    assert looks.attach()
+    host.throttle_notifier = None
+    assert not looks.attach(), "now looks have to be spaced evenly"
     bell.ring()
     await settle()
     assert not seen.moments
-    host.bell = other
-    assert looks.follow()
+    host.throttle_notifier = other
+    assert looks.attach()
     other.ring()
     await seen.wait_for(1)
     looks.stop()
@@ -101,8 +101,8 @@ async def test_a_bell_that_is_gone_is_not_listened_to_and_another_one_is(bell) -
 
 async def test_who_wants_no_looks_hears_no_bell(bell) -> None:
     seen = Seen()
-    looks = PromptLooks(SystemClock(), SimpleNamespace(bell=bell), seen.look, 0)
-    assert not looks.follow()
+    looks = ThrottlePoller(SystemClock(), SimpleNamespace(throttle_notifier=bell), seen.look, 0)
+    assert not looks.attach()
     bell.ring()
     await settle()
     assert not seen.moments
@@ -111,8 +111,8 @@ async def test_who_wants_no_looks_hears_no_bell(bell) -> None:
 
 async def test_a_look_that_waits_is_not_made_after_the_end(bell) -> None:
     seen = Seen()
-    looks = PromptLooks(SystemClock(), SimpleNamespace(bell=bell), seen.look, 4)
-    looks.follow()
+    looks = ThrottlePoller(SystemClock(), SimpleNamespace(throttle_notifier=bell), seen.look, 4)
+    looks.attach()
     bell.ring()
     await seen.wait_for(1)
     bell.ring()
