@@ -1,1 +1,1 @@
-"""The agent: one per host. Samples containers, carries out limit orders, restores limits when it stops."""
+"""The agent: one per host. Samples containers, applies limit updates, restores limits when it stops."""

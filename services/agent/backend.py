@@ -27,11 +27,11 @@ from services.agent.ports import UNLIMITED, Discovery, FoundContainer, Host, Res
 from services.agent.settings import AgentSettings
 
 LISTING_TIMEOUT_S: Final = 30.0
-"""Of sources that are asked without a connection: they answer at once."""
+"""Of sources that are listed without a connection, so at once."""
 
 
 class BackendHost(Host, Protocol):
-    """A host that counts what was written, and can clear up after an agent before us."""
+    """A host that counts its writes and can clean up after an agent that died."""
 
     @property
     def telemetry_note(self) -> str:
@@ -50,40 +50,40 @@ class BackendHost(Host, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Everything that an agent stands on. Who opens it owns it until `close`."""
+    """What an agent runs on: host, discovery, stored state. The one that builds it closes it."""
 
     host: BackendHost
     discoveries: dict[str, Discovery]
-    """By maker."""
+    """By source."""
     reserves: ReserveStore
     watchdog: Watchdog
     """Not started yet."""
     holder: str
-    """Token that an agent before us had, if it is dead: see `services._runtime.bus.name_registration.Holder`."""
+    """Token of a dead previous agent: see `services._runtime.bus.name_registration.Holder`."""
     closers: tuple[Callable[[], None], ...] = ()
     source_timeouts_s: Mapping[ContainerSource, float] = field(default_factory=dict)
     """For every source of `discoveries`: how long after the start its silence leaves the inventory incomplete."""
 
     def recorded(self) -> list[FoundContainer]:
-        """Containers of these sources that an agent before us has managed and that are still there."""
+        """Containers of these sources that a previous agent managed and that still exist."""
         return [found for found in self.host.recorded() if found.source in self.source_timeouts_s]
 
     def release_leftovers(self) -> list[str]:
-        """Restore what an agent before us has changed and discovery does not find any more.
+        """Restore what a previous agent changed and discovery does not find any more.
 
         To be called when discovery has had some seconds to find everything, and every minute or so after that: first
-        values and guard of all containers that are noted in the state directory and not open now. Returns their keys.
+        values and OOM control of all containers that are in the state directory and not open now. Returns their keys.
         """
         return self.host.release_leftovers()
 
     def close(self) -> None:
-        """Last of all: threads, alarms, and the locks of this host. `watchdog.stop()` before it."""
+        """Last of all: threads, notifications, and the locks of this host. `watchdog.stop()` before it."""
         for close in self.closers:
             close()
 
 
 def build_backend(settings: AgentSettings, clock: Clock) -> Backend:
-    """What the settings ask for; on real control groups it holds this host's locks.
+    """The backend that the settings name; on real control groups it holds this host's locks.
 
     Raises:
         UnusableSettingsError: control groups or the state directory cannot be written, another agent manages these

@@ -71,7 +71,7 @@ class ContainerSet:
 
     @property
     def order(self) -> BatchOrder:
-        """The same object as long as nobody comes or goes."""
+        """The same object as long as no container is added or removed."""
         if self._order is None:
             keys = sorted(self.managed, key=lambda key: (self.managed[key].found.app, key))
             managed = [self.managed[key] for key in keys]
@@ -114,7 +114,7 @@ class ContainerSet:
         return member
 
     def forget(self, container_id: str) -> ManagedContainer | None:
-        """It is gone; its handle is closed, its orders are forgotten."""
+        """It is gone; its handle is closed, its limit updates are forgotten."""
         key = self._key_by_id.pop(container_id, None)
         if key is None:
             return None
@@ -125,7 +125,7 @@ class ContainerSet:
         return member
 
     def refresh(self, key: str) -> Limits | None:
-        """Take over what the kernel holds. None: vanished."""
+        """Read the limits that the kernel holds. None: vanished."""
         limits = self.managed[key].handle.read_limits()
         if limits is not None:
             update_log = self.update_log.containers[key]
@@ -152,7 +152,7 @@ class ContainerSet:
         return self._status(key, outcome)
 
     def wake_tasks(self, key: str, limit_bytes: int) -> None:
-        """Let tasks that wait below the memory limit try again: the kernel wakes them when the limit is raised.
+        """Make tasks that wait below the memory limit try again: the kernel wakes them when the limit is raised.
 
         It is lowered by a page for it first: raised by one, what they take of that page could never be taken back.
         """

@@ -1,4 +1,4 @@
-"""Before an agent takes orders: nobody else may do so under its name."""
+"""Refuses to start under a node name that another agent has registered."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NodeName:
 
     @property
     def unconfirmed(self) -> str | None:
-        """Why nothing may be said under the name yet, or None."""
+        """Why nothing may be published under the name yet, or None."""
         if not self._registration.contested:
             return None
         return f"the node name {self._node!r} is registered by another agent: waiting until that is renewed or expires"
@@ -53,7 +53,7 @@ class NodeName:
         return registered
 
     async def release(self) -> None:
-        """Sign off, if the name is ours.
+        """Deregister, if the name is this agent's.
 
         Raises:
             BusError: the bucket cannot be written; the registration expires.
@@ -62,7 +62,7 @@ class NodeName:
 
 
 async def serve_node(bus: Bus, node: str, responders: Mapping[SubjectTemplate, Responder]) -> list[Subscription]:
-    """Answer what is asked of this node: all of it, or nothing.
+    """Serve the requests to this node: all of them, or none.
 
     Raises:
         BusError: something cannot be served.

@@ -17,7 +17,7 @@ DOCKER_LOCK: Final = "docker.lock"
 PODS_LOCK: Final = "pods.lock"
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.01
-"""A watchdog looks whether the lock is held by taking it for some microseconds."""
+"""A watchdog tests whether the lock is held by taking it for some microseconds."""
 
 
 def exec_lock(state_directory: Path, managed_root: str) -> Path:
@@ -73,7 +73,7 @@ class HostLock:
         os.pwrite(self._descriptor, as_json({"pid": os.getpid(), "node": node, "started": started}), 0)
 
     def release(self) -> None:
-        """Let another one have it; again: nothing."""
+        """Unlock; again: nothing."""
         if self._descriptor >= 0:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)

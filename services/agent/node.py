@@ -1,4 +1,4 @@
-"""The containers of one node: read every period, limits carried out, memory guarded. No bus, no clock of its own."""
+"""The containers of one node: samples, limits, memory control. No bus, no clock of its own."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from services.agent.sampling.throttling import ThrottleSnapshot, in_progress, ma
 from services.agent.sampling.usage import MEMORY_COLUMN, PeriodSample, per_period
 
 RECHECK_SAMPLES = 5
-"""Each container's limits are read back from the kernel once in so many ticks, a share of them per tick."""
+"""Each container's limits are read back from the kernel once in so many samples, a share of them per sample."""
 RECLAIMABLE_SAMPLES = 50
 """The same for the page cache that the kernel could drop (20 us a container), and for limits that readings show."""
 POLL_AFTER_THROTTLE_SAMPLES = 100
-"""A node is looked at between samples for this long after a container was throttled: 10 s."""
+"""A node is polled between samples for this long after a container was throttled: 10 s."""
 
 _QUOTA, _LIMIT, _KILLS, _ARMED, _ORDER_SEQ = range(5)
 """Columns of `Node._expected`; the first three as `KernelState.limits` has them."""
@@ -49,7 +49,7 @@ class NodeOptions:
     oom_wait_timeout_ns: int = 2_000_000_000
     """No task waits longer at its memory limit."""
     reassert: bool = True
-    """Limits that other hands have changed: put back what was ordered, or else take over what is found."""
+    """Limits that were modified externally: revert them, or else adopt the new ones."""
     source_deadlines_ns: Mapping[ContainerSource, int] = field(default_factory=dict)
     """Sources of containers, and when (monotonic) their silence no longer leaves the inventory incomplete."""
     memory_budget: MemoryBudget | None = None
@@ -59,7 +59,7 @@ class NodeOptions:
 class Node:
     """Reads counters and writes limits of all managed containers of a host.
 
-    What happened to memory, what has to be asked, and what other hands did waits in `events`.
+    Memory events, requests and external modifications wait in `events`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Node:
 
     @property
     def polls_between_samples(self) -> bool:
-        """Whether throttling is told of between two samples: any was within WATCHED_TICKS, or it costs little."""
+        """Whether to poll between two samples: a container was throttled lately, or polling costs little."""
         lately = (
             self._throttled_at_sample is not None
             and self.samples_taken - self._throttled_at_sample <= POLL_AFTER_THROTTLE_SAMPLES
@@ -131,7 +131,7 @@ class Node:
         member = self._containers.open(container)
         if member is None:
             return None
-        if member.handle.oom_controlled:  # by an agent before us: its tasks may be waiting
+        if member.handle.oom_controlled:  # by a previous agent: its tasks may be waiting
             self.memory.control(container.key, self._now_ns)
             self.memory.inspect_soon(container.key, self._now_ns)
         return container.key
@@ -197,7 +197,7 @@ class Node:
         return self._batches(readings, now_ns, wall_ns), vanished
 
     def poll(self, wall_ns: int) -> list[CfsBatch]:
-        """Between two samples: batches that tell of containers that have been throttled since; mostly none."""
+        """Between two samples: batches of containers that have been throttled since; mostly none."""
         order, samples = self._containers.order, self._containers.samples
         snapshot = self._quota_watch.poll()
         if snapshot is None:
@@ -221,12 +221,12 @@ class Node:
         return self._build(sample, self._expected(order), apps, wall_ns)
 
     def empty_batch(self, app: str, wall_ns: int) -> CfsBatch:
-        """Says that the node holds no container of the application (any more)."""
+        """A batch that shows that the node holds no container of the application (any more)."""
         columns: dict[str, list[int]] = {name: [] for name in CfsBatch.column_types}
         return CfsBatch.build([], columns, **self._head(app, wall_ns, self.budget.headroom_bytes))
 
     def apply(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
-        """Carry out an update: raises, memory and reserves now, cuts of CPU at each container's boundary.
+        """Apply an update: raises, memory and reserves now, lower quotas at each container's boundary.
 
         ``on_settled`` is called with the reply once every row is settled, possibly before this returns.
         """
@@ -234,15 +234,15 @@ class Node:
         self.orders.apply(update, now_ns, on_settled)
 
     def poll_decreases(self, now_ns: int) -> None:
-        """Read the containers whose boundary is due and write the cuts that may be written."""
+        """Read the containers whose boundary is due and write the decreases that may be written."""
         self.orders.poll_decreases(now_ns)
 
     def take_notifications(self, now_ns: int) -> None:
-        """Look at the containers that the host has alarms for."""
+        """Inspect the containers that the host has notifications for."""
         self.memory.take_notifications(self.host.take_notifications(), now_ns)
 
     def take_reports(self, reports: Iterable[WatchdogReport], now_ns: int) -> None:
-        """What the watchdog did in our absence: told, and taken over where the containers are still here."""
+        """Publish what the watchdog did while the agent did not run; adopt it where the containers are still here."""
         for report, occurrence in zip(reports := list(reports), events_of_reports(reports), strict=True):
             self.events.add(occurrence)
             if report.key in self._containers.managed:
@@ -251,7 +251,7 @@ class Node:
                     self.memory.killer_enabled_by_watchdog(report.key, occurrence.reason, now_ns)
 
     def void_orphans(self) -> list[str]:
-        """Give up what is held for applications without a container here; returns them."""
+        """Void the reserves of applications without a container here; returns them."""
         here = {member.found.app for member in self._containers.managed.values()}
         orphans = [app for app in self.reserves.apps if app not in here and self.reserves.left_of(app)]
         for app in orphans:
@@ -278,7 +278,7 @@ class Node:
             self.reserves.reconcile(app)
 
     def read_back(self, now_ns: int) -> None:
-        """After a sample: read limits back, the guard's included, of a share of all: other hands write the same files.
+        """After a sample: read limits and OOM control back of a share of all containers, for external modifications.
 
         Where readings show what the kernel holds, a small share, to be certain of the readings.
         """
@@ -357,7 +357,7 @@ class Node:
         samples.read_ns[:] = now_ns
         samples.idle = (sample.flags & int(SampleFlag.IDLE)).astype(np.bool_)
         if readings.kernel is None:
-            samples.boundary_ns[:] = 0  # nobody names them any more: they are looked for
+            samples.boundary_ns[:] = 0  # files do not show boundaries: they are searched
         else:  # an idle group keeps its phase
             samples.boundary_ns = np.where(
                 readings.kernel.boundary_ns > 0, readings.kernel.boundary_ns, samples.boundary_ns
@@ -409,5 +409,5 @@ class Node:
 
 
 def _ordered_rows(order: BatchOrder) -> BoolArray:
-    """Those whose quota is ours: only theirs is per period of `PERIOD_US`."""
+    """Containers whose quota the agent has set: only those are per period of `PERIOD_US`."""
     return np.array([entry.quota_ordered for entry in order.limits], dtype=np.bool_)

@@ -38,14 +38,14 @@ class MemoryState(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """Share of the last 10 s in which some task waited (`some` avg10), percent; None: the kernel does not tell."""
+    """Share of the last 10 s in which some task waited (`some` avg10), percent; None: not available."""
 
     cpu_percent: float | None = None
     memory_percent: float | None = None
 
 
 class NotificationKind(Enum):
-    """Why a container's memory wants a look."""
+    """Why a container's memory needs inspection."""
 
     NEAR = "near"
     """A usage threshold was crossed (version 1), or memory.high was reached (version 2)."""
@@ -54,7 +54,7 @@ class NotificationKind(Enum):
 
 
 class Notification(NamedTuple):
-    """One alarm. It may come late or twice, and says nothing but: look."""
+    """One notification. It may come late or twice: it only triggers an inspection."""
 
     key: str
     """`FoundContainer.key`."""
@@ -67,7 +67,7 @@ class WriteOutcome(Enum):
     WRITTEN = "written"
     VANISHED = "vanished"
     REFUSED = "refused"
-    """The kernel said no (EBUSY: memory below usage; EINVAL: above the parent): the old value still holds."""
+    """The kernel refused it (EBUSY: memory below usage; EINVAL: above the parent): the old value still holds."""
 
 
 class QuotaWriter(NamedTuple):
@@ -115,34 +115,34 @@ class ContainerHandle(Protocol):
         """Inactive page cache in bytes (memory.stat, about 20 us: not for every sample); 0 if vanished."""
 
     def enable_oom_control(self) -> None:
-        """Guard the memory: near or at the limit an alarm comes, and tasks wait instead of dying.
+        """Enable OOM control: near or at the limit a notification comes, and tasks wait instead of being killed.
 
         Version 1: usage thresholds (registered in the background, each takes 11-20 ms) and oom_kill_disable.
-        Version 2: memory.high stays below memory.max. Again: repairs what other hands undid (True from
+        Version 2: memory.high stays below memory.max. Again: repairs an external modification (True from
         `oom_control_was_undone` before), and follows usage with the thresholds. Never raises; vanished: nothing.
         """
 
     @property
     def oom_controlled(self) -> bool:
-        """Whether it is guarded; just opened: whether an agent before us did (then `enable_oom_control` takes it on)."""
+        """Whether OOM control is enabled; just opened: whether it was by a previous agent (then enable it again)."""
 
     def oom_control_was_undone(self) -> bool:
-        """Whether other hands gave the kernel its kill back since `enable_oom_control` (oom_kill_disable 0, another memory.high)."""
+        """Whether OOM control was disabled externally (oom_kill_disable 0, another memory.high)."""
 
     @property
     def oom_wait_since_ns(self) -> int | None:
-        """Since when tasks wait, as an agent before us or its watchdog noted (monotonic); None: nobody did then."""
+        """Since when tasks wait, as a previous agent or its watchdog recorded (monotonic); None: none did then."""
 
     def record_oom_wait(self, since_ns: int | None) -> None:
-        """Note it (None: nobody waits any more) for whoever looks after the container when this agent has died."""
+        """Record it (None: none waits any more) for the watchdog and the next agent."""
 
     def enable_oom_killer(self) -> WriteOutcome:
-        """Give the kernel its kill back (version 1: oom_kill_disable 0; version 2: memory.high max) until `enable_oom_control`."""
+        """Leave out-of-memory to the OOM killer (version 1: oom_kill_disable 0; version 2: memory.high max)."""
 
     def restore(self) -> None:
-        """Put back every value that was found at opening and that this handle, or an agent before, has changed.
+        """Restore every value that was found at opening and that this handle, or a previous agent, has changed.
 
-        Guard included. Vanished: nothing.
+        OOM control included. Vanished: nothing.
         """
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class ContainerHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FoundContainer:
-    """A running container that carries our labels."""
+    """A running container that carries the labels."""
 
     container_id: str
     app: str
@@ -162,7 +162,7 @@ class FoundContainer:
     managed_directory: str | None = None
     """For `turnbuckle exec`: the directory below each controller's mount."""
     directories: Mapping[str, str] | None = field(default=None, compare=False)
-    """Of one that the state directory names: its control groups by controller, as an agent before us knew them."""
+    """Of one that the state directory names: its control groups by controller, as a previous agent found them."""
 
     @property
     def key(self) -> str:
@@ -201,7 +201,7 @@ Discovered = FoundContainer | GoneContainer | RejectedContainer | SourceAnswered
 
 
 class HostFullError(Exception):
-    """No more containers can be looked after here: a sentence for people."""
+    """No more containers can be managed here: a sentence for people."""
 
 
 class Host(Protocol):
@@ -238,32 +238,32 @@ class Host(Protocol):
 
     @property
     def throttle_notifier(self) -> ThrottleNotifier | None:
-        """Tells of throttling while it happens; None: nobody does (any more), and who wants to know has to look."""
+        """Notifies of throttling while it happens; None: not available (any more), so throttling has to be polled."""
 
     @property
     def notification_fd(self) -> int | None:
-        """Readable while alarms wait; None where there are none (simulated)."""
+        """Readable while notifications wait; None where there are none (simulated)."""
 
     def take_notifications(self) -> list[Notification]:
-        """Alarms that wait, at most one of a kind per container; those of closed handles are dropped."""
+        """Notifications that wait, at most one of a kind per container; those of closed handles are dropped."""
 
     def read(self, handles: Sequence[ContainerHandle]) -> CounterSnapshot:
-        """Counters of all, and what the kernel holds where one look shows it. The same list as long as nobody comes."""
+        """Counters of all, and the kernel's state where one read shows it. The same list until a container is added."""
 
     def throttle_snapshot(self, handles: Sequence[ContainerHandle]) -> ThrottleSnapshot | None:
-        """Who of those read last is throttled at this moment; None: that cannot be seen (now, or here at all)."""
+        """Containers of the last `read` that are throttled at this moment; None: not available (now, or at all)."""
 
     def take_quota_writer(self, handle: ContainerHandle) -> QuotaWriter | None:
-        """Who wrote its CPU quota last, since the agent did; None: that is not known, or was taken before."""
+        """The process that wrote its CPU quota since the agent did; None: not known, or taken before."""
 
     @property
     def shows_usage(self) -> bool:
-        """Whether `throttle_snapshot` cannot tell, but each container's usage can be read between two samples (`read_usage`)."""
+        """Whether only usage shows throttling between two samples (`read_usage`), not `throttle_snapshot`."""
 
     def open(self, container: FoundContainer) -> ContainerHandle | None:
         """Open its control files; None if it vanished meanwhile.
 
-        What the agent before has changed is known: `restore` puts back what was there before *that* one came.
+        Changes of a previous agent are known: `restore` puts back what was there before *that* one started.
 
         Raises:
             HostFullError: no descriptor is left for it.
@@ -274,7 +274,7 @@ class ThrottleNotifier(Protocol):
     """Rings when a container, or any other group with a quota, has used it up."""
 
     def fileno(self) -> int:
-        """Readable once it has rung."""
+        """Readable once a group was throttled."""
 
     def drain(self) -> None:
         """Until it rings again."""
@@ -295,7 +295,7 @@ class Reserve(NamedTuple):
 class ReserveStore(Protocol):
     """Reserves by application: shared with the watchdog, and kept when the agent dies.
 
-    Every call sees what the watchdog has spent meanwhile. Never blocks: where the watchdog holds the book, or it cannot
+    Every call sees what the watchdog has spent meanwhile. Never blocks: where the watchdog holds the lock, or it cannot
     be read, a reserve counts as empty for this call.
     """
 
@@ -318,21 +318,21 @@ class ReserveStore(Protocol):
         """Greatest limit of a container, bytes, of the applications that have one."""
 
     def set_container_max(self, app: str, most_bytes: int | None) -> bool:
-        """Note that for the watchdog and the next agent; None: there is none.
+        """Store it for the watchdog and the next agent; None: there is none.
 
-        False: the book cannot be had now; the next order notes it.
+        False: the store is locked now; the next update stores it.
         """
 
 
 class Discovery(Protocol):
-    """Finds containers: one implementation per maker."""
+    """Finds containers: one implementation per source."""
 
     async def run(self, sink: Callable[[Discovered], None]) -> None:
         """Report what runs, then every change, until cancelled. Reconnects by itself; reporting twice is harmless."""
 
     @property
     def available(self) -> bool:
-        """Whether the maker answers right now (Docker down: False)."""
+        """Whether the source answers right now (Docker down: False)."""
 
 
 class WatchdogReport(NamedTuple):
@@ -342,7 +342,7 @@ class WatchdogReport(NamedTuple):
     app: str
     time_ns: int
     granted: bool
-    """True: the limit was raised out of the reserve. False: the kernel got its kill back."""
+    """True: the limit was raised out of the reserve. False: the OOM killer was enabled."""
     usage_bytes: int
     limit_before_bytes: int
     limit_after_bytes: int
@@ -353,16 +353,16 @@ class Watchdog(Protocol):
     """A process that outlives the agent and ends every wait that the agent would have ended."""
 
     def start(self) -> None:
-        """Start it; from now on silence means that we are dead."""
+        """Start it; from now on missing heartbeats mean that the agent is dead."""
 
     def heartbeat(self) -> None:
-        """Say that we live, every period. Never blocks; starts the process again where it has died."""
+        """Send a heartbeat, every period. Never blocks; starts the process again where it has died."""
 
     def take_reports(self) -> list[WatchdogReport]:
-        """What was done since the last call, also for the agent before us. Kept until `forget_reports`."""
+        """Actions since the last call, also for a previous agent. Kept until `forget_reports`."""
 
     def forget_reports(self) -> None:
-        """All that was taken is stored where it was told: an agent after us need not tell it again."""
+        """All that was taken is stored in the stream: a next agent need not publish it again."""
 
     def stop(self) -> None:
         """End it without a release: everything has been restored."""

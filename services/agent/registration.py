@@ -1,4 +1,4 @@
-"""What an agent says of itself in the bucket `nodes`, and to who asks."""
+"""The node's registration in the bucket `nodes`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's wiring: discovery and ticks in, batches and events out, limit orders carried out, memory guarded."""
+"""The agent's wiring: discovery and samples in, batches and events out, limit updates applied, memory controlled."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ from services.agent.settings import AgentSettings
 HEARTBEAT_S = 5.0
 JOIN_RETRY_S = 0.5
 DECREASE_SPACING_S = 0.0005
-"""Between looks at waiting cuts: those that are due close together are looked at together."""
+"""Between polls of pending decreases: those that are due close together are written together."""
 EMPTY_BATCHES = 10
 """How often an application's last container is reported as gone: batches may be lost."""
 FIRST_CLEANUP_S = 5.0
-"""By then discovery has found everything that runs: what an agent before us left for others is cleared up."""
+"""By then discovery has found all containers: what a previous agent left of others is restored."""
 CLEANUP_INTERVAL_S = 60.0
 
 
 class Agent:
-    """Samples every period, publishes one batch per application, carries out limit orders, guards memory."""
+    """Samples every period, publishes one batch per application, applies limit updates, controls memory."""
 
     name: ClassVar[str] = "agent"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = AgentSettings
     bus_patience_s: ClassVar[float] = 1.0
-    """Memory is guarded, and limits stay what they are, also where no server can be reached at the start."""
+    """Memory is controlled, and limits stay what they are, also where no server can be reached at the start."""
 
     def __init__(self, runtime: Runtime[AgentSettings]) -> None:
         self._runtime = runtime
@@ -79,12 +79,12 @@ class Agent:
         self._ticker = Ticker(self._clock)
         self._throttle_poller: ThrottlePoller | None = None
         self._source = ""
-        """Of telemetry, as said last."""
+        """Of telemetry, as logged last."""
         self._backend: Backend | None = None
         self.node: Node | None = None
 
     async def start(self) -> None:
-        """Open the host, serve orders, begin to sample."""
+        """Open the host, serve limit updates, begin to sample."""
         settings = self._settings
         self._backend = backend = build_backend(settings, self._clock)
         host = backend.host
@@ -123,7 +123,7 @@ class Agent:
         )
 
     async def _register(self, node: Node, backend: Backend) -> bool:
-        """Register, or renew that; take orders, once it is certain that nobody else does so under our name."""
+        """Register, or renew that; serve limit updates, once no other agent can have the name."""
         held = await self._name.hold(self._info(node, backend))
         if held and not self._subscriptions:
             self._subscriptions = await serve_node(self._bus, node.name, {LIMIT_UPDATES: self._apply})
@@ -132,7 +132,7 @@ class Agent:
         return held
 
     async def stop(self) -> None:
-        """Restore what was found, say so, and go."""
+        """Restore the original limits, publish that, and close."""
         for subscription in self._subscriptions:
             await subscription.stop()
         await self._runtime.cancel_tasks()
@@ -169,7 +169,7 @@ class Agent:
     # -- sampling ----------------------------------------------------------------------------------------------
 
     def _poll(self, node: Node) -> None:
-        """Between two samples: do not let containers that have just been throttled wait for the next."""
+        """Between two samples: publish containers that have just been throttled."""
         for batch in node.poll(self._clock.time_ns()):
             self._publish_batch(batch)
 
@@ -228,7 +228,7 @@ class Agent:
         return await settled
 
     def _schedule_decreases(self, node: Node) -> None:
-        """Wake when the next waiting cut is due to be looked at; a timer costs half of what two tasks do."""
+        """Wake when the next pending decrease is due; a timer costs half of what two tasks do."""
         if self._decrease_timer is not None:
             self._decrease_timer.cancel()
         wake_ns = node.decreases.next_wake_ns()
@@ -293,7 +293,7 @@ class Agent:
             self._events.reject(rejected)
 
     async def _restore_orphans(self, node: Node, backend: Backend) -> None:
-        """What an agent before us left: reserves of applications, and altered limits of containers, that are gone."""
+        """Restore what a previous agent left: reserves of applications, and limits of containers, that are gone."""
         source_deadline_s = self._clock.monotonic() + CLEANUP_INTERVAL_S
         pause_s = FIRST_CLEANUP_S
         while True:
@@ -301,7 +301,7 @@ class Agent:
             if all(discovery.available for discovery in backend.discoveries.values()):
                 pause_s = CLEANUP_INTERVAL_S
             elif self._clock.monotonic() < source_deadline_s:
-                continue  # Docker may be about to come back with its containers
+                continue  # Docker may be about to return with its containers
             for app in node.void_orphans():
                 self._empty_apps[app] = EMPTY_BATCHES
             if released := backend.release_leftovers():
@@ -312,7 +312,7 @@ class Agent:
             self._events.publish(found, change, detail)
 
     def _log_inventory(self, node: Node) -> None:
-        """Say which sources have not answered, and that the last of them has, or is no longer waited for."""
+        """Log which sources have not answered, and that the last of them has, or has timed out."""
         for source in node.inventory.expire(self._now_ns()):
             self._log.warning(
                 "container_source_unresponsive", source=str(source), remedy="its containers are managed once it answers"
@@ -329,7 +329,7 @@ class Agent:
             pending = node.inventory.pending
             held = await self._try_register(node, backend)
             self._log_source(backend)
-            # A new owner waits for the nodes that are announced: one that is not heard of must not be forgotten.
+            # A new owner waits for the registered nodes: one that has not reported must not be forgotten.
             pause_s = HEARTBEAT_S if held and self._subscriptions and not pending else JOIN_RETRY_S
             await self._clock.sleep_until(self._clock.monotonic() + pause_s)
 

@@ -1,1 +1,1 @@
-"""The kernel's own programs: loaded, and what they tell."""
+"""The programs of kernel/: loaded, and the records that they send."""

@@ -77,7 +77,7 @@ class CgroupTable:
         return KernelState(limits, guarded, table[:, Column.BOUNDARY_NS], _throttled(table))
 
     def throttle_snapshot(self, handles: Sequence[CgroupHandle]) -> ThrottleSnapshot | None:
-        """Who is throttled now; None: not those of the last `read`, or one of them has vanished. Raises OSError."""
+        """Containers of the last `read` that are throttled now; None: others, or one has vanished. Raises OSError."""
         if handles is not self._handles:
             return None
         place = self._places[0]
@@ -87,7 +87,7 @@ class CgroupTable:
         return ThrottleSnapshot(_throttled(rows), rows[:, Column.NR_PERIODS], rows[:, Column.QUOTA_US])
 
     def _table(self, link: int, table: IntArray) -> IntArray:
-        """Filled anew; the next look fills it again."""
+        """Filled anew; the next read fills it again."""
         descriptor = self._iterate(link)
         try:
             count = int.from_bytes(os.read(descriptor, _COUNT_BYTES), sys.byteorder)
@@ -108,7 +108,7 @@ class CgroupTable:
         return descriptor
 
     def close(self) -> None:
-        """Give the links back; the kernel removes the iterators."""
+        """Close the links; the kernel removes the iterators."""
         for link in self._links:
             os.close(link)
         self._links.clear()
@@ -127,7 +127,7 @@ def _mapped(descriptor: int) -> IntArray:
 
 
 class _RowIndex:
-    """Where the containers stand in the table: groups come in the order of the tree, mostly the same as before."""
+    """Rows of the containers in the table: groups come in the order of the tree, mostly the same as before."""
 
     def __init__(self, ids: IntArray) -> None:
         self._ids = ids

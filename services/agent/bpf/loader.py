@@ -1,4 +1,4 @@
-"""The programs of kernel/, loaded by its own small process: what they show comes over a socket.
+"""Loads the programs of kernel/ in a small process of its own, and receives their records over a socket.
 
 The loader needs the rights to load programs (CAP_BPF and CAP_PERFMON, or root), the agent none of them. Whatever is
 missing is a reason to read files instead, and never a reason not to start.
@@ -27,7 +27,7 @@ from services.agent.sampling.counters import IntArray
 
 LOAD_DEADLINE_S: Final = 5.0
 STREAM_INTERVAL_MS: Final = 20
-"""Records wait for so long at most: the agent takes them with its sample, and each waking costs more than they do."""
+"""Records are held back for this long at most: the agent reads them with its sample, and a wakeup costs more."""
 _PACKET_BYTES: Final = 1 << 16
 _MOST_LINKS: Final = 4
 _END_S: Final = 1.0
@@ -44,7 +44,7 @@ class KernelProgramsError(Exception):
 
 
 class Records(NamedTuple):
-    """What has come since the last look."""
+    """Records since the last read."""
 
     periods: IntArray
     """``struct tb_period[]``, shape (M, 8), in the order of time."""
@@ -82,7 +82,7 @@ class KernelPrograms:
         command = loader_command(directory, hierarchies, *interval, "--socket", str(loader_socket.fileno()))
         try:
             with loader_socket:
-                self._process = subprocess.Popen(  # noqa: S603 - our own program, by its path
+                self._process = subprocess.Popen(  # noqa: S603 - this project's program, by its path
                     command, pass_fds=[loader_socket.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
                 )
         except OSError as error:
@@ -170,7 +170,7 @@ class KernelPrograms:
         return writers
 
     def close(self) -> None:
-        """End the loader: it goes when the socket closes, and the kernel takes back what is nobody's any more."""
+        """End the loader: it exits when the socket closes, and the kernel frees what it held."""
         for descriptor in (*self.take_links(), self.take_throttle_ring(), self.take_writers()):
             if descriptor is not None:
                 os.close(descriptor)

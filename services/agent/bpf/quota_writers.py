@@ -1,4 +1,4 @@
-"""Who wrote a CPU quota: the map that kernel/writers.bpf.c fills, looked up by the group that was written to."""
+"""The last writer of each CPU quota: the map that kernel/writers.bpf.c fills, read by control group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel's own programs tell the agent: the table of control groups, and records of single moments."""
+"""Telemetry of the BPF programs: the table of control groups, and records of periods and OOM kills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEMORY: Final = 1
 
 
 class KernelTelemetry:
-    """The table always; exact periods and the moments of kills where this kernel lets their programs be loaded."""
+    """The table always; exact periods and OOM kills where this kernel lets their programs be loaded."""
 
     def __init__(self, directory: Path, hierarchies: Sequence[str]) -> None:
         """Load everything. Raises KernelProgramsError: not even the table can be had."""
@@ -73,11 +73,11 @@ class KernelTelemetry:
         return replace(readings, exact=exact if records.is_whole else None, oom_rows=tuple(oom_rows))
 
     def throttle_snapshot(self, handles: Sequence[CgroupHandle]) -> ThrottleSnapshot | None:
-        """Who of the containers read last is throttled now. Raises OSError."""
+        """Containers of the last `read` that are throttled now. Raises OSError."""
         return self._table.throttle_snapshot(handles)
 
     def take_quota_writer(self, handle: CgroupHandle) -> QuotaWriter | None:
-        """Who wrote the container's CPU quota last, since the agent did; None: not known, or taken before."""
+        """The process that wrote the container's CPU quota since the agent did; None: not known, or taken before."""
         return None if self._writers is None else self._writers.take(handle.group_ids[0])
 
     def _end_stream(self) -> None:

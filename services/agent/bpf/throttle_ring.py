@@ -1,6 +1,6 @@
 """A ring buffer that becomes readable when a group has used up its quota: kernel/throttles.bpf.c.
 
-What is in it says nothing that the table of control groups does not: nobody reads it, it is only emptied.
+Its records hold nothing beyond the table of control groups: they are skipped, not read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ThrottleRing:
             raise
 
     def fileno(self) -> int:
-        """Readable once it has rung."""
+        """Readable once a group was throttled."""
         return self._descriptor
 
     def drain(self) -> None:
@@ -36,5 +36,5 @@ class ThrottleRing:
         self._consumer_position[: _POSITION.size] = self._producer_position[: _POSITION.size]
 
     def close(self) -> None:
-        """Nobody listens any more; the loader's program ends with the loader."""
+        """Close the descriptor; the loader's program ends with the loader."""
         os.close(self._descriptor)

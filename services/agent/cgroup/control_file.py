@@ -31,9 +31,9 @@ class WriteTally:
     no_op_writes: int = 0
     """Writes of the value that the kernel was known to hold: each one would refill the CPU bandwidth for nothing."""
     refused: int = 0
-    """Writes that the kernel, or our own guard, refused."""
+    """Writes that the kernel, or the agent's own check, refused."""
     failed_oom_controls: int = 0
-    """Attempts to guard a container's memory that the kernel refused."""
+    """Attempts to enable a container's OOM control that the kernel refused."""
 
 
 def is_gone(error: OSError) -> bool:
@@ -73,9 +73,9 @@ class ControlFile:
             self.descriptor = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         self.value = b""
         self.original = self.refresh()
-        """As found when it was opened, or before an agent before us changed it."""
+        """As found when it was opened, or before a previous agent changed it."""
         self.changed = False
-        """Whether this descriptor, or an agent before us, has ever changed it."""
+        """Whether this descriptor, or a previous agent, has ever changed it."""
         self.before_change: Callable[[ControlFile], None] | None = None
         """Called before the first change, to write the original down."""
 
@@ -109,13 +109,13 @@ class ControlFile:
         return WriteOutcome.WRITTEN
 
     def refuse(self) -> WriteOutcome:
-        """Count a refusal, the kernel's or our own."""
+        """Count a refusal, the kernel's or the agent's own."""
         self._tally.refused += 1
         return WriteOutcome.REFUSED
 
     @property
     def needs_restoring(self) -> bool:
-        """Whether we changed it and it does not hold its original value."""
+        """Whether the agent changed it and it does not hold its original value."""
         return self.changed and self.value != self.original
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class OpenFiles:
 def field_positions(text: bytes, keys: tuple[bytes, ...]) -> tuple[int, ...] | None:
     """Where the values of `keys` stand in ``text.split()`` of a "key value" file; None if one is missing.
 
-    The kernel prints its keys in one fixed order while it runs, so looking once is enough, and unknown keys between
+    The kernel prints its keys in one fixed order while it runs, so parsing once is enough, and unknown keys between
     them do no harm.
     """
     words = text.split()

@@ -56,7 +56,7 @@ class CgroupHandle(ABC):
         """Open what is only read.
 
         Args:
-            found: the container, with the values that an agent before us has changed.
+            found: the container, with the values that a previous agent has changed.
             parts: the host's.
             cpu_keys: of cpu.stat, those whose places are wanted in `_stat_at`; nr_periods first.
             usage_name: the file with the memory in use.
@@ -84,9 +84,9 @@ class CgroupHandle(ABC):
         self._kills_at: int | None = None
 
     def _adopt_originals(self) -> None:
-        """Take over what an agent before us has found, and write down what we are going to change."""
+        """Load the originals that a previous agent saved; have those saved that this agent changes."""
         self._parts.open_keys.add(self.key)
-        self._oom_controlled = self._found.guarded  # by an agent before us; `enable_oom_control` takes it on
+        self._oom_controlled = self._found.guarded  # by a previous agent; `enable_oom_control` renews it
         for control in self._files.controls:
             value = self._found.values.get(control.name)
             if value is not None:
@@ -99,7 +99,7 @@ class CgroupHandle(ABC):
             self._save()
 
     def _save_controlled(self, *controls: ControlFile) -> None:
-        """Before it is guarded: from now on the watchdog, too, may change these."""
+        """Before OOM control is enabled: from now on the watchdog, too, may change these."""
         if not self._found.guarded:
             self._found.guarded = True
             for control in controls:
@@ -119,7 +119,7 @@ class CgroupHandle(ABC):
         return None if text is None else int(text.split()[self._nr_periods_at])
 
     def read_oom_kills(self) -> int:
-        """Kills by the kernel; 0 if vanished, or where the kernel does not say (version 1 before Linux 4.13)."""
+        """Kills by the kernel; 0 if vanished, or where the kernel does not count them (version 1 before Linux 4.13)."""
         text = self._pread(self._kills_descriptor, STAT_BYTES)
         return 0 if text is None or self._kills_at is None else int(text.split()[self._kills_at])
 
@@ -142,12 +142,12 @@ class CgroupHandle(ABC):
     @property
     @abstractmethod
     def _control_file(self) -> ControlFile:
-        """The file that guards or leaves it to the kernel."""
+        """The file that switches OOM control on and off."""
 
     @property
     @abstractmethod
     def _control_on(self) -> bytes:
-        """Its value while guarded."""
+        """Its value while OOM control is enabled."""
 
     @property
     @abstractmethod
@@ -155,7 +155,7 @@ class CgroupHandle(ABC):
         """Its value with which the kernel kills as it always does."""
 
     def oom_control_was_undone(self) -> bool:
-        """Whether other hands wrote something else there."""
+        """Whether its value was modified externally."""
         if not self._oom_controlled:
             return False
         try:
@@ -166,7 +166,7 @@ class CgroupHandle(ABC):
             raise
 
     def enable_oom_killer(self) -> WriteOutcome:
-        """Who waits at the limit goes on, and the kernel kills as it always does."""
+        """Leave out-of-memory to the kernel: blocked tasks go on, and its OOM killer works as always."""
         self._oom_controlled = False
         try:
             already = self._control_file.refresh() == self._control_off
@@ -178,16 +178,16 @@ class CgroupHandle(ABC):
 
     @property
     def oom_controlled(self) -> bool:
-        """Whether it is guarded."""
+        """Whether OOM control is enabled."""
         return self._oom_controlled
 
     @property
     def oom_wait_since_ns(self) -> int | None:
-        """Since when tasks wait, as was noted last."""
+        """Since when tasks wait, as recorded last."""
         return self._parts.state.oom_wait_since_ns(self.key) if self._parts.state is not None else None
 
     def record_oom_wait(self, since_ns: int | None) -> None:
-        """Note it for the watchdog and the next agent."""
+        """Record it for the watchdog and the next agent."""
         if self._parts.state is not None:
             self._parts.state.record_oom_wait(self.key, since_ns)
 
@@ -203,12 +203,12 @@ class CgroupHandle(ABC):
 
     @abstractmethod
     def enable_oom_control(self) -> None:
-        """Guard the memory; again: repair and follow."""
+        """Enable OOM control; again: repair it, and follow usage."""
 
     def restore(self) -> None:
-        """Put back every value that was found before the first agent changed it, and forget the note about it.
+        """Restore every value that was found before the first agent changed it, and remove its record.
 
-        What the kernel refuses stays (a memory limit that is now below usage), and stays noted.
+        What the kernel refuses stays (a memory limit that is now below usage), and stays recorded.
         """
         self._oom_controlled = False
         try:

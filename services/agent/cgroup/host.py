@@ -29,7 +29,7 @@ from services.agent.sampling.counters import CounterSnapshot, read_each
 from services.agent.sampling.throttling import ThrottleSnapshot
 
 FILES_PER_CONTAINER: Final = 11
-"""Version 1: counters, limits, the trap, and two of the guard's alarms. Version 2 has fewer."""
+"""Version 1: counters, limits, and three of OOM control. Version 2 has fewer."""
 _SOURCES: Final = frozenset(map(str, ContainerSource))
 
 
@@ -47,7 +47,7 @@ class CgroupHost(ABC):
 
         Args:
             layout: where the controllers are.
-            state: where the values found first are kept, so that an agent after us can restore them; None: nowhere.
+            state: where original values are kept, so that the next agent can restore them; None: nowhere.
             kernel_directory: of the programs of kernel/; None: files are read.
         """
         self._layout = layout
@@ -79,12 +79,12 @@ class CgroupHost(ABC):
 
     @property
     def notification_fd(self) -> int | None:
-        """Readable while alarms wait."""
+        """Readable while notifications wait."""
         return self._notifications.fileno()
 
     @property
     def throttle_notifier(self) -> ThrottleRing | None:
-        """Rings when a container is throttled; None: nobody tells."""
+        """Notifies when a container is throttled; None: not available."""
         return None if self._kernel is None else self._kernel.throttle_ring
 
     def read_available(self) -> int | None:
@@ -100,7 +100,7 @@ class CgroupHost(ABC):
         return read_pressure()
 
     def take_notifications(self) -> list[Notification]:
-        """Alarms that wait, at most one of a kind per container."""
+        """Notifications that wait, at most one of a kind per container."""
         return self._notifications.take()
 
     def _open_kernel(self, directory: Path) -> None:
@@ -131,16 +131,16 @@ class CgroupHost(ABC):
         return read_each(handles)
 
     def throttle_snapshot(self, handles: Sequence[ContainerHandle]) -> ThrottleSnapshot | None:
-        """Who of those read last is throttled now; files do not show it."""
+        """Containers of the last `read` that are throttled now; None: files do not show it."""
         if self._kernel is None:
             return None
         try:
             return self._kernel.throttle_snapshot(cast("Sequence[CgroupHandle]", handles))
         except OSError:
-            return None  # the next `read` says why
+            return None  # the next `read` gives the reason
 
     def take_quota_writer(self, handle: ContainerHandle) -> QuotaWriter | None:
-        """Who wrote its CPU quota last, since the agent did; None: the kernel's program for that is not loaded."""
+        """The last writer of its CPU quota since the agent; None: the BPF program for that is not loaded."""
         return None if self._kernel is None else self._kernel.take_quota_writer(cast("CgroupHandle", handle))
 
     @property
@@ -165,14 +165,14 @@ class CgroupHost(ABC):
         return handle
 
     def _record(self, found: FoundValues, source: ContainerSource) -> None:
-        """Note that it is managed, so that an agent after us can name it before its source has answered."""
+        """Record that it is managed, so that the next agent can name it before its source has answered."""
         if self._state is not None and found.source != source:
             found.source = source
             with suppress(OSError):  # full: then the next agent waits for the source
                 self._state.save(found)
 
     def recorded(self) -> list[FoundContainer]:
-        """Containers that an agent before us has managed and whose control groups still exist."""
+        """Containers that a previous agent managed and whose control groups still exist."""
         notes = self._state.load_all() if self._state is not None else []
         return [
             FoundContainer(
@@ -205,10 +205,10 @@ class CgroupHost(ABC):
             raise
 
     def release_leftovers(self) -> list[str]:
-        """Give back what an agent before us has changed and nobody manages any more; returns the containers' keys.
+        """Restore what a previous agent has changed and no agent manages any more; returns the containers' keys.
 
         Call it once discovery has had the time to find everything (some seconds after the start), and then now and
-        again: a container whose handle is open is left alone, notes about groups that have vanished are removed, and
+        again: a container whose handle is open is left alone, records of groups that have vanished are removed, and
         all others get their limits and the kernel's own behaviour back. Found again later, they are opened as new.
         """
         if self._state is None:
@@ -233,7 +233,7 @@ class CgroupHost(ABC):
         return released
 
     def close(self) -> None:
-        """End the background threads and close the alarms; handles are closed by who opened them."""
+        """End the background threads and close the notifications; handles are closed by their owners."""
         if self._kernel is not None:
             self._kernel.close()
         self.registrar.close()
@@ -270,7 +270,7 @@ def _up_to_id(path: str, container_id: str) -> str:
 
 
 def raise_descriptor_limit() -> int:
-    """Allow this process as many open files as the host lets it (`FILES_PER_CONTAINER` each); returns the limit."""
+    """Raise the soft limit of open files to the hard one (`FILES_PER_CONTAINER` each); returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

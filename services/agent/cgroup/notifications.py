@@ -1,6 +1,6 @@
-"""Alarms of all containers behind one descriptor: an epoll, edge-triggered, so that taking one costs no second call.
+"""Memory notifications of all containers behind one epoll descriptor, edge-triggered: taking one costs no second call.
 
-Sources: epoll(7), eventfd(2); a nested epoll is readable while any of its own has something to say.
+Sources: epoll(7), eventfd(2); a nested epoll is readable while any of its own has an event.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ _AT_ONCE: Final = 1024
 
 
 class Notifications:
-    """Who waits for which descriptor."""
+    """Containers by the descriptor that notifies."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._notifications: dict[int, Notification] = {}
 
     def fileno(self) -> int:
-        """Readable while an alarm waits."""
+        """Readable while a notification waits."""
         return self._epoll.fileno()
 
     def watch(self, descriptor: int, key: str, kind: NotificationKind, events: int = select.EPOLLIN) -> None:
-        """Report this alarm whenever the descriptor signals from now on, and now if it has. Raises OSError."""
+        """Report this notification whenever the descriptor signals from now on, and now if it has. Raises OSError."""
         self._epoll.register(descriptor, events | select.EPOLLET)
         self._notifications[descriptor] = Notification(key, kind)
 
     def forget(self, descriptor: int) -> None:
         """Before it is closed: the number may soon name something else. Not watched: nothing."""
         if self._notifications.pop(descriptor, None) is not None:
-            with suppress(OSError, ValueError):  # ValueError: we are closed ourselves
+            with suppress(OSError, ValueError):  # ValueError: the epoll is closed itself
                 self._epoll.unregister(descriptor)
 
     def take(self) -> list[Notification]:
-        """Alarms that wait, each once."""
+        """Notifications that wait, each once."""
         if self._epoll.closed:
             return []
         taken: dict[Notification, None] = {}

@@ -130,7 +130,7 @@ class SimulatedHost:
         """As with files: only ended periods show."""
 
     def take_quota_writer(self, handle: ContainerHandle) -> None:
-        """Nobody else writes."""
+        """There is no other writer."""
 
     @property
     def shows_usage(self) -> bool:
@@ -155,7 +155,7 @@ class SimulatedHost:
             self._sinks.remove(sink)
 
     def remove(self, container_id: str) -> None:
-        """Let a container exit."""
+        """Remove a container, as if it exited."""
         del self._containers[container_id]
         self._found = [found for found in self._found if found.container_id != container_id]
         for sink in self._sinks:
@@ -255,7 +255,7 @@ class SimulatedHandle:
         return WriteOutcome.WRITTEN
 
     def read_memory(self) -> MemoryState | None:
-        """Memory now; nothing is ever paused. None: removed."""
+        """Memory now; there is no OOM wait. None: removed."""
         c = self._now()
         return None if c is None else MemoryState(c.memory_bytes, c.limit_bytes, paused=False, oom_kills=c.oom_kills)
 
@@ -264,7 +264,7 @@ class SimulatedHandle:
         return 0
 
     def enable_oom_control(self) -> None:
-        """No guard: at the limit it is killed, as by a kernel without one."""
+        """Not simulated: at the limit the container is killed."""
 
     @property
     def oom_controlled(self) -> bool:
@@ -277,11 +277,11 @@ class SimulatedHandle:
 
     @property
     def oom_wait_since_ns(self) -> int | None:
-        """Nobody ever waits."""
+        """There is no OOM wait."""
         return None
 
     def record_oom_wait(self, since_ns: int | None) -> None:
-        """Nobody ever waits."""
+        """There is no OOM wait."""
 
     def enable_oom_killer(self) -> WriteOutcome:
         """Nothing to release."""
@@ -293,7 +293,7 @@ class SimulatedHandle:
         tally.no_op_writes += unchanged
 
     def restore(self) -> None:
-        """Put back the limits found at opening; a memory limit below usage stays as it is."""
+        """Restore the limits found at opening; a memory limit below usage stays as it is."""
         container = self._now()
         if container is None or self._original is None:
             return

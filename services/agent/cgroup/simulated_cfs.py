@@ -70,7 +70,7 @@ class SimulatedContainer:
         return self.schedule.demand_cores(time_s)
 
     def end_periods(self, now_us: int) -> None:
-        """Let the period timer fire as often as it is due.
+        """Fire the period timer as often as it is due.
 
         nr_periods counts every firing, nr_throttled those at which the group was throttled. After a period in which
         nothing ran the timer stops, so the counters of an idle group stand still.

@@ -17,9 +17,9 @@ from services.agent.cgroup.control_file import CLOSED, is_gone
 
 SPACING_BYTES: Final = 8 << 20
 THRESHOLDS_AHEAD: Final = 16
-"""128 MiB: at 1 GB/s a tenth of a second, in which whoever grows is looked at closely anyway."""
+"""128 MiB: at 1 GB/s a tenth of a second, in which a growing container is polled anyway."""
 MAX_THRESHOLDS: Final = 512
-"""Beyond, the ladder of a container that has grown is better made anew than kept."""
+"""Beyond, new thresholds are registered with a new eventfd instead."""
 THREADS: Final = 8
 """They share grace periods, so eight register eight times as fast, in as many groups."""
 
@@ -42,7 +42,7 @@ class UsageThresholds:
         self._followed: int | None = None
 
     def follow(self, usage_bytes: int) -> None:
-        """Keep the rungs ahead of usage registered. Costs next to nothing while usage stays between two rungs."""
+        """Keep the thresholds ahead of usage registered. Costs next to nothing while usage is between two of them."""
         first = usage_bytes // SPACING_BYTES + 1
         if first != self._followed:
             self._followed = first
@@ -54,7 +54,7 @@ class UsageThresholds:
             self._registrar.request(self, missing)
 
     def repeat(self) -> None:
-        """A registration has failed: the next `follow` asks again."""
+        """A registration has failed: the next `follow` requests it again."""
         self._followed = None
 
     @property
@@ -85,7 +85,7 @@ def write_event(directory: str, eventfd: int, watched: int, arguments: str = "")
 
 
 class ThresholdRegistrar:
-    """A few threads that register rungs; started when first needed."""
+    """A few threads that register thresholds; started when first needed."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._most_threads = threads
@@ -100,7 +100,7 @@ class ThresholdRegistrar:
         """Refused by the kernel."""
 
     def request(self, thresholds_of_group: UsageThresholds, thresholds: list[int]) -> None:
-        """Register these rungs, the last one first, instead of those asked for before."""
+        """Register these thresholds, the last one first, instead of those requested before."""
         with self._changed:
             if thresholds_of_group.closed or self._closing:
                 return
@@ -161,14 +161,14 @@ class ThresholdRegistrar:
             if error is None:
                 self.registrations += 1
                 thresholds_of_group.registered.add(threshold)
-                if threshold in thresholds_of_group.waiting:  # asked for again meanwhile
+                if threshold in thresholds_of_group.waiting:  # requested again meanwhile
                     thresholds_of_group.waiting.remove(threshold)
             else:
                 thresholds_of_group.repeat()
                 thresholds_of_group.waiting = []
                 self.failures += not is_gone(error)
             if thresholds_of_group.waiting and not self._closing:
-                self._queue.append(thresholds_of_group)  # behind the others: nearest rungs of all groups first
+                self._queue.append(thresholds_of_group)  # behind the others: nearest thresholds of all groups first
                 return
             thresholds_of_group.busy = False
             if thresholds_of_group.closed:

@@ -30,8 +30,8 @@ _DISABLED, _ENABLED = b"1", b"0"
 class CgroupV1Handle(CgroupHandle):
     """One container's control files.
 
-    Armed: a ladder of thresholds says when usage grows, and at the limit tasks wait (oom_kill_disable) while an event
-    of memory.oom_control says so. A group that is below another one shows under_oom also when that one's limit was
+    OOM control: thresholds notify of growing usage, and at the limit tasks wait (oom_kill_disable) while an event
+    of memory.oom_control notifies. A group that is below another one shows under_oom also when that one's limit was
     hit: then usage is below its own limit, and raising that does not help.
     """
 
@@ -178,7 +178,7 @@ class CgroupV1Handle(CgroupHandle):
         """Set the memory limit. Below usage: the kernel reclaims for some milliseconds, and REFUSED if that fails.
 
         The limit may not exceed memory plus swap (memsw; Docker sets it to twice the memory), so memsw is raised
-        before and lowered after, by as much swap as the container came with.
+        before and lowered after, by as much swap as the container had at first.
         """
         value = b"%d" % (limit_bytes // PAGE_BYTES * PAGE_BYTES)  # as the kernel rounds it
         if self._memsw is None or int(self._memsw.value) >= _HUGE:
@@ -198,7 +198,7 @@ class CgroupV1Handle(CgroupHandle):
         return outcome
 
     def enable_oom_control(self) -> None:
-        """Set the trap and follow usage with the ladder."""
+        """Disable the OOM killer and follow usage with the thresholds."""
         if self._usage == CLOSED:
             return
         try:
@@ -216,7 +216,7 @@ class CgroupV1Handle(CgroupHandle):
             self._parts.tally.failed_oom_controls += not is_gone(error)
 
     def _watch(self) -> None:
-        """Register the trap's event, and begin a ladder where there is none, or too long a one. Raises OSError."""
+        """Register the OOM event, and create thresholds where there are none, or too many. Raises OSError."""
         notifications, memory = self._parts.notifications, self._found.directories["memory"]
         if self._oom_event == CLOSED:
             event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -247,7 +247,7 @@ class CgroupV1Handle(CgroupHandle):
         return _ENABLED
 
     def _put_back(self) -> None:
-        """A memory limit that is now below usage cannot be put back: it stays."""
+        """A memory limit that is now below usage cannot be restored: it stays."""
         if self._period.needs_restoring:
             self._write_bandwidth(self._quota.original, self._period.original)
         elif self._quota.needs_restoring:

@@ -22,7 +22,7 @@ _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_u
 MARGIN_BYTES: Final = 4 << 20
 """memory.max stays at least this far above memory.current: below it, the kernel kills and the write succeeds."""
 MAX_MARGIN_BYTES: Final = 32 << 20
-"""The kernel notifies at most every 10 ms: at 1 GB/s that much is charged until somebody can look, three times over."""
+"""The kernel notifies at most every 10 ms: three times what 1 GB/s charges until the agent can act."""
 
 
 def _as_number(value: bytes) -> int:
@@ -30,15 +30,15 @@ def _as_number(value: bytes) -> int:
 
 
 def high_margin_bytes(limit_bytes: int) -> int:
-    """How far memory.high stays below memory.max while a container is armed: an eighth, at least 4, at most 32 MiB."""
+    """How far memory.high stays below memory.max under OOM control: an eighth, at least 4, at most 32 MiB."""
     return max(MARGIN_BYTES, min(MAX_MARGIN_BYTES, limit_bytes // 8 // PAGE_BYTES * PAGE_BYTES))
 
 
 class CgroupV2Handle(CgroupHandle):
     """One container's control files.
 
-    Armed: memory.high stays a margin below memory.max, where tasks are slowed more and more instead of killed, and
-    memory.events says so.
+    OOM control: memory.high stays a margin below memory.max, where tasks are slowed more and more, not killed, and
+    memory.events notifies.
     """
 
     __slots__ = ("_control_high", "_cpu_max", "_high", "_hits_at", "_max", "_memory_events", "_watched")
@@ -60,7 +60,7 @@ class CgroupV2Handle(CgroupHandle):
         self._max = files.control(memory, "memory.max")
         self._high = files.control(memory, "memory.high")
         self._control_high = self._high.value
-        """What we want memory.high to be while armed."""
+        """The memory.high of OOM control."""
         self._watched = False
         self._adopt_originals()
 
@@ -143,9 +143,9 @@ class CgroupV2Handle(CgroupHandle):
     def write_memory(self, limit_bytes: int) -> WriteOutcome:
         """Set memory.max, never below memory.current + `MARGIN_BYTES`: REFUSED instead.
 
-        A cut that is too deep for what is in use lowers memory.high first, which reclaims and slows the tasks without
-        ever killing one, and looks again. memory.high is then put where it belongs: below memory.max by the guard's
-        margin while armed, or else by as much as the container came with, since a raise would have no effect otherwise.
+        A decrease that is too deep for what is in use lowers memory.high first, which reclaims and slows the tasks
+        without killing any, and checks again. memory.high is then set: below memory.max under OOM control,
+        or else by its original distance, since an increase would have no effect otherwise.
         """
         limit_bytes = limit_bytes // PAGE_BYTES * PAGE_BYTES  # as the kernel rounds it
         limit_before_bytes = _as_number(self._max.value)
@@ -163,7 +163,7 @@ class CgroupV2Handle(CgroupHandle):
         if has_margin is False:
             self._set_high(b"%d" % max(PAGE_BYTES, limit_bytes - MARGIN_BYTES))
             has_margin = self._has_margin(limit_bytes)
-        elif has_margin and self._oom_controlled:  # who grows is slowed before the margin shrinks
+        elif has_margin and self._oom_controlled:  # a growing group is slowed before the margin shrinks
             self._set_high(self._high_for(limit_bytes))
             has_margin = self._has_margin(limit_bytes)
         if has_margin:
@@ -196,7 +196,7 @@ class CgroupV2Handle(CgroupHandle):
             self._control_high = value
 
     def enable_oom_control(self) -> None:
-        """Put memory.high where the guard wants it, and listen to memory.events."""
+        """Set memory.high for OOM control, and watch memory.events."""
         if self._usage == CLOSED:
             return
         try:
@@ -226,7 +226,7 @@ class CgroupV2Handle(CgroupHandle):
         return _MAX
 
     def _put_back(self) -> None:
-        """A memory limit that is now too close to usage cannot be put back: it stays, and memory.high with it."""
+        """A memory limit that is now too close to usage cannot be restored: it stays, and memory.high with it."""
         if self._cpu_max.needs_restoring:
             self._cpu_max.write(self._cpu_max.original)
         if self._max.needs_restoring:

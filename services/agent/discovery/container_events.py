@@ -1,4 +1,4 @@
-"""What happened to containers, told on the bus and in the log."""
+"""Publishes container events on the bus and in the log."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ContainerEvents:
         self.publish(drift.found, ContainerChange.DRIFTED, detail)
 
     def reject(self, rejected: RejectedContainer) -> None:
-        """It is left alone; told once until `forget_rejection`."""
+        """Publish that it is left alone; once until `forget_rejection`."""
         if rejected.container_id in self._rejected:
             return
         self._rejected.add(rejected.container_id)
@@ -79,5 +79,5 @@ class ContainerEvents:
         self._log.warning("container_rejected", container=rejected.container_id[:12], reason=rejected.reason)
 
     def forget_rejection(self, container_id: str) -> None:
-        """The container has stopped: if it is rejected again, that is told again."""
+        """The container has stopped: if it is rejected again, that is published again."""
         self._rejected.discard(container_id)

@@ -53,7 +53,7 @@ class Listing(NamedTuple):
 
 
 class CriClient:
-    """Asks a runtime. Makes no connection before the first question, and a new one whenever the old one breaks."""
+    """Queries a runtime. Makes no connection before the first query, and a new one whenever the old one breaks."""
 
     def __init__(self, socket_path: str, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s

@@ -1,6 +1,6 @@
 """Discovery of Docker containers by their labels, through the Docker Engine API.
 
-Level-triggered: an event only says "look again", and a re-listing every few seconds looks anyway, so nothing depends on
+Level-triggered: an event only triggers a listing, and a listing comes every few seconds too, so nothing depends on
 an event arriving. The docker package blocks, so two daemon threads use it and hand over to the event loop.
 """
 
@@ -32,12 +32,12 @@ STOP_GRACE_S: Final = 1.0
 _SHOWN_LENGTH: Final = 200
 _EVENTS: Final = ["start", "restart", "die", "destroy", "rename"]
 _FAILURES: Final = (DockerException, OSError, HTTPError, ValueError)
-"""All that the docker package lets through when the engine is away: requests' errors are OSErrors, and JSON cut off in
+"""All that the docker package raises when the engine is away: requests' errors are OSErrors, and JSON cut off in
 the middle is a ValueError."""
 
 
 class Listed(NamedTuple):
-    """A running container that carries our label."""
+    """A running container that carries the label."""
 
     container_id: str
     app: str
@@ -131,7 +131,7 @@ class _Session:
         return {"base_url": self._base_url} if self._base_url is not None else {**kwargs_from_env()}
 
     def _probe(self) -> None:
-        """Raise OSError if nobody listens at the engine's socket.
+        """Raise OSError if the engine does not listen at its socket.
 
         The docker package leaves a socket unclosed when it cannot connect, which shows as a ResourceWarning.
         """
@@ -143,7 +143,7 @@ class _Session:
                 connection.connect(path)
 
     def stop(self) -> None:
-        """Make both threads end soon; one that waits for the engine's answer ends after `REQUEST_TIMEOUT_S`."""
+        """Make both threads end soon; one that waits for the engine's reply ends after `REQUEST_TIMEOUT_S`."""
         self._stop.set()
         self._wanted.set()
         with self._stream_lock:
@@ -224,10 +224,10 @@ class _Session:
 
 
 class DockerDiscovery:
-    """Reports running containers with the label ``turnbuckle.app``, whoever started them."""
+    """Reports running containers with the label ``turnbuckle.app``, however they were started."""
 
     def __init__(self, base_url: str | None = None, relist_s: float = RELIST_S) -> None:
-        """Talk to the engine at `base_url` (``unix://...``, ``tcp://...``), by default where DOCKER_HOST says."""
+        """Connect to the engine at `base_url` (``unix://...``, ``tcp://...``), by default where DOCKER_HOST says."""
         self._base_url = base_url
         self._relist_s = relist_s
         self._session: _Session | None = None

@@ -3,7 +3,7 @@
 Pure. An agent that starts again samples at once, while the Docker Engine or the container runtime may answer late.
 Until each source has named all that it knows, or its timeout has passed, a container that the agent does not name is
 not known to be gone (decision 0034). Containers that are recorded in the state directory are sampled from the start;
-the first full answer of their source says which of them are still its.
+the first full answer of their source says which of them still exist.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Inventory:
         return not self._pending
 
     def expire(self, now_ns: int) -> tuple[ContainerSource, ...]:
-        """Give up waiting for sources whose deadline has passed; returns them, once each. ``now_ns``: monotonic."""
+        """Stop waiting for sources whose deadline has passed; returns them, once each. ``now_ns``: monotonic."""
         expired = tuple(source for source in self.pending if now_ns >= self._pending[source])
         for source in expired:
             del self._pending[source]

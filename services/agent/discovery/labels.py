@@ -1,4 +1,4 @@
-"""Labels by which a container says whose it is; the same on Docker containers and on pods."""
+"""Labels that name a container's application; the same on Docker containers and on pods."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from services._host.cgroupfs import MANAGED_ROOT, CgroupLayout, ManagedCgroup, M
 from services.agent.ports import Discovered, FoundContainer, GoneContainer, RejectedContainer, SourceAnswered
 
 EMPTY_S: Final = 2.0
-"""A group without a process for this long is removed: its maker has died, or has not cleaned up."""
+"""A group without a process for this long is removed: `turnbuckle exec` has died, or has not cleaned up."""
 
 CHECK_TURNS: Final = 5
 
@@ -55,7 +55,7 @@ class ManagedDiscovery:
                 sink(report)
 
     def scan(self) -> list[Discovered]:
-        """Look once, remove groups that have been empty for `EMPTY_S`, and return what has changed."""
+        """Scan once, remove groups that have been empty for `EMPTY_S`, and return what has changed."""
         seen = self._list()
         reports: list[Discovered] = []
         self._turn += 1

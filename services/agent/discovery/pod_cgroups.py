@@ -60,7 +60,7 @@ class PodGroups:
     """Lists the groups of all containers of pods, sandboxes included.
 
     Listing a pod's directory costs 23 us, asking how many directories it holds 6. So a pod is listed when that number
-    has changed, and each in turn every `LIST_TURNS` looks: a container that was replaced between two looks leaves the
+    has changed, and each in turn every `LIST_TURNS` scans: a container that was replaced between two scans leaves the
     number as it was.
     """
 

@@ -1,4 +1,4 @@
-"""Discovery of pods: control groups say who is there, the container runtime says whose they are.
+"""Discovery of pods: control groups show the containers, the container runtime their labels.
 
 The directories of the kubelet are listed every second. Only a group that is not known yet leads to a question to the
 runtime; so a runtime, a kubelet or an API server that is away costs nothing but newcomers (decision 0018).
@@ -24,7 +24,7 @@ CONTAINERS_ANNOTATION: Final = "turnbuckle.containers"
 """On a pod: names of the containers that join, separated by commas; without it all of them do."""
 INTERVAL_S: Final = 1.0
 RELIST_S: Final = 30.0
-"""Between questions where nobody is new: whether the runtime answers."""
+"""Between queries without a new group: whether the runtime answers."""
 FIRST_RETRY_S: Final = 0.5
 LAST_RETRY_S: Final = 15.0
 
@@ -51,7 +51,7 @@ class PodTable:
     """Ids of which there is nothing to report: sandboxes, pods of others, and the rejected."""
 
     def forget_gone(self, groups: list[PodGroup]) -> list[Discovered]:
-        """Who has no group any more."""
+        """Containers that have no group any more."""
         there = {group.container_id for group in groups}
         gone = sorted(self.reported - there)
         self.reported &= there
@@ -59,7 +59,7 @@ class PodTable:
         return [GoneContainer(container_id) for container_id in gone]
 
     def unknown(self, groups: list[PodGroup]) -> list[PodGroup]:
-        """Groups that the runtime has to be asked about."""
+        """Groups that the runtime has to be queried about."""
         return [group for group in groups if group.container_id not in self.reported | self.settled]
 
     def resolve(self, groups: list[PodGroup], listing: Listing) -> list[Discovered]:
@@ -132,7 +132,7 @@ class PodDiscovery:
             self._runtime.close()
 
     async def scan(self) -> list[Discovered]:
-        """Look once, ask if need be, and return what has changed."""
+        """Scan once, query the runtime if need be, and return what has changed."""
         groups = self._list()
         reports = self._table.forget_gone(groups)
         unknown = self._table.unknown(groups)
@@ -153,16 +153,16 @@ class PodDiscovery:
             self.available = True
             reports += self._table.resolve(unknown, listing)
             unknown = self._table.unknown(unknown)
-        self._wait(in_doubt=bool(unknown) or not self.available)
+        self._wait(incomplete=bool(unknown) or not self.available)
         return reports
 
-    def _wait(self, *, in_doubt: bool) -> None:
-        """Until when nothing is asked, unless somebody new comes."""
-        self._ask_at_s = self._clock() + (self._retry_s if in_doubt else RELIST_S)
-        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S) if in_doubt else FIRST_RETRY_S
+    def _wait(self, *, incomplete: bool) -> None:
+        """No query before then, unless there is a new group."""
+        self._ask_at_s = self._clock() + (self._retry_s if incomplete else RELIST_S)
+        self._retry_s = min(2 * self._retry_s, LAST_RETRY_S) if incomplete else FIRST_RETRY_S
 
     def _list(self) -> list[PodGroup]:
-        """All groups of pods; the kubelet's directory is looked for now and then: it may start after us, or anew."""
+        """All groups of pods; the kubelet's directory is searched now and then: it may start later, or anew."""
         now_s = self._clock()
         if now_s >= self._find_at_s:
             self._tops = find_tops(self._layout)

@@ -1,1 +1,1 @@
-"""Limit updates: which are carried out, when, and what is done where somebody else writes."""
+"""Limit updates: which are applied, when, and how external modifications are handled."""

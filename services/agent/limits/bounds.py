@@ -1,8 +1,8 @@
-"""Whether a limit order stays within what was announced for its application: a second look at what an allocator wants.
+"""Admission check: whether a limit update stays within the AppSpec limits of its application.
 
-Pure. The server lets nobody but allocators order (docs/security.md); this bounds what a stolen key, or a defect, can do
-to a host. What an honest allocator orders always passes: it counts every container of every node, and at the larger of
-the old and the new value where it cannot know; here only those of this node count, and only values that were ordered.
+Pure. The server lets only allocators send updates (docs/security.md); this bounds what a stolen key, or a defect, can
+do to a host. Updates of a correct allocator always pass: it counts every container of every node, and the larger of
+the old and the new value where it cannot know; here only those of this node count, and only values that were updated.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class SpecLimit:
-    """An application's announced limits."""
+    """An application's limits by its AppSpec."""
 
     cpu_us: int
     """Per period, over all its containers."""
@@ -22,7 +22,7 @@ class SpecLimit:
 
 
 class KnownLimits(Protocol):
-    """A container's limits as the order book knows them."""
+    """A container's limits as the update log has them."""
 
     app: str
     quota_us: int
@@ -41,28 +41,28 @@ class _Committed:
 
 @dataclass(slots=True)
 class SpecLimits:
-    """Announced limits by application. None: it is not announced, and no order for it is carried out."""
+    """AppSpec limits by application. None: there is no AppSpec, and no update for it is applied."""
 
     by_app: dict[str, SpecLimit | None] = field(default_factory=dict)
 
     def admission(self, containers: Mapping[str, KnownLimits], reserve: Callable[[str], tuple[int, int]]) -> Admission:
-        """For one order; ``reserve`` tells what an application's reserve here was given, and has used, in bytes."""
+        """For one update; ``reserve`` returns what an application's reserve here was given, and has used, in bytes."""
         return Admission(self.by_app, containers, reserve)
 
 
 @dataclass(slots=True)
 class Admission:
-    """What is left for the rows of one order, one after another."""
+    """What is left for the rows of one update, one after another."""
 
     by_app: Mapping[str, SpecLimit | None]
     containers: Mapping[str, KnownLimits]
     reserve: Callable[[str], tuple[int, int]]
     over_limit: set[str] = field(default_factory=set)
-    """Applications whose announced limits the order would pass, or that are not announced."""
+    """Applications whose AppSpec limits the update would pass, or that have none."""
     _committed: dict[str, _Committed] | None = None
 
     def admits(self, container: KnownLimits, quota_us: int, limit_bytes: int) -> bool:
-        """Whether a row may be carried out; if so, what it raises counts for the rows after it. 0: left alone."""
+        """Whether a row may be applied; if so, its increase counts for the rows after it. 0: unchanged."""
         limit = self.by_app.get(container.app)
         if limit is None:
             self.over_limit.add(container.app)
@@ -105,5 +105,5 @@ class Admission:
 
 
 def _counted(value: int, *, ordered: bool) -> int:
-    """What a container came with is not ours, and may be unlimited (-1)."""
+    """A limit that was never updated does not count, and may be unlimited (-1)."""
     return value if ordered and value > 0 else 0

@@ -1,4 +1,4 @@
-"""Drift: other hands write the same files (`docker update`, systemd, people). Noticed, told, put back or taken over."""
+"""Drift: limits that were modified externally (`docker update`, systemd, people) are detected, reverted or adopted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DriftDetector:
         self.events = events
 
     def check(self, key: str) -> None:
-        """Read a container's limits back; a limit that was never ordered is taken over as it is."""
+        """Read a container's limits back; a limit that was never updated is adopted."""
         known, member = self._containers.update_log.containers[key], self._containers.managed[key]
         kernel = member.handle.read_limits()
         if kernel is None:
@@ -31,7 +31,7 @@ class DriftDetector:
         ordered = known.quota_ordered or known.limit_ordered
         quota = memory = writer = None
         if kernel.quota_us != known.quota_us:
-            writer = self._containers.host.take_quota_writer(member.handle)  # before the quota is put back
+            writer = self._containers.host.take_quota_writer(member.handle)  # before the quota is reverted
             quota = self._resolve_quota(key, known, kernel.quota_us)
         if not same_memory(kernel.memory_bytes, known.limit_bytes):
             memory = self._resolve_memory(key, known, kernel)
@@ -42,7 +42,7 @@ class DriftDetector:
             self.events.add_drift(Drift(member.found, known.quota_us, known.limit_bytes, reason, writer))
 
     def before_quota_write(self, key: str, ordered_us: int) -> None:
-        """Compare before an order overwrites what somebody else has written since the last look; costs one read.
+        """Compare before an update overwrites an external modification; costs one read.
 
         Args:
             key: the container.
@@ -76,7 +76,7 @@ class DriftDetector:
     def _resolve_memory(self, key: str, known: ContainerLimits, kernel: Limits) -> Change | None:
         expected_bytes, known.limit_bytes = known.limit_bytes, kernel.memory_bytes
         if kernel.memory_bytes > expected_bytes and self._reserves.is_unreconciled(known.app):
-            return None  # the watchdog's grant while we were silent: its report follows
+            return None  # the watchdog's grant during a gap: its report follows
         outcome = "taken over"
         if self._reassert and known.limit_ordered:
             applied = self._containers.write_memory(key, expected_bytes) is RowStatus.APPLIED

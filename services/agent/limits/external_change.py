@@ -1,4 +1,4 @@
-"""The sentence about limits that were modified externally, with who did it where that is known."""
+"""Sentences about limits that were modified externally, with the writer where it is known."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Change(NamedTuple):
 
 
 def sentence(quota: Change | None, memory: Change | None, writer: QuotaWriter | None) -> str:
-    """What changed, and by whom; empty: nothing did.
+    """What changed, and by which process; empty: nothing did.
 
     Args:
         quota: of the CPU quota.
-        memory: of the memory limit; the kernel is not asked who wrote that.
-        writer: of the quota; None: the kernel cannot say.
+        memory: of the memory limit; its writer is not known.
+        writer: of the quota; None: not known.
     """
     if quota is None:
         return f"{MODIFIED}: {memory}" if memory is not None else ""

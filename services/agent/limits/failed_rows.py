@@ -1,4 +1,4 @@
-"""Warnings of rows of limit orders that were not carried out: once per container and reason, then counted."""
+"""Warnings of rows of limit updates that were not applied: once per container and reason, then counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services._runtime.telemetry.logging import Logger, LogLimiter
 from services.agent.limits.update_executor import FailedRow
 
 WARN_INTERVAL_S: Final = 60.0
-"""The same container and reason are told again no sooner."""
+"""The same container and reason are logged again no sooner."""
 MAX_NAMED: Final = 5
 """Containers in one warning; more are counted."""
 
@@ -26,7 +26,7 @@ class FailedRows:
         self._limiter_since_s = monotonic()
 
     def warn(self, failures: Iterable[FailedRow]) -> None:
-        """Tell of them."""
+        """Log them."""
         by_reason: dict[str, list[str]] = {}
         suppressed = 0
         for failed in failures:
@@ -45,7 +45,7 @@ class FailedRows:
             )
 
     def _current_limiter(self) -> LogLimiter:
-        """A new one each hour: containers come and go."""
+        """A new one each hour, so that containers that have gone are forgotten."""
         now_s = self._monotonic()
         if now_s - self._limiter_since_s > 60 * WARN_INTERVAL_S:
             self._limiter, self._limiter_since_s = LogLimiter(self._monotonic), now_s

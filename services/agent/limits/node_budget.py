@@ -1,6 +1,6 @@
 """How much memory the containers of one node may be promised: by how much limits and reserves may still rise, and why.
 
-Replicas of the allocator own applications; nobody but its agent sees all of a node (decision 36). Two signals:
+Replicas of the allocator own applications; only its agent sees all of a node (decision 36). Two signals:
 
 - the budget: memory limits and reserves of all managed containers add up to at most the node's *allocatable* memory,
   that is its capacity less what is reserved for the system (the terms are Kubernetes');
@@ -43,9 +43,9 @@ class MemoryBudget:
 
 
 def default_reserved_bytes(capacity_bytes: int) -> int:
-    """What is reserved for the system where nobody says how much: max(256 MiB, 5 %), at most half."""
-    wished = max(DEFAULT_RESERVED_BYTES, capacity_bytes // DEFAULT_RESERVED_SHARE)
-    return min(wished, capacity_bytes // MOST_RESERVED_SHARE)
+    """The default of what is reserved for the system: max(256 MiB, 5 %), at most half."""
+    default_bytes = max(DEFAULT_RESERVED_BYTES, capacity_bytes // DEFAULT_RESERVED_SHARE)
+    return min(default_bytes, capacity_bytes // MOST_RESERVED_SHARE)
 
 
 def least_limit_bytes(usage_bytes: int) -> int:
@@ -54,7 +54,7 @@ def least_limit_bytes(usage_bytes: int) -> int:
 
 
 def counted_bytes(limit_bytes: int, usage_bytes: int) -> int:
-    """What one container counts for: its limit; without one, what it uses and the room that a first limit leaves above.
+    """What one container counts for: its limit; without one, what it uses and the margin that a first limit leaves.
 
     So a container without a limit can always be given its first one, on a full node too, and the sum does not rise.
     """
@@ -78,7 +78,7 @@ Signal = Literal["node_budget", "memory_available"]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why there is no room, with what was measured and its threshold."""
+    """Why there is no headroom, with what was measured and its threshold."""
 
     signal: Signal
     measured_bytes: int
@@ -99,7 +99,7 @@ class Headroom(NamedTuple):
     """By how much limits and reserves may rise, and what stands in the way of more."""
 
     left_bytes: int
-    """>= 0; 0 also where the node is above its budget already: then nothing is cut for it, but nothing raised."""
+    """>= 0; 0 also where the node is above its budget already: then nothing is lowered for it, but nothing raised."""
     refusal: Refusal
 
 

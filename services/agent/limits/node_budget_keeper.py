@@ -1,4 +1,4 @@
-"""A node's memory budget at work: what is promised now, what may still be, and who was refused. No bus, no clock."""
+"""Enforces a node's memory budget: what is committed now, the headroom, and rejected increases. No bus, no clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from services.agent.ports import UNLIMITED
 from services.agent.sampling.usage import MEMORY_COLUMN
 
 REPORT_INTERVAL_NS: Final = 60_000_000_000
-"""A container that is refused again and again is told of once in this time."""
+"""A container that is rejected again and again is reported once in this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Admitted:
     limit_bytes: int
     """What may be written; 0: nothing."""
     refusal: Refusal | None
-    """Why it is less than was ordered."""
+    """Why it is less than the update asked for."""
 
 
 class UpdateHeadroom:
-    """Room for the raises of one order, one after another; what is lowered is to be written before it is asked."""
+    """Headroom for the increases of one update, one after another; decreases are to be written before."""
 
     def __init__(self, budget: NodeBudget) -> None:
         self._budget = budget
@@ -64,7 +64,7 @@ class UpdateHeadroom:
 
 
 class NodeBudget:
-    """The last word on its node's memory: a raise passes as far as the node has room for it, a cut always does."""
+    """Limits its node's memory: an increase passes as far as the node has headroom, a decrease always does."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class NodeBudget:
         self._events = events
         self._reported_ns: dict[str, int] = {}
         self.rejections = 0
-        """Raises that there was not enough room for."""
+        """Increases that there was not enough headroom for."""
         if budget is not None:
             reserves.may_spend = lambda: self.grant_refusal() is None
 
@@ -120,18 +120,18 @@ class NodeBudget:
         return grant_refusal(self._budget, self._containers.host.read_available())
 
     def explain_refusal(self, refusal: str, wanted_bytes: int) -> str:
-        """An allocator's refusal of so much; where this node has no room for it, that is why, with its own figures."""
+        """An allocator's refusal of so much; where this node lacks the headroom, that is the reason, with figures."""
         room = self.headroom() if refusal else None
         if room is None or room.left_bytes >= wanted_bytes:
             return refusal
         return f"{room.refusal.sentence(self._containers.update_log.node)}; {refusal}"
 
     def begin(self) -> UpdateHeadroom:
-        """An order is to be carried out."""
+        """Before an update is applied."""
         return UpdateHeadroom(self)
 
     def admit(self, key: str, limit_bytes: int, room: UpdateHeadroom) -> Admitted:
-        """As much of an ordered memory limit as the node has room for; a cut is admitted as it is.
+        """As much of a new memory limit as the node has headroom for; a decrease is admitted as it is.
 
         A container without a limit is given one in any case, if only just above its usage: without one it may take all.
         """
@@ -150,7 +150,7 @@ class NodeBudget:
         return Admitted(partly if partly > held_bytes else 0, room.refusal)
 
     def report_rejection(self, key: str, ordered_bytes: int, before_bytes: int, refusal: Refusal, now_ns: int) -> None:
-        """Say that an ordered raise was refused, in part at least; once in `REPORT_INTERVAL_NS` per container."""
+        """Report that an increase was rejected, in part at least; once in `REPORT_INTERVAL_NS` per container."""
         reported_ns = self._reported_ns.get(key)
         if reported_ns is not None and now_ns - reported_ns < REPORT_INTERVAL_NS:
             return
@@ -177,7 +177,7 @@ class NodeBudget:
         self._reported_ns.pop(key, None)
 
     def _counted_usage(self, key: str) -> int:
-        """Nobody asks for the usage of those that have a limit: that is what they count for."""
+        """0 for those that have a limit: that is what they count for."""
         return 0 if self._containers.update_log.containers[key].limit_bytes >= 0 else self._usage(key)
 
     def _usage(self, key: str) -> int:

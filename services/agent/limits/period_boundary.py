@@ -1,10 +1,10 @@
-"""When to write a cut: just after the container's own period boundary.
+"""When to write a lower quota: just after the container's own period boundary.
 
 Every quota write refills the bandwidth, even one of the same value (measured: a 10 ms quota rewritten blindly every
 100 ms burns 19 ms; written within 2 ms after the boundary, 10.2 ms). Boundaries are a property of each cgroup's
 timer, 100 ms apart, and keep their phase while idle (kernel/sched/fair.c forwards the timer by whole periods). So a
-boundary that was seen once predicts all later ones, and the next cut needs one read instead of fifty. Waking the
-process costs more than the read, so cuts that fall due close together are read together.
+boundary that was seen once predicts all later ones, and the next decrease needs one read instead of fifty. Waking the
+process costs more than the read, so decreases that fall due close together are read together.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EARLY_NS = 3_000_000
 GUARD_NS = 200_000
 """After a predicted boundary, so that the timer has run."""
 PHASE_VALID_NS = 30_000_000_000
-"""For this long after a boundary was seen, its prediction needs no proof; then it is looked for again."""
+"""For this long after a boundary was seen, its prediction needs no proof; then it is searched again."""
 DEADLINE_NS = 130_000_000
-"""A container that shows no boundary for this long has stopped running: its refill harms nobody."""
+"""A container that shows no boundary for this long has stopped running: its refill does no harm."""
 LEARN_NS = 5_500_000
 """A boundary seen with at most this doubt is remembered."""
 LATE_NS = 8_000_000
@@ -38,7 +38,7 @@ PREDICTED = -1
 
 @dataclass(slots=True)
 class PendingDecrease:
-    """A cut that waits."""
+    """A decrease that waits for its boundary."""
 
     container: str
     order: tuple[int, int]
@@ -53,16 +53,16 @@ class PendingDecrease:
 
 @dataclass(slots=True)
 class BoundaryQueue:
-    """Waiting cuts and the phases learnt so far. Times are monotonic nanoseconds."""
+    """Pending decreases and the phases learnt so far. Times are monotonic nanoseconds."""
 
     pending: dict[str, PendingDecrease] = field(default_factory=dict)
     boundaries_ns: dict[str, int] = field(default_factory=dict)
     """Latest seen boundary per container."""
 
     def add_predicted(self, container: str, order: tuple[int, int], boundary_ns: int, now_ns: int) -> bool:
-        """Let a cut wait for a boundary that needs no looking for: the kernel has named one (past or to come).
+        """Add a decrease whose boundary is known without reading: the kernel has named one (past or to come).
 
-        False: one has just passed, so that the cut may be written at once.
+        False: one has just passed, so that the decrease may be written at once.
         """
         since_ns = (now_ns - boundary_ns) % PERIOD_NS
         if GUARD_NS <= since_ns <= COALESCE_NS:
@@ -73,7 +73,7 @@ class BoundaryQueue:
         return True
 
     def boundary_passed(self, decrease: PendingDecrease, now_ns: int) -> bool:
-        """Whether a known boundary has just passed; True: write now (and the cut waits no longer)."""
+        """Whether a predicted boundary has just passed; True: write now (the decrease is no longer pending)."""
         expected_ns = decrease.expected_ns or 0
         late_ns = now_ns - expected_ns
         if late_ns > LATE_NS and not decrease.late:
@@ -85,12 +85,12 @@ class BoundaryQueue:
         return True
 
     def add(self, container: str, order: tuple[int, int], nr_periods: int, now_ns: int) -> bool:
-        """Let a cut wait; one of the same container that waits already is replaced, but keeps its place.
+        """Add a decrease; it replaces one of the same container, but keeps its place.
 
-        Orders may come every period just after the boundary and before its reading: if each began to wait anew, none
+        Updates may come every period just after the boundary and before its reading: if each began to wait anew, none
         would be written for as long as they change.
 
-        False: a boundary has just passed, so that the cut may be written at once.
+        False: a boundary has just passed, so that the decrease may be written at once.
         """
         older = self.pending.get(container)
         if older is not None and older.nr_periods != PREDICTED:
@@ -109,7 +109,7 @@ class BoundaryQueue:
         return True
 
     def discard(self, container: str, order: tuple[int, int]) -> None:
-        """Forget the cut, if it is still of this order; not the phase."""
+        """Forget the decrease, if it is still of this update; not the phase."""
         pending = self.pending.get(container)
         if pending is not None and pending.order == order:
             del self.pending[container]
@@ -124,11 +124,11 @@ class BoundaryQueue:
         return min((decrease.next_read_ns for decrease in self.pending.values()), default=None)
 
     def due(self, now_ns: int) -> list[PendingDecrease]:
-        """Cuts whose container must be read now."""
+        """Decreases whose container must be read now."""
         return [decrease for decrease in self.pending.values() if decrease.next_read_ns <= now_ns]
 
     def read(self, decrease: PendingDecrease, nr_periods: int, now_ns: int) -> bool:
-        """Take a reading; True: write now (and the cut waits no longer)."""
+        """Take a reading; True: write now (the decrease is no longer pending)."""
         if nr_periods == decrease.nr_periods:
             if now_ns >= decrease.deadline_ns:
                 del self.pending[decrease.container]
@@ -171,7 +171,7 @@ class BoundaryQueue:
             return now_ns + left_ns + GUARD_NS
         if since_ns <= LATE_NS:
             return now_ns + CONFIRM_INTERVAL_NS
-        if not decrease.late:  # it may have passed just before the order came: the next one decides
+        if not decrease.late:  # it may have passed just before the update came: the next one decides
             decrease.late = True
             return now_ns + left_ns - EARLY_NS
         del self.boundaries_ns[decrease.container]  # the prediction was wrong: the phase has moved, search for it

@@ -1,6 +1,6 @@
-"""Spans of orders that move memory, or fail.
+"""Spans of limit updates that change memory, or fail.
 
-CPU follows usage ten times a second: where that goes well the allocator's span of the request tells all there is, and
+CPU follows usage ten times a second: where that succeeds the allocator's span of the request is enough, and
 one of the agent's beside it would be a third of what tracing costs a host.
 """
 
@@ -19,7 +19,7 @@ _NO_SPAN: Final = Span()
 
 
 def update_span(node: str, update: LimitUpdate) -> AbstractContextManager[Span]:
-    """Around the carrying out of an order."""
+    """Around applying an update."""
     if not update.reserve_given_bytes and not update.column("limit_bytes").any():
         return _NO_SPAN
     return _span(node, update.epoch, update.seq, update.row_count)

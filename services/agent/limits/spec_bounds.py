@@ -1,7 +1,7 @@
-"""What is announced of the applications that have containers here: no order goes beyond it.
+"""Reads the AppSpecs of the applications that have containers here: no limit update passes their limits.
 
-Read from the bucket `apps`, seldom: when an application's first container comes, every half minute, and before an order
-is judged that would pass what is known: an application may have been announced, or raised, since it was read.
+Read from the bucket `apps`, seldom: when an application's first container starts, every half minute, and before an
+update that would pass the known limits: the AppSpec may have been written, or raised, since it was read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.agent.settings import AgentSettings
 
 READ_INTERVAL_S: Final = 30.0
 MIN_READ_INTERVAL_S: Final = 0.05
-"""Orders beyond what is known have it read again no sooner; those of an allocator come a period apart."""
+"""Updates over the known limits have it read again no sooner; those of an allocator come a period apart."""
 _READ_TIMEOUT_S: Final = 1.0
 _WARN_INTERVAL_S: Final = 10.0
 
@@ -44,12 +44,12 @@ class SpecReader:
         runtime.telemetry.observe("turnbuckle_agent_rejected_limit_updates_total", lambda: self.rejected_updates)
 
     def read_soon(self, app: str) -> None:
-        """A container of it has come."""
+        """A container of it has started."""
         if app not in self._read_s:
             self._spawn_reads([app])
 
     async def refresh(self, update: LimitUpdate) -> None:
-        """To be awaited before each order: read again what it would pass."""
+        """To be awaited before each update: read again the AppSpecs whose limits it would pass."""
         for app in sorted(self._node.orders.over_limit_apps(update)):
             if (under_way := self._reading.get(app)) is not None:
                 await under_way.wait()
@@ -57,14 +57,14 @@ class SpecReader:
                 await self._read_once(app, after_s=self._read_s.get(app, 0.0) + MIN_READ_INTERVAL_S)
 
     def count_rejections(self) -> None:
-        """To be called after each order."""
+        """To be called after each update."""
         over_limit = self._node.orders.take_over_limit()
         self.rejected_updates += bool(over_limit)
         for app in sorted(over_limit):
             self._warn(app)
 
     async def run(self) -> None:
-        """Look at everything from time to time; cancel to stop."""
+        """Read every AppSpec from time to time; cancel to stop."""
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + READ_INTERVAL_S)
             here = {found.app for found in self._node.containers}
@@ -74,7 +74,7 @@ class SpecReader:
             self.read_all()
 
     def read_all(self) -> None:
-        """At every application that has containers here: the bus has come, say."""
+        """Read the AppSpecs of all applications that have containers here, say after the bus has connected."""
         self._spawn_reads(sorted({found.app for found in self._node.containers}))
 
     def _warn(self, app: str) -> None:

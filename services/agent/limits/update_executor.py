@@ -1,4 +1,4 @@
-"""Carries limit orders out: raises and memory at once, cuts at each container's boundary; then the reply."""
+"""Applies limit updates: increases and memory at once, lower quotas at each container's boundary; then replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.agent.memory.controller import MemoryController
 
 @dataclass(slots=True, eq=False)
 class _PendingReply:
-    """A reply that waits for its cuts."""
+    """A reply that waits for its decreases."""
 
     update: LimitUpdate
     plan: Plan
@@ -27,13 +27,13 @@ class _PendingReply:
     statuses: list[RowStatus]
     on_settled: Callable[[LimitReply], None]
     room: UpdateHeadroom
-    """What the node has left for raises of memory."""
+    """What the node has left for increases of memory."""
     pending_rows: dict[str, int] = field(default_factory=dict)
-    """Row by container, for cuts that are not written yet."""
+    """Row by container, for decreases that are not written yet."""
 
 
 class FailedRow(NamedTuple):
-    """A row of an order that was not carried out, and why."""
+    """A row of an update that was not applied, and why."""
 
     container: str
     status: RowStatus
@@ -64,7 +64,7 @@ class ReportNumbers:
 
 
 class LimitExecutor:
-    """Orders under way on one node."""
+    """Updates under way on one node."""
 
     def __init__(
         self,
@@ -83,15 +83,15 @@ class LimitExecutor:
         self._replies: list[_PendingReply] = []
         self.decreases = BoundaryQueue()
         self.spec_limits: SpecLimits | None = None
-        """Announced limits; None: nobody looks them up, and orders are not compared with them."""
+        """AppSpec limits; None: none are read, and updates are not compared with them."""
         self._over_limit: set[str] = set()
         self._failures: list[FailedRow] = []
         self._reasons: dict[str, str] = {}
-        """Why rows of the order that is carried out now fail, by container, where their status does not say it."""
+        """Why rows of the present update fail, by container, where their status does not tell."""
         self._vanished: deque[str] = deque(maxlen=_GONE_KEPT)
 
     def apply(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
-        """Carry out an update; see `Node.apply`."""
+        """Apply an update; see `Node.apply`."""
         update_log = self._containers.update_log
         room = (
             None
@@ -110,13 +110,13 @@ class LimitExecutor:
         self._order_reserves(plan, pending.room, now_ns)
         for container, order in plan.superseded:
             self.decreases.discard(container, order)
-        # Replies only now: one that names this order as seen must tell what it has raised.
+        # Replies only now: one that names this update as seen must carry what it has raised.
         for container, order in plan.superseded:
             self._settle_row(container, order, RowStatus.SUPERSEDED)
         self._finish(pending)
 
     def poll_decreases(self, now_ns: int) -> None:
-        """Read the containers whose boundary is due and write the cuts that may be written."""
+        """Read the containers whose boundary is due and write the decreases that may be written."""
         for decrease in self.decreases.due(now_ns):
             if decrease.nr_periods == PREDICTED:
                 is_due = self.decreases.boundary_passed(decrease, now_ns)
@@ -134,7 +134,7 @@ class LimitExecutor:
                 self._settle_row(decrease.container, decrease.order, status)
 
     def forget(self, container: str) -> None:
-        """The container is gone, and the book has forgotten it: what waits for it is settled."""
+        """The container is gone from the update log: its pending row is settled."""
         pending_rows = self.decreases.pending.get(container)
         self._vanished.append(container)
         self.decreases.forget(container)
@@ -142,19 +142,19 @@ class LimitExecutor:
             self._settle_row(container, pending_rows.order, RowStatus.UNKNOWN_CONTAINER)
 
     def over_limit_apps(self, update: LimitUpdate) -> set[str]:
-        """Applications whose announced limits, as they are known now, an update would pass."""
+        """Applications whose AppSpec limits, as they are known now, an update would pass."""
         update_log = self._containers.update_log
         if self.spec_limits is None:
             return set()
         return update_log.over_limit(update, self.spec_limits.admission(update_log.containers, self._reserves.report))
 
     def take_over_limit(self) -> set[str]:
-        """Applications that an order since the last call would have taken beyond their bounds."""
+        """Applications whose AppSpec limits an update since the last call would have passed."""
         taken, self._over_limit = self._over_limit, set()
         return taken
 
     def take_failures(self) -> list[FailedRow]:
-        """Rows of orders since the last call that were not carried out; not those of containers that have exited."""
+        """Rows of updates since the last call that were not applied; not those of containers that have exited."""
         taken, self._failures = self._failures, []
         return taken
 
@@ -175,7 +175,7 @@ class LimitExecutor:
         return status
 
     def _must_wait(self, key: str, order: tuple[int, int], now_ns: int) -> bool:
-        """Let a cut wait for the container's boundary, unless a write refills nothing."""
+        """Queue a decrease for the container's boundary, unless a write refills nothing."""
         rows = self._containers.samples
         if rows.is_idle(key):
             return False
@@ -219,7 +219,7 @@ class LimitExecutor:
         return status
 
     def _order_reserves(self, plan: Plan, room: UpdateHeadroom, now_ns: int) -> None:
-        """Those that wait get what has come before the reply tells what is left. Lower reserves come first."""
+        """Waiting containers are granted memory before the reply carries what is left. Lower reserves first."""
         held = {order.app: self._reserves.report(order.app).given_bytes for order in plan.reserves}
         for order in sorted(plan.reserves, key=lambda order: order.given_bytes > held[order.app]):
             if self._containers.of_app(order.app):

@@ -1,12 +1,12 @@
-"""Which limit orders an agent carries out, and what it says about them.
+"""Which limit updates an agent applies, and what it replies to them.
 
 Pure: `UpdateLog.accept` classifies the rows of a LimitUpdate against what was seen before; the shell writes and
 records the outcome. Rules that make loss, duplication and reordering harmless:
 
-- a row counts only if its (epoch, seq) is newer than the container's last, so an order that was overtaken never acts;
-- an order may raise the kernel's value only at the moment it is accepted; what waits for later is always a cut. So once
-  an order has been seen, the value in the kernel is an upper bound until a newer order comes;
-- reserves are ordered per application, in updates without rows, under the same rule.
+- a row counts only if its (epoch, seq) is newer than the container's last, so an update out of order never acts;
+- an update may raise the kernel's value only at the moment it is accepted; only decreases are pending. So once
+    an update has been seen, the value in the kernel is an upper bound until a newer update comes;
+- reserves are updated per application, in updates without rows, under the same rule.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ContainerLimits:
     """A lower quota that waits for the container's period boundary."""
     pending_update: tuple[int, int] | None = None
     quota_ordered: bool = False
-    """Whether the quota was ever ordered: if not, it is not ours to put back."""
+    """Whether the quota was ever updated: if not, the agent never restores it."""
     limit_ordered: bool = False
-    """Whether its memory is ours: any order shows that the application is enforced."""
+    """Whether the agent controls its memory: any update shows that the application is enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RowPlan:
     limit_bytes: int = 0
     """Write now."""
     accepted: bool = False
-    """Whether the order counts: then the container is enforced, and its memory is ours to guard."""
+    """Whether the update counts: then the container is enforced, and the agent controls its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class Plan:
 
     rows: tuple[RowPlan, ...] = ()
     superseded: tuple[tuple[str, tuple[int, int]], ...] = ()
-    """Containers and orders whose waiting cut was replaced."""
+    """Containers and updates whose pending decrease was replaced."""
     refusal: str | None = None
     stale_apps: tuple[str, ...] = ()
     fenced_apps: tuple[str, ...] = ()
     """An update without rows: its applications, as far as they are not stale."""
     reserves: tuple[ReserveUpdate, ...] = ()
     over_limit: frozenset[str] = frozenset()
-    """Applications whose announced limits the order would have passed: what would is not carried out."""
+    """Applications whose AppSpec limits the update would have passed: what would is not applied."""
 
 
 class _Row(NamedTuple):
@@ -91,14 +91,14 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class UpdateLog:
-    """Orders seen per container and owners seen per application."""
+    """Updates seen per container and owners seen per application."""
 
     node: str
     incarnation: int
     containers: dict[str, ContainerLimits] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
     reserve_updates: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Newest order for the reserve, by application."""
+    """Newest update of the reserve, by application."""
 
     def add(self, container: str, app: str, quota_us: int, limit_bytes: int) -> None:
         """A container was found; its limits are what the kernel holds."""
@@ -119,7 +119,7 @@ class UpdateLog:
         return limits.seq if limits.epoch == self.epochs.get(limits.app) else 0
 
     def reserve_seq(self, app: str) -> int:
-        """Newest sequence of a reserve order seen from the application's present owner; 0: none."""
+        """Newest sequence of a reserve update seen from the application's present owner; 0: none."""
         epoch, seq = self.reserve_updates.get(app, (0, 0))
         return seq if epoch == self.epochs.get(app, 0) else 0
 
@@ -127,8 +127,8 @@ class UpdateLog:
         """Classify an update and remember that it was seen. The shell must carry the plan out at once.
 
         Args:
-            update: the order.
-            room: what the announced limits leave; None: they are not looked at.
+            update: the limit update.
+            admission: what the AppSpec limits leave; None: they are not checked.
         """
         if update.node != self.node or update.incarnation != self.incarnation:
             return Plan(
@@ -159,7 +159,7 @@ class UpdateLog:
         )
 
     def over_limit(self, update: LimitUpdate, admission: Admission) -> set[str]:
-        """Applications whose announced limits an update would pass, as far as ``admission`` knows them. Changes nothing."""
+        """Applications whose AppSpec limits an update would pass, as far as ``admission`` has them. Changes nothing."""
         columns = (update.column("quota_us").tolist(), update.column("limit_bytes").tolist())
         for key, quota_us, limit_bytes in zip(update.keys, *columns, strict=True):
             limits = self.containers.get(key)
@@ -208,7 +208,7 @@ class UpdateLog:
         return RowPlan(key, status, raise_us, cut_us, memory, accepted=True)
 
     def take_decrease(self, container: str, order: tuple[int, int]) -> int | None:
-        """The quota to write now that the boundary has passed; None if a newer order replaced it."""
+        """The quota to write now that the boundary has passed; None if a newer update replaced it."""
         limits = self.containers.get(container)
         if limits is None or limits.pending_update != order:
             return None

@@ -1,7 +1,7 @@
-"""Guards the memory of the node's containers: grants out of the reserve, asks for more, ends every wait in time.
+"""OOM controller: raises memory limits from the node's reserve, requests more from the allocator, bounds OOM waits.
 
-The decisions are in `core.memory_guard`; here they meet the control files and the reserve book. No bus, no clock: what
-has happened, and what has to be asked, waits in the `EventBuffer`.
+The decisions are in `services.agent.memory.policy`; here they meet control files and reserves. No bus, no clock: events
+and requests wait in the `EventBuffer`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from services.agent.ports import UNLIMITED, MemoryState, Notification, Notificat
 ARM_AGAIN_NS: Final = 20_000_000
 """While a container grows fast, its thresholds follow this often."""
 LOOKAHEAD_S: Final = 0.2
-"""A request asks for what growth will take in so many seconds, on top of what is missing."""
+"""A request covers the growth of so many seconds, on top of what is missing."""
 KILL_SEEN_NS: Final = 2 * SETTLE_NS
-"""A container that ends this soon after the kernel got its kill back was killed."""
+"""A container that ends this soon after the OOM killer was enabled again was killed."""
 
 
 class _Inspection(NamedTuple):
-    """One look at one container."""
+    """One inspection of one container."""
 
     container: ContainerMemory
     state: MemoryState
@@ -50,7 +50,7 @@ class _Inspection(NamedTuple):
 
 
 class MemoryController:
-    """All guarded containers of a node."""
+    """All containers of a node under OOM control."""
 
     def __init__(
         self, containers: ContainerSet, reserves: Reserves, drift: DriftDetector, oom_wait_timeout_ns: int
@@ -66,19 +66,19 @@ class MemoryController:
         self._shares = FairShares(containers, reserves)
         self.events: EventBuffer = drift.events
 
-    # -- who is guarded ----------------------------------------------------------------------------------------
+    # -- containers under OOM control --------------------------------------------------------------------------
 
     @property
     def count(self) -> int:
-        """Containers that are guarded."""
+        """Containers under OOM control."""
         return len(self._controlled)
 
     def is_controlled(self, key: str) -> bool:
-        """Whether its memory is ours to guard."""
+        """Whether a container is under OOM control."""
         return key in self._controlled
 
     def control(self, key: str, now_ns: int) -> None:
-        """An order for it was accepted, so it is enforced; or an agent before us guarded it."""
+        """Begin: a limit update for it was accepted, so it is enforced; or a previous agent controlled it."""
         known = self._containers.update_log.containers[key]
         if key not in self._controlled and (known.limit_bytes != UNLIMITED or known.limit_ordered):
             known.limit_ordered = True
@@ -88,7 +88,7 @@ class MemoryController:
             self._enable_control(self._controlled[key], self._containers.managed[key], now_ns)
 
     def inspect_soon(self, key: str, now_ns: int) -> None:
-        """The next `poll` looks at it, if it is guarded."""
+        """The next `poll` inspects it, if it is controlled."""
         if (container := self._controlled.get(key)) is not None:
             self._active[key] = container
             container.poll_fast(now_ns)
@@ -98,7 +98,7 @@ class MemoryController:
         member.handle.enable_oom_control()
 
     def renew(self, key: str, now_ns: int) -> bool:
-        """Follow usage; returns whether other hands had undone the guard."""
+        """Follow usage; returns whether OOM control had been disabled externally."""
         if (container := self._controlled.get(key)) is None or container.killer_reason:
             return False
         member = self._containers.managed[key]
@@ -120,7 +120,7 @@ class MemoryController:
             self._report(inspect, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills + 1)
 
     def limit_was_increased(self, key: str, now_ns: int) -> None:
-        """An order gave it more: tasks go on."""
+        """A limit update gave it more: tasks go on."""
         container = self._controlled.get(key)
         if container is not None:
             container.end_oom_wait()
@@ -143,10 +143,10 @@ class MemoryController:
         self.events.counters.rejected_decreases += dangerous
         return dangerous
 
-    # -- when to look ------------------------------------------------------------------------------------------
+    # -- when to inspect ---------------------------------------------------------------------------------------
 
     def take_notifications(self, notifications: Iterable[Notification], now_ns: int) -> None:
-        """Look at those that gave an alarm; late and doubled ones do no harm."""
+        """Inspect the containers of the notifications; late and doubled ones do no harm."""
         self._resume_after_gap(now_ns)
         causes: dict[str, OomCause] = {}
         for alarm in notifications:
@@ -166,18 +166,18 @@ class MemoryController:
         update_log = self._containers.update_log.containers
         limit_bytes = np.array([update_log[key].limit_bytes for key in keys], dtype=np.int64)
         near = np.flatnonzero(needs_inspection(usage_bytes, limit_bytes, rate)).tolist()
-        looks = {keys[row] for row in near if keys[row] in self._controlled}
-        looks |= {key for key, container in self._active.items() if container.has_incident}
-        for key in sorted(looks):
+        due = {keys[row] for row in near if keys[row] in self._controlled}
+        due |= {key for key, container in self._active.items() if container.has_incident}
+        for key in sorted(due):
             self.inspect(key, OomCause.SAMPLE, now_ns)
 
     def next_poll_ns(self, now_ns: int) -> int | None:
-        """When `poll` is due; None: nothing grows fast, nobody waits."""
+        """When `poll` is due; None: nothing grows fast, no task waits."""
         self._active = {one.key: one for one in self._active.values() if one.is_polled_fast(now_ns) or one.has_incident}
         return now_ns + POLL_NS if any(one.is_polled_fast(now_ns) for one in self._active.values()) else None
 
     def poll(self, now_ns: int) -> None:
-        """Look at all that grow fast or wait."""
+        """Inspect all that grow fast or wait."""
         self._resume_after_gap(now_ns)
         for container in list(self._active.values()):
             if not container.is_polled_fast(now_ns):
@@ -192,14 +192,14 @@ class MemoryController:
             self.inspect(container.key, OomCause.SAMPLE, now_ns)
 
     def reserve_increased(self, app: str, now_ns: int) -> None:
-        """A reserve order was carried out: those that wait get what they need."""
+        """A reserve was updated: waiting containers get what they need."""
         for container in self._short_of(app):
             self.inspect(container.key, OomCause.ALLOCATOR_REPLY, now_ns)
 
     # -- what to do --------------------------------------------------------------------------------------------
 
     def inspect(self, key: str, cause: OomCause, now_ns: int) -> None:
-        """Read a guarded container's memory and do what it needs."""
+        """Read a controlled container's memory and act on it."""
         container, member = self._controlled[key], self._containers.managed[key]
         self._active[key] = container
         state = member.handle.read_memory()
@@ -271,7 +271,7 @@ class MemoryController:
         return granted
 
     def _request_more(self, inspect: _Inspection, missing_bytes: int) -> None:
-        """The reserve is empty: ask for more, unless that is under way."""
+        """The reserve is empty: request more, unless a request is under way."""
         container, state = inspect.container, inspect.state
         container.note_shortage(missing_bytes, inspect.now_ns)
         if not container.near_limit_reported and container.granted_ns != inspect.now_ns and not state.paused:
@@ -325,7 +325,7 @@ class MemoryController:
         self._requests.setdefault(container.app, RequestState()).killer_enabled_ns = inspect.now_ns
         self._oom_waits.record(container)
 
-    # -- what comes back ---------------------------------------------------------------------------------------
+    # -- replies and events ------------------------------------------------------------------------------------
 
     def answered(self, request: PendingRequest, answer: RequestOutcome, now_ns: int) -> None:
         """A request was answered, refused, or was not answered in time."""
@@ -377,7 +377,7 @@ class MemoryController:
             self._count_kills(container, state._replace(oom_kills=max(oom_kills, state.oom_kills)))
 
     def _count_kills(self, container: ContainerMemory, state: MemoryState) -> None:
-        """Where the kernel's counter has risen: tell, and say why nothing could be done."""
+        """Where the kernel's counter has risen: report the kill, and why it was not prevented."""
         member = self._containers.managed[container.key]
         if state.oom_kills <= member.oom_kills:
             return
@@ -389,7 +389,7 @@ class MemoryController:
         self._report(inspect, OomKind.KILL, OomCause.KERNEL, reason, oom_kills=member.kills)
 
     def release_all(self, now_ns: int) -> None:
-        """The agent stops: whoever waits is left to the kernel (restoring the limits does it)."""
+        """The agent stops: waiting tasks are left to the kernel (restoring the limits does it)."""
         for container in self._controlled.values():
             if container.oom_wait_since_ns is not None and container.state is not None:
                 inspect = _Inspection(container, container.state, OomCause.SHUTDOWN, now_ns)
@@ -403,7 +403,7 @@ class MemoryController:
                 )
 
     def killer_enabled_by_watchdog(self, key: str, reason: str, now_ns: int) -> None:
-        """The watchdog gave the kernel its kill back: armed again as after a release of our own."""
+        """The watchdog enabled the OOM killer: controlled again as after the agent's own."""
         container = self._controlled.get(key)
         if container is not None and not container.killer_reason:
             self._active[key] = container

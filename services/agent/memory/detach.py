@@ -1,6 +1,6 @@
 """Out of a container's control groups: a process that should outlive the container must not be found in them.
 
-A container runtime that shares the host's process ids ends a container by killing whoever is in its control groups, and
+A container runtime that shares the host's process ids ends a container by killing all in its control groups, and
 so does systemd with a unit (KillMode=control-group).
 """
 

@@ -1,4 +1,4 @@
-"""The memory guard on the event loop: alarms, close looks, requests to the allocator, the watchdog; and its events."""
+"""Memory control on the event loop: notifications, polls, requests to the allocator, the watchdog; and its events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLL_SPACING: Final = 3
 
 
 class MemoryLoop:
-    """Lets a `Node` guard memory between its samples. Every call of the node is to be followed by `flush`."""
+    """Runs a node's memory control between its samples. After every call of the node, call `flush`."""
 
     def __init__(
         self, runtime: Runtime[AgentSettings], node: Node, watchdog: Watchdog, on_drift: Callable[[Drift], None]
@@ -45,7 +45,7 @@ class MemoryLoop:
         """Whether reports of the watchdog are on their way to the stream."""
 
     def start(self) -> None:
-        """Start the watchdog, listen for alarms."""
+        """Start the watchdog, listen for notifications."""
         try:
             self._watchdog.start()
         except OSError as error:  # `heartbeat` tries again
@@ -55,7 +55,7 @@ class MemoryLoop:
         self._register_metrics()
 
     def stop(self) -> None:
-        """No more looks; the watchdog still watches until `stop_watchdog`."""
+        """No more inspections; the watchdog goes on until `stop_watchdog`."""
         if (notification_fd := self._node.host.notification_fd) is not None:
             asyncio.get_running_loop().remove_reader(notification_fd)
         if self._timer is not None:
@@ -66,7 +66,7 @@ class MemoryLoop:
         self._watchdog.stop()
 
     def heartbeat(self) -> None:
-        """Every tick, before the sample: say that we live, take over what was done while we seemed not to."""
+        """Every period, before the sample: send the heartbeat, take over what the watchdog did during a gap."""
         self._watchdog.heartbeat()
         reports = self._watchdog.take_reports()
         if reports:
@@ -79,12 +79,12 @@ class MemoryLoop:
             self._unpublished_reports = False
 
     def flush(self) -> None:
-        """Tell what has happened, ask what has to be asked, look again when it is due."""
+        """Publish events, send requests, schedule the next poll."""
         self._publish_all(self._node.events.take_requests())
         self._schedule()
 
     def publish_events(self) -> None:
-        """Tell what has happened."""
+        """Publish events."""
         self._publish_all([])
 
     def _publish_all(self, requests: list[PendingRequest]) -> None:
@@ -109,7 +109,7 @@ class MemoryLoop:
             self._log.warning("limits_drifted", app=drift.found.app, container=drift.found.key, reason=drift.reason)
             self._on_drift(drift)
 
-    # -- looks -------------------------------------------------------------------------------------------------
+    # -- inspections -------------------------------------------------------------------------------------------
 
     def _take_notifications(self) -> None:
         self._node.take_notifications(self._now_ns())
@@ -191,7 +191,7 @@ class MemoryLoop:
             limit_hits=occurrence.limit_hits,
             reason=occurrence.reason,
         )
-        if occurrence.cause is OomCause.WATCHDOG:  # taken again, and told again, if we die before it is stored
+        if occurrence.cause is OomCause.WATCHDOG:  # read and published again, if the agent dies before it is stored
             message_id = f"watchdog-{occurrence.key}-{event.time_ns}"
         else:
             self._published += 1

@@ -4,7 +4,7 @@
     kept       = sum of max(guaranteed - limit, 0)
     granted    <= max(reserve - kept, share - limit)
 
-The allocator says share and growth; see `services.allocator.budget.fairness`. Pure; bytes.
+The allocator sends share and growth; see `services.allocator.budget.fairness`. Pure; bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class FairShare(NamedTuple):
     """Of an application's containers."""
 
     share_bytes: int
-    """0: not known, so nothing is kept for anybody."""
+    """0: not known, so nothing is kept for other containers."""
     growth_bytes: int
 
 

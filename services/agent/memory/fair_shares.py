@@ -1,4 +1,4 @@
-"""Fair shares on one node: who of an application's containers may be granted how much; see `core.fair_share`."""
+"""Grants by fair share: how much of a node's reserve each container of an application may take."""
 
 from __future__ import annotations
 

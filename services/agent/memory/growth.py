@@ -5,7 +5,7 @@
     target = usage + max(2 x near, rate x 100 ms), at most container_max
     spare  = up to a quarter of the reserve on top, where growth at its fastest would take it within 100 ms
 
-    While no agent lives, its watchdog polls instead of listening to thresholds, so each container is given room first:
+    While no agent lives, its watchdog polls, without thresholds, so each container is granted free memory first:
     level  : the free memory that the least free are brought to, at most 256 MiB, out of half of the reserve
     poll   : again after free / (2 x 4 GB/s), within 2 to 25 ms: growth takes at most half of free meanwhile
 
@@ -27,7 +27,7 @@ AHEAD_S: Final = 0.1
 MAX_RATE: Final = float(64 << 30)
 """No machine touches memory faster: a reading beyond it is an error of the clock."""
 SPAN_NS: Final = 1_000_000
-"""Readings closer together than this tell nothing of the rate."""
+"""Readings closer together than this give no rate."""
 HALF_LIFE_S: Final = 0.05
 """Of what a rate is made of."""
 SPARE_SHARE: Final = 4
@@ -35,7 +35,7 @@ SPARE_SHARE: Final = 4
 INITIAL_FREE_BYTES: Final = 256 * MIB
 """What 2 GB/s take in 0.13 s."""
 INITIAL_SHARE: Final = 2
-"""Part of a reserve that is granted as room before anybody is seen to grow; the rest is for those who do."""
+"""Part of a reserve that is granted before any growth is seen; the rest is for containers that grow."""
 FAST_RATE: Final = 4e9
 """Faster than one processor fills pages of 4 KiB (1 to 2.5 GB/s measured)."""
 LEAST_POLL_S: Final = 0.002
@@ -129,7 +129,7 @@ class Growth:
 
 
 class FreeMemory(NamedTuple):
-    """What a container has before nobody looks."""
+    """What a container can use before it is read again."""
 
     free_bytes: int
     """Limit minus what cannot be reclaimed."""
@@ -140,7 +140,7 @@ class FreeMemory(NamedTuple):
 def initial_grants(containers: Sequence[FreeMemory], reserve_bytes: int) -> list[int]:
     """What to add to the limits of one application's containers on this node, whole pages, in the given order.
 
-    Max-min fair: the least free are brought to one level, at most `INITIAL_FREE_BYTES`; nobody beyond its greatest limit.
+    Max-min fair: the least free are brought to one level, at most `INITIAL_FREE_BYTES`; none beyond its greatest limit.
     """
     budget_bytes = max(reserve_bytes, 0) // INITIAL_SHARE
 

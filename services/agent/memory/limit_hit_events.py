@@ -8,20 +8,20 @@ from services.agent.ports import ContainerHandle, MemoryState
 
 
 def start_counting(container: ContainerMemory, handle: ContainerHandle) -> None:
-    """What the kernel counted before the container was guarded is not told."""
+    """What the kernel counted before OOM control began is not reported."""
     if (state := handle.read_memory()) is not None:
         container.limit_hits.counter = state.limit_hits
 
 
 def limit_hits_of(container: ContainerMemory, state: MemoryState, handle: ContainerHandle, now_ns: int) -> int:
-    """How many hits are to be told now; 0 also where there is page cache that the kernel drops instead of failing."""
+    """How many hits are to be reported now; 0 also where there is page cache, which the kernel drops instead."""
     expected = state.paused or bool(container.killer_reason)
     hits = container.limit_hits.read(state.limit_hits, now_ns, expected=expected)
     return hits if hits and handle.read_reclaimable() < DECREASE_MARGIN_BYTES else 0
 
 
 def describe_limit_hits(state: MemoryState, hits: int) -> str:
-    """What they may have done: the kernel counts those, too, after which reclaim made room."""
+    """Their possible effects: the kernel counts those, too, after which reclaim made room."""
     times = "once" if hits == 1 else f"{hits} times"
     return (
         f"usage {mib(state.usage_bytes)} of {mib(state.limit_bytes)}: the kernel hit the limit {times}; calls such as "

@@ -1,7 +1,7 @@
 """How often the kernel hit a memory limit without a wait or a kill (memory.failcnt; `max` in memory.events).
 
 The kernel counts every charge that found no room at first, also where reclaim then made some: so a hit says that calls
-may have failed, not that they did. Hits are told together, the first at once and the others every TELL_NS.
+may have failed, not that they did. Hits are reported together, the first at once and the others every interval.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class LimitHits:
     reported_ns: int | None = None
 
     def read(self, counter: int, now_ns: int, *, expected: bool) -> int:
-        """Take in the kernel's counter; returns how many hits are to be told now, 0: none.
+        """Take in the kernel's counter; returns how many hits are to be reported now, 0: none.
 
         Args:
-            counter: since the group was made; one that has fallen was set back by other hands, and begins anew.
+            counter: since the group was made; one that has fallen was reset externally, and begins anew.
             now_ns: when it was read.
-            explained: tasks wait, or the kernel may kill: that is told by itself.
+            expected: tasks wait, or the kernel may kill: that is reported by itself.
         """
         before, self.counter = self.counter, counter
         if before is None or expected:

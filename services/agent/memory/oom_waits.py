@@ -1,7 +1,7 @@
-"""Since when tasks wait at their memory limit: one deadline, whoever looks after them.
+"""OOM wait timestamps: one deadline from when tasks began to wait, across agents and their watchdogs.
 
 An agent may die or be stopped while tasks wait. Its watchdog goes on, and the next agent, or the same one once it runs
-again. Each writes down since when somebody waits, and takes over what the one before it wrote.
+again. Each records since when tasks wait, and loads what the one before it recorded.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from services.agent.containers import ContainerSet
 from services.agent.memory.policy import ContainerMemory
 
 GAP_NS: Final = 190_000_000
-"""Who looks at nothing for this long was stopped or starved; the shortest silence that a watchdog may act upon is more.
+"""A longer gap between inspections means that the process was stopped or starved; a watchdog acts after more.
 """
 WATCHDOG_GAP_NS: Final = 700_000_000
-"""After a longer silence the watchdog has looked, and has written down who waits (by its usual setting)."""
+"""After a longer gap the watchdog has acted, and has recorded which tasks wait (by its usual setting)."""
 
 
 class OomWaitTimes:
-    """The notes of one node's guarded containers."""
+    """Recorded OOM waits of one node's controlled containers."""
 
     def __init__(self, containers: ContainerSet) -> None:
         self._containers = containers
         self._recorded: dict[str, int] = {}
-        """By container, as far as anybody waits."""
+        """By container, as far as its tasks wait."""
         self._last_ns: int | None = None
 
     def load(self, container: ContainerMemory) -> int | None:
-        """What was noted of a container while we did not look after it."""
+        """Load what was recorded of a container during a gap."""
         since_ns = self._containers.managed[container.key].handle.oom_wait_since_ns
         if since_ns is not None:
             self._recorded[container.key] = since_ns
@@ -37,7 +37,7 @@ class OomWaitTimes:
         return since_ns
 
     def record(self, container: ContainerMemory) -> None:
-        """It was looked at: write down whether anybody waits, where that has changed."""
+        """After an inspection: record whether tasks wait, where that has changed."""
         since_ns, container.recorded_wait_ns = container.oom_wait_since_ns, None
         if since_ns == self._recorded.get(container.key):
             return
@@ -52,7 +52,7 @@ class OomWaitTimes:
         self._recorded.pop(key, None)
 
     def after_gap(self, containers: Iterable[ContainerMemory], now_ns: int) -> list[ContainerMemory]:
-        """Called before any look: if there was none for long, who has to be looked at first, notes taken over."""
+        """Called before any inspection: containers to inspect first after a gap, with their recorded waits loaded."""
         before_ns, self._last_ns = self._last_ns, now_ns
         if before_ns is None or now_ns - before_ns < GAP_NS:
             return []

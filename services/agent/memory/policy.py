@@ -1,10 +1,10 @@
-"""When memory is near its limit, how much to grant, whom to ask, how long to wait (thesis 2.3.2; design 4.4).
+"""Memory control policy: when memory is near its limit, how much to grant, when to request more, how long to wait.
 
 How much is granted is in `services.agent.memory.growth`, which the watchdog shares.
 
-A grant of the agent takes 0.1 ms, an answer of the allocator some milliseconds, a sample comes every 100 ms; a task
-touches up to 2 GB/s. So a growing container is looked at every few milliseconds ("hot") and gets what it will have used
-by the time that somebody may be late.
+Thesis 2.3.2; design 4.4. A grant takes 0.1 ms, a reply of the allocator some milliseconds, a sample comes every 100 ms;
+a task touches up to 2 GB/s. So a growing container is polled every few milliseconds and gets what it will have used
+by the next chance to raise it.
 
 Pure: readings and times come in as arguments. Times are monotonic nanoseconds, rates bytes per second.
 """
@@ -28,15 +28,15 @@ POLL_NS: Final = 4_000_000
 WAKE_NS: Final = 20_000_000
 """Tasks that wait for so long although there is room are woken, again after as long."""
 RETRY_NS: Final = 100_000_000
-"""Between requests where the last one was not answered, or what it promised has not come."""
+"""Between requests where the last one was not answered, or its grant has not come."""
 REFUSED_RETRY_NS: Final = 1_000_000_000
 """Between requests after a refusal, as long as no task waits."""
 VICTIM_NS: Final = 500_000_000
 """So long after a release the allocator knows what a killed container has left: a refusal before may be outdated."""
 SETTLE_NS: Final = 1_000_000_000
-"""A limit that was raised by a grant is not cut for this long; a release that led to no kill lasts this long."""
+"""A limit raised by a grant is not lowered for this long; an enabled OOM killer without a kill stays so long."""
 DECREASE_MARGIN_BYTES: Final = 4 * MIB
-"""A cut leaves at least this, or an eighth of the limit, above what cannot be reclaimed."""
+"""A decrease leaves at least this, or an eighth of the limit, above what cannot be reclaimed."""
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -58,10 +58,10 @@ def decrease_is_unsafe(limit_bytes: int, usage_bytes: int, reclaimable_bytes: in
 
 @dataclass(slots=True)
 class ContainerMemory:
-    """What is remembered of one guarded container.
+    """State of one container under OOM control.
 
-    Two kinds of episodes: a *shortage* lasts while it is near its limit and the reserve does not cover it; a *pause*
-    while its tasks wait at the limit. Either ends by a grant; a pause also by a release, at its deadline at the latest.
+    Two kinds of incidents: a *shortage* lasts while it is near its limit and the reserve does not cover it; an *OOM
+    wait* while its tasks wait at the limit. Either ends by a grant; an OOM wait also by the OOM killer at its deadline.
     """
 
     key: str
@@ -75,14 +75,14 @@ class ContainerMemory:
     near_limit_reported: bool = False
     denial_reported: bool = False
     denial: str = ""
-    """Why nothing more was to be had, as last heard in this shortage."""
+    """Why nothing more was granted, by the last reply in this shortage."""
     oom_wait_since_ns: int | None = None
     recorded_wait_ns: int | None = None
-    """Since when they may have waited before we looked, as others noted; until the next look."""
+    """Since when its tasks may have waited before the last inspection, as others recorded; until the next one."""
     deadline_ns: int = 0
     woken_ns: int = 0
     killer_reason: str = ""
-    """Why the kernel has its kill back; empty: it has not."""
+    """Why the OOM killer is enabled again; empty: it is not."""
     killer_enabled_ns: int = 0
     kills_before: int = 0
     was_waiting: bool = False
@@ -105,7 +105,7 @@ class ContainerMemory:
         return rate
 
     def poll_fast(self, now_ns: int) -> None:
-        """Look again soon."""
+        """Inspect again soon."""
         self.fast_poll_until_ns = max(self.fast_poll_until_ns, now_ns + FAST_POLL_NS)
 
     def is_polled_fast(self, now_ns: int) -> bool:
@@ -114,7 +114,7 @@ class ContainerMemory:
 
     @property
     def has_incident(self) -> bool:
-        """Whether it lacks memory, its tasks wait, or the kernel has its kill back."""
+        """Whether it lacks memory, its tasks wait, or the OOM killer is enabled again."""
         return self.short_since_ns is not None or self.oom_wait_since_ns is not None or bool(self.killer_reason)
 
     def begin_oom_wait(self, now_ns: int, timeout_ns: int) -> bool:
@@ -140,8 +140,8 @@ class ContainerMemory:
     def needs_wakeup(self, now_ns: int) -> bool:
         """Whether tasks that wait although there is room are to be woken now.
 
-        The kernel wakes who waits when a limit is raised. A task whose charge was refused before, and that says only
-        afterwards that it waits (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c), is not woken by that raise.
+        The kernel wakes waiting tasks when a limit is raised. A task whose charge was refused before, and that is
+        marked as waiting only afterwards (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c), is not woken by that.
         """
         if self.oom_wait_since_ns is None or now_ns - max(self.oom_wait_since_ns, self.woken_ns) < WAKE_NS:
             return False
@@ -169,7 +169,7 @@ class ContainerMemory:
         self.denial = ""
 
     def oom_killer_enabled(self, reason: str, now_ns: int, oom_kills: int) -> None:
-        """The kernel gets its kill back."""
+        """The OOM killer was enabled again."""
         self.killer_reason, self.killer_enabled_ns, self.kills_before = reason, now_ns, oom_kills
         self.was_waiting = self.oom_wait_since_ns is not None
         self.end_oom_wait()
@@ -199,7 +199,7 @@ class RequestState:
         return self.killer_enabled_ns is None or now_ns - self.killer_enabled_ns >= VICTIM_NS
 
     def may_request(self, now_ns: int, oom_wait_since_ns: int | None) -> bool:
-        """Whether to ask now. Who has begun to wait since the last request need not wait for the next one's turn."""
+        """Whether to send one now. A wait that began since the last request need not wait for the next interval."""
         if self.outstanding:
             return False
         return now_ns >= self.next_ns or (oom_wait_since_ns is not None and oom_wait_since_ns > self.sent_ns)
@@ -209,17 +209,17 @@ class RequestState:
         self.outstanding, self.sent_ns = True, now_ns
 
     def answered(self, now_ns: int, *, refused: bool) -> None:
-        """Its answer has come, or will not come any more."""
+        """Its reply has come, or will not come any more."""
         self.outstanding = False
         self.next_ns = now_ns + (REFUSED_RETRY_NS if refused else RETRY_NS)
 
     def retry_soon(self, now_ns: int) -> None:
-        """Somebody still waits."""
+        """Tasks still wait."""
         self.next_ns = min(self.next_ns, now_ns + RETRY_NS)
 
 
 def by_urgency(waiting: list[ContainerMemory]) -> list[ContainerMemory]:
-    """Who gets what arrives first: those whose tasks wait, then those who lack the longest."""
+    """The order in which containers get memory: those whose tasks wait, then those that lack it the longest."""
     return sorted(
         waiting,
         key=lambda one: (one.oom_wait_since_ns is None, one.oom_wait_since_ns or 0, one.short_since_ns or 0, one.key),

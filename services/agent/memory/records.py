@@ -1,4 +1,4 @@
-"""What the memory guard did or saw, as values: the service makes messages of them. Times are monotonic nanoseconds."""
+"""Memory events and requests as values; the service makes messages of them. Times are monotonic nanoseconds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Other hands changed something of a container's; what was done about it stands in the reason."""
+    """A limit or the OOM control of a container was modified externally; the reason has what was done about it."""
 
     found: FoundContainer
     quota_us: int
@@ -66,7 +66,7 @@ class Drift:
     limit_bytes: int
     reason: str
     writer: QuotaWriter | None = None
-    """Of the CPU quota; None: it was not changed, or the kernel cannot say."""
+    """Of the CPU quota; None: it was not changed, or the writer is not known."""
 
 
 @dataclass(slots=True)
@@ -80,17 +80,17 @@ class MemoryCounters:
     killer_enabled: int = 0
     kills: int = 0
     limit_hits: int = 0
-    """Counted by the kernel, and told."""
+    """Counted by the kernel, and reported."""
     requests: int = 0
     polls: int = 0
-    """Looks at containers that grow fast or wait, between the periodic samples."""
+    """Inspections of containers that grow fast or wait, between the periodic samples."""
     drifts: int = 0
     rejected_decreases: int = 0
 
 
 @dataclass(slots=True)
 class EventBuffer:
-    """What waits to be told, and the counts."""
+    """Events, requests and drifts that wait to be published, and the counts."""
 
     counters: MemoryCounters = field(default_factory=MemoryCounters)
     _events: list[MemoryEvent] = field(default_factory=list)
@@ -98,7 +98,7 @@ class EventBuffer:
     _drifts: list[Drift] = field(default_factory=list)
 
     def add(self, event: MemoryEvent) -> None:
-        """Note an occurrence."""
+        """Add a memory event."""
         self._events.append(event)
         counters = self.counters
         match event.kind:
@@ -119,12 +119,12 @@ class EventBuffer:
                 pass
 
     def request(self, request: PendingRequest) -> None:
-        """Note a request."""
+        """Add a request."""
         self._requests.append(request)
         self.counters.requests += 1
 
     def add_drift(self, drift: Drift) -> None:
-        """Note a drift."""
+        """Add a drift."""
         self._drifts.append(drift)
         self.counters.drifts += 1
 
@@ -134,12 +134,12 @@ class EventBuffer:
         return taken
 
     def take_requests(self) -> list[PendingRequest]:
-        """What has to be asked."""
+        """Requests since the last call."""
         taken, self._requests = self._requests, []
         return taken
 
     def take_drifts(self) -> list[Drift]:
-        """What other hands have done since the last call."""
+        """External modifications since the last call."""
         taken, self._drifts = self._drifts, []
         return taken
 

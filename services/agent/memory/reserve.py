@@ -1,7 +1,7 @@
-"""What this node holds in reserve: the book that outlives the agent, and what was last reported of it.
+"""Reserve accounting: the stored amounts, which outlive the agent, and what was last reported of them.
 
 The allocator frees what a lower `left` sets free, so a report may only say what is also true of the limits beside it:
-what the watchdog has spent in our absence counts as used only once the limits that it raised have been read again.
+what the watchdog spent while no agent ran counts as used only once the limits that it raised have been read again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.agent.memory.fair_share import UNKNOWN, FairShare
 from services.agent.ports import Reserve, ReserveStore
 
 CONFIRM_POLLS: Final = 10
-"""A difference that others made is believed after so many looks (one per tick): the watchdog may be in between."""
+"""A difference made by another process counts after so many polls (one per sample): the watchdog may be at work."""
 NO_MAXIMUM: Final = 1 << 62
 
 
@@ -33,12 +33,12 @@ class _Account:
     given_bytes: int = 0
     used_bytes: int = 0
     container_max_bytes: int = NO_MAXIMUM
-    """As ordered, also of the agent before us."""
+    """As updated, also of a previous agent."""
     fair: FairShare = UNKNOWN
-    """Unknown until it is ordered."""
+    """Unknown until the first update."""
     unreconciled: Reserve | None = None
     polls: int = 0
-    """So many looks in a row have seen `unreconciled`."""
+    """So many polls in a row have seen `unreconciled`."""
 
 
 class Reserves:
@@ -64,7 +64,7 @@ class Reserves:
         return sum(self.left_of(app) for app in self._accounts)
 
     def report(self, app: str) -> ReserveReport:
-        """What to tell the allocator."""
+        """What to report to the allocator."""
         account = self._accounts.get(app)
         return ReserveReport(account.given_bytes, account.used_bytes) if account else ReserveReport(0, 0)
 
@@ -84,7 +84,7 @@ class Reserves:
         return account.fair if account else UNKNOWN
 
     def apply(self, apply: ReserveUpdate) -> None:
-        """Carry an order out; what could not be written down is not reported either."""
+        """Apply an update; what could not be stored is not reported either."""
         account = self._accounts.setdefault(apply.app, _Account())
         account.container_max_bytes = apply.container_max_bytes or NO_MAXIMUM
         account.fair = apply.fair
@@ -95,7 +95,7 @@ class Reserves:
         now = self._store.give(app, given_bytes)
         if now.given_bytes < given_bytes:
             return
-        if now.used_bytes < account.used_bytes:  # the book was lost meanwhile: what was spent must not be spent again
+        if now.used_bytes < account.used_bytes:  # the file was lost meanwhile: what was spent must not be spent again
             self._store.spend(app, account.used_bytes - now.used_bytes)
         account.given_bytes = now.given_bytes
 
@@ -116,7 +116,7 @@ class Reserves:
             self._accounts[app].used_bytes -= unspent_bytes
 
     def void(self, app: str) -> None:
-        """No container of it is here any more, or its order came too late."""
+        """No container of it is here any more, or its update came too late."""
         account = self._accounts.get(app)
         if account is not None:
             self._store.void(app)
@@ -132,7 +132,7 @@ class Reserves:
         )
 
     def poll(self) -> list[str]:
-        """Compare with the book, once per tick; returns applications to `reconcile` once their limits are read again."""
+        """Compare with the store, once per sample; returns applications to `reconcile` once limits are read again."""
         seen = self._store.read()
         self._load({app: reserve for app, reserve in seen.items() if app not in self._accounts})
         due = []
@@ -148,7 +148,7 @@ class Reserves:
         return due
 
     def reconcile(self, app: str) -> None:
-        """The limits have been read again: what the watchdog spent is reported; a book that was lost is mended."""
+        """The limits have been read again: what the watchdog spent is reported; a file that was lost is repaired."""
         account = self._accounts[app]
         if account.unreconciled is None:
             return

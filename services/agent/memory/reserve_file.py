@@ -1,6 +1,6 @@
 """Reserves by application, in one file that the agent and its watchdog share (`services.agent.ports.ReserveStore`).
 
-Two halves, of which the later one that is whole holds: whoever is killed while writing leaves the old content. This
+Two halves, of which the later one that is whole holds: a process killed while writing leaves the old content. This
 module knows the standard library only, for the watchdog's sake.
 """
 
@@ -22,7 +22,7 @@ Amounts = tuple[int, int]
 
 
 class _Content(NamedTuple):
-    """What one half says."""
+    """Content of one half."""
 
     serial: int
     """0: neither half holds."""
@@ -65,7 +65,7 @@ class ReserveFile:
     def change(self, app: str, rule: Callable[[Amounts], Amounts]) -> tuple[Amounts, Amounts] | None:
         """Replace one application's amounts by rule(amounts); returns (before, after).
 
-        None: the book is held by the other process, or cannot be written. Nothing has changed then.
+        None: the file is locked by the other process, or cannot be written. Nothing has changed then.
         """
         changed: list[tuple[Amounts, Amounts]] = []
 
@@ -78,7 +78,7 @@ class ReserveFile:
         return changed[0] if self._rewrite(replace) else None
 
     def set_container_max(self, app: str, most_bytes: int | None) -> bool:
-        """Note the greatest limit of a container; None: there is none. False: the book cannot be had now."""
+        """Store the greatest limit of a container; None: there is none. False: the file cannot be locked now."""
 
         def replace(found: _Content) -> _Content:
             if found.container_max_bytes.get(app) == most_bytes:
@@ -113,7 +113,7 @@ class ReserveFile:
             return True
 
     def _load(self, descriptor: int) -> _Content:
-        """What the half says that holds."""
+        """Content of the half that holds."""
         halves = _read_half(descriptor, 0), _read_half(descriptor, 1)
         if halves != self._halves:
             found = _NOTHING

@@ -1,4 +1,4 @@
-"""Reserve books: in a file that the watchdog shares, and in memory for a host that is only simulated."""
+"""Reserve stores: in a file that the watchdog shares, and in memory for a simulated host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Store(ABC):
         """Replace one reserve; (before, after), or None: it cannot be had now."""
 
     def give(self, app: str, given_bytes: int) -> Reserve:
-        """Set what was given so far; never below what is used. Where the book cannot be had, an empty reserve."""
+        """Set what was given so far; never below what is used. Where the store is locked, an empty reserve."""
         changed = self._change(app, lambda amounts: (max(given_bytes, amounts[1]), amounts[1]))
         return _NOTHING if changed is None else Reserve(*changed[1])
 
@@ -34,7 +34,7 @@ class _Store(ABC):
         return 0 if changed is None else changed[1][1] - changed[0][1]
 
     def refund(self, app: str, unspent_bytes: int) -> None:
-        """Undo a `spend`. Where the book cannot be had the memory counts as used: lost, never granted twice."""
+        """Undo a `spend`. Where the store is locked the memory counts as used: lost, never granted twice."""
         self._change(app, lambda amounts: (amounts[0], max(amounts[1] - unspent_bytes, 0)))
 
     def void(self, app: str) -> None:
@@ -74,8 +74,8 @@ class InMemoryReserveStore(_Store):
 class FileReserveStore(_Store):
     """Shared with the watchdog, and kept when the agent dies.
 
-    A file that is lost or unreadable is an empty book: given and used start again at nothing, so whoever gives by
-    absolute figures has to look at what the book says first.
+    A file that is lost or unreadable is an empty store: given and used start again at nothing, so a caller that gives
+    by absolute figures has to read the store first.
     """
 
     def __init__(self, path: Path) -> None:

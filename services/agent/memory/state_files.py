@@ -1,6 +1,6 @@
 """Small files of one agent that outlive it: the values found first, waits, the watchdog's reports.
 
-Read and written by two processes, the agent and its watchdog, so this module knows the standard library only. Whoever
+Read and written by two processes, the agent and its watchdog, so this module knows the standard library only. A process
 is killed while writing leaves the old content: what fits is written as one page in place (a signal takes effect between
 pages), and only the rest is replaced by renaming, which takes ext4 half a millisecond. What cannot be read, or was
 written by something else, counts as absent.
@@ -26,12 +26,12 @@ _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 
 
 def as_json(content: dict[str, Any]) -> bytes:
-    """What `read_file` recognises as ours."""
+    """JSON that `read_file` recognises."""
     return json.dumps({"format": _FORMAT, **content}).encode()
 
 
 def save_file(path: Path, content: dict[str, Any]) -> None:
-    """Put JSON there, as a whole or not at all. Raises OSError."""
+    """Write JSON to a file, as a whole or not at all. Raises OSError."""
     text = as_json(content)
     in_place = len(text) <= _PAGE_BYTES
     target = path if in_place else path.with_name(f".{path.name}.{os.getpid()}")
@@ -107,13 +107,13 @@ class FoundValues:
     directories: dict[str, str]
     """By controller."""
     inode: int
-    """Of the memory directory: tells a group from a later one of the same name."""
+    """Of the memory directory: distinguishes a group from a later one of the same name."""
     guarded: bool = False
-    """Whether its memory was ever guarded: then the watchdog has to look."""
+    """Whether its memory was ever under OOM control: then the watchdog has to supervise it."""
     values: dict[str, str] = field(default_factory=dict)
     """By control file. Only files that were changed are in here."""
     source: str = ""
-    """A `schemas.containers.ContainerSource`; empty: written by an agent that did not note it."""
+    """A `schemas.containers.ContainerSource`; empty: written by an agent that did not record it."""
 
     def exists(self) -> bool:
         """Whether this very group is still there."""
@@ -157,7 +157,7 @@ class StateDirectory:
         self.reserves = path / "reserves.json"
         self.reports = path / "watchdog-reports.jsonl"
         self.taken_reports = path / "watchdog-reports-taken.jsonl"
-        """Read by an agent that has not yet heard that all of it is stored where it was told."""
+        """Read by an agent before all of it is stored in the stream."""
         self.watchdog_errors = path / "watchdog-errors.txt"
         self._originals = path / "originals"
         self._waits = path / "waits"
@@ -189,7 +189,7 @@ class StateDirectory:
         return [found for _, found in loaded.values() if found is not None]
 
     def save(self, found: FoundValues) -> None:
-        """Write them down. Raises OSError."""
+        """Store them. Raises OSError."""
         save_file(self._originals / f"{found.key}.json", {"boot": _boot_id(), **asdict(found)})
 
     def forget(self, key: str) -> None:
@@ -199,19 +199,19 @@ class StateDirectory:
         self.record_oom_wait(key, None)
 
     def record_oom_wait(self, key: str, since_ns: int | None) -> None:
-        """Note since when a container's tasks wait at its limit (monotonic), or None: nobody waits any more.
+        """Record since when a container's tasks wait at its limit (monotonic), or None: none waits any more.
 
-        The deadline counts from there, whoever looks after them: an agent, its watchdog, the next agent.
+        The deadline counts from there, for the agent, its watchdog and the next agent.
         """
         path = self._waits / key
-        with suppress(OSError):  # unwritable: whoever comes after us begins to count anew
+        with suppress(OSError):  # unwritable: the next agent begins to count anew
             if since_ns is None:
                 path.unlink(missing_ok=True)
             else:
                 path.write_text(str(since_ns), encoding="ascii")
 
     def oom_wait_since_ns(self, key: str) -> int | None:
-        """What was noted; None: nothing, or it was torn, or in an earlier boot."""
+        """What was recorded; None: nothing, or it was torn, or in an earlier boot."""
         try:
             since_ns = int((self._waits / key).read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -219,7 +219,7 @@ class StateDirectory:
         return since_ns if since_ns <= time.monotonic_ns() else None
 
     def oldest_wait_ns(self) -> int | None:
-        """The earliest of all that are noted."""
+        """The earliest of all that are recorded."""
         try:
             keys = [path.name for path in self._waits.iterdir()]
         except OSError:
@@ -267,7 +267,7 @@ def append_reports(path: Path, reports: Sequence[dict[str, Any]]) -> None:
 def take_report_lines(path: Path, taken: Path) -> list[dict[str, Any]]:
     """All reports, moved to the taken ones; none while one is being written. Costs one stat where there is none.
 
-    Whoever is killed in between has some in both files: they are told twice, which their times and keys show.
+    A process killed in between leaves some in both files: they are published twice, which their times and keys show.
     """
     try:
         if not path.stat().st_size:
@@ -288,7 +288,7 @@ def take_report_lines(path: Path, taken: Path) -> list[dict[str, Any]]:
 
 
 def read_report_lines(path: Path) -> list[dict[str, Any]]:
-    """All reports of a file that nobody writes now."""
+    """All reports of a file that is not being written."""
     try:
         return _report_lines(path.read_bytes())
     except OSError:
@@ -305,7 +305,7 @@ def _report_lines(content: bytes) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """Who holds a lock of this host, as it says itself."""
+    """Holder of a lock of this host, by its own record."""
 
     pid: int
     node: str
@@ -314,7 +314,7 @@ class LockHolder:
 
 
 def read_holder(path: Path) -> LockHolder | None:
-    """Who wrote itself into a lock file last; None if nobody, or illegibly."""
+    """The last holder recorded in a lock file; None if there is none, or it is illegible."""
     content = read_file(path)
     if content is None:
         return None
@@ -323,7 +323,7 @@ def read_holder(path: Path) -> LockHolder | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock. Takes it for some microseconds where nobody does."""
+    """Whether a process holds the lock. Takes it for some microseconds where it is free."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

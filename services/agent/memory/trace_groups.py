@@ -1,7 +1,7 @@
-"""One trace for what happens to an application's memory in quick succession: near, asked, granted, or let go.
+"""Groups one shortage's memory events in one trace: near the limit, requested, granted, or killed.
 
-What was asked for may come with an order that has another cause: the allocator's own step was faster than its answer.
-The step that follows stays in the trace of the shortage then, and is linked to that order.
+The memory may come with a limit update of another cause: the allocator's own step was faster than its reply.
+The step that follows stays in the trace of the shortage then, and is linked to that update.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from services._runtime.telemetry.tracing import Begin, Carrier, Span, trace_headers, trace_ids
 
 GAP_NS: Final = 1_000_000_000
-"""After so long without a step the next one is another story."""
+"""After so long without a step the next one begins another trace."""
 LONGEST_NS: Final = 10_000_000_000
 """A container may grow all day: a trace of it must end."""
 

@@ -1,10 +1,10 @@
-"""The watchdog: looks after guarded memory while the agent does not live. Started by the agent, outlives it.
+"""The watchdog: a process that controls memory while the agent does not run. Started by the agent, outlives it.
 
-It reads a byte per tick from its standard input. When that ends (the agent has died) or stays silent (it is stopped),
-it looks after the containers whose memory is guarded, which it knows from the state directory. Each is given room at
-once; then whoever grows is granted memory by the agent's own rule (`services.agent.memory.growth`), out of the
-reserve of its application and nothing else, so the books stay true; where none is left, the kernel gets its kill back
-after the deadline. It stands back when bytes come again, ends when another agent has taken over or when it is told to,
+It reads a byte per period from its standard input. When that ends (the agent has died) or is silent (it is stopped),
+it supervises the containers under OOM control, which it knows from the state directory. Each is granted free memory at
+once; then a container that grows is granted memory by the agent's own rule (`services.agent.memory.growth`), out of the
+reserve of its application and nothing else, so the accounts stay true; where none is left, the OOM killer is enabled
+after the deadline. It stops when bytes come again, ends when another agent has taken over or on the agent's command,
 and ends after a minute without an agent, with the kernel's own behaviour restored everywhere; the limits stay.
 
 Knows the standard library only, so that it starts fast, stays small, and nothing that it needs can break.
@@ -35,13 +35,13 @@ from services.agent.memory.watchdog_group import Group, Memory
 BUSY_SHARE: Final = 3
 """Where many containers are read, at least this many times what that takes lies between two passes."""
 MISSED_HEARTBEAT_S: Final = 0.15
-"""Beats come every 100 ms."""
+"""Heartbeats come every 100 ms."""
 RESCAN_S: Final = 1.0
 PRELOAD_S: Final = 5.0
-"""While the agent lives, what has changed of the guarded is read this often: little is left to be read at its death."""
+"""While the agent lives, changed state files are read this often: little is left to be read at its death."""
 LOCK_CHECK_S: Final = 0.25
 EMPTY_S: Final = 0.1
-"""A reserve that had nothing is asked again after this long: only an agent fills it."""
+"""An empty reserve is read again after this long: only an agent fills it."""
 ORPHANED_S: Final = 60.0
 THRASHING_BYTES: Final = 32 << 20
 """Granted to a container that is crowded (`Group.is_thrashing`)."""
@@ -106,7 +106,7 @@ class Watchdog:
         return min(at_s, max(self._last_beat_s + MISSED_HEARTBEAT_S, overdue_s))
 
     def _listen(self) -> bool:
-        """Wait for a byte, for as long as nothing else is to be done. False: told to end."""
+        """Wait for a byte, until the next action is due. False: the agent ended it."""
         pause_s = self._pause_s(time.monotonic())
         if self._ended:
             time.sleep(pause_s)
@@ -138,7 +138,7 @@ class Watchdog:
             self._options.state.load_all(self._loaded)
 
     def _act(self, now_s: float, gap_s: float) -> bool:
-        """Look after all groups that are due; False: there is nothing left to do here, ever."""
+        """Supervise all groups that are due; False: there is nothing left to do here, ever."""
         if not self._acting:
             self._acting, self._rescan_s, self._lock_check_s = True, 0.0, 0.0
             self._empty_until_s.clear()
@@ -169,7 +169,7 @@ class Watchdog:
                 self._groups.pop(group.key).close()
 
     def _is_replaced(self) -> bool:
-        """Whether another agent than ours manages this host now; its own watchdog is in charge then."""
+        """Whether another agent manages this host now; its own watchdog is in charge then."""
         if not is_locked(self._options.lock):
             return False
         holder = read_holder(self._options.lock)
@@ -193,7 +193,7 @@ class Watchdog:
         return max(given - used, 0) // PAGE_BYTES * PAGE_BYTES
 
     def _grant_initial(self, now_s: float) -> None:
-        """Once for each container: what it may grow by before it is looked at, the least free first."""
+        """Once for each container: what it may grow by before it is read, the least free first."""
         by_app: dict[str, list[Group]] = {}
         for group in self._groups.values():
             if not group.initial_granted:
@@ -294,7 +294,7 @@ class Watchdog:
 
 
 def main(arguments: list[str]) -> None:
-    """Run with: state directory of the managed root, its lock, pid of the agent, pause deadline, silence (seconds).
+    """Run with: state directory of the managed root, its lock, the agent's pid, OOM wait and heartbeat timeouts (s).
 
     Started with the signals that end it blocked (`services.agent.memory.watchdog_process`), all but SIGKILL.
     """

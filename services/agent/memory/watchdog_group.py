@@ -15,7 +15,7 @@ NEAR_BYTES: Final = 2 << 20
 THRASHING_S: Final = 1.0
 """Pages refused at the limit for so long, although reclaim finds some each time: granted, too, out of the reserve."""
 BLOCKED_CHECK_S: Final = 0.025
-"""Between two looks whether tasks sleep although there is room."""
+"""Between two readings whether tasks are blocked although there is room."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _READ_ONLY: Final = frozenset({"memory.events"})
 _UNLIMITED: Final = 1 << 62
@@ -27,7 +27,7 @@ class Memory(NamedTuple):
     usage_bytes: int
     limit_bytes: int
     near: bool
-    """Reclaim is all that makes room."""
+    """Only reclaim makes room."""
     blocked: bool
     """Version 1: tasks wait as if the limit had been reached (under_oom)."""
     paused: bool
@@ -37,15 +37,15 @@ class Memory(NamedTuple):
 
 
 class Group:
-    """One guarded group's control files, kept open. Methods raise OSError once it has vanished."""
+    """One controlled group's control files, kept open. Methods raise OSError once it has vanished."""
 
     def __init__(self, found: FoundValues, oom_wait_since_s: float | None, unobserved_since_s: float) -> None:
         """Open nothing yet.
 
         Args:
             found: the group.
-            waiting_since_s: since when its tasks wait, as the agent noted.
-            unwatched_since_s: when the agent was last known to look after it.
+            oom_wait_since_s: since when its tasks wait, as the agent recorded.
+            unobserved_since_s: when the agent last inspected it.
         """
         self.key = found.key
         self.app = found.app
@@ -53,10 +53,10 @@ class Group:
         self.original_oom_control = found.values.get("memory.oom_control", "0")
         self.oom_wait_since_s = oom_wait_since_s
         self.unobserved_since_s = unobserved_since_s
-        """When it was last known that nobody waited."""
+        """When it was last known that no task waited."""
         self.killer_enabled = False
         self.initial_granted = False
-        """Whether it was given room, or was found to need none."""
+        """Whether it was granted initial memory, or was found to need none."""
         self.due_s = 0.0
         """When it is to be read again, monotonic."""
         self.woken_s = 0.0
@@ -95,7 +95,7 @@ class Group:
         return 0
 
     def read(self, now_s: float) -> Memory:
-        """Usage and limit; near the limit also whether anybody waits."""
+        """Usage and limit; near the limit also whether tasks wait."""
         memory = self._read_v1(now_s) if self.version == 1 else self._read_v2()
         self.growth.read(memory.usage_bytes, int(now_s * 1e9))
         return memory
@@ -123,7 +123,7 @@ class Group:
         )
 
     def free_memory(self, memory: Memory, max_bytes: int) -> FreeMemory:
-        """What it can grow by while nobody looks. Page cache that can be dropped is free."""
+        """What it can use between two readings. Page cache that can be dropped is free."""
         free_bytes = max(memory.limit_bytes - memory.usage_bytes, 0) + self._reclaimable_bytes()
         return FreeMemory(free_bytes, max(max_bytes - memory.limit_bytes, 0))
 
@@ -136,7 +136,7 @@ class Group:
         return need_of(net, self.growth.rate, max_bytes, self.growth.fastest, reserve_bytes)
 
     def is_thrashing(self, memory: Memory, now_s: float) -> bool:
-        """Whether it has been near the limit for long, and refused pages, though nobody waits for good."""
+        """Whether it has been near the limit for long, and was refused pages, though no task waits for good."""
         if not memory.near:
             self._near_since_s = None
         elif self._near_since_s is None:
@@ -163,9 +163,9 @@ class Group:
         return limit
 
     def wake(self) -> None:
-        """Let tasks try again that sleep although there is room. Version 1.
+        """Let tasks try again that are blocked although there is room. Version 1.
 
-        The kernel wakes who sleeps when a limit is raised, but not a task that was refused memory before that and lies
+        The kernel wakes blocked tasks when a limit is raised, but not a task that was refused memory before and blocks
         down after it (mem_cgroup_oom_synchronize in mm/memcontrol-v1.c). Where a group above is full, they lie down
         again.
         """
@@ -177,7 +177,7 @@ class Group:
                 return
 
     def enable_oom_killer(self) -> None:
-        """Give the kernel its kill back."""
+        """Enable the OOM killer."""
         if self.version == 1:
             self._write("memory.oom_control", self.original_oom_control)
         else:
@@ -185,7 +185,7 @@ class Group:
         self.killer_enabled = True
 
     def force_oom_killer(self) -> None:
-        """Like `enable_oom_killer`, also where the container came with its kill taken away: somebody waits now."""
+        """Like `enable_oom_killer`, also where it was disabled before the first agent: tasks wait now."""
         self.original_oom_control = "0"
         self.enable_oom_killer()
 

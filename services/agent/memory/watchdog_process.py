@@ -30,7 +30,7 @@ _REPORT_FIELDS: Final[dict[str, type]] = {"key": str, "app": str, "granted": boo
 
 @dataclass(frozen=True, slots=True)
 class WatchdogOptions:
-    """What the process is told."""
+    """Options of the process."""
 
     lock: Path
     """Of the managed root: while another agent holds it, that one's watchdog is in charge."""
@@ -55,7 +55,7 @@ class WatchdogProcess:
         self._pipe = -1
         self._started_s = 0.0
         self._previous_reports = True
-        """Whether the agent before us may have taken reports and died before they were stored."""
+        """Whether a previous agent may have taken reports and died before they were stored."""
         self.starts = 0
         """How often it was started: more than once if it died."""
 
@@ -65,16 +65,16 @@ class WatchdogProcess:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start it, in a session of its own and with nothing of ours open or in its environment. Raises OSError."""
+        """Start it in a session of its own, without the agent's descriptors and environment. Raises OSError."""
         self._started_s = time.monotonic()
         options = self._options
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         arguments = [str(self._state.path), str(options.lock), str(os.getpid())]
-        # Inherited, and never unblocked there: whoever ends the agent's whole group must not end the watchdog first
+        # Inherited, and never unblocked there: a signal to the agent's whole group must not end the watchdog first
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             with self._state.watchdog_errors.open("wb") as errors:
-                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+                self._process = subprocess.Popen(  # noqa: S603 - this interpreter, fixed arguments
                     [sys.executable, "-S", "-P", "-m", MODULE, *arguments, *map(str, options.seconds)],
                     stdin=read_end,
                     stdout=subprocess.DEVNULL,
@@ -98,7 +98,7 @@ class WatchdogProcess:
             )
 
     def heartbeat(self) -> None:
-        """Say that we live; where it has died, start it again, at most once a second."""
+        """Send a heartbeat; where the process has died, start it again, at most once a second."""
         try:
             os.write(self._pipe, HEARTBEAT)
         except BlockingIOError:
@@ -110,7 +110,7 @@ class WatchdogProcess:
                     self.start()
 
     def take_reports(self) -> list[WatchdogReport]:
-        """What was done since the last call, also for the agent before us. Costs one stat where there is nothing."""
+        """Actions since the last call, also for a previous agent. Costs one stat where there are none."""
         lines = []
         if self._previous_reports:
             self._previous_reports = False

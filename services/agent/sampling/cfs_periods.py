@@ -15,7 +15,7 @@ _NONE = -1
 
 
 class PeriodAccounts:
-    """What was last heard of each container's periods."""
+    """Latest counts of each container's periods."""
 
     def __init__(self) -> None:
         self._ids: IntArray = np.zeros(0, dtype=np.int64)
@@ -31,7 +31,7 @@ class PeriodAccounts:
         self._ids, self._by_id = ids, np.argsort(ids)
 
     def fold(self, records: IntArray) -> ExactPeriods:
-        """What records, of shape (M, 8) and in the order of time, tell of the containers; others are left out."""
+        """Per-container figures from records of shape (M, 8), in the order of time; other groups are left out."""
         count = len(self._ids)
         at = np.minimum(np.searchsorted(self._ids, records[:, _ID], sorter=self._by_id), max(count - 1, 0))
         rows = self._by_id[at] if count else np.zeros(0, dtype=np.int64)
@@ -43,7 +43,7 @@ class PeriodAccounts:
         seen = np.bincount(rows, minlength=count)
         since = np.where(before == _NONE, self._counts, before)
         delta = np.maximum(self._counts - since, 0)
-        # The first record of a group says nothing of what was counted before it.
+        # The first record of a group has nothing to be compared with.
         periods = np.where(before[:, 0] == _NONE, seen, np.maximum(delta[:, 0], seen)) * (seen > 0)
         divisor = np.maximum(periods, 1) * 1000
         used_ns = np.maximum(records[:, _QUOTA] - records[:, _UNUSED], 0)
@@ -59,7 +59,7 @@ class PeriodAccounts:
 
 
 def with_exact_periods(sample: PeriodSample, exact: ExactPeriods, rows: BoolArray) -> PeriodSample:
-    """The kernel's own account of the periods that ended, in place of what two readings let one reckon.
+    """The kernel's own account of the periods that ended, in place of an estimate from two readings.
 
     Args:
         sample: from two readings, shape (N,).

@@ -1,4 +1,4 @@
-"""What one look at all containers of a node has shown, in columns over containers."""
+"""Counters of all containers of a node at one moment, in columns over containers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.agent.sampling.usage import COUNTER_COLUMNS, MEMORY_COLUMN
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 MOVED_BYTES = 8 << 20
-"""Usage that has moved by so much since the guard last followed it: the guard's thresholds are this far apart."""
+"""Usage that has moved by so much since the thresholds last followed it: they are this far apart."""
 
 
 class Counters(NamedTuple):
@@ -36,7 +36,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """What the kernel holds, where one look shows that as well."""
+    """The kernel's limits and state, where one read shows them as well."""
 
     limits: IntArray
     """Shape (N, 3): quota in us per `schemas.apps.PERIOD_US`, limit in bytes (-1: unlimited both), kills for memory."""
@@ -54,7 +54,7 @@ class KernelState:
 
 @dataclass(frozen=True, slots=True)
 class ExactPeriods:
-    """Periods that ended since the look before, shape (N,) each; rows without any are 0."""
+    """Periods that ended since the last read, shape (N,) each; rows without any are 0."""
 
     periods: IntArray
     used_us: IntArray
@@ -84,7 +84,7 @@ class CounterSnapshot:
     exact: ExactPeriods | None = None
     """Of those whose periods the kernel records one by one."""
     oom_rows: tuple[int, ...] = ()
-    """Where the kernel has killed for want of memory, or was about to, since the look before."""
+    """Where the kernel has killed for want of memory, or was about to, since the last read."""
 
     def without_vanished(self) -> CounterSnapshot:
         """The others."""
@@ -110,13 +110,13 @@ class ExpectedState:
     limits: IntArray
     """As `KernelState.limits`."""
     controlled: BoolArray
-    """Shape (N,): it guards the container."""
+    """Shape (N,): the container is under OOM control."""
     tracked_bytes: IntArray
-    """Shape (N,): usage that the guard has last followed."""
+    """Shape (N,): usage that the thresholds last followed."""
 
 
 def rows_to_check(readings: CounterSnapshot, kernel: KernelState, expected: ExpectedState) -> list[int]:
-    """Rows in which the kernel holds something else than is believed, or usage has moved away from its guard."""
+    """Rows whose state in the kernel differs from what is expected, or whose usage has moved off its thresholds."""
     moved = np.abs(readings.counters[:, MEMORY_COLUMN] - expected.tracked_bytes) >= MOVED_BYTES
     wrong = (kernel.limits != expected.limits).any(axis=1) | (expected.controlled & (moved | ~kernel.guarded))
     rows: list[int] = np.flatnonzero(wrong).tolist()

@@ -1,4 +1,4 @@
-"""How idle the node's processors are: on a full machine quotas that are cut free nothing (decision 40)."""
+"""How idle the node's processors are: on a full machine lower quotas free nothing (decision 40)."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class NodeLoad:
 
     @property
     def idle_percent(self) -> int:
-        """Of all processors' time, 0 to 100; `UNKNOWN`: not read yet, or the host does not say."""
+        """Of all processors' time, 0 to 100; `UNKNOWN`: not read yet, or not available."""
         return UNKNOWN if self._share is None or self._idle_us is None else round(100 * self._share)

@@ -1,8 +1,8 @@
 """Which containers have used up their quota, from usage counters alone: for hosts that offer nothing but files.
 
 ``nr_throttled`` of cpu.stat rises when a throttled period ends, and ``throttled_time`` when its tasks run again
-(Documentation/scheduler/sched-bwc.rst), so files do not show that a container is throttled now. Its usage does: who
-has used a whole quota within less than a period is throttled, or about to be. Two bursts around a boundary of the
+(Documentation/scheduler/sched-bwc.rst), so files do not show that a container is throttled now. Its usage does: one
+that has used a whole quota within less than a period is throttled, or about to be. Two bursts around a boundary of the
 period can add up to a quota as well, without any throttling. So only those are watched whose demand has changed:
 
     sudden    = used at most SUDDEN_SHARE of the quota in the last sampled period, or was throttled within RECENT_NS

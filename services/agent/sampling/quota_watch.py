@@ -14,7 +14,7 @@ from services.agent.sampling.throttling import ThrottleSnapshot
 from services.agent.sampling.usage import PeriodSample
 
 CHEAP_READS: Final = 256
-"""Usage of so many containers is read between two samples also while none was throttled lately: at 2 to 5 us, four
+"""Usage of so many containers is polled between two samples also while none was throttled lately: at 2 to 5 us, four
 times a period, that is 2 to 5 per cent of a processor. With more, only for a while after one was throttled."""
 _NR_PERIODS, _USAGE_US = 0, 3
 """Columns of `services.agent.ports.Counters`."""
@@ -30,7 +30,7 @@ class QuotaWatch:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether looking by usage costs little enough to be done all the time."""
+        """Whether polling usage costs little enough to be done all the time."""
         samples = self._containers.samples
         return self._host.shows_usage and 0 < int(np.count_nonzero(samples.may_burst)) <= CHEAP_READS
 

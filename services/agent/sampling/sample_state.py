@@ -1,4 +1,4 @@
-"""What is remembered of each container from one tick to the next: columns in the order of batches. No I/O."""
+"""Per-container state from one sample to the next: columns in the order of batches. No I/O."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class SampleState:
         self.idle: BoolArray = np.zeros(0, dtype=np.bool_)
         self.reclaimable_bytes: IntArray = np.zeros(0, dtype=np.int64)
         self.tracked_bytes: IntArray = np.zeros(0, dtype=np.int64)
-        """Usage when the guard was armed last."""
+        """Usage when the thresholds last followed it."""
         self.boundary_ns: IntArray = np.zeros(0, dtype=np.int64)
         """A boundary of its CFS periods, as read from the kernel; 0: not known."""
         self.reported: IntArray = np.zeros((0, 3), dtype=np.int64)
-        """Throttled periods that were told of before they ended (`core.throttling`)."""
+        """Throttled periods that were reported before they ended (`services.agent.sampling.throttling`)."""
         self.budget_usage_us: IntArray = np.zeros(0, dtype=np.int64)
         """Cumulative usage that the next usage is compared with (`core.quota_use`)."""
         self.budget_quota_us: IntArray = np.zeros(0, dtype=np.int64)

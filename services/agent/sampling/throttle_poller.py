@@ -1,4 +1,4 @@
-"""Looks between two samples as soon as somebody is throttled, where the host tells of it."""
+"""Polls between two samples when the kernel notifies that a cgroup was throttled."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from services.agent.sampling.ticker import PERIOD_S
 
 
 class ThrottlePoller:
-    """Listens to the host's bell, and answers at once if it has been quiet."""
+    """Listens to the host's throttle notifier, and polls at once unless it has just polled."""
 
     def __init__(self, clock: Clock, host: Host, poll: Callable[[], None], max_polls: int) -> None:
         """Begin with `attach`.
 
         Args:
             clock: the agent's.
-            host: its bell may come and go.
-            look: called when it has rung.
-            most: looks per period, about: what lies between two is the period's part; 0: the bell is not heard.
+            host: its notifier may appear and vanish.
+            poll: called on a notification.
+            max_polls: polls per period, about: they are at least the period's part apart; 0: notifications are ignored.
         """
         self._clock = clock
         self._host = host
@@ -33,7 +33,7 @@ class ThrottlePoller:
         self._timer: asyncio.TimerHandle | None = None
 
     def attach(self) -> bool:
-        """Listen to the bell that there is now; whether there is one."""
+        """Listen to the present notifier; whether there is one."""
         notifier = self._host.throttle_notifier if self._enabled else None
         if notifier is not self._notifier:
             self.stop()

@@ -1,8 +1,8 @@
-"""Throttled periods, told while they still run.
+"""Throttled periods, reported while they are in progress.
 
 The kernel counts a throttled period when it ends, and the next sample is on average half a period after that. Where
-the table of control groups shows that a group is throttled *now*, its period is told at once, as one in which all of
-the quota was used, and is not told again when the kernel counts it. A raise then reaches tasks that wait, instead of
+the table of control groups shows that a group is throttled *now*, its period is reported at once, as one in which all
+of the quota was used, and not again when the kernel counts it. A raise then reaches waiting tasks, instead of
 the period after the next one: every quota write refills the pool and lets them go (kernel/sched/core.c,
 ``tg_set_cfs_bandwidth``).
 """
@@ -33,13 +33,13 @@ class ThrottleSnapshot:
 
 
 def in_progress(snapshot: ThrottleSnapshot, reported: IntArray) -> BoolArray:
-    """Which containers are throttled in a period of which that has not been told, shape (N,).
+    """Which containers are throttled in a period that has not been reported, shape (N,).
 
     Args:
-        look: what the kernel shows.
-        told: shape (N, 3): the period told of last, by `ThrottleSnapshot.nr_periods`; its quota (a new one has refilled the pool:
-            who has used that up as well is throttled anew); periods told before that, which the kernel has counted
-            since the last sample.
+        snapshot: what the kernel shows.
+        reported: shape (N, 3): the period reported last, by `ThrottleSnapshot.nr_periods`; its quota (a new one has
+            refilled the pool: a group that has used that up too is throttled anew); periods reported before that, and
+            counted since the last sample.
     """
     same = (reported[:, _PERIOD] == snapshot.nr_periods) & (reported[:, _QUOTA] == snapshot.quota_us)
     new: BoolArray = snapshot.throttled & (snapshot.quota_us >= 0) & ~same
@@ -47,7 +47,7 @@ def in_progress(snapshot: ThrottleSnapshot, reported: IntArray) -> BoolArray:
 
 
 def mark_reported(snapshot: ThrottleSnapshot, new: BoolArray, reported: IntArray) -> IntArray:
-    """``reported`` after the periods of ``new`` were told."""
+    """``reported`` after the periods of ``new`` were reported."""
     now = np.column_stack(
         (snapshot.nr_periods, snapshot.quota_us, reported[:, _COUNTED] + _has_been_counted(snapshot, reported))
     )
@@ -57,13 +57,13 @@ def mark_reported(snapshot: ThrottleSnapshot, new: BoolArray, reported: IntArray
 def with_in_progress(
     sample: PeriodSample, snapshot: ThrottleSnapshot, reported: IntArray
 ) -> tuple[PeriodSample, IntArray]:
-    """A sample with the throttled periods that still run, and without those that were told before; the new ``reported``.
+    """A sample with the throttled periods in progress, and without those reported before; the new ``reported``.
 
-    A period during which the quota was written is counted only if the group was throttled once more: then it is told
-    again, with the new quota.
+    A period during which the quota was written is counted only if the group was throttled once more: then it is
+    reported again, with the new quota.
     """
     again = np.minimum(reported[:, _COUNTED] + _has_been_counted(snapshot, reported), sample.throttled)
-    new = in_progress(snapshot, reported) & (sample.periods > 0)  # a first reading tells nothing of CPU
+    new = in_progress(snapshot, reported) & (sample.periods > 0)  # a first reading has no CPU usage
     used_us = np.where(new, np.maximum(sample.used_us, snapshot.quota_us), sample.used_us)
     unused_us = np.where(new, 0, sample.unused_us)
     after = replace(sample, throttled=sample.throttled - again + new, used_us=used_us, unused_us=unused_us)
@@ -73,7 +73,7 @@ def with_in_progress(
 
 
 def _has_been_counted(snapshot: ThrottleSnapshot, reported: IntArray) -> BoolArray:
-    """Whether the period told of last has ended, throttled as it was told."""
+    """Whether the period reported last has ended, throttled as it was reported."""
     period = reported[:, _PERIOD]
     counted: BoolArray = (
         (period != NOTHING_REPORTED) & (snapshot.nr_periods > period) & (reported[:, _QUOTA] == snapshot.quota_us)

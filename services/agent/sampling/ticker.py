@@ -1,4 +1,4 @@
-"""When to sample: at multiples of the period of the wall clock, so that the ticks of all hosts coincide."""
+"""When to sample: at multiples of the period of the wall clock, so that the samples of all hosts coincide."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ PERIOD_S = PERIOD_US / 1e6
 
 
 class Ticker:
-    """Ticks, and looks between two of them."""
+    """The sampling loop, and polls between two samples."""
 
     def __init__(self, clock: Clock) -> None:
         self.skipped = 0
-        """Ticks that were left out because the one before took too long."""
+        """Samples that were left out because the one before took too long."""
         self._clock = clock
 
     async def run(self, sample: Callable[[], bool], poll: Callable[[], None], polls: int) -> None:
         """Until cancelled.
 
         Args:
-            tick: called once a period; says whether there is something to look for before the next.
-            look: then called between the two.
-            looks: how often, evenly spaced; one that is late is left out, as the next shows the same.
+            sample: called once a period; returns whether to poll before the next.
+            poll: then called between the two.
+            polls: how often, evenly spaced; one that is late is left out, as the next shows the same.
         """
         now_s = self._clock.monotonic()
         next_s = now_s + PERIOD_S - (self._clock.time_ns() / 1e9) % PERIOD_S
