@@ -21,9 +21,9 @@ from rich.console import Console
 from schemas.streams import LEASES
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
-from services.cli.apps.bus_feed import follow, hand_owners_to
-from services.cli.apps.live_state import LiveState
 from services.cli.apps.live_view import render
+from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
+from services.cli.apps.view_model import ViewModel
 
 IMAGES: Final = Path(__file__).parent.parent / "docs" / "images"
 RUN_S: Final = 45
@@ -32,12 +32,12 @@ COLUMNS: Final = 150
 PORT: Final = 14_222
 
 
-async def _watch() -> LiveState:
+async def _watch() -> ViewModel:
     """Follow the demo long enough to fill the sparklines."""
-    state = LiveState()
+    state = ViewModel()
     async with connected(BusOptions(servers=(f"nats://127.0.0.1:{PORT}",))) as bus:
-        await follow(bus, lambda: (state,), "demo")
-        async with bus.bucket(LEASES).watch(hand_owners_to(state)):
+        await subscribe_sinks(bus, lambda: (state,), "demo")
+        async with bus.bucket(LEASES).watch(lease_watcher(state)):
             await asyncio.sleep(WATCH_S)
     return state
 
@@ -70,7 +70,7 @@ def main() -> int:
     return 0
 
 
-async def _wait_and_watch() -> LiveState:
+async def _wait_and_watch() -> ViewModel:
     async with asyncio.timeout(RUN_S):
         while True:
             with contextlib.suppress(OSError):

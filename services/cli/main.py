@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.command.lazy import LazyGroup
 from services._runtime.command.output import discard_stdout, print_error, stdout_console
 from services.cli.command_table import COMMANDS

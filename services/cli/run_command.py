@@ -1,4 +1,4 @@
-"""`turnbuckle run SERVICE`: a service in place of this process, with an import path that nobody else decides.
+"""`turnbuckle run SERVICE`: a service in place of this process, with an isolated import path.
 
 The installed command does not come here for a service that it finds (`services._runtime.service.entry`): this is for
 help, completion and ``python -m services.cli``.
@@ -11,9 +11,9 @@ from typing import Final
 
 import typer
 
-from services._runtime.command.failure import UnavailableError
+from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import InstalledService, become, installed_services
-from services.cli.toolkit.pass_on import PassOn
+from services.cli.toolkit.passthrough import PassthroughCommand
 
 EXAMPLES: Final = """
 Examples:
@@ -43,4 +43,4 @@ def _starter(service: InstalledService) -> Callable[[typer.Context], None]:
 
 
 for _service in installed_services().values():
-    app.command(_service.name, cls=PassOn, help=_service.summary)(_starter(_service))
+    app.command(_service.name, cls=PassthroughCommand, help=_service.summary)(_starter(_service))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from services._runtime.command.connection import ContextOption, ServerOption
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_json, print_line, print_note
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def console_command(
 
 async def _serve(options: BusOptions, port: int | None, *, open_browser: bool, as_json: bool) -> None:
     from services._runtime.command.connection import connected  # noqa: PLC0415 - quick --help
-    from services.console.hub import Hub, note  # noqa: PLC0415 - as above
+    from services.console.hub import Hub, console_message  # noqa: PLC0415 - as above
     from services.console.source import follow_bus  # noqa: PLC0415 - as above
     from services.console.web import WebServer, load_files  # noqa: PLC0415 - as above
 
@@ -72,12 +72,12 @@ async def _serve(options: BusOptions, port: int | None, *, open_browser: bool, a
     hub, key = Hub(), secrets.token_urlsafe(16)
     async with connected(options) as bus:
 
-        def beat() -> bytes:
-            return note(
+        def heartbeat() -> bytes:
+            return console_message(
                 "Beat", connected=bus.connected, server=options.address, root=bus.root, version=version("turnbuckle")
             )
 
-        web = WebServer(files, hub, key, beat)
+        web = WebServer(files, hub, key, heartbeat)
         try:
             async with follow_bus(bus, hub):
                 address = f"http://127.0.0.1:{await _listen(web, port)}/#key={key}"

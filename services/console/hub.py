@@ -1,8 +1,8 @@
-"""Between the bus, which must not wait, and the pages, which may be slow. No I/O.
+"""Fan-out from the bus to the open pages, with a bounded queue per page, so that a slow page never blocks. No I/O.
 
-A page is told frames: four bytes of length (big-endian), then a message as msgpack that far. One that joins is first
-told what holds now and the newest facts. Observations are dropped for a page that does not keep up; a page that has
-fallen behind with facts, too, is cut off, and comes again.
+A page receives frames: four bytes of length (big-endian), then a message as msgpack of that length. A new page first
+receives the current state and the newest facts. Observations are dropped for a page that does not keep up; a page whose
+facts overflow, too, is disconnected, and reconnects.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import msgpack
 
-from services.cli.apps.bus_feed import Seen
+from services.cli.apps.subscriptions import Deduplicator
 
 REMEMBERED_FACTS: Final = 400
-"""Newest facts of each kind that a page is told when it joins."""
+"""Newest facts of each kind that a new page receives."""
 LOSSY_BYTES: Final = 1 << 20
-"""Beyond so much waiting, a page gets no observations."""
+"""A page with more queued than this gets no observations."""
 CUT_OFF_BYTES: Final = 8 << 20
 _LENGTH: Final = struct.Struct(">I")
 
@@ -31,27 +31,27 @@ def frame(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def note(kind: str, **fields: Any) -> bytes:
-    """A message of the console's own, which does not travel on the bus; `kind` such as ``Removed``."""
+def console_message(kind: str, **fields: Any) -> bytes:
+    """A message from the console to its pages, which is not on the bus; ``kind`` such as ``Removed``."""
     packed: bytes = msgpack.packb({"type": f"console.{kind}", **fields})
     return packed
 
 
 class Page:
-    """What waits for one page."""
+    """The queue of one page."""
 
-    def __init__(self, greeting: Iterable[bytes] = ()) -> None:
-        self._frames = deque(greeting)
+    def __init__(self, initial: Iterable[bytes] = ()) -> None:
+        self._frames = deque(initial)
         self._bytes = 0
         """Of what came since it was served last; the greeting does not count, however long: it is not behind yet."""
-        self._news = asyncio.Event()
+        self._pending = asyncio.Event()
         self.behind = False
-        """It is lost: too much waits."""
+        """It overflowed: it is to be disconnected."""
         self.dropped = 0
-        """Observations that it did not get."""
+        """Observations that were dropped for it."""
 
     def put(self, framed: bytes, *, lossy: bool = False) -> None:
-        """Let a frame wait, or drop it."""
+        """Queue a frame, or drop it."""
         if lossy and self._bytes + len(framed) > LOSSY_BYTES:
             self.dropped += 1
             return
@@ -60,14 +60,14 @@ class Page:
         if not self.behind:
             self._frames.append(framed)
             self._bytes += len(framed)
-        self._news.set()
+        self._pending.set()
 
     async def take(self, within_s: float) -> bytes:
-        """All that waits, once there is something; nothing after so long."""
+        """All queued frames, once there are some; empty after ``within_s``."""
         if not self._frames and not self.behind:
-            self._news.clear()
+            self._pending.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), within_s)
+                await asyncio.wait_for(self._pending.wait(), within_s)
             except TimeoutError:
                 return b""
         data = b"".join(self._frames)
@@ -77,13 +77,13 @@ class Page:
 
 
 class Hub:
-    """Hands to every page what it should know."""
+    """Sends each message to all open pages, and keeps the state that a new page receives first."""
 
     def __init__(self) -> None:
         self._pages: set[Page] = set()
         self._current: dict[str, bytes] = {}
         self._facts: dict[str, deque[bytes]] = {}
-        self._seen = Seen()
+        self._deduplicator = Deduplicator()
         self._joined = asyncio.Event()
 
     @property
@@ -91,7 +91,7 @@ class Hub:
         """Pages that are open."""
         return len(self._pages)
 
-    async def watched(self) -> None:
+    async def wait_for_page(self) -> None:
         """Return once a page is open."""
         await self._joined.wait()
 
@@ -108,37 +108,37 @@ class Hub:
         if not self._pages:
             self._joined.clear()
 
-    def observe(self, data: bytes) -> None:
-        """Pass an observation on: only to pages that keep up."""
+    def broadcast_observation(self, data: bytes) -> None:
+        """Send an observation to the pages that keep up."""
         if self._pages:
-            self._tell(data, lossy=True)
+            self._broadcast(data, lossy=True)
 
-    def tell(self, kind: str, data: bytes) -> None:
-        """Pass a fact on, once, and remember it among the newest of its kind."""
-        if self._seen.is_new(data):
+    def broadcast_fact(self, kind: str, data: bytes) -> None:
+        """Send a fact once, and keep it among the newest of its kind."""
+        if self._deduplicator.is_new(data):
             self._facts.setdefault(kind, deque(maxlen=REMEMBERED_FACTS)).append(data)
-            self._tell(data)
+            self._broadcast(data)
 
     def set(self, key: str, data: bytes) -> None:
-        """Something holds from now on, until it is set anew or removed. What has not changed is not told again."""
+        """Set an entry of the current state; sent only if it has changed."""
         if self._current.get(key) != data:
             self._current[key] = data
-            self._tell(data)
+            self._broadcast(data)
 
     def holds(self, key: str) -> bool:
-        """Whether something is set."""
+        """Whether an entry is set."""
         return key in self._current
 
     def remove(self, key: str, data: bytes) -> None:
-        """Something holds no longer; pages are told so by ``data``."""
+        """Remove an entry of the current state, and send ``data`` if it was set."""
         if self._current.pop(key, None) is not None:
-            self._tell(data)
+            self._broadcast(data)
 
     def forget(self, key: str) -> None:
-        """Nobody knows any more whether something still holds: it is told anew when it is set."""
+        """Drop an entry whose validity is unknown, without sending: the next `set` sends it again."""
         self._current.pop(key, None)
 
-    def _tell(self, data: bytes, *, lossy: bool = False) -> None:
+    def _broadcast(self, data: bytes, *, lossy: bool = False) -> None:
         framed = frame(data)
         for page in self._pages:
             page.put(framed, lossy=lossy)

@@ -1,4 +1,4 @@
-"""What the console takes from the bus: it listens, and asks questions that change nothing. An observer may do all."""
+"""The console's bus client: subscriptions and read-only queries, all within an observer's permissions."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.nats_tap import tap
 from services._runtime.clock import SystemClock
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.cli.apps.allocators import allocator_state
-from services.cli.network.command import ask_node
-from services.console.hub import Hub, note
+from services.cli.network.command import query_node
+from services.console.hub import Hub, console_message
 
-ASK_EVERY_S: Final = 2.0
-RULES_EVERY: Final = 5
-"""Rules are asked for once in so many turns."""
+POLL_INTERVAL_S: Final = 2.0
+RULES_POLL_DIVISOR: Final = 5
+"""Rules are queried once in so many polls."""
 RULES_LISTED: Final = 200
 """Of each node."""
 _HOUR_S: Final = 3_600.0
@@ -56,11 +56,11 @@ _HISTORY_S: Final[tuple[tuple[StreamSpec, float | None], ...]] = (
     (TC_STREAM, None),
     (PREDICTION_STREAM, None),
 )
-"""Facts that are looked up at first, and how old they may be; None: all. A reconciler at rest told its last pass long
-ago, and that is how its node is known."""
+"""Facts that are replayed at first, and their maximum age; None: all. An idle reconciler published its last result long
+ago, and its node is known by that."""
 
 
-class _Source:
+class _BusSource:
     def __init__(self, bus: NatsBus, hub: Hub) -> None:
         self.bus = bus
         self.hub = hub
@@ -68,11 +68,11 @@ class _Source:
         """Nodes with a reconciler."""
 
     def observation(self, subject: str, data: bytes) -> None:
-        """Pass it on as it is, if it is one: who may publish there must not speak in the console's own name."""
+        """Forward an observation unchanged if it decodes as one: no publisher may forge the console's own messages."""
         if self.hub.pages:
             delivery = self.bus.dispatch.decode(subject, data)
             if delivery is not None and isinstance(delivery.message, CfsBatch | LimitDecisions):
-                self.hub.observe(data)
+                self.hub.broadcast_observation(data)
 
     def fact(self, delivery: Delivery) -> None:
         message = delivery.message
@@ -80,22 +80,22 @@ class _Source:
             with suppress(SubjectError):
                 self.networks.add(template.parse(self.bus.root, delivery.subject)["node"])
         with suppress(CodecError):  # it came in this size: it cannot be too large
-            self.hub.tell(message.type_name, encode(message))
+            self.hub.broadcast_fact(message.type_name, encode(message))
 
     def entry(self, spec: BucketSpec) -> Callable[[str, Entry | None], None]:
-        """A watcher of a bucket."""
+        """A watch callback for a bucket."""
 
         def changed(key: str, entry: Entry | None) -> None:
             place = f"{spec.name}/{key}"
             if entry is None:
-                self.hub.remove(place, note("Removed", bucket=spec.name, key=key))
+                self.hub.remove(place, console_message("Removed", bucket=spec.name, key=key))
             elif entry.message is not None:
-                self.hub.set(place, note("Entry", bucket=spec.name, key=key, value=encode(entry.message)))
+                self.hub.set(place, console_message("Entry", bucket=spec.name, key=key, value=encode(entry.message)))
 
         return changed
 
-    async def past(self) -> None:
-        """Facts that were told before we began to listen."""
+    async def replay_history(self) -> None:
+        """Send the stored facts from before the subscriptions."""
         now_s = SystemClock().time_ns() / 1e9
         for stream, age_s in _HISTORY_S:
             since_s = 0.0 if age_s is None else now_s - age_s
@@ -103,47 +103,47 @@ class _Source:
                 for pattern in stream.subjects(self.bus.root):
                     await read_stored(self.bus, stream, pattern, since_s, self.fact)
             except BusError as error:
-                self.trouble(f"past/{stream.name}", str(error))
+                self.set_error(f"past/{stream.name}", str(error))
 
-    async def ask(self) -> None:
-        """While somebody looks, ask for what nobody tells by itself."""
+    async def poll(self) -> None:
+        """While a page is open, query the state that is not published."""
         for turn in itertools.count():
-            await self.hub.watched()
-            rules = turn % RULES_EVERY == 0
+            await self.hub.wait_for_page()
+            rules = turn % RULES_POLL_DIVISOR == 0
             await asyncio.gather(self._allocator(), *(self._network(name, rules=rules) for name in self.networks))
-            await asyncio.sleep(ASK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _allocator(self) -> None:
-        await self._answer("allocator", lambda: allocator_state(self.bus), lossy=True)
+        await self._poll_one("allocator", lambda: allocator_state(self.bus), lossy=True)
 
     async def _network(self, node: str, *, rules: bool) -> None:
         async def state() -> NetworkStateReply:
-            return await ask_node(self.bus, RECONCILER_STATE, node, NetworkStateRequest(), NetworkStateReply)
+            return await query_node(self.bus, RECONCILER_STATE, node, NetworkStateRequest(), NetworkStateReply)
 
         async def listed() -> RulesReply:
             request = RulesRequest(limit=RULES_LISTED)
-            return await ask_node(self.bus, RECONCILER_RULES, node, request, RulesReply)
+            return await query_node(self.bus, RECONCILER_RULES, node, request, RulesReply)
 
-        if await self._answer(f"network/{node}", state) and (rules or not self.hub.holds(f"rules/{node}")):
-            await self._answer(f"rules/{node}", listed)
+        if await self._poll_one(f"network/{node}", state) and (rules or not self.hub.holds(f"rules/{node}")):
+            await self._poll_one(f"rules/{node}", listed)
 
-    async def _answer(self, key: str, ask: Callable[[], Awaitable[Message]], *, lossy: bool = False) -> bool:
-        """Ask, and tell the pages the answer or why there is none."""
+    async def _poll_one(self, key: str, poll: Callable[[], Awaitable[Message]], *, lossy: bool = False) -> bool:
+        """Query once, and send the pages the reply or the error."""
         try:
-            data = encode(await ask())
+            data = encode(await poll())
         except (CommandError, BusError, CodecError) as error:
-            self.trouble(key, str(error))
+            self.set_error(key, str(error))
             return False
-        self.hub.remove(f"trouble/{key}", note("Solved", about=key))
+        self.hub.remove(f"trouble/{key}", console_message("Solved", about=key))
         if lossy:
-            self.hub.observe(data)
+            self.hub.broadcast_observation(data)
         else:
             self.hub.set(key, data)
         return True
 
-    def trouble(self, about: str, text: str) -> None:
+    def set_error(self, about: str, text: str) -> None:
         self.hub.forget(about)
-        self.hub.set(f"trouble/{about}", note("Trouble", about=about, text=text))
+        self.hub.set(f"trouble/{about}", console_message("Trouble", about=about, text=text))
 
 
 @asynccontextmanager
@@ -153,7 +153,7 @@ async def follow_bus(bus: NatsBus, hub: Hub) -> AsyncIterator[None]:
     Raises:
         BusError: not connected, or this user may not listen.
     """
-    source = _Source(bus, hub)
+    source = _BusSource(bus, hub)
     async with AsyncExitStack() as stack:
         for template in (CFS, LIMIT_DECISIONS):
             pattern = template.pattern(bus.root).text
@@ -163,7 +163,7 @@ async def follow_bus(bus: NatsBus, hub: Hub) -> AsyncIterator[None]:
                 stack.push_async_callback((await bus.subscribe(subject, source.fact)).stop)
         for spec in (APPS, LEASES):
             await stack.enter_async_context(bus.bucket(spec).watch(source.entry(spec)))
-        tasks = [asyncio.create_task(source.past()), asyncio.create_task(source.ask())]
+        tasks = [asyncio.create_task(source.replay_history()), asyncio.create_task(source.poll())]
         try:
             yield
         finally:

@@ -1,7 +1,7 @@
-"""A web server for one page, on loopback: the built files, and the stream of what the bus says. It only ever reads.
+"""A read-only web server for one page, on loopback: the built files, and the stream of the bus's messages.
 
-Another page in the same browser must not read along. The stream wants a key that only the printed address holds, and
-every answer forbids other origins to embed or read it; a request under a foreign host name (DNS rebinding) is refused.
+Other origins in the same browser must not read it. The stream requires a key that only the printed address holds, and
+every response forbids other origins to embed or read it; a request with a foreign Host (DNS rebinding) is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 from services.console.hub import Hub, Page, frame
 
 HOST: Final = "127.0.0.1"
-BEAT_S: Final = 2.0
-"""A page that hears nothing for some of these looks for the server again."""
+HEARTBEAT_S: Final = 2.0
+"""A page reconnects after some of these without a frame."""
 _HEAD_BYTES: Final = 16_384
-_HEAD_WITHIN_S: Final = 5.0
-_OUR_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+_HEAD_TIMEOUT_S: Final = 5.0
+_LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -59,10 +59,10 @@ def parse_head(head: bytes) -> Request | None:
     return Request(parts[0], parts[1].partition("?")[0], headers)
 
 
-def is_for_us(host: str) -> bool:
-    """Whether a Host header names this machine as itself. The port may be another one (``ssh -L``)."""
+def is_loopback_name(host: str) -> bool:
+    """Whether a Host header names the loopback. The port may differ (``ssh -L``)."""
     try:
-        return urlsplit(f"//{host}").hostname in _OUR_NAMES
+        return urlsplit(f"//{host}").hostname in _LOOPBACK_NAMES
     except ValueError:
         return False
 
@@ -81,11 +81,13 @@ def load_files(directory: Path) -> dict[str, tuple[str, bytes]]:
 class WebServer:
     """Serves files and the hub's stream."""
 
-    def __init__(self, files: Mapping[str, tuple[str, bytes]], hub: Hub, key: str, beat: Callable[[], bytes]) -> None:
+    def __init__(
+        self, files: Mapping[str, tuple[str, bytes]], hub: Hub, key: str, heartbeat: Callable[[], bytes]
+    ) -> None:
         self._files = files
         self._hub = hub
         self._key = key
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -99,7 +101,7 @@ class WebServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Hang up on everybody."""
+        """Close every connection."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -112,9 +114,9 @@ class WebServer:
         self._tasks.add(task)
         try:
             with suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_WITHIN_S)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_TIMEOUT_S)
                 await self._answer(parse_head(head), reader, writer)
-        except asyncio.CancelledError:  # by `stop`, which waits for us: the stream's machinery need not hear of it
+        except asyncio.CancelledError:  # by `stop`, which awaits this task: asyncio.start_server need not log it
             pass
         finally:
             self._tasks.discard(task)
@@ -124,30 +126,30 @@ class WebServer:
         self, request: Request | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if request is None:
-            await _say(writer, HTTPStatus.BAD_REQUEST)
-        elif not is_for_us(request.headers.get("host", "")):
-            await _say(writer, HTTPStatus.MISDIRECTED_REQUEST)
+            await _respond(writer, HTTPStatus.BAD_REQUEST)
+        elif not is_loopback_name(request.headers.get("host", "")):
+            await _respond(writer, HTTPStatus.MISDIRECTED_REQUEST)
         elif request.method not in {"GET", "HEAD"}:
-            await _say(writer, HTTPStatus.METHOD_NOT_ALLOWED)
+            await _respond(writer, HTTPStatus.METHOD_NOT_ALLOWED)
         elif request.path == "/stream":
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if hmac.compare_digest(given.encode(), self._key.encode()) and request.method == "GET":
                 await self._stream(reader, writer)
             else:
-                await _say(writer, HTTPStatus.UNAUTHORIZED)
+                await _respond(writer, HTTPStatus.UNAUTHORIZED)
         elif request.path in self._files:
             kind, body = self._files[request.path]
-            await _say(writer, HTTPStatus.OK, kind, body, only_head=request.method == "HEAD")
+            await _respond(writer, HTTPStatus.OK, kind, body, only_head=request.method == "HEAD")
         else:
-            await _say(writer, HTTPStatus.NOT_FOUND)
+            await _respond(writer, HTTPStatus.NOT_FOUND)
 
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Tell a page what is new until it goes away or falls behind."""
+        """Stream to a page until it disconnects or overflows."""
         writer.write(_head(HTTPStatus.OK, "application/octet-stream", None))
         page = self._hub.join()
-        gone = asyncio.ensure_future(reader.read(1))  # a page says nothing more: this ends when it leaves
+        gone = asyncio.ensure_future(reader.read(1))  # a page sends nothing more: this completes when it disconnects
         try:
-            writer.write(frame(self._beat()))
+            writer.write(frame(self._heartbeat()))
             pump = asyncio.ensure_future(self._pump(page, writer))
             try:
                 await asyncio.wait({gone, pump}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,20 +160,20 @@ class WebServer:
             self._hub.leave(page)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
-            writer.transport.abort()  # what still waits is for nobody
+            writer.transport.abort()  # what is still queued has no reader
 
     async def _pump(self, page: Page, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
-        beat_at_s = loop.time() + BEAT_S
+        heartbeat_at_s = loop.time() + HEARTBEAT_S
         while not page.behind:
-            writer.write(await page.take(max(0.0, beat_at_s - loop.time())))
-            if loop.time() >= beat_at_s:
-                writer.write(frame(self._beat()))
-                beat_at_s = loop.time() + BEAT_S
+            writer.write(await page.take(max(0.0, heartbeat_at_s - loop.time())))
+            if loop.time() >= heartbeat_at_s:
+                writer.write(frame(self._heartbeat()))
+                heartbeat_at_s = loop.time() + HEARTBEAT_S
             await writer.drain()
 
 
-async def _say(
+async def _respond(
     writer: asyncio.StreamWriter,
     status: HTTPStatus,
     kind: str = "text/plain; charset=utf-8",

@@ -1,7 +1,7 @@
-"""Who may enter a directory of FRR's, and so who can speak to bfdd.
+"""Access permissions of FRR's socket directory, and with it of bfdd's control socket.
 
-bfdd's control socket is open to every local user (srwxrwxrwx), and whoever reaches it can list, add and shut BFD
-sessions (bfdd/control.c asks nobody who they are); FRR takes a route away with each. So its directory must be closed.
+bfdd's control socket is open to every local user (srwxrwxrwx) and authenticates no one (bfdd/control.c): each user that
+reaches it can list, add and shut BFD sessions, and FRR withdraws a route with each. So its directory must be closed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 VTY_GROUP: Final = "frrvty"
-"""Who may use vtysh, as Debian's and FRR's own packages have it (``--enable-vty-group``)."""
+"""The group that may use vtysh, as in Debian's and FRR's own packages (``--enable-vty-group``)."""
 SOCKET: Final = "bfdd.sock"
 _GROUPS: Final = frozenset({VTY_GROUP, "frr", "root"})
-"""Whoever is in them may configure FRR anyway."""
+"""Their members may configure FRR anyway."""
 
 
 def access_text(mode: int, owner: str, group: str) -> str:
-    """Who may enter a directory: such as ``0750 frr:frrvty``."""
+    """Mode, owner and group of a directory: such as ``0750 frr:frrvty``."""
     return f"{mode & 0o7777:04o} {owner}:{group}"
 
 
@@ -30,10 +30,10 @@ SOCKETS_ACCESS: Final = access_text(0o750, "frr", VTY_GROUP)
 
 
 def access_of(path: Path) -> str:
-    """Who may enter a directory, as `access_text` writes it; numbers where there is no name.
+    """Mode, owner and group of a directory, as `access_text` writes it; numbers where there is no name.
 
     Raises:
-        OSError: it is not there, or cannot be looked at.
+        OSError: it does not exist, or cannot be read.
     """
     found = path.stat()
     owner, group = str(found.st_uid), str(found.st_gid)
@@ -55,10 +55,10 @@ class Exposure(NamedTuple):
 
 
 def exposure_of(directory: Path) -> Exposure | None:
-    """Who reaches bfdd's socket in a directory and should not; None: nobody.
+    """Users that reach bfdd's socket in a directory and should not; None: it is closed.
 
     Raises:
-        OSError: the directory or the socket is not there, or cannot be looked at.
+        OSError: the directory or the socket does not exist, or cannot be read.
     """
     access = access_of(directory)
     mode, socket_mode = directory.stat().st_mode, (directory / SOCKET).stat().st_mode

@@ -1,4 +1,4 @@
-"""How a host differs from its file, and whether FRR's sessions stand. Changes nothing."""
+"""Differences between a host and its host.yaml, and the state of FRR's sessions. Read-only."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from services.fabric.layout import DAEMON_PRIORITIES, layout, load_command
 from services.fabric.machine import Machine
 from services.fabric.model import HostFile, Uplink
 from services.fabric.nic import Nics
-from services.fabric.places import Places
+from services.fabric.paths import FabricPaths
 from services.fabric.plan import ConflictError, step_for
-from services.fabric.preflight import look, require_ground
+from services.fabric.preflight import find_problems, require_host_access
 from services.fabric.resources import Resource, ip_command
 
-AGAIN: Final = "turnbuckle fabric up"
+APPLY_COMMAND: Final = "turnbuckle fabric up"
 _FAMILIES: Final = {"ipv4Unicast": "IPv4", "l2VpnEvpn": "EVPN"}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not as the file says."""
+    """One difference between the host and its file."""
 
     name: str
     found: str
@@ -35,7 +35,7 @@ class Difference:
     """A command, or what to do."""
 
 
-def check(host: HostFile, places: Places | None = None) -> list[Difference]:
+def check(host: HostFile, paths: FabricPaths | None = None) -> list[Difference]:
     """Compare the host with its file, and FRR with both. Empty where all is well.
 
     Not for a thread that runs an event loop: there, ``await asyncio.to_thread(check, host)``.
@@ -44,28 +44,28 @@ def check(host: HostFile, places: Places | None = None) -> list[Difference]:
         PreflightError: there is no right to look, or no such namespace.
         JournalError: the journal cannot be read.
     """
-    places = places or Places()
-    with Machine(Nics(places.sysfs)) as machine:
-        require_ground(host)
-        mtu, problems = look(host, machine, places)
-        journal = Journal.load(places.state, host.name)
+    paths = paths or FabricPaths()
+    with Machine(Nics(paths.sysfs)) as machine:
+        require_host_access(host)
+        mtu, problems = find_problems(host, machine, paths)
+        journal = Journal.load(paths.state, host.name)
         found = [Difference(problem.what, "a problem", "none", problem.remedy) for problem in problems]
         absent: set[str] = set()
-        for resource in layout(host, mtu, places.frr):
+        for resource in layout(host, mtu, paths.frr):
             value = machine.read(resource)
             if value is None:
                 absent.add(resource.key)
-            # What an absent device should be like goes without saying.
+            # The attributes of an absent device are not reported one by one.
             if resource.parent not in absent:
-                found += _compare(resource, value, ours=journal.made(resource.key))
+                found += _compare(resource, value, owned=journal.made(resource.key))
         found += _addresses(host, machine)
-    found += _socket_access(host, places)
-    return found + asyncio.run(_ask(host, places))
+    found += _socket_access(host, paths)
+    return found + asyncio.run(_frr_differences(host, paths))
 
 
-def _compare(resource: Resource, value: str | None, *, ours: bool) -> Iterator[Difference]:
+def _compare(resource: Resource, value: str | None, *, owned: bool) -> Iterator[Difference]:
     try:
-        step = step_for(resource, value, ours=ours)
+        step = step_for(resource, value, owned=owned)
     except ConflictError as conflict:
         yield Difference(resource.key, "somebody else's", resource.show(resource.value), conflict.remedy)
         return
@@ -74,7 +74,7 @@ def _compare(resource: Resource, value: str | None, *, ours: bool) -> Iterator[D
             resource.key,
             resource.show(value),
             resource.show(resource.value),
-            f"{AGAIN}, or: {' && '.join(step.commands)}",
+            f"{APPLY_COMMAND}, or: {' && '.join(step.commands)}",
         )
 
 
@@ -89,9 +89,9 @@ def _addresses(host: HostFile, machine: Machine) -> Iterator[Difference]:
             yield Difference(f"link-local address of {uplink.name}", "absent", "present", remedy)
 
 
-async def _ask(host: HostFile, places: Places) -> list[Difference]:
-    frr = Frr(host.pathspace, directory=Path(places.frr.runtime))
-    load = {name: load_command(host, places.frr, name) for name in DAEMON_PRIORITIES}
+async def _frr_differences(host: HostFile, paths: FabricPaths) -> list[Difference]:
+    frr = Frr(host.pathspace, directory=Path(paths.frr.runtime))
+    load = {name: load_command(host, paths.frr, name) for name in DAEMON_PRIORITIES}
     parts = {"zebra": _zebra(host, frr, load["zebra"]), "bgpd": _bgpd(host, frr, load["bgpd"])}
     if host.bfd is not None:
         parts["bfdd"] = _bfdd(host, frr, load["bfdd"])
@@ -100,7 +100,7 @@ async def _ask(host: HostFile, places: Places) -> list[Difference]:
         try:
             found += [difference async for difference in part]
         except FrrError as error:
-            remedy = AGAIN if host.frr.start else f"systemctl restart frr, then {load[name]}"
+            remedy = APPLY_COMMAND if host.frr.start else f"systemctl restart frr, then {load[name]}"
             found.append(Difference(f"FRR's {name}", str(error), "answers", remedy))
     return found
 
@@ -136,26 +136,29 @@ async def _bgpd(host: HostFile, frr: Frr, load: str) -> AsyncIterator[Difference
             state = part.get("peers", {}).get(uplink.neighbour, {}).get("state", "not configured")
             if state != "Established":
                 yield Difference(
-                    f"BGP session on {uplink.name} ({title})", state, "Established", _see(uplink, state, load)
+                    f"BGP session on {uplink.name} ({title})",
+                    state,
+                    "Established",
+                    _session_remedy(uplink, state, load),
                 )
     evpn = await frr.show_json("bgpd", "show bgp l2vpn evpn vni json")
     if evpn.get("advertiseAllVnis") != "Enabled":
         yield Difference("BGP's advertise-all-vni", "off", "on", load)
 
 
-def _see(uplink: Uplink, state: str, load: str) -> str:
+def _session_remedy(uplink: Uplink, state: str, load: str) -> str:
     if state == "not configured":
         return load
     return f"see the cable of {uplink.name} and the switch: vtysh -c 'show bgp neighbors {uplink.neighbour}' there"
 
 
-def _socket_access(host: HostFile, places: Places) -> Iterator[Difference]:
-    """Of a FRR that we do not start; with one that we do, the directory is a resource."""
-    directory = Path(places.frr.runtime) / (host.pathspace or "")
+def _socket_access(host: HostFile, paths: FabricPaths) -> Iterator[Difference]:
+    """Of an FRR that the distribution starts; of one that `up` starts, the directory is a resource."""
+    directory = Path(paths.frr.runtime) / (host.pathspace or "")
     try:
         exposure = None if host.frr.start else exposure_of(directory)
     except OSError:
-        return  # bfdd does not run, which is told by itself
+        return  # bfdd does not run: reported by `_frr_differences`
     if exposure is not None:
         name = f"access to {directory / SOCKET}"
         yield Difference(name, f"{exposure.who} ({exposure.found})", SOCKETS_ACCESS, exposure.remedy)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from services._runtime.command.failure import ExitCode
+from services._runtime.command.errors import ExitCode
 from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def up_command(file: HostFileArgument, *, as_json: JsonOption = False) -> None:
     steps = up(host, _print_step)
     print_note(_count(host, steps, "taken"))
     if not host.frr.start:
-        _say_how_to_load(host)
+        _print_load_hint(host)
     if as_json:
         print_json({"host": host.name, "steps": [_plain(step) for step in steps]})
 
@@ -118,7 +118,7 @@ def check_command(file: HostFileArgument, *, as_json: JsonOption = False) -> Non
 
 @app.command("down", epilog=EXAMPLES)
 def down_command(file: HostFileArgument, *, as_json: JsonOption = False) -> None:
-    """Undo what `up` did on this host, and no more. What somebody has changed since is left."""
+    """Undo what `up` did on this host, and no more. What was modified externally since is left."""
     from services.fabric.apply import down  # noqa: PLC0415
     from services.fabric.host_file import load_host_file  # noqa: PLC0415
 
@@ -146,11 +146,11 @@ def drain_command(
     """
     from dataclasses import asdict  # noqa: PLC0415
 
-    from services.fabric.drain import chosen, drain, status, undrain  # noqa: PLC0415
+    from services.fabric.drain import drain, select_uplinks, status, undrain  # noqa: PLC0415
     from services.fabric.host_file import load_host_file  # noqa: PLC0415
 
     host = load_host_file(file)
-    picked = chosen(host, uplinks or [])
+    picked = select_uplinks(host, uplinks or [])
     found = status(host) if only_status else undrain(host, picked) if undo else drain(host, picked)
     if as_json:
         print_json({"host": host.name, "uplinks": [asdict(state) for state in found]})
@@ -162,9 +162,9 @@ def drain_command(
         print_note("every uplink is drained, so all go on carrying; what other hosts announce too is reached there")
 
 
-def _say_how_to_load(host: HostFile) -> None:
+def _print_load_hint(host: HostFile) -> None:
     from services.fabric.layout import DAEMON_PRIORITIES, load_command  # noqa: PLC0415
-    from services.fabric.places import FrrPaths  # noqa: PLC0415
+    from services.fabric.paths import FrrPaths  # noqa: PLC0415
 
     command = load_command(host, FrrPaths(), next(iter(DAEMON_PRIORITIES)))
     print_note(f"FRR is not touched. To load its configuration: {command} && vtysh -c 'write memory'")

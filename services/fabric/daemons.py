@@ -39,7 +39,7 @@ def find_process(daemon: Daemon) -> int | None:
 
 
 def digest_of(daemon: Daemon) -> str | None:
-    """What a running daemon was started with; empty where somebody else has started it, None if it does not run."""
+    """Digest that a running daemon was started with; empty where `up` has not started it, None if it does not run."""
     pid = find_process(daemon)
     if pid is None:
         return None
@@ -59,7 +59,7 @@ def start(daemon: Daemon, *, tried: bool = False) -> None:
         OSError: it cannot be run.
     """
     if not tried:
-        _try(daemon)
+        _dry_run(daemon)
     code, said = _run(command_in(daemon.netns, daemon.launch), daemon)
     if code:
         raise DaemonError(f"{daemon.name} ended with {code}: {said or 'it said nothing'}")
@@ -67,7 +67,7 @@ def start(daemon: Daemon, *, tried: bool = False) -> None:
         _wait_for_listener(Path(daemon.pid_file).with_name("zserv.api"))
 
 
-def _try(daemon: Daemon) -> None:
+def _dry_run(daemon: Daemon) -> None:
     code, said = _run(command_in(daemon.netns, (*daemon.command, "--dryrun")), daemon)
     # FRR skips a line that it does not know and goes on: with half a configuration.
     refused = [line for line in said.splitlines() if "on config line" in line or "open configuration file" in line]

@@ -1,7 +1,7 @@
-"""Moves traffic away from uplinks before maintenance, and back: through FRR, without a lost packet.
+"""Drains uplinks before maintenance, and undoes it: through FRR's running configuration, without packet loss.
 
-FRR keeps what was said until it is restarted: then the uplink carries again, and `status` says so. Nothing is written
-to its files.
+FRR keeps a drain until it is restarted: then the uplink carries traffic again, and `status` shows it. Its configuration
+files are not changed.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any, Final
 
 from services._host.frr import Frr, FrrError
 from services._host.frr_drain import RUNNING, attached, drained
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric.drain_plan import drain_steps
 from services.fabric.model import HostFile, Uplink
-from services.fabric.places import Places
+from services.fabric.paths import FabricPaths
 
-WITHIN_S: Final = 15.0
-CONVERGED_AFTER_S: Final = 2.0
-"""For other routers to choose other ways, which cannot be seen from here. In the lab they take 50 to 150 ms."""
-_LOOK_EVERY_S: Final = 0.2
-_VTYSH_WITHIN_S: Final = 10.0
-_ANSWER_WITHIN_S: Final = 10.0
+DRAIN_TIMEOUT_S: Final = 15.0
+CONVERGENCE_WAIT_S: Final = 2.0
+"""For other routers to converge, which is not observable from here. In the lab they take 50 to 150 ms."""
+_POLL_INTERVAL_S: Final = 0.2
+_VTYSH_TIMEOUT_S: Final = 10.0
+_REPLY_TIMEOUT_S: Final = 10.0
 """On a busy machine bgpd takes more than a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class UplinkState:
-    """One uplink, in FRR's eyes."""
+    """An uplink's state in FRR."""
 
     uplink: str
     drained: bool
@@ -40,7 +40,7 @@ class UplinkState:
     """Of zebra's selected BGP routes, how many forward over it."""
 
 
-def chosen(host: HostFile, names: Sequence[str]) -> tuple[Uplink, ...]:
+def select_uplinks(host: HostFile, names: Sequence[str]) -> tuple[Uplink, ...]:
     """The uplinks of these names; all of them for none.
 
     Raises:
@@ -52,74 +52,78 @@ def chosen(host: HostFile, names: Sequence[str]) -> tuple[Uplink, ...]:
     return tuple(known[name] for name in names) or host.uplinks
 
 
-def status(host: HostFile, places: Places | None = None) -> list[UplinkState]:
+def status(host: HostFile, paths: FabricPaths | None = None) -> list[UplinkState]:
     """Every uplink as FRR has it.
 
     Raises:
         UnavailableError: FRR does not answer.
     """
-    return asyncio.run(_status(host, places or Places()))
+    return asyncio.run(_status(host, paths or FabricPaths()))
 
 
-def drain(host: HostFile, uplinks: Sequence[Uplink], places: Places | None = None) -> list[UplinkState]:
+def drain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None = None) -> list[UplinkState]:
     """Drain, and wait until no BGP route forwards over these, unless all uplinks are drained.
 
-    Takes `CONVERGED_AFTER_S` for each step (`drain_plan`).
+    Takes `CONVERGENCE_WAIT_S` for each step (`drain_plan`).
 
     Raises:
         CommandError: FRR refuses.
-        UnavailableError: FRR does not answer, or routes still forward over one after `WITHIN_S`.
+        UnavailableError: FRR does not answer, or routes still forward over one after `DRAIN_TIMEOUT_S`.
     """
-    places = places or Places()
+    paths = paths or FabricPaths()
     names = {uplink.name for uplink in uplinks}
-    _change(host, places, add=names)
-    ends_s = time.monotonic() + WITHIN_S
+    _apply_steps(host, paths, add=names)
+    deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
     while True:
-        found = status(host, places)
-        still = [state for state in found if state.uplink in names and not (state.drained and not state.routes)]
-        if not still or all(state.drained for state in found):
+        found = status(host, paths)
+        undrained = [state for state in found if state.uplink in names and not (state.drained and not state.routes)]
+        if not undrained or all(state.drained for state in found):
             return found
-        if time.monotonic() > ends_s:
-            told = ", ".join(f"{state.uplink} ({state.routes} routes)" for state in still)
-            raise UnavailableError(f"after {WITHIN_S:g} s routes still forward over {told}: are there other ways?")
-        time.sleep(_LOOK_EVERY_S)
+        if time.monotonic() > deadline_s:
+            remaining = ", ".join(f"{state.uplink} ({state.routes} routes)" for state in undrained)
+            raise UnavailableError(
+                f"after {DRAIN_TIMEOUT_S:g} s routes still forward over {remaining}: are there other ways?"
+            )
+        time.sleep(_POLL_INTERVAL_S)
 
 
-def undrain(host: HostFile, uplinks: Sequence[Uplink], places: Places | None = None) -> list[UplinkState]:
+def undrain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None = None) -> list[UplinkState]:
     """Take the drain back; takes as long as `drain`.
 
     Raises:
         CommandError: FRR refuses, or an uplink is still drained.
         UnavailableError: FRR does not answer.
     """
-    places = places or Places()
+    paths = paths or FabricPaths()
     names = {uplink.name for uplink in uplinks}
-    _change(host, places, remove=names)
-    found = status(host, places)
+    _apply_steps(host, paths, remove=names)
+    found = status(host, paths)
     if left := [state.uplink for state in found if state.drained and state.uplink in names]:
         raise CommandError(f"FRR still drains {', '.join(left)}: vtysh -c 'show running-config'")
     return found
 
 
-def _change(host: HostFile, places: Places, *, add: Collection[str] = (), remove: Collection[str] = ()) -> None:
-    running = asyncio.run(_running(host, places))
+def _apply_steps(
+    host: HostFile, paths: FabricPaths, *, add: Collection[str] = (), remove: Collection[str] = ()
+) -> None:
+    running = asyncio.run(_running_config(host, paths))
     before = {uplink.name for uplink in host.uplinks if uplink.neighbour in drained(running)}
     for step in drain_steps(host, attached(running), before.union(add).difference(remove)):
         _vtysh(host, step)
-        time.sleep(CONVERGED_AFTER_S)
+        time.sleep(CONVERGENCE_WAIT_S)
 
 
-async def _running(host: HostFile, places: Places) -> str:
+async def _running_config(host: HostFile, paths: FabricPaths) -> str:
     try:
-        return await Frr(host.pathspace, directory=Path(places.frr.runtime), within_s=_ANSWER_WITHIN_S).ask(
+        return await Frr(host.pathspace, directory=Path(paths.frr.runtime), within_s=_REPLY_TIMEOUT_S).ask(
             "bgpd", RUNNING
         )
     except FrrError as error:
         raise UnavailableError(str(error)) from error
 
 
-async def _status(host: HostFile, places: Places) -> list[UplinkState]:
-    frr = Frr(host.pathspace, directory=Path(places.frr.runtime), within_s=_ANSWER_WITHIN_S)
+async def _status(host: HostFile, paths: FabricPaths) -> list[UplinkState]:
+    frr = Frr(host.pathspace, directory=Path(paths.frr.runtime), within_s=_REPLY_TIMEOUT_S)
     try:
         held = drained(await frr.ask("bgpd", RUNNING))
         routes = await frr.show_json("zebra", "show ip route bgp json")
@@ -148,7 +152,7 @@ def _vtysh(host: HostFile, commands: Sequence[str]) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_VTYSH_WITHIN_S,
+            timeout=_VTYSH_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"vtysh does not run: {error}") from error

@@ -1,11 +1,11 @@
-"""In which steps uplinks are drained, so that no two routers send to each other meanwhile. Pure.
+"""Order of the steps that drain uplinks, without transient forwarding loops. Pure.
 
-Two switches that learn at the same time that their own way to a host has become less preferred each choose the way
-over the other, which has just left it too: a forwarding loop until both have told each other (measured in the lab with
-FRR 8.4: 50 ms, 150 packets of 3,000 a second, ended by their TTL). A switch that learns it alone chooses a neighbour
-whose own way is still direct. So routes become less preferred on one uplink at a time, with time to converge in
-between, and never on all of them: the VTEP of a host all of whose uplinks are drained keeps its route as it is. Routes
-that become more preferred do so together: who is chosen has a direct way already.
+Two switches that learn at the same time that their direct path to a host has become less preferred each choose the path
+over the other: a forwarding loop until both have exchanged updates (measured in the lab with FRR 8.4: 50 ms, 150
+packets of 3,000 a second, ended by their TTL). A single switch that learns it chooses a neighbour whose path is still
+direct. So routes become less preferred on one uplink at a time, with time to converge in between, and never on all of
+them: the VTEP of a host with all uplinks drained keeps its route as it is. Routes that become more preferred do so
+together: the chosen neighbour has a direct path already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, NODE_MAPS,
 from services.fabric.model import HostFile, Uplink
 
 PREPENDED: Final = 2
-"""Longer than the way over the link between two switches, which is one AS longer."""
+"""Longer than the path over the inter-switch link, which is one AS longer."""
 VTEP_PREFIXES: Final = "TURNBUCKLE-VTEP"
 _NONE: Final[frozenset[str]] = frozenset()
 _DIRECTIONS: Final = {DRAIN_IN: "in", DRAIN_OUT: "out", DRAIN_NODE: "out"}

@@ -1,4 +1,4 @@
-"""What the reconciler and the fast path of this host must be told: lines for their environment files."""
+"""Environment variables of this host's reconciler and fast path, from its host.yaml."""
 
 from __future__ import annotations
 

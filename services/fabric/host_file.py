@@ -8,8 +8,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from services._runtime.command.failure import BadFileError
-from services._runtime.command.file_errors import describe_mistakes, dotted
+from services._runtime.command.errors import BadFileError
+from services._runtime.command.file_errors import describe_validation_errors, dotted
 from services._runtime.command.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
 from services.fabric.model import HostFile, HostFileError
 
@@ -50,7 +50,7 @@ def _describe(error: ValidationError, source: YamlSource) -> str:
                 f"{source.place(mistake.path)}: {dotted(mistake.path)}: {mistake.what}" for mistake in cause.mistakes
             )
             return "\n".join(dict.fromkeys(lines))
-    return describe_mistakes(error, source, _fields_at)
+    return describe_validation_errors(error, source, _fields_at)
 
 
 def _fields_at(path: FieldPath) -> dict[str, FieldInfo]:

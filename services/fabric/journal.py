@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.fabric import resources, sriov
 from services.fabric.resources import Directory, Resource, TextFile
 

@@ -8,7 +8,7 @@ from typing import Final
 from services.fabric.access import SOCKETS_ACCESS
 from services.fabric.frr_text import FrrConfiguration, host_configuration
 from services.fabric.model import HostFile, Port, Uplink, VirtualFunction
-from services.fabric.places import FrrPaths
+from services.fabric.paths import FrrPaths
 from services.fabric.resources import (
     Address,
     Daemon,
@@ -141,14 +141,14 @@ def _encapsulation(host: HostFile, mtu: int) -> list[Resource]:
         external=True,
     )
     # It only sends: what arrives on its port is nobody's, and must not get into this host's own stack.
-    deaf = {
+    ip_disabled = {
         f"net/ipv4/conf/{device.name}/rp_filter": "1",  # no route leads back through it, so no source is right
         f"net/ipv4/conf/{device.name}/arp_ignore": "8",
         f"net/ipv6/conf/{device.name}/disable_ipv6": "1",
     }
     return [
         device,
-        *(Sysctl(netns=host.netns, name=name, value=value, parent=device.key) for name, value in deaf.items()),
+        *(Sysctl(netns=host.netns, name=name, value=value, parent=device.key) for name, value in ip_disabled.items()),
         *_attributes(device, addrgenmode="none", mtu=str(mtu), state="up"),
     ]
 

@@ -52,7 +52,7 @@ def _reason(error: Any) -> str:
     return words[0] if words else os.strerror(error.code)
 
 
-def refusals(wanted: dict[str, dict[str, Any]]) -> dict[str, int]:
+def unsupported_devices(wanted: dict[str, dict[str, Any]]) -> dict[str, int]:
     """Make devices in the calling thread's namespace: error number per name, 0 where it could be made."""
     route = _Route()
     outcome = dict.fromkeys(wanted, 0)

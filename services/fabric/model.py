@@ -159,7 +159,7 @@ class Tunnel(_Part):
 
 
 class Encapsulation(_Part):
-    """The external VXLAN device that tc rules redirect to; it only sends, so its own port is nobody's destination."""
+    """The external VXLAN device that tc rules redirect to; it only sends, so its own port receives no packets."""
 
     name: InterfaceName = "vxenc0"
     port: UdpPort = 4790
@@ -268,10 +268,10 @@ def _names(host: HostFile) -> Iterator[Mistake]:
     named += [(("bridge",), host.bridge), (("vxlan", "name"), host.vxlan_name)]
     named += [(("encapsulation", "name"), host.encapsulation.name)] if host.encapsulation else []
     named += [(("ports", position, "name"), port.name) for position, port in enumerate(host.ports)]
-    for path, name in _again(named):
+    for path, name in _duplicates(named):
         yield Mistake(path, f"a second device of the host is named {name}: names must differ")
     inner = [(("ports", position, "device"), (port.netns, port.device)) for position, port in enumerate(host.ports)]
-    for path, (netns, device) in _again(inner):
+    for path, (netns, device) in _duplicates(inner):
         yield Mistake(path, f"a second device in {netns} is named {device}: names must differ")
 
 
@@ -286,7 +286,7 @@ def _kinds(host: HostFile) -> Iterator[Mistake]:
                 yield Mistake(
                     ("ports", position, "type"), "vf goes only without 'netns': a NIC's switch is the machine's"
                 )
-    for path, (nic, number) in _again(functions):
+    for path, (nic, number) in _duplicates(functions):
         yield Mistake(path, f"virtual function {number} of {nic} is a second port's: each needs its own")
     if host.encapsulation and host.encapsulation.port == host.vxlan.port:
         what = f"UDP port {host.vxlan.port} is the tunnel's, the kernel refuses the second (EADDRINUSE): such as 4790"
@@ -294,7 +294,7 @@ def _kinds(host: HostFile) -> Iterator[Mistake]:
 
 
 def _macs(host: HostFile) -> Iterator[Mistake]:
-    for path, mac in _again([(("ports", position, "mac"), port.mac) for position, port in enumerate(host.ports)]):
+    for path, mac in _duplicates([(("ports", position, "mac"), port.mac) for position, port in enumerate(host.ports)]):
         yield Mistake(path, f"a second port has the MAC {mac}: MACs must differ")
 
 
@@ -313,7 +313,7 @@ def _overlaps(host: HostFile) -> Iterator[Mistake]:
             if port.address.network.overlaps(network):
                 said = f"{port.address.network} overlaps {network} of {what}: applications and fabric must be apart"
                 yield Mistake(path, said)
-    for path, address in _again(named):
+    for path, address in _duplicates(named):
         yield Mistake(path, f"{address} stands here a second time: addresses must differ")
     for number, (what, _, network) in enumerate(networks):
         for other, path, second in networks[number + 1 :]:
@@ -330,7 +330,9 @@ def _sizes(host: HostFile) -> Iterator[Mistake]:
 _Found = TypeVar("_Found", bound=Hashable)
 
 
-def _again(items: Iterable[tuple[tuple[str | int, ...], _Found]]) -> Iterator[tuple[tuple[str | int, ...], _Found]]:
+def _duplicates(
+    items: Iterable[tuple[tuple[str | int, ...], _Found]],
+) -> Iterator[tuple[tuple[str | int, ...], _Found]]:
     """Every item whose value stood before."""
     seen = set()
     for path, value in items:

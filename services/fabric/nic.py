@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-_COMMAND_WITHIN_S: Final = 60.0
+_COMMAND_TIMEOUT_S: Final = 60.0
 """A change of mode loads a NIC's firmware tables anew, which takes seconds."""
 _REPRESENTOR: Final = re.compile(r"^(?:c\d+)?pf(?P<pf>\d+)vf(?P<vf>\d+)$")
 _PORT: Final = re.compile(r"^p(?P<port>\d+)$")
@@ -29,9 +29,9 @@ def run_command(command: Sequence[str]) -> str:
         OSError: it is not there, fails, or takes too long.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_WITHIN_S, check=False)  # noqa: S603 - fixed words and checked names
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)  # noqa: S603 - fixed words and checked names
     except subprocess.TimeoutExpired as error:
-        raise OSError(errno.ETIMEDOUT, f"`{' '.join(command)}` takes more than {_COMMAND_WITHIN_S:g} s") from error
+        raise OSError(errno.ETIMEDOUT, f"`{' '.join(command)}` takes more than {_COMMAND_TIMEOUT_S:g} s") from error
     if done.returncode:
         raise OSError(errno.EIO, f"`{' '.join(command)}`: {done.stderr.strip() or done.returncode}")
     return done.stdout

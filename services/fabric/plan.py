@@ -1,4 +1,4 @@
-"""What `up` would do: a step per resource, from what the host has and what the file asks for."""
+"""Plan of `fabric up`: one step per resource, from the host's state and the desired state of the file."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from services.fabric.layout import layout
 from services.fabric.machine import Machine
 from services.fabric.model import HostFile
 from services.fabric.nic import Nics
-from services.fabric.places import Places
-from services.fabric.preflight import examine
-from services.fabric.problem import PreflightError, Problem
+from services.fabric.paths import FabricPaths
+from services.fabric.preflight import run_preflight
+from services.fabric.preflight_error import PreflightError, PreflightProblem
 from services.fabric.resources import PRESENT, Resource
 
 
 class Action(StrEnum):
-    """What becomes of a resource."""
+    """What a step does with a resource."""
 
     MAKE = "make"
     CHANGE = "change"
     REPLACE = "replace"
-    """Ours, and it cannot be changed in place."""
+    """Created by `up`, and it cannot be changed in place."""
     KEEP = "keep"
     REMOVE = "remove"
-    """Ours, and the file no longer asks for it; or `down`."""
+    """Created by `up`, and no longer in the file; or `down`."""
     RESTORE = "restore"
     """`down`: its earlier value again."""
     LEAVE = "leave"
-    """`down`: somebody else has changed it since."""
+    """`down`: modified externally since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happens, or need not."""
+    """One step of a plan."""
 
     action: Action
     resource: Resource
@@ -45,7 +45,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What it is about."""
+        """The resource's key."""
         return self.resource.key
 
     @property
@@ -58,33 +58,33 @@ Progress = Callable[[Step], None]
 """Called with each step once it is done."""
 
 
-def plan(host: HostFile, places: Places | None = None) -> list[Step]:
+def plan(host: HostFile, paths: FabricPaths | None = None) -> list[Step]:
     """Every step that `up` would take now, with those that need not be taken.
 
     Raises:
         PreflightError: the file does not suit the host; each mistake with its remedy.
     """
-    places = places or Places()
-    with Machine(Nics(places.sysfs)) as machine:
-        journal = Journal.load(places.state, host.name)
-        return survey(host, machine, journal, places)[0]
+    paths = paths or FabricPaths()
+    with Machine(Nics(paths.sysfs)) as machine:
+        journal = Journal.load(paths.state, host.name)
+        return compute_steps(host, machine, journal, paths)[0]
 
 
-def survey(
-    host: HostFile, machine: Machine, journal: Journal, places: Places
+def compute_steps(
+    host: HostFile, machine: Machine, journal: Journal, paths: FabricPaths
 ) -> tuple[list[Step], tuple[Resource, ...]]:
     """As `plan`, on an open machine; and everything that the file asks for."""
-    mtu = examine(host, machine, places)
-    wanted = layout(host, mtu, places.frr)
+    mtu = run_preflight(host, machine, paths)
+    wanted = layout(host, mtu, paths.frr)
     steps = [removal(entry) for entry in obsolete(journal.entries, wanted)]
     fresh: set[str] = set()
     conflicts = []
     for resource in wanted:
         current = None if resource.parent in fresh else machine.read(resource)
         try:
-            step = step_for(resource, current, ours=journal.made(resource.key))
+            step = step_for(resource, current, owned=journal.made(resource.key))
         except ConflictError as conflict:
-            conflicts.append(Problem(str(conflict), conflict.remedy))
+            conflicts.append(PreflightProblem(str(conflict), conflict.remedy))
             continue
         if step.action in {Action.MAKE, Action.REPLACE}:
             fresh.add(resource.key)
@@ -95,7 +95,7 @@ def survey(
 
 
 def obsolete(entries: Mapping[str, Entry], wanted: Iterable[Resource]) -> list[Entry]:
-    """What was done for an earlier version of the file and is no longer asked for; last made first."""
+    """Entries of an earlier version of the file that are no longer desired; the newest first."""
     keys = {resource.key for resource in wanted}
     return [entry for key, entry in reversed(list(entries.items())) if key not in keys]
 
@@ -108,27 +108,27 @@ def removal(entry: Entry) -> Step:
     return Step(action, resource, reason, resource.undo_commands(before))
 
 
-def step_for(resource: Resource, current: str | None, *, ours: bool) -> Step:
-    """What has to happen to a resource whose value is ``current``."""
+def step_for(resource: Resource, current: str | None, *, owned: bool) -> Step:
+    """The step for a resource whose value is ``current``; ``owned``: created by `up`."""
     if current == resource.value:
         return Step(Action.KEEP, resource, "is as it should be", ())
     if current is None:
-        return Step(Action.MAKE, resource, _news(resource), resource.commands())
+        return Step(Action.MAKE, resource, _initial_reason(resource), resource.commands())
     reason = f"{resource.show(current)} becomes {resource.show(resource.value)}"
     if not resource.exclusive:
         return Step(Action.CHANGE, resource, reason, resource.commands())
-    if ours:
+    if owned:
         return Step(Action.REPLACE, resource, reason, (*resource.undo_commands(None), *resource.commands()))
     raise ConflictError(resource, current)
 
 
 class ConflictError(Exception):
-    """Somebody else's device or daemon stands where ours should be."""
+    """A device or daemon of this name exists, and was not created by `up`."""
 
     def __init__(self, resource: Resource, current: str) -> None:
         super().__init__(f"{resource.key} is there already, not made by turnbuckle ({resource.show(current)})")
         self.remedy = f"{resource.undo_commands(None)[0]}, or choose another name in the file"
 
 
-def _news(resource: Resource) -> str:
+def _initial_reason(resource: Resource) -> str:
     return "is not there" if resource.value == PRESENT else resource.show(resource.value)

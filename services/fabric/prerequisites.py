@@ -1,4 +1,4 @@
-"""What the machine must have: rights, kernel parts, FRR. Looked at without changing anything."""
+"""Prerequisites of the machine: privileges, kernel features, FRR. Read-only."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from services._host.netns import netns_path
 from services.fabric.access import VTY_GROUP
 from services.fabric.daemons import find_process
 from services.fabric.layout import DAEMON_PRIORITIES, frr_resources
-from services.fabric.links import refusals
+from services.fabric.links import unsupported_devices
 from services.fabric.model import HostFile
 from services.fabric.nic import Nics
-from services.fabric.places import FrrPaths
-from services.fabric.problem import Problem
+from services.fabric.paths import FrrPaths
+from services.fabric.preflight_error import PreflightProblem
 from services.fabric.resources import Daemon
 from services.fabric.sriov import SWITCHDEV
 
@@ -31,7 +31,7 @@ _CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 _INSTALL_FRR: Final = "apt-get install frr"
 
 
-def rights(status: str | None = None) -> list[Problem]:
+def rights(status: str | None = None) -> list[PreflightProblem]:
     """Whether we may change devices and enter network namespaces."""
     text = Path("/proc/self/status").read_text(encoding="ascii") if status is None else status
     line = next((line for line in text.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
@@ -39,11 +39,15 @@ def rights(status: str | None = None) -> list[Problem]:
     lacking = [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
     if not lacking:
         return []
-    return [Problem(f"no right to change this host's network ({' and '.join(lacking)})", "sudo turnbuckle fabric ...")]
+    return [
+        PreflightProblem(
+            f"no right to change this host's network ({' and '.join(lacking)})", "sudo turnbuckle fabric ..."
+        )
+    ]
 
 
-def kernel(host: HostFile) -> Iterator[Problem]:
-    """Whether the kernel can make what the file asks for: tried in a namespace that nobody sees."""
+def kernel(host: HostFile) -> Iterator[PreflightProblem]:
+    """Whether the kernel can create the file's devices: tried in a scratch namespace."""
     wanted: dict[str, dict[str, Any]] = {
         "bridge": {"kind": "bridge"},
         "vxlan": {"kind": "vxlan", "vxlan_id": host.vni, "vxlan_port": host.vxlan.port},
@@ -53,13 +57,15 @@ def kernel(host: HostFile) -> Iterator[Problem]:
     for kind, number in _try_in_scratch_namespace(wanted).items():
         if number == errno.EOPNOTSUPP:
             remedy = f"modprobe {kind}, or a kernel with CONFIG_{kind.upper()}"
-            yield Problem(f"this kernel has no {kind} devices", remedy)
+            yield PreflightProblem(f"this kernel has no {kind} devices", remedy)
         elif number:
-            yield Problem(f"a {kind} device cannot be made ({os.strerror(number)})", "see `dmesg`")
+            yield PreflightProblem(f"a {kind} device cannot be made ({os.strerror(number)})", "see `dmesg`")
     if not Path("/proc/sys/net/ipv6").exists():
-        yield Problem("this kernel has no IPv6, which unnumbered uplinks speak over", "boot without ipv6.disable=1")
+        yield PreflightProblem(
+            "this kernel has no IPv6, which unnumbered uplinks speak over", "boot without ipv6.disable=1"
+        )
     if any("/" not in port.netns for port in host.ports) and shutil.which("ip") is None:
-        yield Problem("there is no `ip` command", "apt-get install iproute2")
+        yield PreflightProblem("there is no `ip` command", "apt-get install iproute2")
 
 
 def _try_in_scratch_namespace(wanted: dict[str, dict[str, Any]]) -> dict[str, int]:
@@ -71,7 +77,7 @@ def _try_in_scratch_namespace(wanted: dict[str, dict[str, Any]]) -> dict[str, in
         if libc.unshare(_CLONE_NEWNET):
             outcome.update(dict.fromkeys(wanted, ctypes.get_errno()))
             return
-        outcome.update(refusals(wanted))
+        outcome.update(unsupported_devices(wanted))
 
     thread = threading.Thread(target=attempt, name="kernel-probe")
     thread.start()
@@ -79,37 +85,36 @@ def _try_in_scratch_namespace(wanted: dict[str, dict[str, Any]]) -> dict[str, in
     return outcome
 
 
-def frr(host: HostFile, paths: FrrPaths) -> Iterator[Problem]:
-    """Whether FRR is there, and nobody else's zebra where ours is to run."""
+def frr(host: HostFile, paths: FrrPaths) -> Iterator[PreflightProblem]:
+    """Whether FRR is installed, and no other zebra runs in the namespace."""
     if not Path(paths.configuration).is_dir():
-        yield Problem(f"FRR is not installed (no {paths.configuration})", _INSTALL_FRR)
+        yield PreflightProblem(f"FRR is not installed (no {paths.configuration})", _INSTALL_FRR)
         return
     if shutil.which("vtysh") is None:
-        yield Problem("FRR's vtysh is not installed", _INSTALL_FRR)
+        yield PreflightProblem("FRR's vtysh is not installed", _INSTALL_FRR)
     try:
         pwd.getpwnam("frr")
     except KeyError:
-        yield Problem("there is no user frr, which FRR runs as", _INSTALL_FRR)
+        yield PreflightProblem("there is no user frr, which FRR runs as", _INSTALL_FRR)
     if not host.frr.start:
         return
     try:
         grp.getgrnam(VTY_GROUP)
     except KeyError:
         remedy = f"groupadd --system {VTY_GROUP} && usermod -a -G {VTY_GROUP} frr, or {_INSTALL_FRR}"
-        yield Problem(f"there is no group {VTY_GROUP}, which vtysh's users are in", remedy)
+        yield PreflightProblem(f"there is no group {VTY_GROUP}, which vtysh's users are in", remedy)
     for name in DAEMON_PRIORITIES:
         if not os.access(f"{paths.binaries}/{name}", os.X_OK):
-            yield Problem(f"FRR's {name} is not in {paths.binaries}", _INSTALL_FRR)
+            yield PreflightProblem(f"FRR's {name} is not in {paths.binaries}", _INSTALL_FRR)
     yield from _other_zebra(host, paths)
     if host.frr.realtime and (number := _try_realtime()):
         remedy = "grant CAP_SYS_NICE (and cpu.rt_runtime_us of the control group), or 'frr: {realtime: false}'"
-        yield Problem(f"FRR cannot be given SCHED_RR ({os.strerror(number)})", remedy)
+        yield PreflightProblem(f"FRR cannot be given SCHED_RR ({os.strerror(number)})", remedy)
 
 
-def _other_zebra(host: HostFile, paths: FrrPaths) -> Iterator[Problem]:
+def _other_zebra(host: HostFile, paths: FrrPaths) -> Iterator[PreflightProblem]:
     """Two zebras in one namespace remove each other's routes."""
-    ours = {resource.pid_file: resource for resource in frr_resources(host, paths) if isinstance(resource, Daemon)}
-    pids = {find_process(daemon) for daemon in ours.values()}
+    pids = {find_process(resource) for resource in frr_resources(host, paths) if isinstance(resource, Daemon)}
     place = netns_path(host.netns) if host.netns else Path("/proc/self/ns/net")
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in pids:
@@ -120,10 +125,10 @@ def _other_zebra(host: HostFile, paths: FrrPaths) -> Iterator[Problem]:
         except OSError:
             continue  # it has ended meanwhile
         remedy = f"'frr: {{start: false}}' to use that one, or end it: kill {entry.name}"
-        yield Problem(f"another zebra (process {entry.name}) runs in this network namespace", remedy)
+        yield PreflightProblem(f"another zebra (process {entry.name}) runs in this network namespace", remedy)
 
 
-def nics(host: HostFile, found: Nics) -> Iterator[Problem]:
+def nics(host: HostFile, found: Nics) -> Iterator[PreflightProblem]:
     """Whether NICs have the virtual functions that the file asks for, or can be given them without harm to others."""
     wanted: dict[str, int] = {}
     for port in host.ports:
@@ -131,35 +136,43 @@ def nics(host: HostFile, found: Nics) -> Iterator[Problem]:
             wanted[port.vf.nic] = max(wanted.get(port.vf.nic, 0), port.vf.number + 1)
     for command, package in (("devlink", "iproute2"), ("ethtool", "ethtool")):
         if wanted and shutil.which(command) is None:
-            yield Problem(f"there is no `{command}` command, which SR-IOV needs", f"apt-get install {package}")
+            yield PreflightProblem(f"there is no `{command}` command, which SR-IOV needs", f"apt-get install {package}")
             return
     for nic, count in wanted.items():
         yield from _nic(nic, count, found)
 
 
-def _nic(nic: str, count: int, found: Nics) -> Iterator[Problem]:
+def _nic(nic: str, count: int, found: Nics) -> Iterator[PreflightProblem]:
     if found.pci_address(nic) is None:
-        yield Problem(f"there is no NIC {nic} on the PCI bus", "name its device, or 'type: veth'", in_file=True)
+        yield PreflightProblem(
+            f"there is no NIC {nic} on the PCI bus", "name its device, or 'type: veth'", in_file=True
+        )
         return
     limit, there = found.function_limit(nic), found.function_count(nic)
     if count > limit:
         most = f"numbers up to {limit - 1}" if limit else "none, see its firmware's SR-IOV setting (mstconfig SRIOV_EN)"
-        yield Problem(f"{nic} can have {limit} virtual functions, number {count - 1} is asked for", f"it has {most}")
+        yield PreflightProblem(
+            f"{nic} can have {limit} virtual functions, number {count - 1} is asked for", f"it has {most}"
+        )
         return
     anew = f"end their users, then echo 0 > /sys/class/net/{nic}/device/sriov_numvfs"
     if 0 < there < count:
-        yield Problem(
+        yield PreflightProblem(
             f"{nic} has {there} virtual functions, {count} are needed, and the kernel goes only through 0", anew
         )
     try:
         mode = found.switch_mode(nic)
     except OSError as error:
-        yield Problem(f"the switch of {nic} cannot be queried ({error.strerror})", "see `devlink dev eswitch show`")
+        yield PreflightProblem(
+            f"the switch of {nic} cannot be queried ({error.strerror})", "see `devlink dev eswitch show`"
+        )
         return
     if mode is None:
-        yield Problem(f"{nic} has no switch that devlink can set to switchdev", "'type: veth' for its ports")
+        yield PreflightProblem(f"{nic} has no switch that devlink can set to switchdev", "'type: veth' for its ports")
     elif mode != SWITCHDEV and there:
-        yield Problem(f"{nic} has virtual functions in {mode} mode, which a change would take from their users", anew)
+        yield PreflightProblem(
+            f"{nic} has virtual functions in {mode} mode, which a change would take from their users", anew
+        )
 
 
 def _try_realtime() -> int:

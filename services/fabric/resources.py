@@ -48,7 +48,7 @@ class Resource(ABC):
     def key(self) -> str:
         """Names it among a host's resources."""
 
-    def is_ours(self, current: str) -> bool:
+    def is_managed(self, current: str) -> bool:
         """Whether this value is what we gave it, so that it may be undone."""
         return current == self.value
 
@@ -110,7 +110,7 @@ class Device(Resource):
         """As in the base."""
         return f"{_where(self.netns)}device {self.name}"
 
-    def is_ours(self, current: str) -> bool:
+    def is_managed(self, current: str) -> bool:
         """As in the base; the application may have renamed its end of a pair, or moved it."""
         return current == self.value or (self.kind == "veth" and current.startswith("veth"))
 
@@ -274,8 +274,8 @@ class Directory(Resource):
         owner, _, group = names.partition(":")
         return int(mode, 8), owner, group
 
-    def is_ours(self, current: str) -> bool:
-        """As in the base; whoever may enter it now, what is in it is our daemons'."""
+    def is_managed(self, current: str) -> bool:
+        """As in the base; also with other permissions: its content belongs to the daemons that `up` started."""
         return bool(current)
 
     def commands(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from schemas.network import RouteEvent
 from schemas.subjects import ROUTE_EVENTS
 from services._runtime.bus.api import Delivery
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.fabric.testbed import frr_daemons
 from tests.bench import thorn_report as report
 from tests.bench.cluster import open_cluster

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.fabric.testbed.topology import LabSettings
 from tests.bench.machine import Machine, this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record

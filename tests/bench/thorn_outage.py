@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.network import RouteEvent, RouteKind
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.fabric.testbed.faults import Direction, Fault
 from services.fabric.testbed.lab import Lab
-from services.fabric.testbed.meter import Aim, Measurement, Outage, OutageMeter
+from services.fabric.testbed.meter import FaultTarget, Measurement, Outage, OutageMeter
 from services.fabric.testbed.topology import Bfd, LabSettings
 
 PACE_S: Final = 4.0
@@ -53,7 +53,7 @@ class FaultCase:
     """A kind of fault, and where to make it: (fault at a switch, the direction that it is aimed at), in turn."""
 
     name: str
-    turns: tuple[tuple[Callable[[int], Fault], Aim], ...]
+    turns: tuple[tuple[Callable[[int], Fault], FaultTarget], ...]
     silent: bool = True
     """Nobody sees a carrier change: found by timers only."""
 
@@ -62,22 +62,22 @@ FAULTS: Final = {
     "blackhole": FaultCase(
         "blackhole both ways",
         (
-            (lambda switch: Fault.blackhole(1, switch), Aim.OUT),
-            (lambda switch: Fault.blackhole(1, switch), Aim.IN),
+            (lambda switch: Fault.blackhole(1, switch), FaultTarget.OUT),
+            (lambda switch: Fault.blackhole(1, switch), FaultTarget.IN),
         ),
     ),
     "one-way": FaultCase(
         "blackhole one way",
         (
-            (lambda switch: Fault.blackhole(1, switch, Direction.FROM_HOST), Aim.OUT),
-            (lambda switch: Fault.blackhole(1, switch, Direction.TO_HOST), Aim.IN),
+            (lambda switch: Fault.blackhole(1, switch, Direction.FROM_HOST), FaultTarget.OUT),
+            (lambda switch: Fault.blackhole(1, switch, Direction.TO_HOST), FaultTarget.IN),
         ),
     ),
     "carrier": FaultCase(
         "carrier loss",
         (
-            (lambda switch: Fault.link_down(1, switch), Aim.OUT),
-            (lambda switch: Fault.link_down(1, switch), Aim.IN),
+            (lambda switch: Fault.link_down(1, switch), FaultTarget.OUT),
+            (lambda switch: Fault.link_down(1, switch), FaultTarget.IN),
         ),
         silent=False,
     ),

@@ -26,12 +26,12 @@ from schemas.network import NetworkStateReply, NetworkStateRequest, RouteEvent, 
 from schemas.subjects import RECONCILER_STATE, ROUTE_EVENTS, TC_EVENTS
 from services._host.frr import Frr
 from services._runtime.bus.api import BusError, Delivery
-from services._runtime.command.failure import UnavailableError
-from services.fabric.testbed import reach
+from services._runtime.command.errors import UnavailableError
+from services.fabric.testbed import connectivity
 from services.fabric.testbed.faults import Fault, repeated
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import OutageMeter
-from services.fabric.testbed.schedule import FaultSchedule, Rhythm
+from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.fabric.testbed.topology import HostNode, LabSettings
 from tests.bench import thorn_storm_report as report
 from tests.bench.cluster import Cluster, open_cluster
@@ -60,7 +60,7 @@ class StormPlan:
     up_s: float
     """At least; the next one comes only once all is whole."""
     flaps: int
-    flap: Rhythm = field(default_factory=lambda: Rhythm(0.3, 0.2, 0.0))
+    flap: FaultTiming = field(default_factory=lambda: FaultTiming(0.3, 0.2, 0.0))
 
     @classmethod
     def lasting(cls, minutes: float) -> Self:
@@ -128,9 +128,12 @@ def lost_sessions(netns: str) -> dict[str, int]:
 def standing(lab: Lab) -> list[str]:
     """What a storm that is over must not leave behind; empty: nothing."""
     left = [f"{fault} is in force" for fault in lab.faults]
-    left += [f"route {path}" for path in reach.narrow_paths(lab.topology)]
-    left += [f"deaf {pair}" for pair in reach.deaf_pairs(lab.topology) + reach.deaf_switches(lab.topology)]
-    left += [f"{name} has ended" for name, lives in lab.companions().items() if not lives]
+    left += [f"route {path}" for path in connectivity.incomplete_routes(lab.topology)]
+    left += [
+        f"deaf {pair}"
+        for pair in connectivity.unreachable_pairs(lab.topology) + connectivity.unreachable_switches(lab.topology)
+    ]
+    left += [f"{name} has ended" for name, lives in lab.sidecars().items() if not lives]
     for host in lab.topology.hosts:
         overrides = run("ip", "-n", host.netns, "route", "show", "table", "all", "proto", "200", check=False)
         left += [f"{host.name}: {line.strip()}" for line in overrides.splitlines()]
@@ -153,21 +156,21 @@ class Storm:
         begin_s = self._begin()
         with self.lab.fault(fault):
             time.sleep(down_s)
-        rejoin_s = self.lab.wait_wide(REJOIN_WITHIN_S)
+        rejoin_s = self.lab.wait_for_both_uplinks(REJOIN_WITHIN_S)
         time.sleep(max(0.0, begin_s + down_s + up_s - time.monotonic()))
         return self._cost(str(fault), 1, rejoin_s)
 
-    def flap(self, fault: Fault, times: int, rhythm: Rhythm) -> Cost:
+    def flap(self, fault: Fault, times: int, rhythm: FaultTiming) -> Cost:
         """One fault again and again; until the fast path trusts the uplink again."""
         self._begin()
         FaultSchedule(self.lab, repeated(fault), replace(rhythm, times=times)).run()
-        rejoin_s = self.lab.wait_wide(REJOIN_WITHIN_S)
-        reach.wait_until(self._stepped_back, QUIET_WITHIN_S)
+        rejoin_s = self.lab.wait_for_both_uplinks(REJOIN_WITHIN_S)
+        connectivity.wait_until(self._stepped_back, QUIET_WITHIN_S)
         return self._cost(f"{fault} flapping", times, rejoin_s)
 
     def end(self) -> list[str]:
         """What is left standing once there was time enough for all."""
-        return reach.wait_until(lambda: standing(self.lab) + self._stepped_back(), QUIET_WITHIN_S)
+        return connectivity.wait_until(lambda: standing(self.lab) + self._stepped_back(), QUIET_WITHIN_S)
 
     def _stepped_back(self) -> list[str]:
         told = {cause: len(self.told.of(RouteKind.FAST_PATH, cause)) for cause in ("flap_damped", "flap_damping_ended")}
@@ -241,7 +244,7 @@ def _states(lab: Lab, ask: Callable[[HostNode], NetworkStateReply | None]) -> li
                 found[host.name] = state
         return [host.name for host in lab.topology.hosts if host.name not in found]
 
-    if names := reach.wait_until(silent, _STARTED_WITHIN_S):
+    if names := connectivity.wait_until(silent, _STARTED_WITHIN_S):
         raise UnavailableError(f"no reconciler answers for {', '.join(names)}")
     return list(found.values())
 

@@ -49,10 +49,10 @@ from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
 from services.allocator.settings import AllocatorSettings
-from services.cli.advise.question import ask
+from services.cli.advise.query import ask
 from services.cli.apps.allocators import allocator_explain, allocator_state
 from services.cli.nats.tap import tap_command
-from services.cli.network.command import ask_node
+from services.cli.network.command import query_node
 from services.collector.profiler.options import parse
 from services.collector.profiler.recording import LocalRun
 from services.collector.service import Collector
@@ -235,10 +235,10 @@ async def test_cli() -> None:
     questions: list[Callable[[Bus], Any]] = [
         allocator_state,
         lambda bus: allocator_explain(bus, ExplainRequest(app="shop")),
-        lambda bus: ask_node(bus, RECONCILER_STATE, "n1", NetworkStateRequest(), NetworkStateReply),
-        lambda bus: ask_node(bus, RECONCILER_DIFF, "n1", DiffRequest(), DiffReply),
-        lambda bus: ask_node(bus, RECONCILER_RULES, "n1", RulesRequest(), RulesReply),
-        lambda bus: ask(bus, RankRequest(task=features("z"), workers=(1,)), patience_s=0.0),
+        lambda bus: query_node(bus, RECONCILER_STATE, "n1", NetworkStateRequest(), NetworkStateReply),
+        lambda bus: query_node(bus, RECONCILER_DIFF, "n1", DiffRequest(), DiffReply),
+        lambda bus: query_node(bus, RECONCILER_RULES, "n1", RulesRequest(), RulesReply),
+        lambda bus: ask(bus, RankRequest(task=features("z"), workers=(1,)), training_timeout_s=0.0),
     ]
     await asyncio.gather(*(question(bus) for question in questions), return_exceptions=True)
     queries = {endpoint.template.text for endpoint in (ALLOCATOR_STATE, ALLOCATOR_EXPLAIN, ADVISOR_RANK)}

@@ -27,8 +27,8 @@ from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
-from services.cli.apps.bus_feed import follow
-from services.cli.apps.live_state import LiveState
+from services.cli.apps.subscriptions import subscribe_sinks
+from services.cli.apps.view_model import ViewModel
 from services.cli.main import app
 from tests.support.cfs_batches import batch, decisions
 from tests.support.deadline import until
@@ -359,8 +359,8 @@ async def test_the_doctor_sees_the_server(bus: NatsBus) -> None:
 
 
 async def test_top_hears_of_withdrawn_limits(bus: NatsBus) -> None:
-    state = LiveState()
-    await follow(bus, lambda: (state,))
+    state = ViewModel()
+    await subscribe_sinks(bus, lambda: (state,))
     bus.publish(CFS.subject("tb", app="shop", node="n1"), batch(0))
 
     await until(lambda: "shop" in state.apps)

@@ -23,7 +23,7 @@ from schemas.streams import APPS
 from schemas.subjects import CFS, OOM_EVENTS, RECONCILER_RULES, RECONCILER_STATE, TC_EVENTS
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
-from services.console.hub import Hub, Page, note
+from services.console.hub import Hub, Page, console_message
 from services.console.source import follow_bus
 from tests.support.deadline import until
 from tests.support.secured_nats import NODES, SecuredNats
@@ -148,7 +148,7 @@ async def test_nobody_speaks_in_the_consoles_name_or_in_messages_that_are_none(n
     told = Told(hub.join())
     async with follow_bus(observer, hub):
         subject = CFS.subject("tb", app="shop", node=NODE)
-        forged = (note("Joined"), note("Trouble", about="forged", text=""), b"")
+        forged = (console_message("Joined"), console_message("Trouble", about="forged", text=""), b"")
         strange = msgpack.packb(msgpack.unpackb(encode(batch())) | {"app": 7, "node": "strange"})
         for data in (*forged, strange):
             await agent.connection.publish(subject.text, data)

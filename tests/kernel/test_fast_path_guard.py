@@ -15,7 +15,7 @@ from schemas.network import RouteKind
 from schemas.streams import ROUTE_STREAM
 from services._runtime.service.app import run_in_process
 from services.cli.up.host_image import host_mounts
-from services.fabric.testbed.companions import fast_path_is_at_work
+from services.fabric.testbed.sidecars import fast_path_is_ready
 from services.reconciler.service import Reconciler
 from services.reconciler.settings import ReconcilerSettings
 from tests.support.bus.bus_memory import MemoryBus
@@ -60,7 +60,7 @@ async def reconciler_of(host, tmp_path):
 
 async def overridden(host):
     """Wait for a fast path that sees, and have it override."""
-    await until(lambda: fast_path_is_at_work(host.name) and host.bfdd.subscribers, within_s=30, what="a fast path")
+    await until(lambda: fast_path_is_ready(host.name) and host.bfdd.subscribers, within_s=30, what="a fast path")
     host.bfdd.change("p1", "down")
     await until(lambda: host.overrides() == {H2: ["p2"], H3: ["p2"]}, within_s=10, what="overrides")
 

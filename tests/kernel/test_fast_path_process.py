@@ -14,7 +14,7 @@ from schemas.network import RouteKind
 from services._host.netlink.socket import NetlinkSocket
 from services._host.netns import socket_in
 from services._runtime.service.app import UnusableSettingsError
-from services.fabric.testbed.companions import fast_path_is_at_work
+from services.fabric.testbed.sidecars import fast_path_is_ready
 from services.fastpath.flush import main as flush_by_hand
 from services.fastpath.protocol import PORT, Kind, PeerMessage, encode, receiver_tag, seal
 from services.fastpath.routes import Write, override_request
@@ -51,7 +51,7 @@ def pair():
 
 
 async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> None:
-    assert not fast_path_is_at_work(host.name)
+    assert not fast_path_is_ready(host.name)
     async with running(host, tmp_path) as fast:
         host.bfdd.change("p1", "down")
         await fast.overrides({H2: ["p2"], H3: ["p2"]})
@@ -69,7 +69,7 @@ async def test_a_dead_session_is_overridden_until_frr_agrees(host, tmp_path) -> 
         host.bfdd.change("p1", "up")
         await fast.overrides({})
         assert host.rules(), "the rule stays while we run"
-        assert fast_path_is_at_work(host.name), "a lab can see it"
+        assert fast_path_is_ready(host.name), "a lab can see it"
     assert not host.rules()
 
 

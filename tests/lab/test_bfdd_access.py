@@ -36,7 +36,7 @@ def test_other_users_do_not_reach_bfdd_and_an_open_directory_is_told_and_closed(
     with standing(tmp_path) as lab:
         files = [lab.file(number) for number in (1, 2)]
         for file in files:
-            up(file, places=lab.places)
+            up(file, paths=lab.paths)
         for file in files:
             lab.wait_until_whole(file)
         directory = Path(f"/var/run/frr/{lab.host(1)}")
@@ -45,10 +45,10 @@ def test_other_users_do_not_reach_bfdd_and_an_open_directory_is_told_and_closed(
 
         directory.chmod(0o755)
         assert connect_as_nobody(directory / "bfdd.sock") == 0
-        (difference,) = check(files[0], lab.places)
+        (difference,) = check(files[0], lab.paths)
         assert (difference.found, difference.wanted) == ("0755 frr:frrvty", "0750 frr:frrvty")
         assert f"install -d -m 750 -o frr -g frrvty {directory}" in difference.remedy
-        changed = [step.name for step in up(files[0], places=lab.places) if step.writes]
+        changed = [step.name for step in up(files[0], paths=lab.paths) if step.writes]
         assert changed == [f"directory {directory}"], "and no daemon was restarted"
         assert connect_as_nobody(directory / "bfdd.sock") == 13
-        assert check(files[0], lab.places) == []
+        assert check(files[0], lab.paths) == []

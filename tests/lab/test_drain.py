@@ -16,7 +16,7 @@ from services.fabric.model import HostFile
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.hosts import host_file
 from services.fabric.testbed.lab import Lab
-from services.fabric.testbed.meter import Aim, OutageMeter
+from services.fabric.testbed.meter import FaultTarget, OutageMeter
 from services.fabric.testbed.network import run_ip
 from tests.support.cgroup_lab import wait_until
 
@@ -72,10 +72,10 @@ def preferences(lab: Lab, prefix: str) -> list[int | None]:
     return found
 
 
-@pytest.mark.parametrize("aim", Aim)
-def test_maintenance_of_a_drained_uplink_loses_no_packet(whole: Lab, file: Path, aim: Aim) -> None:
+@pytest.mark.parametrize("aim", FaultTarget)
+def test_maintenance_of_a_drained_uplink_loses_no_packet(whole: Lab, file: Path, aim: FaultTarget) -> None:
     with OutageMeter(whole) as meter:
-        carrying = meter.loaded_uplinks()[meter.directions[aim is Aim.IN]]
+        carrying = meter.loaded_uplinks()[meter.directions[aim is FaultTarget.IN]]
         uplink, other = f"p{carrying}", f"p{3 - carrying}"
         meter.reset()
         found = command(file, uplink)
@@ -88,7 +88,7 @@ def test_maintenance_of_a_drained_uplink_loses_no_packet(whole: Lab, file: Path,
             meter.loaded_uplinks()  # for as long as this takes, packets flow
         wait_until(lambda: command(file, "--status")[uplink]["drained"], what="the drain, after the link is back")
         assert command(file, uplink, "--undo")[uplink]["drained"] is False
-        whole.wait_wide(60.0)
+        whole.wait_for_both_uplinks(60.0)
         assert lost(meter) == [0, 0], bfd_sessions_down(whole)
 
 
@@ -101,7 +101,7 @@ def test_a_drained_node_goes_on_carrying(whole: Lab, file: Path) -> None:
             assert all(state["drained"] for state in command(file).values())
             meter.loaded_uplinks()
             assert not any(state["drained"] for state in command(file, "--undo").values())
-            whole.wait_wide(60.0)
+            whole.wait_for_both_uplinks(60.0)
             meter.loaded_uplinks()
             assert lost(meter) == [0, 0], bfd_sessions_down(whole)
 
@@ -112,12 +112,12 @@ def test_one_uplink_after_the_other_is_the_node_and_back(whole: Lab, file: Path)
         meter.reset()
         assert command(file, "p1")["p1"]["routes"] == 0
         assert all(state["drained"] and state["routes"] for state in command(file, "p2").values()), "both carry again"
-        whole.wait_wide(60.0)
+        whole.wait_for_both_uplinks(60.0)
         found = command(file, "p1", "--undo")
         assert (found["p1"]["drained"], found["p2"]["drained"]) == (False, True)
         wait_until(lambda: whole.next_hops(1, 2) == whole.next_hops(2, 1) == {"p1"}, what="both directions' way")
         assert not any(state["drained"] for state in command(file, "p2", "--undo").values())
-        whole.wait_wide(60.0)
+        whole.wait_for_both_uplinks(60.0)
         assert lost(meter) == [0, 0], bfd_sessions_down(whole)
 
 

@@ -24,7 +24,7 @@ from services.fabric.apply import ApplyError, down, up
 from services.fabric.check import check
 from services.fabric.host_file import parse_host_file
 from services.fabric.model import HostFile
-from services.fabric.places import FrrPaths
+from services.fabric.paths import FrrPaths
 from services.fabric.plan import Action, plan
 from tests.support.fabric_lab import ip, standing
 from tests.support.fake_nic import FakeNic
@@ -43,19 +43,19 @@ def test_two_hosts_have_a_session_and_their_applications_speak(lab):
     before = [lab.picture(number) for number in (1, 2)]
     files = [lab.file(number) for number in (1, 2)]
     for file in files:
-        assert any(step.writes for step in plan(file, lab.places))
-        up(file, places=lab.places)
+        assert any(step.writes for step in plan(file, lab.paths))
+        up(file, paths=lab.paths)
     # 1500 of the uplink - 50 for VXLAN - 28 of IP and UDP: the largest that is not cut to pieces.
     lab.exchange(1422)
     for file in files:
         lab.wait_until_whole(file)
-        assert not any(step.writes for step in plan(file, lab.places))
-        assert not any(step.writes for step in up(file, places=lab.places))
+        assert not any(step.writes for step in plan(file, lab.paths))
+        assert not any(step.writes for step in up(file, paths=lab.paths))
     for file in files:
-        down(file, places=lab.places)
+        down(file, paths=lab.paths)
     assert [lab.picture(number) for number in (1, 2)] == before
-    assert list(lab.places.state.iterdir()) == []
-    assert down(files[0], places=lab.places) == []
+    assert list(lab.paths.state.iterdir()) == []
+    assert down(files[0], paths=lab.paths) == []
 
 
 def test_numbered_uplinks(lab):
@@ -65,14 +65,14 @@ def test_numbered_uplinks(lab):
         own, peer = f"192.0.2.{number - 1}/31", f"192.0.2.{2 - number}"
         uplink = {"name": "p1", "address": own, "peer": peer, "peer_asn": 65003 - number}
         files.append(lab.file(number, uplinks=[uplink]))
-        up(files[-1], places=lab.places)
+        up(files[-1], paths=lab.paths)
     lab.exchange(1422)
     for file in files:
         lab.wait_until_whole(file)
 
 
 def test_daemons_run_with_their_priorities_and_without_a_tcp_terminal(lab):
-    up(lab.file(1), places=lab.places)
+    up(lab.file(1), paths=lab.paths)
     for name, priority in (("zebra", 15), ("bgpd", 15), ("bfdd", 30)):
         pid = int(Path(f"/var/run/frr/{lab.host(1)}/{name}.pid").read_text())
         assert (os.sched_getscheduler(pid), os.sched_getparam(pid).sched_priority) == (os.SCHED_RR, priority)
@@ -85,7 +85,7 @@ def test_daemons_run_with_their_priorities_and_without_a_tcp_terminal(lab):
 def test_the_encapsulation_device_only_sends(lab):
     """A packet that somebody sends to its UDP port does not reach this host's own sockets."""
     for number in (1, 2):
-        up(lab.file(number), places=lab.places)
+        up(lab.file(number), paths=lab.paths)
     lab.exchange(100)
     mac = json.loads(ip("-n", lab.host(1), "-j", "link", "show", "vxenc0"))[0]["address"]
     udp = struct.pack("!HHHH", 9, 9, 8 + 4, 0) + b"evil"
@@ -120,7 +120,7 @@ def test_the_encapsulation_device_only_sends(lab):
 
 def test_check_names_what_differs_and_up_mends_it(lab):
     file, netns = lab.file(1), lab.host(1)
-    up(file, places=lab.places)
+    up(file, paths=lab.paths)
     ip("-n", netns, "link", "set", "br0", "mtu", "1400")
     ip("-n", netns, "link", "del", "rep0")
     pid = int(Path(f"/var/run/frr/{netns}/bfdd.pid").read_text())
@@ -130,7 +130,7 @@ def test_check_names_what_differs_and_up_mends_it(lab):
     os.close(handle)
     vtysh = ["vtysh", "-N", netns, "-c", "configure", "-c", "zebra nexthop kernel enable"]
     subprocess.run(vtysh, check=True, capture_output=True)
-    found = {difference.name: difference for difference in check(file, lab.places)}
+    found = {difference.name: difference for difference in check(file, lab.paths)}
     mtu = found[f"{netns}: mtu of br0"]
     assert (mtu.found, mtu.wanted) == ("1400", "1450")
     assert mtu.remedy == f"turnbuckle fabric up, or: ip -n {netns} link set br0 mtu 1450"
@@ -141,9 +141,9 @@ def test_check_names_what_differs_and_up_mends_it(lab):
     # The other host is not up: no session.
     assert found["BGP session on p1 (IPv4)"].wanted == "Established"
 
-    changed = {step.name for step in up(file, places=lab.places) if step.writes}
+    changed = {step.name for step in up(file, paths=lab.paths) if step.writes}
     assert {f"{netns}: mtu of br0", f"{netns}: device rep0", f"{netns}: daemon bfdd"} <= changed
-    left = {difference.name for difference in check(file, lab.places)}
+    left = {difference.name for difference in check(file, lab.paths)}
     assert not left & {*changed, nexthops.name}
 
 
@@ -155,13 +155,13 @@ def test_a_failed_step_takes_everything_back(lab, tmp_path):
         shutil.copy(f"/usr/lib/frr/{name}", binaries / name)
     (binaries / "bgpd").write_text("#!/bin/sh\necho 'no memory' >&2\nexit 3\n")
     (binaries / "bgpd").chmod(0o755)
-    places = replace(lab.places, frr=FrrPaths(binaries=str(binaries)))
+    paths = replace(lab.paths, frr=FrrPaths(binaries=str(binaries)))
     before = lab.picture(1)
     with pytest.raises(ApplyError) as error:
-        up(lab.file(1), places=places)
+        up(lab.file(1), paths=paths)
     assert "daemon bgpd: bgpd refuses its configuration: no memory; what had been done is undone" in str(error.value)
     assert lab.picture(1) == before
-    assert list(places.state.iterdir()) == []
+    assert list(paths.state.iterdir()) == []
 
 
 def test_a_line_that_frr_does_not_know_is_no_half_configuration(lab, monkeypatch):
@@ -174,7 +174,7 @@ def test_a_line_that_frr_does_not_know_is_no_half_configuration(lab, monkeypatch
     )
     before = lab.picture(1)
     with pytest.raises(ApplyError, match="No such command on config line 2:  nonsense"):
-        up(lab.file(1), places=lab.places)
+        up(lab.file(1), paths=lab.paths)
     assert lab.picture(1) == before
 
 
@@ -183,7 +183,7 @@ KILLED = """
     from pathlib import Path
     from services.fabric.apply import up
     from services.fabric.host_file import parse_host_file
-    from services.fabric.places import Places
+    from services.fabric.paths import FabricPaths
 
     def progress(step):
         progress.left -= step.writes
@@ -191,7 +191,7 @@ KILLED = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     progress.left = int(sys.argv[1])
-    up(parse_host_file(sys.argv[2]), progress, Places(state=Path(sys.argv[3])))
+    up(parse_host_file(sys.argv[2]), progress, FabricPaths(state=Path(sys.argv[3])))
 """
 
 
@@ -200,12 +200,12 @@ def test_killed_in_the_middle_and_then_down(lab, writes):
     """After SIGKILL `down` undoes the half that was done; `up` would have gone on from there."""
     before, file = lab.picture(1), lab.file(1)
     text = file.model_dump_json(exclude_defaults=True)
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(writes), text, str(lab.places.state)]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), str(writes), text, str(lab.paths.state)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert lab.picture(1) != before
     if writes == 12:
-        assert len([step for step in up(file, places=lab.places) if step.writes]) < 39
-    down(file, places=lab.places)
+        assert len([step for step in up(file, paths=lab.paths) if step.writes]) < 39
+    down(file, paths=lab.paths)
     assert lab.picture(1) == before
 
 
@@ -217,35 +217,35 @@ def test_what_was_there_before_stays(lab):
     ip("-n", netns, "address", "add", "10.255.0.1/32", "dev", "lo")
     ip("netns", "add", lab.application(1))
     before = lab.picture(1)
-    steps = {step.name: step.action for step in up(lab.file(1), places=lab.places)}
+    steps = {step.name: step.action for step in up(lab.file(1), paths=lab.paths)}
     assert steps[f"{netns}: device br0"] is Action.KEEP
     assert steps[f"{netns}: mtu of br0"] is Action.CHANGE
-    down(lab.file(1), places=lab.places)
+    down(lab.file(1), paths=lab.paths)
     assert lab.picture(1) == before
 
 
 def test_another_file_replaces_what_cannot_be_changed(lab):
     """A new VNI makes the tunnel anew; a port that is gone from the file goes from the host."""
     before = lab.picture(1)
-    up(lab.file(1), places=lab.places)
+    up(lab.file(1), paths=lab.paths)
     other = lab.file(1, vni=200, vxlan={"name": "vx100"}, ports=[])
-    steps = {step.name: step.action for step in up(other, places=lab.places)}
+    steps = {step.name: step.action for step in up(other, paths=lab.paths)}
     assert steps[f"{lab.host(1)}: device vx100"] is Action.REPLACE
     assert steps[f"{lab.host(1)}: device rep0"] is Action.REMOVE
-    assert not any(step.writes for step in up(other, places=lab.places))
-    down(other, places=lab.places)
+    assert not any(step.writes for step in up(other, paths=lab.paths))
+    down(other, paths=lab.paths)
     assert lab.picture(1) == before
 
 
 def test_for_a_running_frr_a_file_is_written_and_loaded_by_hand(lab):
     """`frr: {start: false}`: FRR of somebody else's; the command that is told puts the file into force."""
     netns = lab.host(1)
-    steps = up(lab.file(1), places=lab.places)
+    steps = up(lab.file(1), paths=lab.paths)
     assert steps
     other = {"name": f"{lab.prefix}-w", "frr": {"start": False, "pathspace": netns}, "bfd": {"interval_ms": 100}}
     file = lab.file(1, **other)
-    up(file, places=lab.places)
-    command = next(d.remedy for d in check(file, lab.places) if d.name == "BFD session on p1").partition("else ")[2]
+    up(file, paths=lab.paths)
+    command = next(d.remedy for d in check(file, lab.paths) if d.name == "BFD session on p1").partition("else ")[2]
     written = f"/etc/frr/{netns}/turnbuckle-{lab.prefix}-w.conf"
     assert command == f"vtysh -N {netns} -f {written}"
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
@@ -254,9 +254,9 @@ def test_for_a_running_frr_a_file_is_written_and_loaded_by_hand(lab):
         ["vtysh", "-N", netns, "-c", "show running-config"], capture_output=True, text=True, check=True
     )
     assert "  transmit-interval 100\n" in running.stdout
-    down(file, places=lab.places)
+    down(file, paths=lab.paths)
     assert not Path(written).exists()
-    assert not any(step.writes for step in plan(lab.file(1), lab.places) if step.action is not Action.KEEP)
+    assert not any(step.writes for step in plan(lab.file(1), lab.paths) if step.action is not Action.KEEP)
 
 
 def test_a_virtual_function_becomes_the_applications_device(lab, tmp_path, monkeypatch):
@@ -271,19 +271,19 @@ def test_a_virtual_function_becomes_the_applications_device(lab, tmp_path, monke
     text = lab.file(1).model_dump(mode="json", exclude_defaults=True)
     port = text["ports"][0] | {"type": "vf", "vf": {"nic": "p1", "number": 0}}
     file = HostFile.model_validate({key: value for key, value in text.items() if key != "netns"} | {"ports": [port]})
-    places = replace(lab.places, sysfs=nic.sysfs)
+    paths = replace(lab.paths, sysfs=nic.sysfs)
     before = lab.picture(1)
     with inside(netns):
-        up(file, lambda step: nic.rename("eth5", "rep0") if step.name.startswith("representor") else None, places)
+        up(file, lambda step: nic.rename("eth5", "rep0") if step.name.startswith("representor") else None, paths)
         nic.take_function(0, "p1v0")
         assert (nic.mode, nic.function_count) == ("switchdev", 1)
-        assert not any(step.writes for step in up(file, places=places))
+        assert not any(step.writes for step in up(file, paths=paths))
     inner = ip("-n", lab.application(1), "address", "show", "app")
     assert "02:00:00:00:00:01" in inner
     assert "172.16.0.1/24" in inner
     assert "master br0" in ip("-n", netns, "link", "show", "rep0")
     with inside(netns):
-        down(file, places=places)
+        down(file, paths=paths)
     assert (nic.mode, nic.function_count) == ("legacy", 0)
     # The function's device would go with the function; here it is a veth, which comes back with its namespace's end.
     after = lab.picture(1)

@@ -13,7 +13,7 @@ from services.fabric.apply import up
 from services.fabric.frr_text import TorSwitch, host_configuration, tor_configuration
 from services.fabric.journal import JournalError, locked
 from services.fabric.model import HostFile
-from services.fabric.places import FrrPaths, Places
+from services.fabric.paths import FabricPaths, FrrPaths
 from services.fabric.preflight import PreflightError
 from tests.support.fabric_lab import ip, standing
 
@@ -30,7 +30,7 @@ def refused(lab, file=None):
     """The text of a refusal, which must leave everything as it is."""
     before = lab.picture(1)
     with pytest.raises(PreflightError) as error:
-        up(file or lab.file(1), places=lab.places)
+        up(file or lab.file(1), paths=lab.paths)
     assert lab.picture(1) == before
     return str(error.value)
 
@@ -73,12 +73,12 @@ def test_what_does_not_suit_the_host_is_named_with_its_remedy(lab):
 
 
 def test_missing_frr_is_named(lab, tmp_path):
-    empty = Places(state=lab.places.state, frr=FrrPaths(binaries=str(tmp_path)))
+    empty = FabricPaths(state=lab.paths.state, frr=FrrPaths(binaries=str(tmp_path)))
     with pytest.raises(PreflightError, match=r"FRR's zebra is not in .*: apt-get install frr"):
-        up(lab.file(1), places=empty)
-    nowhere = Places(state=lab.places.state, frr=FrrPaths(configuration=str(tmp_path / "etc")))
+        up(lab.file(1), paths=empty)
+    nowhere = FabricPaths(state=lab.paths.state, frr=FrrPaths(configuration=str(tmp_path / "etc")))
     with pytest.raises(PreflightError, match=r"FRR is not installed .*: apt-get install frr"):
-        up(lab.file(1), places=nowhere)
+        up(lab.file(1), paths=nowhere)
 
 
 @pytest.mark.parametrize("command", ["plan", "up", "check", "down"])
@@ -120,13 +120,13 @@ def test_frr_takes_every_line(kind, daemon):
 
 def test_a_second_zebra_in_the_namespace_is_refused(lab):
     """Two of them remove each other's routes."""
-    up(lab.file(1), places=lab.places)
+    up(lab.file(1), paths=lab.paths)
     other = lab.file(1, name=f"{lab.prefix}-x", ports=[], encapsulation=None)
     with pytest.raises(PreflightError, match=r"another zebra \(process \d+\) runs in this network namespace"):
-        up(other, places=lab.places)
+        up(other, paths=lab.paths)
 
 
 def test_one_at_a_time(lab):
     file = lab.file(1)
-    with locked(lab.places.state, file.name), pytest.raises(JournalError, match="is at work on"):
-        up(file, places=lab.places)
+    with locked(lab.paths.state, file.name), pytest.raises(JournalError, match="is at work on"):
+        up(file, paths=lab.paths)

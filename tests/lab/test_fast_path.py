@@ -16,7 +16,7 @@ import pytest
 
 from schemas.network import RouteKind
 from services._host.netns import socket_in
-from services.fabric.testbed import build, frr_daemons, reach
+from services.fabric.testbed import build, connectivity, frr_daemons
 from services.fabric.testbed.faults import Direction, Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.meter import OutageMeter
@@ -158,7 +158,7 @@ def test_crossed_faults_keep_the_last_hop(calm: Lab, fast: FastPaths, streams: O
     """Host 1 loses switch 1, host 2 switch 2: what each is told would leave it no way at all."""
     with calm.fault(Fault.blackhole(1, 1)), calm.fault(Fault.blackhole(2, 2)) as injected_ns:
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"} and calm.next_hops(2, 1) == {"p1"}, what="FRR's way around")
-        assert reach.wait_until(lambda: reach.deaf_pairs(calm.topology), 30.0) == []
+        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(calm.topology), 30.0) == []
         assert worst_ms(streams, injected_ns) < WORKS_WITHIN_MS
     for host in fast.hosts:
         for event in host.told(RouteKind.OVERRIDE):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schemas.network import RouteKind
-from services.fabric.testbed import reach
+from services.fabric.testbed import connectivity
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from tests.support.cgroup_lab import wait_until
@@ -30,4 +30,4 @@ def test_a_flap_storm_is_left_to_frr(whole: Lab, tmp_path: Path) -> None:
         assert not ours.overrides(), "nothing is overridden while damped"
         assert ours.state["counts"]["triggers"] == 3, "three were answered"
         fast.wait_told(1, RouteKind.FAST_PATH, "flap_damping_ended", within_s=HOLD_S + 30)
-        assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 30.0) == []
+        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 30.0) == []

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from services._host.netns import NETNS_DIRECTORY, command_in
 from services._host.readiness import readable
-from services._runtime.command.failure import CommandError, ExitCode
+from services._runtime.command.errors import CommandError, ExitCode
 from services.cli.main import app
-from services.fabric.testbed import frr_daemons, record
+from services.fabric.testbed import frr_daemons, state_file
 from services.fabric.testbed.faults import Direction, Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.topology import DualTor, LabSettings
@@ -132,7 +132,7 @@ def test_a_namespace_of_somebody_else_is_left_alone(scratch: str) -> None:
         with pytest.raises(CommandError, match=f"not ours.*{foreign}"):
             Lab.up(LabSettings(prefix=scratch))
         assert (NETNS_DIRECTORY / foreign).exists()
-        assert record.load(scratch) is None
+        assert state_file.load(scratch) is None
     finally:
         subprocess.run(["ip", "netns", "delete", foreign], check=True)
 
@@ -168,7 +168,7 @@ def test_what_a_killed_up_has_left_is_removed_and_what_others_put_there_is_named
     assert not [name for name in names if (NETNS_DIRECTORY / name).exists()]
     assert not [name for name in names for parent in (frr_daemons.CONFIGURATION, frr_daemons.RUNTIME)
                 if (parent / name).exists()]  # fmt: skip
-    assert not record.directory_of(scratch).exists()
+    assert not state_file.directory_of(scratch).exists()
     # The other lab, with FRR daemons of the same names, has noticed nothing.
     assert whole.next_hops(1, 2) == {"p1", "p2"}
     assert len(frr_daemons.running(whole.topology.hosts[0].netns)) == 3

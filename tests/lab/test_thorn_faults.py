@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 from services._host.frr import Frr, FrrError
-from services.fabric.testbed import reach
+from services.fabric.testbed import connectivity
 from services.fabric.testbed.faults import Direction, Fault, alternating
 from services.fabric.testbed.lab import Lab
-from services.fabric.testbed.meter import Aim, OutageMeter
-from services.fabric.testbed.schedule import FaultSchedule, Rhythm
+from services.fabric.testbed.meter import FaultTarget, OutageMeter
+from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.reconciler.adapters.kernel import Kernel
 from tests.support.cgroup_lab import wait_until
 from tests.support.lab_events import OVERLAY, LabEvents
@@ -69,7 +69,7 @@ def test_an_edge_fault_changes_routes_and_nothing_else(whole: Lab, fault: Fault)
     with whole.fault(fault):
         wait_until(lambda: whole.next_hops(1, 2) == whole.next_hops(2, 1) == other, what="both hosts' way around")
         during = {netns: overlay_of(netns) for netns in hosts}
-    whole.wait_wide()
+    whole.wait_for_both_uplinks()
     counted = {netns: found.counted() for netns, found in events.items()}
     for found in events.values():
         found.close()
@@ -85,15 +85,15 @@ def test_an_edge_fault_changes_routes_and_nothing_else(whole: Lab, fault: Fault)
 @pytest.mark.parametrize(
     ("fault", "aim"),
     [
-        (Fault.blackhole(1, 1), Aim.OUT),
-        (Fault.blackhole(1, 1, Direction.FROM_HOST), Aim.OUT),
-        (Fault.blackhole(1, 1, Direction.TO_HOST), Aim.IN),
-        (Fault.link_down(1, 1), Aim.IN),
-        (Fault.switch_dead(1), Aim.OUT),
+        (Fault.blackhole(1, 1), FaultTarget.OUT),
+        (Fault.blackhole(1, 1, Direction.FROM_HOST), FaultTarget.OUT),
+        (Fault.blackhole(1, 1, Direction.TO_HOST), FaultTarget.IN),
+        (Fault.link_down(1, 1), FaultTarget.IN),
+        (Fault.switch_dead(1), FaultTarget.OUT),
     ],
     ids=str,
 )
-def test_traffic_survives(meter: OutageMeter, fault: Fault, aim: Aim) -> None:
+def test_traffic_survives(meter: OutageMeter, fault: Fault, aim: FaultTarget) -> None:
     """Of every kind, where the traffic is; and both uplinks carry again afterwards (`measure` waits for it)."""
     measured = meter.measure(
         lambda switch: fault.model_copy(update={"switch": switch}),
@@ -116,8 +116,8 @@ def test_the_meter_sees_an_outage_that_does_not_end(meter: OutageMeter) -> None:
     meter.reset()
     with lab.fault(Fault.blackhole(1, 1)) as injected_ns, lab.fault(Fault.blackhole(1, 2)):
         wait_until(lambda: not any(report.over for report in meter.report(injected_ns)), what="an outage of 0.5 s")
-        assert reach.deaf_pairs(lab.topology) == ["a1->a2", "a2->a1"]
-    assert reach.wait_until(lambda: reach.deaf_pairs(lab.topology), 30.0) == []
+        assert connectivity.unreachable_pairs(lab.topology) == ["a1->a2", "a2->a1"]
+    assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(lab.topology), 30.0) == []
 
 
 def test_the_link_between_the_switches_is_not_missed(meter: OutageMeter) -> None:
@@ -135,7 +135,7 @@ def test_crossed_faults_leave_the_way_over_both_switches(whole: Lab) -> None:
     """Host 1 has lost switch 1 and host 2 has lost switch 2: the link between the switches is the only way."""
     with whole.fault(Fault.blackhole(1, 1)), whole.fault(Fault.blackhole(2, 2)):
         wait_until(lambda: whole.next_hops(1, 2) == {"p2"} and whole.next_hops(2, 1) == {"p1"}, what="the way around")
-        assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 30.0) == []
+        assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 30.0) == []
 
 
 def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
@@ -143,8 +143,8 @@ def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
     for number in (1, 2):
         with whole.fault(Fault.link_down(1, number)):
             wait_until(lambda number=number: whole.next_hops(1, 2) == {f"p{3 - number}"}, what="the other uplink")
-            assert reach.wait_until(lambda: reach.deaf_pairs(whole.topology), 30.0) == []
-        whole.wait_wide(60.0)
+            assert connectivity.wait_until(lambda: connectivity.unreachable_pairs(whole.topology), 30.0) == []
+        whole.wait_for_both_uplinks(60.0)
 
     for netns in whole.topology.routers:
         said = subprocess.run(["ip", "-n", netns, "nexthop"], capture_output=True, text=True, check=True)
@@ -153,7 +153,7 @@ def test_carrier_lost_at_both_switches_in_turn(whole: Lab) -> None:
 
 def test_flapping_ends_whole(whole: Lab) -> None:
     """Shorter than BGP needs to come back: 0.3 s down, 0.2 s up."""
-    schedule = FaultSchedule(whole, alternating(Fault.link_down(1, 1)), Rhythm(0.3, 0.2, 0.0, times=6))
+    schedule = FaultSchedule(whole, alternating(Fault.link_down(1, 1)), FaultTiming(0.3, 0.2, 0.0, times=6))
 
     schedule.run()
 

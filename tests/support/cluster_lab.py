@@ -30,7 +30,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.agent.host_lock import exec_lock
 from services.agent.settings import AgentSettings
-from services.cli.apps.allocators import whole_state
+from services.cli.apps.allocators import complete_state
 from tests.support import obedient_load
 from tests.support.cgroup_lab import wait_until
 from tests.support.http_health import ask
@@ -348,13 +348,13 @@ class ClusterLab:
 
     async def state(self, app: str) -> AppState:
         """The allocator's view of an application."""
-        reply = await whole_state(self.bus, StateRequest(app=app))
+        reply = await complete_state(self.bus, StateRequest(app=app))
         assert isinstance(reply, StateReply)
         return reply.apps[0]
 
     async def states(self) -> dict[str, AppState]:
         """The allocators' view of all applications."""
-        reply = await whole_state(self.bus, StateRequest())
+        reply = await complete_state(self.bus, StateRequest())
         assert isinstance(reply, StateReply)
         return {state.spec.name: state for state in reply.apps}
 

@@ -25,13 +25,13 @@ def own_prefix(kind: str = "") -> str:
 
 def remove_orphans() -> None:
     """Remove labs of test runs that were killed."""
-    from services.fabric.testbed import build, record  # noqa: PLC0415 - see above
+    from services.fabric.testbed import build, state_file  # noqa: PLC0415 - see above
 
-    for prefix in record.prefixes():
+    for prefix in state_file.prefixes():
         pid = prefix.removeprefix(PREFIX).lstrip("abcdefghijklmnopqrstuvwxyz")
         if prefix.startswith(PREFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            with record.hold(prefix):
-                held = record.load(prefix)
+            with state_file.lock_lab(prefix):
+                held = state_file.load(prefix)
                 if held is not None:
                     build.remove(held, lambda _: None)
 

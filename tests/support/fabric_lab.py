@@ -16,7 +16,7 @@ from typing import Any
 from services._host.netns import inside, socket_in
 from services.fabric.check import check
 from services.fabric.model import HostFile
-from services.fabric.places import FrrPaths, Places
+from services.fabric.paths import FabricPaths, FrrPaths
 
 SYSCTLS = (
     "net/ipv4/fib_multipath_hash_policy",
@@ -67,9 +67,9 @@ class FabricLab:
         return f"{self.prefix}-a{number}"
 
     @property
-    def places(self) -> Places:
+    def paths(self) -> FabricPaths:
         """A journal of our own, FRR where it is."""
-        return Places(state=self.directory / "state")
+        return FabricPaths(state=self.directory / "state")
 
     def file(self, number: int, **changes: Any) -> HostFile:
         """A host's file."""
@@ -142,7 +142,7 @@ class FabricLab:
     def wait_until_whole(self, file: HostFile, *, within_s: float = 60.0) -> None:
         """Wait until `check` finds nothing."""
         deadline = time.monotonic() + within_s
-        while found := check(file, self.places):
+        while found := check(file, self.paths):
             assert time.monotonic() < deadline, f"after {within_s:g} s: {found}"
 
     def exchange(self, size_bytes: int, *, within_s: float = 60.0) -> float:

@@ -109,7 +109,7 @@ class FastPaths:
 
     def wait_quiet(self, within_s: float = 60.0) -> None:
         """Until nothing is overridden, both uplinks carry, and new faults would be answered."""
-        self._lab.wait_wide(within_s)
+        self._lab.wait_for_both_uplinks(within_s)
         wait_until(
             lambda: all(made.ready() and not made.overrides() for made in self.hosts),
             within_s=within_s,

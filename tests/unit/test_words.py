@@ -39,10 +39,7 @@ UNFINISHED = (
     "services/advisor",
     "services/agent",
     "services/allocator",
-    "services/cli",
     "services/collector",
-    "services/console",
-    "services/fabric",
     "services/fastpath",
     "services/reconciler",
 )

@@ -26,13 +26,13 @@ from services._runtime.bus.api import (
 )
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services._runtime.command.failure import BadFileError, CommandError, NoPermissionError, UnavailableError
+from services._runtime.command.errors import BadFileError, CommandError, NoPermissionError, UnavailableError
 from services._runtime.service.settings import CommonSettings, SettingsError
 from services._runtime.telemetry.logging import setup_logging
 
-CONNECT_WITHIN_S: Final = 3.0
+CONNECT_TIMEOUT_S: Final = 3.0
 QUERY_TIMEOUT_S: Final = 3.0
-CLOSE_WITHIN_S: Final = 2.0
+CLOSE_TIMEOUT_S: Final = 2.0
 
 ServerOption = Annotated[
     str | None,
@@ -70,11 +70,11 @@ def find_server(server: str | None, context: str | None) -> BusOptions:
     return dataclasses.replace(options, origin="--server") if server else options
 
 
-class _Silence(io.StringIO):
-    """A stream that keeps nothing."""
+class _NullStream(io.StringIO):
+    """A stream that discards its text."""
 
     def write(self, text: str, /) -> int:
-        """Take the text and forget it."""
+        """Discard the text."""
         return len(text)
 
 
@@ -82,15 +82,15 @@ def quiet_logs() -> None:
     """Logs are for services; a command says what went wrong itself. TURNBUCKLE_LOG_LEVEL=debug shows them."""
     shown = os.environ.get("TURNBUCKLE_LOG_LEVEL") == "debug"
     setup_logging(
-        "cli", level="debug" if shown else "error", log_format="console", stream=None if shown else _Silence()
+        "cli", level="debug" if shown else "error", log_format="console", stream=None if shown else _NullStream()
     )
 
 
 @asynccontextmanager
 async def connected(options: BusOptions, *, within_s: float | None = None) -> AsyncIterator[NatsBus]:
-    """A bus for one command. What it raises in between becomes a sentence too.
+    """A bus for one command. Its errors within the block become command errors.
 
-    ``within_s``: how long a server is waited for, by default `CONNECT_WITHIN_S`.
+    ``within_s``: how long a server is waited for, by default `CONNECT_TIMEOUT_S`.
 
     Raises:
         UnavailableError: no server answers, or it stopped answering.
@@ -98,21 +98,23 @@ async def connected(options: BusOptions, *, within_s: float | None = None) -> As
         NoPermissionError: the server does not know the key, or does not let its user do this.
     """
     quiet_logs()
-    impatient = dataclasses.replace(options, name="turnbuckle-cli", connect_deadline_s=within_s or CONNECT_WITHIN_S)
+    command_options = dataclasses.replace(
+        options, name="turnbuckle-cli", connect_deadline_s=within_s or CONNECT_TIMEOUT_S
+    )
     try:
-        bus = await NatsBus.connect(impatient)
+        bus = await NatsBus.connect(command_options)
     except BusError as error:
-        raise command_error(error, impatient) from error
+        raise command_error(error, command_options) from error
     try:
         yield bus
     except BusError as error:
-        raise command_error(error, impatient) from error
+        raise command_error(error, command_options) from error
     finally:
-        await bus.close(CLOSE_WITHIN_S)
+        await bus.close(CLOSE_TIMEOUT_S)
 
 
 def command_error(error: BusError, options: BusOptions) -> CommandError:
-    """What a person is to read, with the exit code of its kind."""
+    """The command error for a bus error."""
     if isinstance(error, BusSettingsError):
         return BadFileError(str(error))
     if isinstance(error, CredentialsRefusedError):
@@ -125,12 +127,12 @@ def command_error(error: BusError, options: BusOptions) -> CommandError:
 def _not_permitted(error: NotPermittedError, options: BusOptions) -> str:
     if not error.subject:
         return str(error)
-    everybody = allowed(grants(Identity(Role.OBSERVER), options.root).publish, error.subject)
-    return key_wanted(options, "an operator's or observer's" if everybody else "the operator's")
+    observer_may = allowed(grants(Identity(Role.OBSERVER), options.root).publish, error.subject)
+    return missing_key_text(options, "an operator's or observer's" if observer_may else "the operator's")
 
 
-def key_wanted(options: BusOptions, whose: str = "the operator's") -> str:
-    """Whose key is needed, and which was used."""
+def missing_key_text(options: BusOptions, whose: str = "the operator's") -> str:
+    """Which user's key is needed, and which was used."""
     file = options.nkey_seed_file
     used = f"and that in {file} is not" if file else "and none is set"
     return (
@@ -140,25 +142,25 @@ def key_wanted(options: BusOptions, whose: str = "the operator's") -> str:
 
 
 async def query(bus: Bus, endpoint: Endpoint, request: Message, reply_type: type[ReplyT]) -> ReplyT:
-    """Ask a micro service.
+    """Send a request to a service.
 
     Raises:
-        UnavailableError: nobody answers.
-        CommandError: the service says that the request cannot be served (an unknown application, say).
+        UnavailableError: no reply.
+        CommandError: the service rejects the request (an unknown application, say).
     """
     subject = endpoint.template.subject(bus.root)
-    return await answered(endpoint.service, bus.request(subject, request, timeout_s=QUERY_TIMEOUT_S), reply_type)
+    return await await_reply(endpoint.service, bus.request(subject, request, timeout_s=QUERY_TIMEOUT_S), reply_type)
 
 
-async def answered(service: str, asking: Awaitable[Message], reply_type: type[ReplyT]) -> ReplyT:
-    """The answer to a question to a service.
+async def await_reply(service: str, pending: Awaitable[Message], reply_type: type[ReplyT]) -> ReplyT:
+    """The reply to a request, its errors as command errors.
 
     Raises:
-        UnavailableError: nobody answers.
-        CommandError: the service says that the request cannot be served (an unknown application, say).
+        UnavailableError: no reply.
+        CommandError: the service rejects the request (an unknown application, say).
     """
     try:
-        reply = await asking
+        reply = await pending
     except NoResponderError as error:
         raise UnavailableError(f"no {service} answers: `turnbuckle run {service}` starts one") from error
     except RequestTimeoutError as error:

@@ -1,4 +1,4 @@
-"""What is wrong in an app.yaml, in sentences: file, line, field, what was expected, what was probably meant."""
+"""Validation errors of a YAML file, as sentences: file, line, field, what was expected, the probable name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EXPECTED: Final = {
 """Pydantic's error types in the words of somebody who writes YAML."""
 
 
-def describe_mistakes(error: ValidationError, source: YamlSource, fields_at: FieldsAt) -> str:
+def describe_validation_errors(error: ValidationError, source: YamlSource, fields_at: FieldsAt) -> str:
     """One line per mistake, such as ``app.yaml:4: unknown field 'cpu_limt': did you mean 'cpu_limit'?``."""
     lines: dict[str, None] = {}
     for detail in error.errors(include_input=True, include_url=False):

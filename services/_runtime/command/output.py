@@ -36,17 +36,17 @@ def print_line(text: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """Tell the user something on stderr."""
+    """Print a note on stderr."""
     stderr_console().print(escape(message))
 
 
 def print_warning(message: str) -> None:
-    """Tell the user on stderr what may not turn out as meant."""
+    """Print a warning on stderr."""
     stderr_console().print(f"[bold yellow]warning:[/] {escape(message)}")
 
 
 def print_error(message: str) -> None:
-    """Tell the user on stderr what went wrong."""
+    """Print an error on stderr."""
     stderr_console().print(f"[bold red]error:[/] {escape(message)}")
 
 
@@ -72,7 +72,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_size(count: int) -> str:
-    """A size that somebody has set, exactly: ``1.5 GiB``, but ``954 MiB (1000000000 B)``."""
+    """A configured size, exactly: ``1.5 GiB``, but ``954 MiB (1000000000 B)``."""
     from schemas.sizes import parse_size  # noqa: PLC0415 - quick --help: it brings pydantic
 
     text = format_bytes(count)

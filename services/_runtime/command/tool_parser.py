@@ -17,7 +17,7 @@ DESCRIBE: Final = "--describe-options"
 
 
 class ToolParser(argparse.ArgumentParser):
-    """argparse that can be described, and tells a mistake in a line for people and an ``error`` event for programs."""
+    """argparse that describes its options as JSON, and reports a usage error as text and as an ``error`` event."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's; with `DESCRIBE` alone it prints the description and ends."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from services._runtime.command.failure import BadFileError
+from services._runtime.command.errors import BadFileError
 from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error
 
 MAX_FILE_BYTES: Final = 1 << 20

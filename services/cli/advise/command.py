@@ -12,9 +12,9 @@ import typer
 from schemas.codec import to_plain
 from schemas.predictions import Objective, RankReply, RankRequest
 from services._runtime.command.connection import ContextOption, ServerOption
-from services._runtime.command.failure import BadFileError, ExitCode
+from services._runtime.command.errors import BadFileError, ExitCode
 from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
-from services.cli.advise.question import Answer, Wishes, ask, request_for
+from services.cli.advise.query import Answer, QueryOptions, ask, request_for
 
 if TYPE_CHECKING:
     from services.cli.advise.job_yaml import JobYaml
@@ -32,13 +32,13 @@ Examples:
 
   turnbuckle advise job.yaml --skypilot task.yaml && sky launch task.yaml
 """
-TRAINED_WITHIN_S: Final = 300.0
+TRAINING_TIMEOUT_S: Final = 300.0
 """The first model with the shipped data set: seconds on a quiet machine, more on a busy one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which forms of the answer are wanted."""
+class Outputs:
+    """The forms in which the answer is written."""
 
     as_json: bool = False
     plot: Path | None = None
@@ -89,14 +89,14 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
     for name, value in (("--budget", budget), ("--deadline", deadline)):
         if value is not None and not 0 < value < float("inf"):
             raise typer.BadParameter(f"{name} must be a number above 0, not {value:g}")
-    wishes = Wishes(profile, budget, deadline, spot, objective, top, tuple(provider or ()), shipped_data)
-    wanted = Wanted(as_json, plot, skypilot)
+    query_options = QueryOptions(profile, budget, deadline, spot, objective, top, tuple(provider or ()), shipped_data)
+    outputs = Outputs(as_json, plot, skypilot)
     if plot is not None:
         _check_picture(plot)
     if example:
         from services.cli.advise.example import run_example  # noqa: PLC0415 - quick --help
 
-        _show(run_example(task, wishes), None, wanted)
+        _show(run_example(task, query_options), None, outputs)
         return
     if job is None:
         raise typer.BadParameter("name a job.yaml, or try --example")
@@ -105,10 +105,10 @@ def advise_command(  # noqa: PLR0913 - a command's options are its parameters
     from services.cli.toolkit.tracing import traced  # noqa: PLC0415 - as above
 
     file = load_job(job)
-    request = request_for(file, wishes, job.parent)
+    request = request_for(file, query_options, job.parent)
     with traced("cli.advise", turnbuckle__job=file.name):
         reply = asyncio.run(_ask(request, find_server(server, context)))
-    _show(Answer(reply, request.spot), file, wanted)
+    _show(Answer(reply, request.spot), file, outputs)
 
 
 async def _ask(request: RankRequest, options: object) -> RankReply:
@@ -118,16 +118,16 @@ async def _ask(request: RankRequest, options: object) -> RankReply:
     assert isinstance(options, BusOptions)
     async with connected(options) as bus:
         if not request.shipped_data:
-            return await ask(bus, request, patience_s=0.0)
+            return await ask(bus, request, training_timeout_s=0.0)
         with stderr_console().status("the advisor learns from the shipped data set"):
-            return await ask(bus, request, patience_s=TRAINED_WITHIN_S)
+            return await ask(bus, request, training_timeout_s=TRAINING_TIMEOUT_S)
 
 
-def _show(answer: Answer, file: JobYaml | None, wanted: Wanted) -> None:
+def _show(answer: Answer, file: JobYaml | None, outputs: Outputs) -> None:
     from services.cli.advise.view import print_answer  # noqa: PLC0415 - quick --help
 
     reply = answer.reply
-    if wanted.as_json:
+    if outputs.as_json:
         plain = to_plain(reply)
         if answer.measured is not None:
             plain["measured"] = {"task": answer.measured.task, "time_s": answer.measured.time_s,
@@ -135,18 +135,18 @@ def _show(answer: Answer, file: JobYaml | None, wanted: Wanted) -> None:
         print_json(plain)
     else:
         print_answer(stdout_console(), answer)
-    if wanted.plot is not None:
-        _draw(answer, wanted.plot)
+    if outputs.plot is not None:
+        _draw(answer, outputs.plot)
     if not reply.ranked:
         raise typer.Exit(ExitCode.FAILED)
-    if wanted.skypilot is not None:
+    if outputs.skypilot is not None:
         from services.cli.advise.skypilot import task_yaml  # noqa: PLC0415 - quick --help
 
-        _write(wanted.skypilot, task_yaml(answer, file))
+        _write(outputs.skypilot, task_yaml(answer, file))
 
 
 def _check_picture(path: Path) -> None:
-    """Before anybody works for it."""
+    """Reject an unusable path before the advisor is asked."""
     from services.cli.advise.plot import FORMATS  # noqa: PLC0415 - matplotlib loads slowly
 
     if (ending := path.suffix.removeprefix(".").lower()) not in FORMATS:

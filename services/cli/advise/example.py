@@ -1,7 +1,7 @@
-"""`turnbuckle advise --example`: an advisor learns from the shipped data set, less one task, and is asked about that.
+"""`turnbuckle advise --example`: trains an advisor on the shipped data set without one task, then queries that task.
 
-The task that is left out stands for a job of the user's own: nothing but its features and its local run is known. It
-was measured all the same, so the answer can be set beside what really happened.
+The held-out task stands for a job of the user's own: only its features and its local run are known to the advisor. Its
+measurements exist, so the answer is compared with them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from schemas.runs import RunProfile
 from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
-from services._runtime.command.failure import BadFileError, UnavailableError
+from services._runtime.command.errors import BadFileError, UnavailableError
 from services._runtime.command.output import print_note, stderr_console
 from services._runtime.record_files import JobFileError, read_job_file
 from services.cli.advise.job_yaml import SECONDS_PER_HOUR
-from services.cli.advise.question import Answer, Measurements, Wishes, ask
+from services.cli.advise.query import Answer, Measurements, QueryOptions, ask
 from services.cli.advise.view import configuration_name
 from services.cli.toolkit.supervisor import Supervisor
 
-PATIENCE_S: Final = 180.0
+TRAINING_TIMEOUT_S: Final = 180.0
 _LONGER: Final = re.compile(r"-x\d+$")
 _PREFERRED: Final = ("image", "vgg", "transformer")
 
 
-def run_example(task: str | None, wishes: Wishes) -> Answer:
-    """Start a server and an advisor, let it learn, ask, and stop both.
+def run_example(task: str | None, query_options: QueryOptions) -> Answer:
+    """Start a server and an advisor, wait until it is trained, query it, and stop both.
 
     Raises:
         BadFileError: no data set is shipped, or the task is not in it.
@@ -48,14 +48,14 @@ def run_example(task: str | None, wishes: Wishes) -> Answer:
         found = read_job_file(path)
     except JobFileError as error:
         raise BadFileError(f"the shipped data set cannot be used: {error}") from error
-    profile = _chosen(found.profiles, found.records, task)
+    profile = _select_profile(found.profiles, found.records, task)
     mine = [record for record in found.records if record.task.task == profile.task.task]
-    request = _request(profile, wishes, mine)
+    request = _request(profile, query_options, mine)
     print_note(
         f"{path.name}: {len(found.records)} jobs; {profile.task.task} is left out and asked about, "
         f"with its local run of {profile.duration_s:.0f} s"
     )
-    others = relatives(profile.task.task, {record.task.task for record in found.records})
+    others = related_tasks(profile.task.task, {record.task.task for record in found.records})
     return Answer(asyncio.run(_ask(request, path, others)), request.spot, _measurements(mine, request))
 
 
@@ -74,8 +74,8 @@ def shipped_file() -> Path:
     return found[0]
 
 
-def _chosen(profiles: tuple[RunProfile, ...], records: tuple[JobRecord, ...], task: str | None) -> RunProfile:
-    """The local run of the task that is left out."""
+def _select_profile(profiles: tuple[RunProfile, ...], records: tuple[JobRecord, ...], task: str | None) -> RunProfile:
+    """The local run of the held-out task."""
     counts: defaultdict[str, int] = defaultdict(int)
     used = {record.local_run for record in records}
     for record in records:
@@ -93,25 +93,25 @@ def _chosen(profiles: tuple[RunProfile, ...], records: tuple[JobRecord, ...], ta
     return known[names[0]]
 
 
-def relatives(task: str, known: Iterable[str]) -> tuple[str, ...]:
-    """The task and the same one with more epochs (``image-cnn-x20``), which would tell of it what nobody knows."""
+def related_tasks(task: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The task and its variants with more epochs (``image-cnn-x20``): training on these leaks the held-out task."""
     name = _LONGER.sub("", task)
     return tuple(sorted(one for one in {*known, task} if _LONGER.sub("", one) == name))
 
 
-def _request(profile: RunProfile, wishes: Wishes, measured: list[JobRecord]) -> RankRequest:
-    """About the configurations that were measured, so that there is something to compare with."""
+def _request(profile: RunProfile, query_options: QueryOptions, measured: list[JobRecord]) -> RankRequest:
+    """Ranks the measured configurations, so that the answer can be compared with measurements."""
     configurations = {configuration_name(record.configuration): record.configuration for record in measured}
     return RankRequest(
         configurations=tuple(configurations[name] for name in sorted(configurations)),
         task=profile.task,
         profile=profile,
         job="example",
-        objective=wishes.objective or Objective.COST,
-        budget_usd=wishes.budget_usd,
-        deadline_s=wishes.deadline_hours * SECONDS_PER_HOUR if wishes.deadline_hours else None,
-        spot=wishes.spot,
-        top=wishes.top,
+        objective=query_options.objective or Objective.COST,
+        budget_usd=query_options.budget_usd,
+        deadline_s=query_options.deadline_hours * SECONDS_PER_HOUR if query_options.deadline_hours else None,
+        spot=query_options.spot,
+        top=query_options.top,
     )
 
 
@@ -133,7 +133,7 @@ async def _ask(request: RankRequest, path: Path, left_out: tuple[str, ...]) -> R
             await supervisor.start("advisor", environment)
             bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,))))
         with stderr_console().status("training on all other tasks"):
-            asking = asyncio.ensure_future(ask(bus, request, patience_s=PATIENCE_S))
+            asking = asyncio.ensure_future(ask(bus, request, training_timeout_s=TRAINING_TIMEOUT_S))
             while not asking.done():
                 supervisor.check()
                 await asyncio.wait({asking}, timeout=0.5)
@@ -141,7 +141,7 @@ async def _ask(request: RankRequest, path: Path, left_out: tuple[str, ...]) -> R
 
 
 def _measurements(records: list[JobRecord], request: RankRequest) -> Measurements:
-    """Geometric means over the repeats that ran to their end."""
+    """Geometric means over the repeats that succeeded."""
     times: defaultdict[str, list[float]] = defaultdict(list)
     costs: defaultdict[str, list[float]] = defaultdict(list)
     for record in records:

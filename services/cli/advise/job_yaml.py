@@ -1,4 +1,4 @@
-"""job.yaml: the training job that `turnbuckle advise` is asked about."""
+"""job.yaml: the training job whose configurations `turnbuckle advise` ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from schemas.jobs import Configuration, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Objective
 from schemas.runs import RunProfile
 from schemas.subjects import MAX_TOKEN_CHARACTERS
-from services._runtime.command.failure import BadFileError
-from services._runtime.command.file_errors import describe_mistakes
+from services._runtime.command.errors import BadFileError
+from services._runtime.command.file_errors import describe_validation_errors
 from services._runtime.command.yaml_source import FieldPath, YamlSource, read_yaml
 
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -27,13 +27,13 @@ Count = Annotated[int, Field(ge=1, le=100_000)]
 
 
 class TaskSection(TaskFeatures):
-    """The features of Table 4.1; a slip in a name is an error."""
+    """The features of Table 4.1; an unknown name is an error."""
 
     model_config = _STRICT
 
 
 class MachineSection(Configuration):
-    """One configuration to ask about."""
+    """One configuration to rank."""
 
     model_config = _STRICT
 
@@ -44,14 +44,14 @@ class JobYaml(BaseModel):
     model_config = _STRICT
 
     name: Annotated[str, Field(max_length=MAX_TOKEN_CHARACTERS)] = ""
-    """Where given, the answer is told on the bus as ``evt.prediction.<name>``."""
+    """Where given, the answer is published as ``evt.prediction.<name>``."""
     task: TaskSection
     features: Path | None = None
     """What `turnbuckle features --json` wrote; fields of `task` come first."""
     profile: str = ""
     """The local run: its name on the bus, or the file that `turnbuckle profile` wrote."""
     providers: tuple[str, ...] = ()
-    """Whose machines are asked about; none: those that were measured, emulated ones only where no others were."""
+    """Providers to rank; empty: those with measurements, emulated ones only where there are no others."""
     workers: tuple[Count, ...] = ()
     batch_sizes: tuple[Annotated[int, Field(ge=0)], ...] = ()
     configurations: Annotated[tuple[MachineSection, ...], Field(max_length=MAX_CONFIGURATIONS)] = ()
@@ -83,7 +83,9 @@ def load_job(file: Path) -> JobYaml:
     try:
         return JobYaml.model_validate(content)
     except ValidationError as error:
-        raise BadFileError(describe_mistakes(error, YamlSource(source.file, content, source.lines), _fields)) from error
+        raise BadFileError(
+            describe_validation_errors(error, YamlSource(source.file, content, source.lines), _fields)
+        ) from error
 
 
 def _fields(path: FieldPath) -> dict[str, FieldInfo]:

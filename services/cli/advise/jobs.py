@@ -19,7 +19,7 @@ from schemas.subjects import JOB_RECORDS, SubjectTemplate
 from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services.cli.advise.collector_commands import EXPORT, IMPORT
 from services.cli.advise.view import configuration_name, dollars, seconds

@@ -19,10 +19,10 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from schemas.predictions import ConfigurationPrediction, Estimate
-from services.cli.advise.view import configuration_name, dollars, heading, held, price_of, seconds
+from services.cli.advise.view import configuration_name, dollars, heading, interval_coverage, price_of, seconds
 
 if TYPE_CHECKING:
-    from services.cli.advise.question import Answer
+    from services.cli.advise.query import Answer
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 FORMATS: Final = frozenset(FigureCanvasBase.get_supported_filetypes())
@@ -69,7 +69,7 @@ def draw_front(answer: Answer, path: Path) -> bool:
         axes.set_yscale("log")
         _ticks(axes.xaxis, axes.get_xlim(), _ROUND_TIMES_S, seconds)
         _ticks(axes.yaxis, axes.get_ylim(), _ROUND_DOLLARS, dollars)
-        axes.set_xlabel("; ".join(filter(None, ["time", held(reply)])))
+        axes.set_xlabel("; ".join(filter(None, ["time", interval_coverage(reply)])))
         axes.set_ylabel("cost on spot machines" if answer.spot else "cost")
         axes.set_title(heading(reply).replace("; ", "\n", 1), fontsize=9, loc="left")
         axes.legend(frameon=False)
@@ -81,10 +81,10 @@ def draw_front(answer: Answer, path: Path) -> bool:
 
 def _ticks(axis: Axis, ends: tuple[float, float], round_values: Sequence[float], show: Callable[[float], str]) -> None:
     """Ticks at round values; where fewer than three are in sight, at even distances."""
-    seen = [value for value in round_values if ends[0] <= value <= ends[1]]
-    if len(seen) < _LEAST_TICKS:
-        seen = np.geomspace(*ends, _LEAST_TICKS + 2)[1:-1].tolist()
-    axis.set_major_locator(FixedLocator(seen[:: -(-len(seen) // _MOST_TICKS)]))
+    ticks = [value for value in round_values if ends[0] <= value <= ends[1]]
+    if len(ticks) < _LEAST_TICKS:
+        ticks = np.geomspace(*ends, _LEAST_TICKS + 2)[1:-1].tolist()
+    axis.set_major_locator(FixedLocator(ticks[:: -(-len(ticks) // _MOST_TICKS)]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
     axis.set_minor_locator(NullLocator())
 

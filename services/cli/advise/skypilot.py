@@ -1,4 +1,4 @@
-"""The first choice as a task of SkyPilot: it does not predict times itself, so it is told what to rent."""
+"""The first choice as a SkyPilot task: SkyPilot does not predict times, so the task names the machines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from schemas.jobs import Configuration
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.cli.advise.view import dollars, price_of, seconds
 
 if TYPE_CHECKING:
     from services.cli.advise.job_yaml import JobYaml
-    from services.cli.advise.question import Answer
+    from services.cli.advise.query import Answer
 
 CLOUDS: Final = frozenset({"aws", "azure", "gcp", "ibm", "lambda", "nebius", "oci"})
 

@@ -1,4 +1,4 @@
-"""An advisor's answer on the terminal: the ranking, the time-cost front, and everything that puts it in doubt."""
+"""An advisor's answer on the terminal: the ranking, the time-cost front, and its caveats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.jobs import Configuration
 from schemas.predictions import ConfigurationPrediction, Estimate, RankReply
 
 if TYPE_CHECKING:
-    from services.cli.advise.question import Answer, Measurements
+    from services.cli.advise.query import Answer, Measurements
 
 PLOT_COLUMNS: Final = 60
 PLOT_ROWS: Final = 14
@@ -24,7 +24,7 @@ Place = tuple[float, float, str]
 """Seconds, dollars, and the configuration's name."""
 _FRONT, _OTHER = "●", "·"
 _REASONS_OF: Final = 3
-_SURE: Final = 0.95
+_HIGH_CONFIDENCE: Final = 0.95
 _OLD_DAYS: Final = 60
 _OF_LOCAL_RUN: Final = "local run's "
 """What is the same for all configurations stands in a note."""
@@ -43,7 +43,7 @@ def print_answer(console: Console, answer: Answer) -> None:
     else:
         console.print(f"[bold red]{escape(refusal(reply))}[/]")
         if reply.nearest is not None:
-            console.print(escape(offer(reply.nearest, answer)))
+            console.print(escape(nearest_alternative(reply.nearest, answer)))
     if reply.rejected:
         left = ", ".join(f"{count} {reason}" for reason, count in reply.rejected.items())
         left = left.replace("no price", "no spot price") if answer.spot else left
@@ -68,26 +68,26 @@ def refusal(reply: RankReply) -> str:
     return "not known: nothing can be recommended" + (f" ({why})" if why else "")
 
 
-def offer(one: ConfigurationPrediction, answer: Answer) -> str:
-    """What comes nearest to the budget and the deadline."""
+def nearest_alternative(one: ConfigurationPrediction, answer: Answer) -> str:
+    """The configuration nearest to the budget and the deadline."""
     price = price_of(one, answer)
     costs = f", {cost_span(price)}" if price is not None else ""
     return f"nearest to it: {configuration_name(one.configuration)}, {time_span(one.time_s)}{costs}"
 
 
 def heading(reply: RankReply) -> str:
-    """What was asked of whom, with which prices."""
+    """The query, the model and the prices of an answer."""
     model, prices = reply.model, reply.prices_as_of
     day = f"prices of {prices}" if prices is not None else "no prices"
-    told = (
+    ranked_values = (
         f"{reply.considered} configurations, smallest {reply.objective} first; model {model.version} "
         f"({model.records} records of {model.tasks} tasks); {day}"
     )
-    return "; ".join(filter(None, [told, held(reply)]))
+    return "; ".join(filter(None, [ranked_values, interval_coverage(reply)]))
 
 
-def held(reply: RankReply) -> str:
-    """How often such intervals were found to hold; empty where nobody has measured that."""
+def interval_coverage(reply: RankReply) -> str:
+    """Measured coverage of such intervals; empty where it was not measured."""
     return "" if reply.coverage is None else f"intervals held {reply.coverage:.0%} on left-out tasks"
 
 
@@ -122,7 +122,7 @@ def ranking(answer: Answer) -> Table:
                cost_span(one.cost_usd)]  # fmt: skip
         if spot:
             row.append(cost_span(one.spot_cost_usd) if answer.spot else _middle(one.spot_cost_usd))
-        row.append("yes" if one.feasible >= _SURE else f"[yellow]{one.feasible:.0%}[/]")
+        row.append("yes" if one.feasible >= _HIGH_CONFIDENCE else f"[yellow]{one.feasible:.0%}[/]")
         row += [_measured(one, measured)] if measured is not None else []
         table.add_row(*row, escape(_remark(one)))
     return table
@@ -145,26 +145,27 @@ def _remark(one: ConfigurationPrediction) -> str:
 
 
 def comparison(reply: RankReply, measured: Measurements) -> str:
-    """How good the choices were, by what was really measured."""
+    """Quality of the choices by the measured values."""
     values = measured.values
-    told = [values[name] for one in reply.ranked if (name := configuration_name(one.configuration)) in values]
-    if not told or not values:
+    ranked_values = [values[name] for one in reply.ranked if (name := configuration_name(one.configuration)) in values]
+    if not ranked_values or not values:
         return f"nothing of {measured.task} was measured where the advisor would run it"
     best = min(values.values())
     return (
-        f"measured: the first choice has {told[0] / best:.2f} x the smallest {measured.objective} of "
-        f"{len(values)} configurations that ran; the best of the first {len(told[:5])}: {min(told[:5]) / best:.2f} x"
+        f"measured: the first choice has {ranked_values[0] / best:.2f} x the smallest {measured.objective} of "
+        f"{len(values)} configurations that ran; the best of the first {len(ranked_values[:5])}: "
+        f"{min(ranked_values[:5]) / best:.2f} x"
     )
 
 
 def _print_front(console: Console, answer: Answer) -> None:
     reply = answer.reply
-    front = _places(reply.pareto, answer)
+    front = _plot_cells(reply.pareto, answer)
     if not front:
         return
     on_spot = ", on spot machines" if answer.spot else ""
     console.print(f"\n[bold]fast or cheap{on_spot}: what nothing else beats in both[/]")
-    for line in plot(front, _places([one for one in reply.ranked if not one.pareto], answer)):
+    for line in plot(front, _plot_cells([one for one in reply.ranked if not one.pareto], answer)):
         console.print(escape(line), highlight=False)
     shown = front if len(front) <= PLOT_ROWS else [*front[: PLOT_ROWS - 1], front[-1]]
     for time_s, cost, name in shown:
@@ -173,7 +174,7 @@ def _print_front(console: Console, answer: Answer) -> None:
         console.print(f"  ... {len(front) - len(shown)} more (--json shows all)", style="dim")
 
 
-def _places(found: Sequence[ConfigurationPrediction], answer: Answer) -> list[Place]:
+def _plot_cells(found: Sequence[ConfigurationPrediction], answer: Answer) -> list[Place]:
     return [
         (one.time_s.median, cost.median, configuration_name(one.configuration))
         for one in found
@@ -189,8 +190,8 @@ def plot(front: Sequence[Place], others: Sequence[Place]) -> list[str]:
     times, costs = [point[0] for point in points], [point[1] for point in points]
     grid = [[" "] * PLOT_COLUMNS for _ in range(PLOT_ROWS)]
     for time_s, cost, mark in points:
-        column = _place(time_s, min(times), max(times), PLOT_COLUMNS)
-        grid[PLOT_ROWS - 1 - _place(cost, min(costs), max(costs), PLOT_ROWS)][column] = mark
+        column = _plot_cell(time_s, min(times), max(times), PLOT_COLUMNS)
+        grid[PLOT_ROWS - 1 - _plot_cell(cost, min(costs), max(costs), PLOT_ROWS)][column] = mark
     top, bottom = dollars(max(costs)), dollars(min(costs))
     width = max(len(top), len(bottom))
     labels = [top, *[""] * (PLOT_ROWS - 2), bottom]
@@ -200,7 +201,7 @@ def plot(front: Sequence[Place], others: Sequence[Place]) -> list[str]:
     return [*lines, axis, f"  {'':>{width}}  {left}{right:>{PLOT_COLUMNS - len(left)}}"]
 
 
-def _place(value: float, least: float, most: float, cells: int) -> int:
+def _plot_cell(value: float, least: float, most: float, cells: int) -> int:
     if most <= least:
         return 0
     return round((math.log(value) - math.log(least)) / (math.log(most) - math.log(least)) * (cells - 1))

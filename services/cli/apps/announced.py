@@ -10,19 +10,19 @@ from typing import Final
 from schemas.streams import APPS
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
-from services._runtime.command.failure import NoPermissionError, UnavailableError
+from services._runtime.command.errors import NoPermissionError, UnavailableError
 from services._runtime.command.output import print_note
 
-_CONNECT_WITHIN_S: Final = 1.0
+_CONNECT_TIMEOUT_S: Final = 1.0
 
 
 def note_if_unmanaged(app: str, options: BusOptions) -> None:
-    """Say at once that nobody will manage the processes of an application, or that this is not known.
+    """Print a note if the processes of an application will not be managed, or if that cannot be determined.
 
     A note and no refusal: applications may be announced after their processes have started.
     """
     try:
-        known = asyncio.run(_announced(dataclasses.replace(options, connect_deadline_s=_CONNECT_WITHIN_S)))
+        known = asyncio.run(_announced(dataclasses.replace(options, connect_deadline_s=_CONNECT_TIMEOUT_S)))
     except (UnavailableError, NoPermissionError) as error:
         print_note(f"whether application {app!r} is announced is not known: {error}")
         return

@@ -30,8 +30,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from schemas.apps import NAME_PATTERN, AppSpec, Name
-from services._runtime.command.failure import BadFileError
-from services._runtime.command.file_errors import describe_foreign_file, describe_mistakes, dotted
+from services._runtime.command.errors import BadFileError
+from services._runtime.command.file_errors import describe_foreign_file, describe_validation_errors, dotted
 from services._runtime.command.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
 
 LABEL_PREFIX: Final = "turnbuckle."
@@ -178,7 +178,7 @@ def _check(source: YamlSource) -> AppFile:
     try:
         app_file = AppFile.model_validate(source.content)
     except ValidationError as error:
-        raise BadFileError(describe_mistakes(error, source, _fields_at)) from error
+        raise BadFileError(describe_validation_errors(error, source, _fields_at)) from error
     _check_names(app_file, source)
     if (count := len(app_file.instances)) and (refusal := app_file.refuse_containers(count)):
         raise BadFileError(f"{source.place(('containers',))}: {refusal}")

@@ -14,7 +14,7 @@ from schemas.streams import APPS
 from services._runtime.bus.api import Bus
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
-from services._runtime.command.failure import UnavailableError
+from services._runtime.command.errors import UnavailableError
 from services._runtime.command.output import (
     format_bytes,
     format_cores,
@@ -26,7 +26,7 @@ from services._runtime.command.output import (
 from services.cli.apps.app_file import AppFile, load_app_file
 from services.cli.apps.capacity import capacity_warnings, read_apps, read_nodes
 from services.cli.apps.deployer import Action, Plan, Step, plan_deployment
-from services.cli.apps.progress import plain_step, print_step
+from services.cli.apps.step_output import plain_step, print_step
 
 DRY_RUN_CONNECT_S: Final = 0.5
 EXAMPLES = """
@@ -59,7 +59,7 @@ def apply_command(  # noqa: PLR0913 - a command's options are its parameters
     outcome = _new_outcome(app_file, dry_run=dry_run)
     options = find_server(server, context)
     if dry_run:
-        outcome["warnings"] = asyncio.run(_look_at_capacity(app_file, options))
+        outcome["warnings"] = asyncio.run(_dry_run_warnings(app_file, options))
     else:
         outcome["revision"], outcome["warnings"] = asyncio.run(_announce(app_file, options))
     print_note(_describe_limits(app_file, dry_run=dry_run))
@@ -81,7 +81,7 @@ async def _announce(app_file: AppFile, options: BusOptions) -> tuple[int, list[s
         return await bus.bucket(APPS).put(app_file.name, app_file.spec), warnings
 
 
-async def _look_at_capacity(app_file: AppFile, options: BusOptions) -> list[str]:
+async def _dry_run_warnings(app_file: AppFile, options: BusOptions) -> list[str]:
     """The same for a dry run: nothing is made on the server, and without one nothing is said of the nodes."""
     only_reads = dataclasses.replace(options, streams=(), buckets=(), object_stores=())
     try:

@@ -9,10 +9,10 @@ import typer
 
 from schemas.streams import APPS
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_json, print_note
 from services.cli.apps.deployer import Step
-from services.cli.apps.progress import plain_step, print_step
+from services.cli.apps.step_output import plain_step, print_step
 
 EXAMPLES = """
 Examples:

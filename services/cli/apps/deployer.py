@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from schemas.apps import AppSpec
-from services._runtime.command.failure import BadFileError
+from services._runtime.command.errors import BadFileError
 from services.cli.apps.app_file import AppFile, ContainerTemplate, Instance
 
 APP_LABEL: Final = "turnbuckle.app"

@@ -12,7 +12,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from docker.models.containers import Container
 
 from schemas.apps import PERIOD_US
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services.cli.apps.app_file import PORT_PATTERN, ContainerTemplate
 from services.cli.apps.deployer import (
     APP_LABEL,
@@ -77,7 +77,7 @@ class DockerDeployment:
         ]
 
     def foreign(self, app: str) -> list[str]:
-        """Names of the application's containers that somebody else has made."""
+        """Names of the application's containers that were created by other means."""
         return sorted(str(found.name) for found in self._list(app) if HASH_LABEL not in found.labels)
 
     def carry_out(self, plan: Plan, progress: Progress) -> None:

@@ -10,7 +10,7 @@ import docker
 import requests
 from docker.errors import DockerException
 
-from services._runtime.command.failure import UnavailableError
+from services._runtime.command.errors import UnavailableError
 
 DEFAULT_SOCKET: Final = "unix:///var/run/docker.sock"
 _PROBE_S: Final = 5.0

@@ -21,11 +21,11 @@ from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
 from services.cli.apps.allocators import allocator_explain
 from services.cli.apps.capacity import node_warnings, plain_node, read_nodes
-from services.cli.apps.memory_history import MemoryHistory
+from services.cli.apps.event_history import EventHistory
 
 EXAMPLES = """
 Examples:
@@ -45,9 +45,9 @@ class Answer:
     """What is known."""
 
     reply: ExplainReply | None
-    """None: no allocator has answered; `trouble` says why."""
-    history: MemoryHistory
-    trouble: str = ""
+    """None: no allocator has answered; `unavailable_reason` says why."""
+    history: EventHistory
+    unavailable_reason: str = ""
     nodes: tuple[NodeInfo, ...] = ()
     """That are registered."""
 
@@ -72,8 +72,8 @@ def explain_command(  # noqa: PLR0913 - a command's options are its parameters
     since_s = time.time() - parse_age(since)
     request = ExplainRequest(app=app, container=container, last=last)
     answer = asyncio.run(_ask(request, since_s, find_server(server, context)))
-    if answer.trouble:
-        print_note(answer.trouble)
+    if answer.unavailable_reason:
+        print_note(answer.unavailable_reason)
     if as_json:
         known = {"app": app, "summary": "", "decisions": []} if answer.reply is None else to_plain(answer.reply)
         nodes = [plain_node(node) for node in answer.nodes]
@@ -94,7 +94,7 @@ def parse_age(text: str) -> float:
 
 
 async def _ask(request: ExplainRequest, since_s: float, options: Any) -> Answer:
-    history = MemoryHistory(request.container, request.last)
+    history = EventHistory(request.container, request.last)
     async with connected(options) as bus:
         await _read_history(bus, request.app, since_s, history)
         nodes = tuple(await read_nodes(bus))
@@ -107,7 +107,7 @@ async def _ask(request: ExplainRequest, since_s: float, options: Any) -> Answer:
             return Answer(None, history, str(error), nodes)
 
 
-async def _read_history(bus: NatsBus, app: str, since_s: float, history: MemoryHistory) -> None:
+async def _read_history(bus: NatsBus, app: str, since_s: float, history: EventHistory) -> None:
     def take(delivery: Delivery) -> None:
         history.take(delivery.message)
 
@@ -127,12 +127,14 @@ def _print(answer: Answer, since: str) -> None:
         console.print(escape(warning), style="yellow")
     console.print(escape(answer.history.summary(since)), style="bold")
     for event in answer.history.events:
-        console.print(escape(event.line()), style="red" if event.trouble else "none")
+        console.print(escape(event.line()), style="red" if event.severe else "none")
 
 
 def _line(decision: Explanation) -> str:
     show = format_cores if decision.resource == "cpu" else format_bytes
     unit = " cores" if decision.resource == "cpu" else ""
-    moment = datetime.fromtimestamp(decision.time_ns / 1e9, tz=UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    time_text = datetime.fromtimestamp(decision.time_ns / 1e9, tz=UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
     change = f"{show(decision.before)} → {show(decision.after)}{unit}"
-    return f"[dim]{moment}[/]  {escape(decision.container)}  {decision.resource} {change}: {escape(decision.sentence)}"
+    return (
+        f"[dim]{time_text}[/]  {escape(decision.container)}  {decision.resource} {change}: {escape(decision.sentence)}"
+    )

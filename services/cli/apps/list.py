@@ -12,7 +12,7 @@ from schemas.apps import AppSpec
 from schemas.queries import AppState
 from schemas.streams import APPS
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
-from services._runtime.command.failure import UnavailableError
+from services._runtime.command.errors import UnavailableError
 from services._runtime.command.output import format_bytes, format_cores, print_json, print_note, stdout_console
 from services.cli.apps.allocators import allocator_state
 
@@ -36,12 +36,12 @@ def apps_command(
     What is held includes what is reserved: memory that agents may grant at once. Limits come from the store; the rest
     comes from the allocator, and is left out while none answers.
     """
-    specs, state, trouble = asyncio.run(_gather(find_server(server, context)))
+    specs, state, unavailable_reason = asyncio.run(_gather(find_server(server, context)))
     rows = [_row(spec, state.get(name)) for name, spec in sorted(specs.items())]
-    if trouble:
-        print_note(trouble)
+    if unavailable_reason:
+        print_note(unavailable_reason)
     if as_json:
-        print_json({"apps": rows, "allocator": not trouble})
+        print_json({"apps": rows, "allocator": not unavailable_reason})
     elif rows:
         stdout_console().print(_table(rows))
     else:
@@ -53,12 +53,12 @@ async def _gather(options: Any) -> tuple[dict[str, AppSpec], dict[str, AppState]
         entries = await bus.bucket(APPS).entries()
         specs = {key: entry.message for key, entry in entries.items() if isinstance(entry.message, AppSpec)}
         broken = sorted(key for key, entry in entries.items() if not isinstance(entry.message, AppSpec))
-        trouble = f"unreadable entries in the store: {', '.join(broken)}" if broken else ""
+        unavailable_reason = f"unreadable entries in the store: {', '.join(broken)}" if broken else ""
         try:
             reply = await allocator_state(bus)
         except UnavailableError as error:
             return specs, {}, str(error)
-        return specs, {app.spec.name: app for app in reply.apps}, trouble
+        return specs, {app.spec.name: app for app in reply.apps}, unavailable_reason
 
 
 def _row(spec: AppSpec, state: AppState | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Draws a `LiveState` for a terminal. Pure: state in, rich renderables or lines of text out."""
+"""Renders a `ViewModel` for a terminal. Pure: state in, rich renderables or lines of text out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.text import Text
 
 from schemas.oom import OomEvent
 from services._runtime.command.output import format_bytes, format_cores
-from services.cli.apps.live_state import AppLive, ContainerLive, LiveState
-from services.cli.apps.memory_events import TROUBLE, container_name, describe_event
+from services.cli.apps.memory_events import SEVERE_KINDS, container_name, describe_event
+from services.cli.apps.view_model import AppView, ContainerView, ViewModel
 
 BAR_CELLS: Final = 18
 NARROW_BAR_CELLS: Final = 6
@@ -29,7 +29,7 @@ _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _BUSY_SHARE: Final = 0.9
 
 
-def render(state: LiveState, *, only: str | None = None, columns: int = 160) -> RenderableType:
+def render(state: ViewModel, *, only: str | None = None, columns: int = 160) -> RenderableType:
     """All applications, or one of them, for a terminal of so many columns: narrow ones show less."""
     apps = [app for name, app in sorted(state.apps.items()) if only in {None, name}]
     if not apps:
@@ -38,14 +38,14 @@ def render(state: LiveState, *, only: str | None = None, columns: int = 160) -> 
     return Group(*(_render_app(app, columns) for app in apps), *warnings, *map(_event_text, _newest(state, only)))
 
 
-def nothing_to_show(state: LiveState, only: str | None) -> str:
+def nothing_to_show(state: ViewModel, only: str | None) -> str:
     """Why there is no application to draw."""
     if only is None:
         return "No application yet. `turnbuckle apply app.yaml` announces one; `turnbuckle doctor` helps."
     return f"there is no application {only!r} (known: {', '.join(sorted(state.apps)) or 'none'})"
 
 
-def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
+def plain_lines(state: ViewModel, *, only: str | None = None) -> list[str]:
     """The same as lines of text, for a pipe or a dumb terminal."""
     lines: list[str] = []
     for name, app in sorted(state.apps.items()):
@@ -60,7 +60,7 @@ def plain_lines(state: LiveState, *, only: str | None = None) -> list[str]:
     return lines + [f"  {_event_line(event)}" for event in _newest(state, only)]
 
 
-def _plain_line(item: ContainerLive, period_us: int) -> str:
+def _plain_line(item: ContainerView, period_us: int) -> str:
     memory = "; ".join(part for part in (item.memory.in_words(), item.last_memory_event, _drift(item)) if part)
     return (
         f"  {item.name:24} cpu {format_cores(item.used_us, period_us):>5} of"
@@ -89,7 +89,7 @@ def usage_bar(used: float, limit: float, cells: int = BAR_CELLS) -> Text:
     return Text.assemble(("█" * filled, colour), ("░" * (cells - filled), "dim"))
 
 
-def _summary(app: AppLive) -> str:
+def _summary(app: AppView) -> str:
     period_us = app.period_us
     missed = f", {app.missed_batches} batches missed" if app.missed_batches else ""
     if not app.cpu_limit_us:
@@ -104,7 +104,7 @@ def _summary(app: AppLive) -> str:
     )
 
 
-def _guard_summary(app: AppLive) -> str:
+def _guard_summary(app: AppView) -> str:
     """The nodes' reserves, what the guard did with them, and who decides."""
     drifts = f"{app.drifts} limits modified externally" if app.drifts else ""
     owner = f"owner {app.owner}, epoch {app.epoch}" if app.owner else "no owner known"
@@ -112,25 +112,25 @@ def _guard_summary(app: AppLive) -> str:
     return "; ".join(part for part in (reserves, app.memory.in_words(), drifts, owner) if part)
 
 
-def _newest(state: LiveState, only: str | None) -> list[OomEvent]:
+def _newest(state: ViewModel, only: str | None) -> list[OomEvent]:
     """The newest memory events, oldest first."""
     return [event for event in state.newest_events if only in {None, event.app}][-EVENT_LINES:]
 
 
 def _event_line(event: OomEvent) -> str:
-    moment = datetime.fromtimestamp(event.time_ns / 1e9).astimezone().strftime("%H:%M:%S")
-    return f"{moment} {event.app}/{container_name(event.container)} on {event.node}: {describe_event(event)}"
+    time_text = datetime.fromtimestamp(event.time_ns / 1e9).astimezone().strftime("%H:%M:%S")
+    return f"{time_text} {event.app}/{container_name(event.container)} on {event.node}: {describe_event(event)}"
 
 
 def _event_text(event: OomEvent) -> Text:
-    return Text(_event_line(event), "red" if event.kind in TROUBLE else "dim", no_wrap=True, overflow="ellipsis")
+    return Text(_event_line(event), "red" if event.kind in SEVERE_KINDS else "dim", no_wrap=True, overflow="ellipsis")
 
 
-def _drift(container: ContainerLive) -> str:
+def _drift(container: ContainerView) -> str:
     return f"drifted {container.drifts}x: {container.last_drift}" if container.drifts else ""
 
 
-def _render_app(app: AppLive, columns: int) -> RenderableType:
+def _render_app(app: AppView, columns: int) -> RenderableType:
     table = Table(expand=True, box=None, pad_edge=False, header_style="dim")
     table.add_column("container", ratio=2, min_width=8, no_wrap=True)
     bar_cells = NARROW_BAR_CELLS if columns < NARROW_COLUMNS else BAR_CELLS
@@ -149,13 +149,13 @@ def _render_app(app: AppLive, columns: int) -> RenderableType:
     return Panel(Group(*head, table), title=Text(app.app, "bold"), title_align="left", border_style="cyan")
 
 
-def _pool_line(app: AppLive) -> Text:
+def _pool_line(app: AppView) -> Text:
     line = Text.assemble(usage_bar(app.cpu_allocated_us, app.cpu_limit_us, 24), f"  {_summary(app)}")
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
 
-def _cells(container: ContainerLive, period_us: int, bar_cells: int) -> tuple[RenderableType, ...]:
+def _cells(container: ContainerView, period_us: int, bar_cells: int) -> tuple[RenderableType, ...]:
     top = max([1, *container.used_history_us, *container.quota_history_us])
     sparks = Text(sparkline(list(container.used_history_us), top), "green")
     sparks.append("\n" + sparkline([max(0, quota) for quota in container.quota_history_us], top), "yellow")
@@ -171,7 +171,7 @@ def _cells(container: ContainerLive, period_us: int, bar_cells: int) -> tuple[Re
     )
 
 
-def _memory_cell(container: ContainerLive) -> Text:
+def _memory_cell(container: ContainerView) -> Text:
     """Usage and limit; below, how much was granted in how many steps."""
     cell = Text(f"{format_bytes(container.memory_usage_bytes)}/{format_bytes(container.memory_limit_bytes)}")
     tally = container.memory
@@ -181,7 +181,7 @@ def _memory_cell(container: ContainerLive) -> Text:
     return cell
 
 
-def _last_change(container: ContainerLive) -> Text:
+def _last_change(container: ContainerView) -> Text:
     """Why the limits are what they are; below, what happened near or at the memory limit."""
     kills = f"  {container.oom_kills} OOM kills" if container.oom_kills else ""
     drift = f"  {_drift(container)}" if container.drifts else ""

@@ -22,7 +22,7 @@ from services._host.cgroupfs import (
     detect,
     managed_directory,
 )
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_note
 from services.cli.toolkit.supervisor import die_with_parent
 
@@ -108,7 +108,7 @@ def run_in_group(layout: CgroupLayout, command: ManagedCommand) -> int:
 
 
 def oom_kills(layout: CgroupLayout, directory: str) -> int:
-    """How many tasks of a group the kernel has killed at a memory limit; 0 where it does not tell."""
+    """How many tasks of a group the kernel has OOM-killed; 0 where it does not report it."""
     name = "memory.events" if layout.version == 2 else "memory.oom_control"
     with suppress(OSError, KeyError):
         for line in Path(layout.directories(directory)["memory"], name).read_text(encoding="ascii").splitlines():

@@ -10,7 +10,7 @@ from schemas.codec import to_plain
 from schemas.oom import OomCause, OomEvent, OomKind
 from services._runtime.command.output import format_bytes, format_duration
 
-TROUBLE: Final = frozenset({OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS})
+SEVERE_KINDS: Final = frozenset({OomKind.GRANT_DENIED, OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS})
 """What a person asks about afterwards."""
 _BY: Final = {
     OomCause.WATCHDOG: " by the watchdog",
@@ -20,7 +20,7 @@ _BY: Final = {
 
 
 @dataclass(slots=True)
-class MemoryTally:
+class MemoryCounters:
     """What happened to the memory of a container, or of an application's containers together."""
 
     near_limit: int = 0

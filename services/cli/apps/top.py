@@ -15,16 +15,16 @@ from schemas.containers import NodeInfo
 from schemas.streams import APPS, LEASES, NODES
 from services._runtime.bus.api import Entry
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_json, stdout_console
 from services.cli.apps.allocators import allocator_state
-from services.cli.apps.bus_feed import follow, hand_owners_to
-from services.cli.apps.live_state import LiveState
 from services.cli.apps.live_view import nothing_to_show, plain_lines, render
+from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
+from services.cli.apps.view_model import ViewModel
 
 REFRESH_S: Final = 0.25
 PLAIN_REFRESH_S: Final = 1.0
-ONCE_WATCHES_S: Final = 1.0
+SNAPSHOT_WINDOW_S: Final = 1.0
 """How long one snapshot watches: ten periods."""
 EXAMPLES = """
 Examples:
@@ -53,7 +53,7 @@ def top_command(
     begins when top does: `turnbuckle explain APP` knows what happened before. Without a terminal it prints plain lines
     each second.
     """
-    state = LiveState()
+    state = ViewModel()
     asyncio.run(_watch(state, find_server(server, context), app, once=once or as_json))
     if (once or as_json) and app is not None and app not in state.apps:
         raise CommandError(nothing_to_show(state, app))
@@ -68,12 +68,12 @@ def top_command(
         console.print(render(state, only=app, columns=console.width))
 
 
-async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool) -> None:
+async def _watch(state: ViewModel, options: Any, app: str | None, *, once: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with connected(options) as bus:
-        await follow(bus, lambda: (state,), app)
+        await subscribe_sinks(bus, lambda: (state,), app)
         with suppress(CommandError):  # no allocator: the pools become known with its first decision
             reply = await allocator_state(bus, app)
             for item in reply.apps:
@@ -89,17 +89,17 @@ async def _watch(state: LiveState, options: Any, app: str | None, *, once: bool)
             node = entry.message if entry is not None else None
             state.register(key, node if isinstance(node, NodeInfo) else None)
 
-        leases, nodes = bus.bucket(LEASES).watch(hand_owners_to(state)), bus.bucket(NODES).watch(registered)
+        leases, nodes = bus.bucket(LEASES).watch(lease_watcher(state)), bus.bucket(NODES).watch(registered)
         async with bus.bucket(APPS).watch(changed), leases, nodes:
             if once:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), ONCE_WATCHES_S)
+                    await asyncio.wait_for(stop.wait(), SNAPSHOT_WINDOW_S)
             else:
                 await show_live(state, stop, only=app)
 
 
-async def show_live(state: LiveState, stop: asyncio.Event, *, only: str | None = None) -> None:
-    """Draw until told to stop: in place on a terminal, else as plain lines."""
+async def show_live(state: ViewModel, stop: asyncio.Event, *, only: str | None = None) -> None:
+    """Draw until ``stop`` is set: in place on a terminal, else as plain lines."""
     console = stdout_console()
     if not console.is_terminal:
         while not stop.is_set():

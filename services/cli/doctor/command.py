@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from services._runtime.command.connection import CONNECT_WITHIN_S, ContextOption, ServerOption, find_server, quiet_logs
-from services._runtime.command.failure import ExitCode
+from services._runtime.command.connection import CONNECT_TIMEOUT_S, ContextOption, ServerOption, find_server, quiet_logs
+from services._runtime.command.errors import ExitCode
 from services._runtime.command.output import print_json, stdout_console
 from services.cli.doctor.bus import BUS
 from services.cli.doctor.checks import run_checks
@@ -46,7 +46,7 @@ def doctor_command(
     fabric, FRR, a reconciler or a fast path is set up.
     """
     quiet_logs()
-    options = dataclasses.replace(find_server(server, context), connect_deadline_s=CONNECT_WITHIN_S)
+    options = dataclasses.replace(find_server(server, context), connect_deadline_s=CONNECT_TIMEOUT_S)
     findings = asyncio.run(run_checks(options, _check_docker, network=network))
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])

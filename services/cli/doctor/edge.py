@@ -1,4 +1,4 @@
-"""Whether this host has a network edge at all: who only wants container limits is not asked about FRR and tc."""
+"""Whether this host has a network edge: without one the checks of FRR and tc are skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from services.cli.doctor.guard import state_directory
 from services.cli.doctor.network import check_frr_installed, run_network_checks
 from services.cli.toolkit.finding import Finding, Level
-from services.fabric.places import STATE_DIRECTORY as FABRIC_STATE
+from services.fabric.paths import STATE_DIRECTORY as FABRIC_STATE
 
 _PREFIXES: Final = ("TURNBUCKLE_RECONCILER__", "TURNBUCKLE_FAST_PATH__")
 _LOCKS: Final = "network"

@@ -173,7 +173,7 @@ def guarded_groups(directory: Path, layout: CgroupLayout) -> list[GuardedGroup]:
 
 
 def check_left_behind(groups: list[GuardedGroup], holders: dict[str, Holder], watchdogs: list[WatchdogSeen]) -> Finding:
-    """Groups that were left paused, or with altered settings, and that nobody looks after."""
+    """Groups left paused, or with altered settings, without an agent or watchdog."""
     watched = {Path(watchdog.root_directory).name for watchdog in watchdogs}
 
     def orphaned(group: GuardedGroup) -> bool:

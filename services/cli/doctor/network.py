@@ -34,7 +34,7 @@ _NO_NEXTHOPS: Final = "no zebra nexthop kernel enable"
 
 
 def check_kernel(find: Callable[[], Mapping[Feature, str]] = missing_features) -> list[Finding]:
-    """Bridge, VXLAN, clsact, flower, tunnel_key, mirred: tried in a network namespace that nobody else sees."""
+    """Bridge, VXLAN, clsact, flower, tunnel_key, mirred: tried in a scratch network namespace."""
     try:
         missing = find()
     except CannotTryError as error:
@@ -65,11 +65,11 @@ def _capabilities(status: str | None) -> int:
 def check_fast_path_rights(status: str | None = None) -> Finding:
     """Whether overrides may be written, and switches be watched."""
     held = _capabilities(status)
-    troubles = {
+    problems = {
         "no CAP_NET_ADMIN: no override can be written": held >> _NET_ADMIN & 1,
         "no CAP_NET_RAW: a switch that closes its BGP session is not noticed": held >> _NET_RAW & 1,
     }
-    lacking = [trouble for trouble, there in troubles.items() if not there]
+    lacking = [problem for problem, there in problems.items() if not there]
     if not lacking:
         return Finding("fast path rights", Level.OK, "CAP_NET_ADMIN, CAP_NET_RAW")
     mend = "sudo, or AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW in the fast path's unit"
@@ -77,7 +77,7 @@ def check_fast_path_rights(status: str | None = None) -> Finding:
 
 
 def check_fabric_key(environ: Mapping[str, str]) -> Finding:
-    """Whether this host can be told of other hosts' faults, and who else could tell it."""
+    """Whether this host can receive signals of other hosts' faults, and whether others could forge them."""
     name, variable = "fabric key", f"{_FAST_PATH}FABRIC_KEY"
     if environ.get(variable):
         found = f"{variable} stands in the environment, which every child process inherits"
@@ -101,7 +101,7 @@ def check_fabric_key(environ: Mapping[str, str]) -> Finding:
 
 
 def check_bfdd_socket(environ: Mapping[str, str]) -> Finding:
-    """Whether the fast path can hear BFD, and who else can speak to bfdd."""
+    """Whether the fast path receives BFD state, and which other users reach bfdd's socket."""
     directory = Path(environ.get(f"{_FAST_PATH}FRR_DIRECTORY") or DIRECTORY)
     directory /= environ.get(f"{_FAST_PATH}FRR_PATHSPACE") or ""
     try:
@@ -149,9 +149,11 @@ def check_bridged_frames(setting: Path = _BRIDGED_FRAMES) -> Finding:
     return Finding("bridged frames", Level.NOTE, found, f"sysctl -w net.bridge.{setting.name}=0")
 
 
-def check_frr_installed(places: tuple[Path, ...] = _PROGRAMS) -> Finding:
+def check_frr_installed(directories: tuple[Path, ...] = _PROGRAMS) -> Finding:
     """Whether the daemons that THORN needs are there."""
-    lacking = [daemon for daemon in DAEMONS if not any(os.access(place / daemon, os.X_OK) for place in places)]
+    lacking = [
+        daemon for daemon in DAEMONS if not any(os.access(candidate / daemon, os.X_OK) for candidate in directories)
+    ]
     if lacking:
         return Finding("frr", Level.MISSING, f"not installed: {', '.join(lacking)}", "apt-get install frr")
     return Finding("frr", Level.OK, f"{', '.join(DAEMONS)} are installed")
@@ -160,19 +162,19 @@ def check_frr_installed(places: tuple[Path, ...] = _PROGRAMS) -> Finding:
 async def check_frr_running(frr: Frr) -> list[Finding]:
     """Which daemons answer, FRR's version, and the setting that a kernel route's next hops depend on."""
     answers: dict[str, str] = {}
-    troubles: list[str] = []
+    problems: list[str] = []
     for daemon in DAEMONS:
         try:
             answers[daemon] = await frr.ask(daemon, "show version")
         except FrrError as error:
-            troubles.append(str(error))
+            problems.append(str(error))
     if not answers:
         mend = f"turnbuckle fabric up, systemctl start frr, or set {PATHSPACE_VARIABLE}"
         return [Finding("frr daemons", Level.MISSING, f"none answers at {frr.directory}", mend)]
     findings = [_version(next(iter(answers.values())))]
-    if troubles:
+    if problems:
         mend = "enable them in /etc/frr/daemons, then systemctl restart frr"
-        findings.append(Finding("frr daemons", Level.MISSING, "; ".join(troubles), mend))
+        findings.append(Finding("frr daemons", Level.MISSING, "; ".join(problems), mend))
     else:
         findings.append(Finding("frr daemons", Level.OK, f"{', '.join(answers)} answer at {frr.directory}"))
     if "zebra" in answers:

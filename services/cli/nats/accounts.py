@@ -61,29 +61,29 @@ def exchanges(root: str) -> tuple[Exchange, ...]:
 
 
 def _hosts_and_services(root: str) -> Iterator[Exchange]:
-    said, heard = _of(NODE_ROLES, root)
+    published, subscribed = _subjects_of(NODE_ROLES, root)
     lossy = {channel.template.pattern(root).text for channel in CHANNELS if channel.delivery is Delivery.CORE}
-    for subject in sorted(heard - said):
+    for subject in sorted(subscribed - published):
         yield Exchange("stream", subject, Account.SERVICES, Account.HOSTS)
-    for subject in sorted({*(said & lossy), f"{INBOX}.>"}):
+    for subject in sorted({*(published & lossy), f"{INBOX}.>"}):
         yield Exchange("stream", subject, Account.HOSTS, Account.SERVICES)
     # No host may publish to the last; without it the server would answer all of $JS.API there, with "not enabled".
-    for subject in sorted({*(said - lossy), _JETSTREAM_INFO}):
+    for subject in sorted({*(published - lossy), _JETSTREAM_INFO}):
         yield Exchange("service", subject, Account.SERVICES, Account.HOSTS)
 
 
 def _observed(root: str) -> Iterator[Exchange]:
-    _, heard_by_hosts = _of(NODE_ROLES, root)
-    asked, heard = _of((Role.OBSERVER,), root)
-    for subject in sorted(asked):
-        answering = Account.HOSTS if subject in heard_by_hosts else Account.SERVICES
+    _, subscribed_by_hosts = _subjects_of(NODE_ROLES, root)
+    requested, subscribed = _subjects_of((Role.OBSERVER,), root)
+    for subject in sorted(requested):
+        answering = Account.HOSTS if subject in subscribed_by_hosts else Account.SERVICES
         yield Exchange("service", subject, answering, Account.OBSERVERS)
     # From whose users say it: what the services' account has by a service import goes no further on the same server; to
     # other servers of a cluster it does, so that a fact would be heard twice there.
     for account in (Account.SERVICES, Account.HOSTS):
-        said, _ = _of((role for role in Role if account_of(role) is account), root)
-        for subject in sorted(said):
-            if any(_covers(pattern, subject) for pattern in heard):
+        published, _ = _subjects_of((role for role in Role if account_of(role) is account), root)
+        for subject in sorted(published):
+            if any(_covers(pattern, subject) for pattern in subscribed):
                 yield Exchange("stream", subject, account, Account.OBSERVERS)
 
 
@@ -91,17 +91,17 @@ def _covers(pattern: str, other: str) -> bool:
     return pattern == other or (pattern.endswith(".>") and other.startswith(pattern[:-1]))
 
 
-def _of(roles: Iterable[Role], root: str) -> tuple[set[str], set[str]]:
-    """What users of some roles say and hear, of whatever node; without inboxes."""
+def _subjects_of(roles: Iterable[Role], root: str) -> tuple[set[str], set[str]]:
+    """Subjects that users of these roles publish and subscribe, of any node; without inboxes."""
     granted = [grants(Identity(role, _ANY_NODE if role in NODE_ROLES else None), root) for role in roles]
-    said, heard = (
+    published, subscribed = (
         {".".join("*" if part == _ANY_NODE else part for part in pattern.split(".")) for pattern in patterns}
         for patterns in (
             [pattern for each in granted for pattern in each.publish],
             [pattern for each in granted for pattern in each.subscribe],
         )
     )
-    return {each for each in said if not each.startswith((INBOX, MAPPED_INBOX))}, heard
+    return {each for each in published if not each.startswith((INBOX, MAPPED_INBOX))}, subscribed
 
 
 def exchange_lines(account: Account, root: str) -> list[str]:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from services._runtime.command.failure import BadFileError
+from services._runtime.command.errors import BadFileError
 from services.cli.nats.keys import write_secret
 
 CA_FILE: Final = "ca.pem"

@@ -13,8 +13,8 @@ import typer
 from schemas.permissions import NODE_ROLES, Identity, Role, uses
 from schemas.subjects import SubjectError, check_root, token
 from services._runtime.bus.options import BusOptions
-from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server, key_wanted
-from services._runtime.command.failure import BadFileError, NoPermissionError
+from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server, missing_key_text
+from services._runtime.command.errors import BadFileError, NoPermissionError
 from services._runtime.command.output import print_json, stdout_console
 from services.cli.nats.config import (
     CLUSTER_FILE,
@@ -121,7 +121,7 @@ def config_command(  # noqa: PLR0913 - a command's options are its parameters
     if as_json:
         print_json(report.plain(keys))
     else:
-        report.tell(keys)
+        report.print_result(keys)
 
 
 def _check_address(text: str, option: str) -> None:
@@ -219,4 +219,4 @@ def declare_command(
 async def _declare(options: BusOptions) -> None:
     async with connected(options) as bus:  # connecting declares
         if bus.undeclared:
-            raise NoPermissionError(f"{', '.join(bus.undeclared)}: {key_wanted(options)}")
+            raise NoPermissionError(f"{', '.join(bus.undeclared)}: {missing_key_text(options)}")

@@ -10,7 +10,7 @@ from typing import Final
 
 from services._runtime.bus.api import BusError
 from services._runtime.bus.nats_connection import public_key
-from services._runtime.command.failure import BadFileError
+from services._runtime.command.errors import BadFileError
 
 _SECRET_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
@@ -19,7 +19,7 @@ _SEED_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who shall own the secret files; None: whoever runs the command."""
+    """Owner of the secret files; None: the user that runs the command."""
 
     uid: int
     gid: int

@@ -1,4 +1,4 @@
-"""What `turnbuckle nats config` says it has written, and how to go on."""
+"""Output of `turnbuckle nats config`: the files written, and the next steps."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class Report:
             "tls": tls,
         }
 
-    def tell(self, keys: Keys) -> None:
-        """For people: results on stdout, what to mind on stderr."""
+    def print_result(self, keys: Keys) -> None:
+        """Print results on stdout, warnings on stderr."""
         console = stdout_console()
         secrets = self.out / "secrets"
         console.print(f"{self.files[0]}: {len(self.users)} users, {len(keys.made)} with a new key in {secrets}")
         console.print(f"listens at {self.plan.listen}{self._encryption()}")
-        for line in self._minded(keys):
+        for line in self._warnings(keys):
             print_note(line)
         console.print(f"server:  nats-server --config {self.files[0]}")
         trust = f" TURNBUCKLE_NATS_TLS_CA_FILE={self.out / 'tls' / CA_FILE}" if self.plan.tls else ""
@@ -75,7 +75,7 @@ class Report:
             return " without TLS"
         return f" with TLS; certificate for {', '.join(found.hosts)} until {found.expires:%Y-%m-%d}"
 
-    def _minded(self, keys: Keys) -> list[str]:
+    def _warnings(self, keys: Keys) -> list[str]:
         lines = [
             f"note: {name} has a seed but is no user any more: delete {keys.path(name)}"
             for name in keys.unused(set(self.users))

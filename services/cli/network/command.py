@@ -28,7 +28,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import QUERY_TIMEOUT_S, ContextOption, ServerOption, connected, find_server
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services.cli.network.lines import operation_line
 
@@ -76,13 +76,13 @@ def rules_command(  # noqa: PLR0913 - a command's options are its parameters
     """
     options = find_server(server, context)
     if diff:
-        difference = asyncio.run(_ask_diff(options, node))
+        difference = asyncio.run(_query_diff(options, node))
         print_json(to_plain(difference)) if as_json else _print_diff(difference)
         if difference.total:
             raise typer.Exit(1)
         return
     most = limit or (None if as_json else _LISTED)
-    reply = asyncio.run(_ask_rules(options, node, device, most))
+    reply = asyncio.run(_query_rules(options, node, device, most))
     print_json(to_plain(reply)) if as_json else _print_rules(reply)
 
 
@@ -98,7 +98,7 @@ def paths_command(
     Without NODE it asks every node whose reconciler has told of rules in the last week. Exit code 1 where kernel, FRR
     and BFD disagree.
     """
-    replies = asyncio.run(_ask_paths(find_server(server, context), node))
+    replies = asyncio.run(_query_paths(find_server(server, context), node))
     if as_json:
         print_json([to_plain(reply) for reply in replies])
     else:
@@ -108,7 +108,7 @@ def paths_command(
         raise typer.Exit(1)
 
 
-async def ask_node(
+async def query_node(
     bus: NatsBus, template: SubjectTemplate, node: str, request: Message, reply_type: type[ReplyT]
 ) -> ReplyT:
     """Ask a node's reconciler.
@@ -132,31 +132,31 @@ async def ask_node(
     return reply
 
 
-async def _ask_rules(options: BusOptions, node: str, device: str | None, most: int | None) -> RulesReply:
+async def _query_rules(options: BusOptions, node: str, device: str | None, most: int | None) -> RulesReply:
     async with connected(options) as bus:
         found: list[RuleState] = []
         while True:
             page = _PAGE if most is None else min(_PAGE, most - len(found))
             request = RulesRequest(device=device, limit=page, offset=len(found))
-            reply = await ask_node(bus, RECONCILER_RULES, node, request, RulesReply)
+            reply = await query_node(bus, RECONCILER_RULES, node, request, RulesReply)
             found += reply.rules
             if not reply.rules or len(found) >= (reply.total if most is None else min(most, reply.total)):
                 return RulesReply(node=reply.node, total=reply.total, rules=tuple(found))
 
 
-async def _ask_diff(options: BusOptions, node: str) -> DiffReply:
+async def _query_diff(options: BusOptions, node: str) -> DiffReply:
     async with connected(options) as bus:
-        return await ask_node(bus, RECONCILER_DIFF, node, DiffRequest(), DiffReply)
+        return await query_node(bus, RECONCILER_DIFF, node, DiffRequest(), DiffReply)
 
 
-async def _ask_paths(options: BusOptions, node: str | None) -> list[NetworkStateReply]:
+async def _query_paths(options: BusOptions, node: str | None) -> list[NetworkStateReply]:
     async with connected(options) as bus:
         if node is not None:
-            return [await ask_node(bus, RECONCILER_STATE, node, NetworkStateRequest(), NetworkStateReply)]
+            return [await query_node(bus, RECONCILER_STATE, node, NetworkStateRequest(), NetworkStateReply)]
         replies = []
         for name in await _known_nodes(bus):
             try:
-                replies.append(await ask_node(bus, RECONCILER_STATE, name, NetworkStateRequest(), NetworkStateReply))
+                replies.append(await query_node(bus, RECONCILER_STATE, name, NetworkStateRequest(), NetworkStateReply))
             except CommandError as error:
                 print_note(str(error))
         if not replies:
@@ -165,7 +165,7 @@ async def _ask_paths(options: BusOptions, node: str | None) -> list[NetworkState
 
 
 async def _known_nodes(bus: NatsBus) -> list[str]:
-    """Nodes whose reconciler has told of a pass: each tells of its first one."""
+    """Nodes whose reconciler has published a reconcile result: each publishes its first one."""
     names: set[str] = set()
 
     def take(delivery: Delivery) -> None:
@@ -226,10 +226,10 @@ def _print_paths(reply: NetworkStateReply) -> None:
     table = _table("destination", "kernel", "FRR", "BFD up", "override", "")
     for path in reply.paths:
         frr, bfd = (_hops(hops) if hops is not None else "?" for hops in (path.frr, path.bfd_up))
-        verdict = "[green]agree[/]" if path.agree else f"[red]{escape(path.reason)}[/]"
-        verdict += f" [yellow]suspect: {escape(path.suspect)}[/]" if path.suspect else ""
+        consistency = "[green]agree[/]" if path.agree else f"[red]{escape(path.reason)}[/]"
+        consistency += f" [yellow]suspect: {escape(path.suspect)}[/]" if path.suspect else ""
         cells = (path.destination, _hops(path.kernel), frr, bfd, _hops(path.override))
-        table.add_row(*map(escape, cells), verdict)
+        table.add_row(*map(escape, cells), consistency)
     if reply.paths:
         console.print(table)
 

@@ -10,7 +10,7 @@ from schemas.message import Message
 from schemas.network import RouteEvent, RouteKind, TcEvent, TcObject, TcOperation
 from services._runtime.command.output import format_duration
 
-_SHOWN = 3
+_LISTED = 3
 
 
 def network_line(message: Message) -> str | None:
@@ -59,8 +59,8 @@ def tc_line(event: TcEvent) -> str:
         text += (
             f"; the audit may lack passes up to {event.previous_pass_id} of incarnation {event.previous_incarnation}"
         )
-    few = [operation_line(operation) for operation in event.operations[:_SHOWN]]
-    if 0 < len(event.operations) <= _SHOWN:
+    few = [operation_line(operation) for operation in event.operations[:_LISTED]]
+    if 0 < len(event.operations) <= _LISTED:
         text += f": {'; '.join(few)}"
     return f"{text}: {event.problem}" if event.problem else text
 

@@ -1,7 +1,7 @@
-"""Runs services as child processes of `turnbuckle up`: started in order, watched, stopped in reverse order.
+"""Runs services as child processes of `turnbuckle up`: started in order, monitored, stopped in reverse order.
 
-A child that ends by itself is never restarted silently: its log is shown and `up` ends, unless another child runs the
-same service and takes over. Operators have systemd, Compose or Kubernetes for restarts; here a person is looking.
+A child that exits is never restarted silently: its log is shown and `up` ends, unless another child runs the same
+service and takes over. Operators have systemd, Compose or Kubernetes for restarts; `up` is interactive.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from services._runtime.command.failure import ExitCode, ServiceDiedError
+from services._runtime.command.errors import ExitCode, ServiceDiedError
 from services._runtime.service.interpreter import isolated_command
 
-READY_WITHIN_S: Final = 30.0
-STOP_WITHIN_S: Final = 15.0
+READY_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 15.0
 POLL_S: Final = 0.05
 LOG_TAIL_LINES: Final = 20
 _PDEATHSIG: Final = 1
 _OTHER_SERVERS: Final = ("NATS_", "TURNBUCKLE_NATS_")
-_TELLING: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
-"""Exit codes of a service that say what the user can mend: `up` ends with the same."""
+_USER_ERROR_CODES: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
+"""Exit codes of a service for errors that the user can fix: `up` ends with the same."""
 _REFUSALS: Final = frozenset({"start_failed", "bus_unusable"})
 """Events of a service's log whose `error` is written for the user."""
 
@@ -79,7 +79,7 @@ class ChildService:
 
 
 def service_command(name: str) -> list[str]:
-    """How a service of ours is run."""
+    """The command line of a service."""
     return isolated_command(f"services.{name}")
 
 
@@ -98,7 +98,7 @@ class Supervisor:
         Again: another process of it, with a log of its own (``<service>-2.log``).
 
         Raises:
-            ServiceDiedError: it ended, or is not ready within `READY_WITHIN_S`; holds the end of its log.
+            ServiceDiedError: it ended, or is not ready within `READY_TIMEOUT_S`; holds the end of its log.
         """
         number = 1 + sum(child.service == service for child in self.children)
         name = service if number == 1 else f"{service}-{number}"
@@ -107,20 +107,20 @@ class Supervisor:
         process = self._spawn(service, log_file, {**environment, "TURNBUCKLE_HEALTH_PORT": str(health_port)})
         child = ChildService(service, name, log_file, health_port, process)
         self.children.append(child)
-        deadline = time.monotonic() + READY_WITHIN_S
-        said = "it does not answer"
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        last_answer = "it does not answer"
         while time.monotonic() < deadline:
             if child.process.poll() is not None:
                 raise self._died(child)
             answer = await asyncio.to_thread(child.fetch, "/readyz")
             if answer is not None and answer[0] == http.HTTPStatus.OK:
                 return child
-            said = answer[1].strip() if answer else said
+            last_answer = answer[1].strip() if answer else last_answer
             await asyncio.sleep(POLL_S)
-        raise ServiceDiedError(f"{name} was not ready within {READY_WITHIN_S:g} s: {said}\n{child.log_tail()}")
+        raise ServiceDiedError(f"{name} was not ready within {READY_TIMEOUT_S:g} s: {last_answer}\n{child.log_tail()}")
 
     def check(self) -> list[str]:
-        """What was lost since the last call and another process of the same service makes up for, in sentences.
+        """One sentence per process that has ended since the last call and whose service has another process.
 
         Raises:
             ServiceDiedError: the only process of a service has ended.
@@ -131,11 +131,12 @@ class Supervisor:
             if not any(other.service == child.service for other in self.children):
                 raise self._died(child)
         return [
-            f"{child.name} has ended ({_how(child)}), the others take over; see {child.log_file}" for child in ended
+            f"{child.name} has ended ({_exit_text(child)}), the others take over; see {child.log_file}"
+            for child in ended
         ]
 
     async def stop_all(self) -> None:
-        """Stop the services, the last started first; one that does not end within `STOP_WITHIN_S` is killed."""
+        """Stop the services, the last started first; one that does not end within `STOP_TIMEOUT_S` is killed."""
         while self.children:
             await self._stop(self.children.pop())
 
@@ -149,13 +150,13 @@ class Supervisor:
             return
         child.process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.to_thread(child.process.wait, STOP_WITHIN_S)
+            await asyncio.to_thread(child.process.wait, STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             child.process.kill()
             await asyncio.to_thread(child.process.wait)
 
     def _spawn(self, name: str, log_file: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        # Ours is the only server that these services shall know, whatever the user's shell points at.
+        # These services use the server started here only, also where the user's shell names another one.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(_OTHER_SERVERS)}
         with log_file.open("wb") as log:
             return subprocess.Popen(  # noqa: S603 - our own services
@@ -164,26 +165,26 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal is ours to handle: the services are stopped in order.
+                # Not in the terminal's process group: on Ctrl-C `up` stops the services in order.
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509 - one prctl call, no locks
             )
 
     @staticmethod
     def _died(child: ChildService) -> ServiceDiedError:
-        telling = child.process.returncode in _TELLING
-        if telling and (refusal := child.refusal()) is not None:
+        user_error = child.process.returncode in _USER_ERROR_CODES
+        if user_error and (refusal := child.refusal()) is not None:
             error = ServiceDiedError(f"the {child.name} does not start: {refusal}")
         else:
             error = ServiceDiedError(
-                f"{child.name} has ended ({_how(child)}); the end of {child.log_file}:\n{child.log_tail()}"
+                f"{child.name} has ended ({_exit_text(child)}); the end of {child.log_file}:\n{child.log_tail()}"
             )
-        if telling:
+        if user_error:
             error.exit_code = child.process.returncode
         return error
 
 
-def _how(child: ChildService) -> str:
+def _exit_text(child: ChildService) -> str:
     code = child.process.returncode
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 

@@ -1,6 +1,6 @@
-"""Commands whose words are a tool's: handed on as typed, with help and completion of what the tool says that it takes.
+"""Commands that pass their arguments to a tool, with help and completion from the tool's own description.
 
-The tool describes its options when ``--help`` or a shell's completion asks, and not before (`ToolParser`).
+The tool describes its options only for ``--help`` and shell completion (`ToolParser`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from services._runtime.command.tool_parser import DESCRIBE
-from services.cli.toolkit.pass_on import PassOn
+from services.cli.toolkit.passthrough import PassthroughCommand
 from services.cli.toolkit.tool_run import Tool, run_tool
 
 _JSON_HELP: Final = "Print JSON, one object a line."
 
 
-class ToolCommand(PassOn):
-    """A `PassOn` whose help is rendered as that of any other command."""
+class ToolCommand(PassthroughCommand):
+    """A `PassthroughCommand` whose help is rendered as that of any other command."""
 
     tool: ClassVar[Tool]
 
@@ -32,24 +32,24 @@ class ToolCommand(PassOn):
         """Keep the arguments as they are; ``--help`` before a ``--`` shows the help and ends."""
         before = args[: args.index("--")] if "--" in args else args
         if {"-h", "--help"} & set(before) and not ctx.resilient_parsing:
-            self.add_about()
+            self.add_description()
             typer.echo(ctx.get_help())
             ctx.exit()
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """What the tool takes, our ``--json`` and ``--help``."""
+        """The tool's options, and ``--json`` and ``--help`` of this command."""
         own = [param for param in describe(self.tool)["params"] if param["name"] != "json"]
         return [*_click_command(own).params, *super().get_params(ctx)]
 
-    def add_about(self) -> None:
+    def add_description(self) -> None:
         """Add to the sentence of the list what the tool has to say beyond its options."""
         self.help = "\n\n".join(filter(None, (self.tool.summary, escape(describe(self.tool)["about"]))))
 
 
 @cache
 def describe(tool: Tool) -> dict[str, Any]:
-    """What the tool takes; where it does not start, only why."""
+    """The tool's options; where it does not start, only the reason."""
     command = tool.describing(DESCRIBE)
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own tools
     if done.returncode:
@@ -105,8 +105,8 @@ def _parameter(param: dict[str, Any]) -> inspect.Parameter:
     shown: dict[str, Any] = {"help": escape(param["help"]), "show_default": False}
     if param["takes_value"]:
         shown["metavar"] = "|".join(param["choices"]) or param["metavar"]
-    told = typer.Option(*param["flags"], **shown) if param["flags"] else typer.Argument(**shown)
+    declaration = typer.Option(*param["flags"], **shown) if param["flags"] else typer.Argument(**shown)
     default: Any = inspect.Parameter.empty if param["required"] else None if param["takes_value"] else False
     optional = param["takes_value"] and not param["required"]
-    annotation: Any = Annotated[kind | None, told] if optional else Annotated[kind, told]
+    annotation: Any = Annotated[kind | None, declaration] if optional else Annotated[kind, declaration]
     return inspect.Parameter(param["name"], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_line, stderr_console, stdout_console
 from services._runtime.service.interpreter import isolated_command
 from services.cli.toolkit.supervisor import die_with_parent
@@ -79,12 +79,12 @@ def run_tool(tool: Tool, arguments: Sequence[str]) -> int:
     try:
         process = subprocess.Popen(  # noqa: S603 - our own tools
             tool.command(given), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            # Ctrl-C reaches it once, from here, and not its children, whom it stops itself.
+            # In a session of its own: Ctrl-C reaches it once, from here, and it stops its children itself.
             start_new_session=True, preexec_fn=lambda: die_with_parent(signal.SIGINT),  # noqa: PLW1509 - one prctl
         )  # fmt: skip
     except OSError as error:
         raise CommandError(f"{tool.name} cannot be started: {error.strerror}") from error
-    with process, _interrupts_go_to(process):
+    with process, _forwarding_interrupts(process):
         _render(process, tool, as_json=as_json)
         code = process.wait()
     return code if code >= 0 else _TERMINATED - code
@@ -99,20 +99,20 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
 
 
 @contextmanager
-def _interrupts_go_to(process: subprocess.Popen[str]) -> Iterator[None]:
+def _forwarding_interrupts(process: subprocess.Popen[str]) -> Iterator[None]:
     """The first SIGINT or SIGTERM stops it cleanly; a third one kills it."""
     counted = 0
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
+    def forward_signal(number: int, _frame: FrameType | None) -> None:
         nonlocal counted
         counted += 1
         if process.poll() is None:
             process.send_signal(signal.SIGKILL if counted > 2 else number)
 
-    if threading.current_thread() is not threading.main_thread():  # a test's: signals are not ours
+    if threading.current_thread() is not threading.main_thread():  # signal handlers belong to the main thread
         yield
         return
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -126,17 +126,17 @@ def _render(process: subprocess.Popen[str], tool: Tool, *, as_json: bool) -> Non
     console = stderr_console()
     with _bars(console) as bars:
         shown_on = bars.console if bars is not None else console
-        said = threading.Thread(target=_forward, args=(process.stderr, tool, shown_on), daemon=True)
-        said.start()
-        shown = Shown(bars, console)
+        stderr_reader = threading.Thread(target=_forward, args=(process.stderr, tool, shown_on), daemon=True)
+        stderr_reader.start()
+        tool_output = ToolOutput(bars, console)
         for line in process.stdout:
             if as_json:
                 print_line(line.rstrip("\n"))
             if (event := read_event(line)) is not None:
-                shown.take(event)
-        said.join()
+                tool_output.take(event)
+        stderr_reader.join()
     if not as_json:
-        shown.print_result(stdout_console())
+        tool_output.print_result(stdout_console())
 
 
 def _forward(stream: IO[str], tool: Tool, console: Console) -> None:
@@ -165,16 +165,16 @@ def read_event(line: str) -> dict[str, Any] | None:
 
 
 @dataclass(slots=True)
-class Shown:
-    """What a tool has told so far."""
+class ToolOutput:
+    """Events of a tool, shown as progress bars and collected for the end."""
 
     bars: Progress | None
     console: Console
-    """For a word now and then where there are no bars."""
+    """For progress lines where there are no bars."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] | None = None
     _bar: TaskID | None = None
-    _told_s: float = 0.0
+    _printed_s: float = 0.0
 
     def take(self, event: dict[str, Any]) -> None:
         """Move the bar, or keep the event for the end."""
@@ -192,22 +192,22 @@ class Shown:
         if not isinstance(done, (int, float)):
             return
         if self.bars is None:
-            self._tell_each_minute(event)
+            self._print_each_minute(event)
             return
         if self._bar is None:
             self._bar = self.bars.add_task("", total=None)
         self.bars.update(self._bar, completed=round(done), total=None if total is None else round(total))
 
-    def _tell_each_minute(self, event: dict[str, Any]) -> None:
-        """A line of a run that samples, for a log; other tools tell of each step themselves."""
+    def _print_each_minute(self, event: dict[str, Any]) -> None:
+        """Print the elapsed time of a sampling run each minute, for logs; other tools print each step themselves."""
         elapsed_s, limit_s = event.get("elapsed_s"), event.get("limit_s")
         if (
             event["event"] != "sample"
             or not isinstance(elapsed_s, (int, float))
-            or elapsed_s < self._told_s + _MINUTE_S
+            or elapsed_s < self._printed_s + _MINUTE_S
         ):
             return
-        self._told_s = elapsed_s
+        self._printed_s = elapsed_s
         of = f" of {limit_s:.0f}" if isinstance(limit_s, (int, float)) else ""
         self.console.print(f"{elapsed_s:.0f}{of} s")
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from services._runtime.command.connection import CliSettings, quiet_logs
-from services._runtime.command.failure import BadFileError
+from services._runtime.command.errors import BadFileError
 from services._runtime.service.settings import SettingsError
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings

@@ -62,13 +62,13 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
     from services._runtime.command.connection import find_server  # noqa: PLC0415 - quick --help
     from services.cli.apps.top import show_live  # noqa: PLC0415 - quick --help
     from services.cli.up.run_directory import hold_run_directory  # noqa: PLC0415 - quick --help
-    from services.cli.up.up_run import Run, UpOptions, run_up  # noqa: PLC0415
+    from services.cli.up.up_run import UpOptions, UpRun, run_up  # noqa: PLC0415
 
     options = UpOptions(demo, seconds, simulate, port, store, policy, maker, allocators)
     root = find_server(None, None).root
     watchable = not as_json and not no_live and sys.stdout.isatty()
     with hold_run_directory(store) as directory:
-        run = Run(options, directory, root)
+        run = UpRun(options, directory, root)
         asyncio.run(run_up(run, show_live if watchable else None))
         report = _demo_report(run) if demo else run.report()
     if as_json:

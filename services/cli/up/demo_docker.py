@@ -18,7 +18,7 @@ from docker.models.containers import Container
 import services
 from schemas.apps import PERIOD_US
 from services._host.simulation.load_profile import ContainerLoad
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.cli.apps.deployer import APP_LABEL, NAME_LABEL
 from services.cli.apps.docker_engine import FAILURES, first_line, open_engine
 from services.cli.up.demo import DemoPlan
@@ -65,7 +65,7 @@ class DockerWorkload:
         while True:
             await asyncio.sleep(LIST_EVERY_S)
             with suppress(*FAILURES):  # the engine may restart meanwhile
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(self._restart_killed)
 
     async def stop(self) -> None:
         """Kill and remove the containers."""
@@ -73,7 +73,7 @@ class DockerWorkload:
 
     def _start(self) -> None:
         self._client = client = open_engine(30)
-        _sweep(client)
+        _remove_stale(client)
         image = ensure_host_image(client.api)
         for app, load in self._plan.workers:
             container = client.containers.create(image, **self._options(app, load))
@@ -97,7 +97,7 @@ class DockerWorkload:
             "working_dir": "/tmp",  # noqa: S108 - inside the container
         }
 
-    def _look(self) -> None:
+    def _restart_killed(self) -> None:
         now_s = time.monotonic()
         for worker in self._workers:
             worker.container.reload()
@@ -121,7 +121,7 @@ class DockerWorkload:
             self._client = None
 
 
-def _sweep(client: docker.DockerClient) -> None:
+def _remove_stale(client: docker.DockerClient) -> None:
     """Remove what an earlier demo that was killed has left."""
     for container in client.containers.list(all=True, ignore_removed=True, filters={"label": OWNER_LABEL}):
         if not Path("/proc", container.labels[OWNER_LABEL]).exists():

@@ -20,7 +20,7 @@ from services._host.cgroupfs import (
     parse_managed,
 )
 from services._host.simulation.load_profile import ContainerLoad
-from services._runtime.command.failure import UnavailableError
+from services._runtime.command.errors import UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services.cli.apps.managed_process import spawn_in_group
 from services.cli.up.demo import WATCH_EVERY_S, DemoPlan
@@ -63,7 +63,7 @@ class ProcessWorkload:
         Raises:
             UnavailableError: the kernel does not let us.
         """
-        await asyncio.to_thread(self._sweep)
+        await asyncio.to_thread(self._remove_stale)
         for app, load in self._plan.workers:
             directory = managed_directory(app, load.name, secrets.token_hex(MANAGED_ID_LENGTH // 2), self._root)
             limits = self._plan.limits
@@ -102,7 +102,7 @@ class ProcessWorkload:
         command = isolated_command(WORKER_MODULE, *worker_arguments(load, self._epoch_s))
         return spawn_in_group(group, command, log_file=self._directory / "demo-workers.log", end_with_parent=True)
 
-    def _sweep(self) -> None:
+    def _remove_stale(self) -> None:
         """Remove what an earlier demo that was killed has left."""
         for spec in self._plan.specs:
             for mount in self._layout.distinct_mounts():

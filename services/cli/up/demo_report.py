@@ -13,7 +13,7 @@ from services.cli.up.recording import AppRecording, Recording
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """The agent's counters: what it wrote to cgroups. None: it did not tell."""
+    """The agent's counters of cgroup writes. None: not reported."""
 
     quota_writes: int | None = None
     memory_writes: int | None = None
@@ -21,7 +21,7 @@ class WriteCounts:
     """Writes of the value that the kernel held already. Each would refill the bandwidth, so there must be none."""
 
     def since(self, before: WriteCounts) -> WriteCounts:
-        """What was written after another reading; None where the agent does not tell now."""
+        """Difference to an earlier reading; None where a counter is not reported now."""
 
         def grown(now: int | None, then: int | None) -> int | None:
             return None if now is None else now - (then or 0)
@@ -36,7 +36,7 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the stream does not tell about a run."""
+    """Facts of a run that are not on the bus."""
 
     app: str
     static_app: str

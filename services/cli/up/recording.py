@@ -1,4 +1,4 @@
-"""Records what happened to each container over time: a fold over what the bus tells. No clock, no I/O.
+"""Records each container over time: a fold over the bus's messages. No clock, no I/O.
 
 Memory is bounded: when a series is full, every second sample is dropped and from then on every second one is kept.
 """
@@ -14,7 +14,7 @@ from schemas.cfs import CfsBatch, SampleFlag
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.limits import LimitDecisions
 from schemas.oom import OomEvent
-from services.cli.apps.memory_events import MemoryTally, container_name
+from services.cli.apps.memory_events import MemoryCounters, container_name
 
 TIMELINE_SAMPLES: Final = 4_096
 SLACK_SAMPLES: Final = 65_536
@@ -28,16 +28,16 @@ class DecimatedSeries:
     capacity: int
     values: array[float] = field(default_factory=lambda: array("d"))
     stride: int = 1
-    seen: int = 0
+    sample_count: int = 0
 
     def append(self, *row: float) -> None:
         """Add one row of ``width`` numbers."""
-        if self.seen % self.stride == 0:
+        if self.sample_count % self.stride == 0:
             if len(self.values) >= self.capacity * self.width:
                 self._halve()
-            if self.seen % self.stride == 0:
+            if self.sample_count % self.stride == 0:
                 self.values.extend(row)
-        self.seen += 1
+        self.sample_count += 1
 
     def column(self, position: int) -> list[float]:
         """One of the ``width`` columns."""
@@ -98,7 +98,7 @@ class AppRecording:
     quota_changes: int = 0
     """Changes of the quota in the kernel, as the batches show them."""
     oom_kills: int = 0
-    memory: MemoryTally = field(default_factory=MemoryTally)
+    memory: MemoryCounters = field(default_factory=MemoryCounters)
     drifts: int = 0
     first_ns: int = 0
     last_ns: int = 0
@@ -167,8 +167,8 @@ class Recording:
         self._newest: dict[tuple[str, str], tuple[int, int]] = {}
         self._node_ns: dict[tuple[str, str], int] = {}
 
-    def observe(self, batch: CfsBatch) -> None:
-        """Take in one batch; doubled and overtaken ones are void."""
+    def add_batch(self, batch: CfsBatch) -> None:
+        """Add one batch; duplicated and out-of-order ones are ignored."""
         source, order = (batch.app, batch.node), (batch.incarnation, batch.report_seq)
         if order <= self._newest.get(source, (0, -1)):
             return
@@ -186,18 +186,18 @@ class Recording:
         for row in batch.rows():
             app.take_row(row, batch.time_ns - self.first_ns)
 
-    def decide(self, decisions: LimitDecisions) -> None:
-        """Take in one application's decisions."""
+    def add_decisions(self, decisions: LimitDecisions) -> None:
+        """Add one application's decisions."""
         app = self.apps.setdefault(decisions.app, AppRecording(decisions.app, first_ns=decisions.time_ns))
         app.mode, app.policy = decisions.mode, decisions.policy
         app.decisions += decisions.row_count
 
-    def note_memory(self, event: OomEvent) -> None:
+    def add_oom_event(self, event: OomEvent) -> None:
         """Count what happened to a container near or at its memory limit."""
         app = self.apps.setdefault(event.app, AppRecording(event.app, first_ns=event.time_ns))
         app.memory.add(event)
 
-    def note_container(self, event: ContainerEvent) -> None:
-        """Count limits that other hands have changed."""
+    def add_container_event(self, event: ContainerEvent) -> None:
+        """Count externally modified limits."""
         if event.change is ContainerChange.DRIFTED:
             self.apps.setdefault(event.app, AppRecording(event.app, first_ns=event.time_ns)).drifts += 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 
 RUN_DIRECTORY: Final = "turnbuckle-run"
 _TRIED: Final = 100

@@ -20,10 +20,10 @@ from services._runtime.bus.api import Bus
 from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError, PortTakenError
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_note
-from services.cli.apps.bus_feed import follow, hand_owners_to
-from services.cli.apps.live_state import LiveState
+from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
+from services.cli.apps.view_model import ViewModel
 from services.cli.toolkit.supervisor import ChildService, Supervisor
 from services.cli.up.agent_metrics import read_write_counts
 from services.cli.up.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_demo
@@ -55,8 +55,8 @@ class UpOptions:
 
 
 @dataclass(slots=True)
-class Run:
-    """What one run has seen; filled while it goes."""
+class UpRun:
+    """State and results of one run."""
 
     options: UpOptions
     directory: Path
@@ -65,7 +65,7 @@ class Run:
     """First token of every subject."""
     nats_url: str = ""
     simulated: bool = False
-    live: LiveState = field(default_factory=LiveState)
+    live: ViewModel = field(default_factory=ViewModel)
     recording: Recording = field(default_factory=Recording)
     plan: DemoPlan | None = None
     workload: DemoWorkload | None = None
@@ -75,8 +75,8 @@ class Run:
     notes: list[str] = field(default_factory=list)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, note: str) -> None:
-        """Tell the user now, and in the report."""
+    def report_note(self, note: str) -> None:
+        """Print a note, and keep it for the report."""
         self.notes.append(note)
         print_note(note)
 
@@ -116,12 +116,12 @@ class Run:
         }
 
 
-LiveView = Callable[[LiveState, asyncio.Event], Any]
+LiveView = Callable[[ViewModel, asyncio.Event], Any]
 """Draws until the event is set; awaitable."""
 
 
-async def run_up(run: Run, view: LiveView | None) -> None:
-    """Start everything, run until told to stop, and stop everything in order: demo, agent, allocators, NATS.
+async def run_up(run: UpRun, view: LiveView | None) -> None:
+    """Start everything, run until stopped, and stop everything in order: demo, agent, allocators, NATS.
 
     Raises:
         UnavailableError: NATS could not be started.
@@ -136,9 +136,9 @@ async def run_up(run: Run, view: LiveView | None) -> None:
         stack.push_async_callback(supervisor.stop_all)
         _handle_signals(run.stop, supervisor)
         bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,), root=run.root)))
-        # What happens while everything is being stopped belongs to no figure.
-        await follow(bus, lambda: () if run.stop.is_set() else (run.live, run.recording))
-        await stack.enter_async_context(bus.bucket(LEASES).watch(hand_owners_to(run.live)))
+        # Messages during shutdown are not counted.
+        await subscribe_sinks(bus, lambda: () if run.stop.is_set() else (run.live, run.recording))
+        await stack.enter_async_context(bus.bucket(LEASES).watch(lease_watcher(run.live)))
         if options.demo:
             run.plan = plan_demo(options.policy)
             for spec in run.plan.specs:
@@ -147,7 +147,7 @@ async def run_up(run: Run, view: LiveView | None) -> None:
         for _ in range(options.allocators):
             await supervisor.start("allocator", {})
         agent = await supervisor.start("agent", _agent_environment(run))
-        run.say(f"turnbuckle is up: NATS at {nats.url}, logs in {run.directory}")
+        run.report_note(f"turnbuckle is up: NATS at {nats.url}, logs in {run.directory}")
         if run.plan is not None:
             run.workload = await _start_workload(run, run.plan, layout, stack)
             await _read_metrics(run, agent)
@@ -157,7 +157,7 @@ async def run_up(run: Run, view: LiveView | None) -> None:
 
 
 @asynccontextmanager
-async def _embedded_nats(run: Run) -> Any:
+async def _embedded_nats(run: UpRun) -> Any:
     wanted, store = run.options.port, run.options.store
     for port in range(wanted, wanted + PORTS_TRIED):
         server = EmbeddedNats(port=port, store_directory=store.absolute() / "jetstream" if store else None)
@@ -168,7 +168,7 @@ async def _embedded_nats(run: Run) -> Any:
         except NatsServerError as error:
             raise UnavailableError(str(error)) from error
         if port != wanted:
-            run.say(
+            run.report_note(
                 f"port {wanted} is taken (another NATS server?): using {port}; "
                 f"for other commands: export NATS_URL={server.url}"
             )
@@ -180,11 +180,11 @@ async def _embedded_nats(run: Run) -> Any:
     raise UnavailableError(f"no free port from {wanted} to {wanted + PORTS_TRIED - 1}; choose one with --port")
 
 
-def _choose_host(run: Run) -> CgroupLayout | None:
-    """The real control groups, or None: the host is simulated, and the user is told why."""
+def _choose_host(run: UpRun) -> CgroupLayout | None:
+    """The real control groups, or None: the host is simulated, and a note gives the reason."""
     if run.options.simulate:
         run.simulated = True
-        run.say("simulated host, as asked: no real container is touched")
+        run.report_note("simulated host, as asked: no real container is touched")
         return None
     try:
         layout = detect()
@@ -195,11 +195,13 @@ def _choose_host(run: Run) -> CgroupLayout | None:
         if reason is None:
             return layout
     run.simulated = True
-    run.say(f"simulated host, because control groups cannot be used here: {reason}. `turnbuckle doctor` has details")
+    run.report_note(
+        f"simulated host, because control groups cannot be used here: {reason}. `turnbuckle doctor` has details"
+    )
     return None
 
 
-def _agent_environment(run: Run) -> dict[str, str]:
+def _agent_environment(run: UpRun) -> dict[str, str]:
     if not run.simulated:
         return {"TURNBUCKLE_AGENT__HOST": "cgroup"}
     environment = {"TURNBUCKLE_AGENT__HOST": "simulated", "TURNBUCKLE_AGENT__DOCKER": "off"}
@@ -217,7 +219,9 @@ def _simulated_host(plan: DemoPlan) -> list[dict[str, Any]]:
     return [{"app": spec.name, "scenario": scenario, **limits} for spec in plan.specs]
 
 
-async def _start_workload(run: Run, plan: DemoPlan, layout: CgroupLayout | None, stack: AsyncExitStack) -> DemoWorkload:
+async def _start_workload(
+    run: UpRun, plan: DemoPlan, layout: CgroupLayout | None, stack: AsyncExitStack
+) -> DemoWorkload:
     directory = run.directory
     root = os.environ.get(MANAGED_ROOT_VARIABLE) or MANAGED_ROOT
     if layout is None:
@@ -230,7 +234,7 @@ async def _start_workload(run: Run, plan: DemoPlan, layout: CgroupLayout | None,
         except CommandError as error:
             if run.options.maker == "docker":
                 raise
-            run.say(f"the demo uses plain processes, not Docker containers: {error}")
+            run.report_note(f"the demo uses plain processes, not Docker containers: {error}")
     return await _started(ProcessWorkload(plan, layout, root, directory), stack)
 
 
@@ -244,7 +248,7 @@ async def _started(workload: DemoWorkload, stack: AsyncExitStack) -> DemoWorkloa
     return workload
 
 
-async def _run_until_stopped(run: Run, supervisor: Supervisor, agent: ChildService, view: LiveView | None) -> None:
+async def _run_until_stopped(run: UpRun, supervisor: Supervisor, agent: ChildService, view: LiveView | None) -> None:
     loop = asyncio.get_running_loop()
     timer = None if run.options.seconds is None else loop.call_later(run.options.seconds, run.stop.set)
     tasks = [asyncio.ensure_future(_check_children(run, supervisor))]
@@ -264,7 +268,7 @@ async def _run_until_stopped(run: Run, supervisor: Supervisor, agent: ChildServi
         run.stop.set()
         if timer is not None:
             timer.cancel()
-        if view is not None:  # it has a screen to give back
+        if view is not None:  # it restores the terminal's screen
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(tasks[-1]), 2.0)
         for task in (*tasks, stopped):
@@ -272,26 +276,26 @@ async def _run_until_stopped(run: Run, supervisor: Supervisor, agent: ChildServi
         await asyncio.gather(*tasks, stopped, return_exceptions=True)
 
 
-async def _check_children(run: Run, supervisor: Supervisor) -> None:
+async def _check_children(run: UpRun, supervisor: Supervisor) -> None:
     while not run.stop.is_set():
         for loss in supervisor.check():
-            run.say(loss)
+            run.report_note(loss)
         await asyncio.sleep(CHECK_EVERY_S)
 
 
-async def _poll_metrics(run: Run, agent: ChildService) -> None:
-    """Again and again, so that there are figures even if the agent dies."""
+async def _poll_metrics(run: UpRun, agent: ChildService) -> None:
+    """Poll periodically, so that there are figures even if the agent dies."""
     while True:
         await _read_metrics(run, agent)
         await asyncio.sleep(METRICS_EVERY_S)
 
 
-async def _read_metrics(run: Run, agent: ChildService) -> None:
+async def _read_metrics(run: UpRun, agent: ChildService) -> None:
     if (answer := await asyncio.to_thread(agent.fetch, "/metrics")) is not None:
         run.writes = read_write_counts(answer[1])
 
 
-async def _note_node(bus: Bus, run: Run) -> None:
+async def _note_node(bus: Bus, run: UpRun) -> None:
     for entry in (await bus.bucket(NODES).entries()).values():
         if entry.message is not None:
             info = entry.message.model_dump(mode="json")

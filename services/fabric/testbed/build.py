@@ -1,4 +1,4 @@
-"""How a lab is built and removed, step by step. Every step is written down before it is done (`record`)."""
+"""Builds and removes a lab, step by step. Every step is saved before it is done (`state_file`)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 from services._host.kernel_support import CannotTryError, missing_features
 from services._host.netns import NETNS_DIRECTORY
-from services._runtime.command.failure import CommandError, UnavailableError
-from services.fabric.places import Places
-from services.fabric.testbed import companions, frr_daemons, hosts, network, record
-from services.fabric.testbed.record import LabRecord
+from services._runtime.command.errors import CommandError, UnavailableError
+from services.fabric.paths import FabricPaths
+from services.fabric.testbed import frr_daemons, hosts, network, sidecars, state_file
+from services.fabric.testbed.state_file import LabState
 from services.fabric.testbed.topology import DualTor, LabSettings
 
 Progress = Callable[[str], None]
 
 
-def begin(settings: LabSettings, progress: Progress) -> LabRecord:
-    """Check that the lab can be made, and open its record.
+def begin(settings: LabSettings, progress: Progress) -> LabState:
+    """Check that the lab can be built, and create its state file.
 
     Raises:
         CommandError: it exists, or something is missing; says what to do.
     """
     prefix = settings.prefix
-    if record.load(prefix) is not None:
+    if state_file.load(prefix) is not None:
         raise CommandError(
             f"lab {prefix} stands already, or is left over: turnbuckle lab down dual-tor --prefix {prefix}"
         )
@@ -32,14 +32,14 @@ def begin(settings: LabSettings, progress: Progress) -> LabRecord:
         raise UnavailableError(reason)
     if settings.reconciler:
         _check_kernel()
-    if taken := [name for name in DualTor.of(settings).namespaces if record.inode_of(name) is not None]:
+    if taken := [name for name in DualTor.of(settings).namespaces if state_file.inode_of(name) is not None]:
         raise CommandError(f"namespaces that are not ours have its names: {', '.join(taken)}; choose another --prefix")
     realtime = settings.realtime and frr_daemons.realtime_permitted()
     if settings.realtime and not realtime:
         progress("real-time scheduling is not permitted: outages are longer, and BFD may flap")
-    held = LabRecord(settings=settings, realtime=realtime)
-    record.save(held)
-    return held
+    state = LabState(settings=settings, realtime=realtime)
+    state_file.save(state)
+    return state
 
 
 def _check_kernel() -> None:
@@ -52,71 +52,71 @@ def _check_kernel() -> None:
         raise UnavailableError(f"a reconciler has nothing to do here: this kernel lacks {names}; see make vm-shell")
 
 
-def build(topology: DualTor, held: LabRecord, progress: Progress) -> None:
+def build(topology: DualTor, state: LabState, progress: Progress) -> None:
     """Namespaces, cables, switches, hosts.
 
     Raises:
         CommandError, OSError: something was refused.
     """
     for netns in topology.namespaces:
-        held.namespaces[netns] = None
-        record.save(held)
+        state.namespaces[netns] = None
+        state_file.save(state)
         network.make_namespace(netns)
-        held.namespaces[netns] = record.inode_of(netns)
-        record.save(held)
+        state.namespaces[netns] = state_file.inode_of(netns)
+        state_file.save(state)
     network.prepare_switches(topology)
-    network.lay_cables(topology.cables)
+    network.create_cables(topology.cables)
     progress(f"{len(topology.namespaces)} namespaces, {len(topology.cables)} cables")
     frr_daemons.prepare()
-    steps = hosts.build(topology, places_of(held), realtime=held.realtime)
+    steps = hosts.build(topology, fabric_paths_of(state), realtime=state.realtime)
     progress(f"hosts run, after {steps} steps of `turnbuckle fabric`")
-    # Right after the hosts' FRR: who starts later misses the first router advertisements, and the next come after 10 s.
-    hosts.start_switches(topology, places_of(held), realtime=held.realtime)
+    # Right after the hosts' FRR: a later start misses the first router advertisements, and the next come after 10 s.
+    hosts.start_switches(topology, fabric_paths_of(state), realtime=state.realtime)
     progress("switches run")
 
 
-def start_router(topology: DualTor, held: LabRecord, netns: str) -> None:
+def start_router(topology: DualTor, state: LabState, netns: str) -> None:
     """Start the FRR of a host or switch again, with the configuration that it had.
 
     Raises:
         CommandError: it does not start.
     """
-    hosts.start_frr(topology, places_of(held), netns, realtime=held.realtime)
+    hosts.start_frr(topology, fabric_paths_of(state), netns, realtime=state.realtime)
 
 
-def places_of(held: LabRecord) -> Places:
-    """Where the fabric keeps its journals of the lab's hosts: not among those of real ones."""
-    return Places(state=record.directory_of(held.settings.prefix) / "fabric")
+def fabric_paths_of(state: LabState) -> FabricPaths:
+    """Directories of the fabric for the lab's hosts: their journals are apart from those of real ones."""
+    return FabricPaths(state=state_file.directory_of(state.settings.prefix) / "fabric")
 
 
-def remove(held: LabRecord, progress: Progress) -> list[str]:
-    """Remove what the record names; returns what had to be left, in sentences. The record goes last.
+def remove(state: LabState, progress: Progress) -> list[str]:
+    """Remove what the state file names; returns what had to be left, in sentences. The state file goes last.
 
     Raises:
-        CommandError: something of ours cannot be removed: the record stays, for another try.
+        CommandError: something of the lab cannot be removed: the state file stays, for another try.
     """
-    topology = DualTor.of(held.settings)
+    topology = DualTor.of(state.settings)
     left: list[str] = []
-    companions.stop(held.processes)
+    sidecars.stop(state.processes)
     frr_daemons.stop(topology.routers)
     progress("processes ended")
-    for netns, inode in held.namespaces.items():
-        found = record.inode_of(netns)
+    for netns, inode in state.namespaces.items():
+        found = state_file.inode_of(netns)
         if found is None:
             continue
         if inode is not None and found != inode:
             left.append(f"namespace {netns} is another one now, and not ours")
             continue
-        left += [f"process {pid} ({name}) still lives in what was {netns}" for pid, name in _inhabitants(netns)]
+        left += [f"process {pid} ({name}) still lives in what was {netns}" for pid, name in _processes_in(netns)]
         network.remove_namespace(netns)
     for netns in topology.routers:
         frr_daemons.remove_directories(netns)
-    record.forget(held.settings.prefix)
+    state_file.forget(state.settings.prefix)
     progress("namespaces removed")
     return left
 
 
-def _inhabitants(netns: str) -> list[tuple[int, str]]:
+def _processes_in(netns: str) -> list[tuple[int, str]]:
     """Processes in a namespace: pid and name."""
     inode = (NETNS_DIRECTORY / netns).stat().st_ino
     found = []

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services.fabric.testbed.faults import Direction, Fault, FaultKind, alternating, repeated
 from services.fabric.testbed.topology import Bfd, LabSettings
@@ -120,16 +120,16 @@ def up_command(  # noqa: PLR0913 - a command's options are its parameters
 
 def down_command(topology: TopologyArgument, *, prefix: PrefixOption = "tb", as_json: JsonOption = False) -> None:  # noqa: ARG001 - there is one topology
     """Remove the lab, also one that is left over from a crash. What it has not made is left alone, and named."""
-    from services.fabric.testbed import build, record  # noqa: PLC0415 - quick --help
+    from services.fabric.testbed import build, state_file  # noqa: PLC0415 - quick --help
 
-    with record.hold(prefix):
-        held = record.load(prefix)
-        left = [] if held is None else build.remove(held, print_note)
+    with state_file.lock_lab(prefix):
+        state = state_file.load(prefix)
+        left = [] if state is None else build.remove(state, print_note)
     for line in left:
         print_note(line)
     if as_json:
-        print_json({"removed": held is not None, "left": left})
-    elif held is None:
+        print_json({"removed": state is not None, "left": left})
+    elif state is None:
         print_note(f"there is no lab {prefix}")
 
 
@@ -176,7 +176,7 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
     Ctrl-C restores what is broken at that moment.
     """
     from services.fabric.testbed.lab import Lab  # noqa: PLC0415 - quick --help
-    from services.fabric.testbed.schedule import Rhythm  # noqa: PLC0415
+    from services.fabric.testbed.schedule import FaultTiming  # noqa: PLC0415
 
     again = every is not None or times is not None or alternate
     if kind is None and not restore:
@@ -193,8 +193,8 @@ def fault_command(  # noqa: PLR0913 - a command's options are its parameters
         elif seconds is None:
             lab.inject(fault)
         else:
-            rhythm = Rhythm(seconds, (every or 2 * seconds) - seconds, 0.0, times if again else 1)
-            _run_schedule(lab, alternating(fault) if alternate else repeated(fault), rhythm)
+            timing = FaultTiming(seconds, (every or 2 * seconds) - seconds, 0.0, times if again else 1)
+            _run_schedule(lab, alternating(fault) if alternate else repeated(fault), timing)
     except ValueError as error:
         raise CommandError(str(error)) from error
 
@@ -243,10 +243,10 @@ def _settings(given: dict[str, Any], bfd: str) -> LabSettings:
         raise typer.BadParameter(str(error), param_hint="--bfd") from error
 
 
-def _run_schedule(lab: Any, series: Iterator[Fault], rhythm: Any) -> None:
+def _run_schedule(lab: Any, series: Iterator[Fault], timing: Any) -> None:
     from services.fabric.testbed.schedule import FaultSchedule  # noqa: PLC0415 - quick --help
 
-    schedule = FaultSchedule(lab, series, rhythm, print_note)
+    schedule = FaultSchedule(lab, series, timing, print_note)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: schedule.stop())

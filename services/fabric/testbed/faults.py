@@ -13,7 +13,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from services.fabric.testbed.netlink import PortState
-from services.fabric.testbed.topology import ISL, CableEnd, DualTor
+from services.fabric.testbed.topology import INTER_SWITCH_LINK, CableEnd, DualTor
 
 HEALTHY: Final = PortState()
 
@@ -105,7 +105,7 @@ def port_states(topology: DualTor, faults: Iterable[Fault]) -> dict[CableEnd, Po
     """What each switch port does under a set of faults."""
     given = tuple(faults)
     return {
-        CableEnd(switch.netns, port): _state([fault for fault in given if _touches(fault, switch.number, port)])
+        CableEnd(switch.netns, port): _state([fault for fault in given if _affects(fault, switch.number, port)])
         for switch in topology.switches
         for port in switch.ports
     }
@@ -141,9 +141,9 @@ def repeated(fault: Fault) -> Iterator[Fault]:
         yield fault
 
 
-def _touches(fault: Fault, switch: int, port: str) -> bool:
+def _affects(fault: Fault, switch: int, port: str) -> bool:
     if fault.kind is FaultKind.ISL_LOST:
-        return port == ISL and switch == fault.switch
+        return port == INTER_SWITCH_LINK and switch == fault.switch
     if fault.kind is FaultKind.SWITCH_DEAD:
         return switch == fault.switch
     return switch == fault.switch and port == f"d{fault.host}"

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.fabric.layout import DAEMON_PRIORITIES
-from services.fabric.places import FrrPaths
+from services.fabric.paths import FrrPaths
 
 _PATHS: Final = FrrPaths()
 BINARIES: Final = Path(_PATHS.binaries)
@@ -25,7 +25,7 @@ CONFIGURATION: Final = Path(_PATHS.configuration)
 RUNTIME: Final = Path(_PATHS.runtime)
 USER: Final = "frr"
 DAEMONS: Final = tuple(DAEMON_PRIORITIES)
-_STOP_WITHIN_S: Final = 3.0
+_STOP_TIMEOUT_S: Final = 3.0
 _POLL_S: Final = 0.02
 
 
@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 
 def realtime_permitted() -> bool:
-    """Whether a child of ours may run SCHED_RR (CAP_SYS_NICE, and real-time budget in our control group)."""
+    """Whether a child process may run SCHED_RR (CAP_SYS_NICE, and real-time budget in its control group)."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(["chrt", "-r", "1", "true"], capture_output=True, timeout=10, check=False).returncode == 0  # noqa: S607 - util-linux, by PATH
     return False
@@ -66,9 +66,9 @@ def stop(namespaces: Iterable[str], *, at_once: bool = False) -> None:
     """
     pids = {pid: f"{daemon} of {netns}" for (netns, daemon), pid in _living(namespaces).items()}
     _signal(pids, signal.SIGKILL if at_once else signal.SIGTERM)
-    left = _wait_for_end(pids, _STOP_WITHIN_S)
+    left = _wait_for_end(pids, _STOP_TIMEOUT_S)
     _signal(left, signal.SIGKILL)
-    if left := _wait_for_end(left, _STOP_WITHIN_S):
+    if left := _wait_for_end(left, _STOP_TIMEOUT_S):
         raise CommandError(f"does not end: {', '.join(left.values())}")
 
 
@@ -107,13 +107,13 @@ def _wait_for_end(pids: Mapping[int, str], within_s: float) -> dict[int, str]:
     deadline = time.monotonic() + within_s
     left = dict(pids)
     while left and time.monotonic() < deadline:
-        left = {pid: name for pid, name in left.items() if _lives(pid)}
+        left = {pid: name for pid, name in left.items() if _is_alive(pid)}
         if left:
             time.sleep(_POLL_S)
     return left
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
     except OSError:

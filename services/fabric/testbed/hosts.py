@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from services._runtime.command.failure import UnavailableError
+from services._runtime.command.errors import UnavailableError
 from services.fabric import daemons
 from services.fabric.apply import up
 from services.fabric.frr_text import TorSwitch, tor_configuration
@@ -14,9 +14,8 @@ from services.fabric.machine import Machine
 from services.fabric.model import Bfd as FabricBfd
 from services.fabric.model import Bgp, HostFile
 from services.fabric.nic import Nics
-from services.fabric.places import Places
+from services.fabric.paths import FabricPaths
 from services.fabric.resources import Daemon
-from services.fabric.run import REFUSALS, describe
 from services.fabric.testbed.topology import (
     APPLICATION_DEVICE,
     APPLICATION_MTU_BYTES,
@@ -25,6 +24,7 @@ from services.fabric.testbed.topology import (
     LabSettings,
     SwitchNode,
 )
+from services.fabric.transaction import HOST_ERRORS, describe
 
 VNI: Final = 100
 
@@ -64,7 +64,7 @@ def tor_switch(settings: LabSettings, switch: SwitchNode) -> TorSwitch:
     return TorSwitch(switch.name, switch.asn, switch.router_id, switch.ports, bfd, bgp)
 
 
-def build(topology: DualTor, places: Places, *, realtime: bool) -> int:
+def build(topology: DualTor, paths: FabricPaths, *, realtime: bool) -> int:
     """Build every host, all at once; returns the number of steps that were taken.
 
     Raises:
@@ -72,20 +72,20 @@ def build(topology: DualTor, places: Places, *, realtime: bool) -> int:
     """
     files = [host_file(topology, host, realtime=realtime) for host in topology.hosts]
     with ThreadPoolExecutor(len(files)) as pool:
-        return sum(pool.map(lambda file: _build_one(file, places), files))
+        return sum(pool.map(lambda file: _build_one(file, paths), files))
 
 
-def start_switches(topology: DualTor, places: Places, *, realtime: bool) -> None:
+def start_switches(topology: DualTor, paths: FabricPaths, *, realtime: bool) -> None:
     """Start every switch's FRR, all at once.
 
     Raises:
         UnavailableError: one does not start.
     """
     with ThreadPoolExecutor(len(topology.switches)) as pool:
-        list(pool.map(lambda switch: _start_switch(topology, switch, places, realtime=realtime), topology.switches))
+        list(pool.map(lambda switch: _start_switch(topology, switch, paths, realtime=realtime), topology.switches))
 
 
-def start_frr(topology: DualTor, places: Places, netns: str, *, realtime: bool) -> None:
+def start_frr(topology: DualTor, paths: FabricPaths, netns: str, *, realtime: bool) -> None:
     """Start a host's or switch's FRR where it does not run: the fabric leaves alone what is there already.
 
     Raises:
@@ -93,17 +93,17 @@ def start_frr(topology: DualTor, places: Places, netns: str, *, realtime: bool) 
     """
     switch = next((switch for switch in topology.switches if switch.netns == netns), None)
     if switch is not None:
-        _start_switch(topology, switch, places, realtime=realtime)
+        _start_switch(topology, switch, paths, realtime=realtime)
     else:
         host = next(host for host in topology.hosts if host.netns == netns)
-        _build_one(host_file(topology, host, realtime=realtime), places)
+        _build_one(host_file(topology, host, realtime=realtime), paths)
 
 
-def _start_switch(topology: DualTor, switch: SwitchNode, places: Places, *, realtime: bool) -> None:
+def _start_switch(topology: DualTor, switch: SwitchNode, paths: FabricPaths, *, realtime: bool) -> None:
     described = tor_switch(topology.settings, switch)
     order = priorities(with_bfd=described.bfd is not None, realtime=realtime)
-    wanted = daemon_resources(switch.netns, switch.netns, tor_configuration(described), order, places.frr)
-    with Machine(Nics(places.sysfs)) as machine:
+    wanted = daemon_resources(switch.netns, switch.netns, tor_configuration(described), order, paths.frr)
+    with Machine(Nics(paths.sysfs)) as machine:
         for resource in wanted:
             if machine.read(resource) == resource.value:
                 continue
@@ -113,9 +113,9 @@ def _start_switch(topology: DualTor, switch: SwitchNode, places: Places, *, real
                     daemons.start(resource, tried=True)
                 else:
                     machine.write(resource)
-            except REFUSALS as error:
+            except HOST_ERRORS as error:
                 raise UnavailableError(f"{resource.key}: {describe(error)}") from error
 
 
-def _build_one(file: HostFile, places: Places) -> int:
-    return sum(step.writes for step in up(file, places=places))
+def _build_one(file: HostFile, paths: FabricPaths) -> int:
+    return sum(step.writes for step in up(file, paths=paths))

@@ -1,4 +1,4 @@
-"""What `turnbuckle lab status` and `turnbuckle lab meter` tell, as plain values."""
+"""The reports of `turnbuckle lab status` and `turnbuckle lab meter`, as plain values."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from services.fabric.testbed import frr_daemons, reach
+from services.fabric.testbed import connectivity, frr_daemons
 from services.fabric.testbed.faults import Direction, Fault, FaultKind
 from services.fabric.testbed.lab import Lab
-from services.fabric.testbed.meter import Aim, Measurement, OutageMeter
+from services.fabric.testbed.meter import FaultTarget, Measurement, OutageMeter
 
 
 def status_of(lab: Lab) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def status_of(lab: Lab) -> dict[str, Any]:
             for other in topology.hosts
             if one is not other
         ],
-        "deaf": reach.deaf_pairs(topology),
+        "deaf": connectivity.unreachable_pairs(topology),
         "daemons": {netns: sorted(frr_daemons.running(netns)) for netns in topology.routers},
-        "companions": lab.companions(),
+        "companions": lab.sidecars(),
         "faults": [str(fault) for fault in lab.faults],
     }
 
@@ -57,17 +57,17 @@ def measure_faults(  # noqa: PLR0913, PLR0917 - what the command was given
     direction: Direction,
     count: int,
     down_s: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> list[Measurement]:
     """So many faults, at the uplink that carries out and in, in turn; a one-way blackhole where it swallows."""
     found = []
     for number in range(count):
-        aim = Aim.OUT if number % 2 == 0 else Aim.IN
+        target = FaultTarget.OUT if number % 2 == 0 else FaultTarget.IN
         if kind is FaultKind.BLACKHOLE and direction is not Direction.BOTH:
-            aim = Aim.OUT if direction is Direction.FROM_HOST else Aim.IN
-        measured = meter.measure(fault_maker(kind, direction), aim, down_s=down_s)
-        told = ", ".join(f"{one.direction} {one.outage_ms:.1f} ms, {one.lost} lost" for one in measured.hits)
-        tell(f"{number + 1} of {count}: {measured.fault}: {told}; back after {measured.rejoin_s:.1f} s")
+            target = FaultTarget.OUT if direction is Direction.FROM_HOST else FaultTarget.IN
+        measured = meter.measure(fault_maker(kind, direction), target, down_s=down_s)
+        hits = ", ".join(f"{one.direction} {one.outage_ms:.1f} ms, {one.lost} lost" for one in measured.hits)
+        report(f"{number + 1} of {count}: {measured.fault}: {hits}; back after {measured.rejoin_s:.1f} s")
         found.append(measured)
     return found
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from services._host.netns import inside
 from services._host.readiness import readable
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
@@ -30,13 +30,13 @@ SETTLE_S: Final = 1.5
 PAUSE_MS: Final = 10.0
 _LEAD_S: Final = 0.3
 """Measured before each fault, for the floor."""
-_LOOK_S: Final = 0.3
-_LOOKS: Final = 10
-_ANSWER_WITHIN_S: Final = 10.0
+_POLL_S: Final = 0.3
+_POLLS: Final = 10
+_REPLY_TIMEOUT_S: Final = 10.0
 _NS_PER_MS: Final = 1e6
 
 
-class Aim(StrEnum):
+class FaultTarget(StrEnum):
     """Which direction's uplink is broken, as seen from the first host."""
 
     OUT = "out"
@@ -124,7 +124,7 @@ class OutageMeter:
 
     @property
     def directions(self) -> tuple[str, str]:
-        """Their names, `Aim.OUT` first, such as ``h1->h2``."""
+        """Their names, `FaultTarget.OUT` first, such as ``h1->h2``."""
         return self._out, self._in
 
     def reset(self) -> None:
@@ -141,10 +141,10 @@ class OutageMeter:
         Raises:
             UnavailableError: a direction has no traffic.
         """
-        least = _LOOK_S * self._plan.rate_hz * self._plan.flows / 4
-        for _ in range(_LOOKS):
+        least = _POLL_S * self._plan.rate_hz * self._plan.flows / 4
+        for _ in range(_POLLS):
             before = self._counters()
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             after = self._counters()
             packets = {
                 direction: {switch: after[f"p{switch}"][column] - before[f"p{switch}"][column] for switch in SWITCHES}
@@ -152,12 +152,12 @@ class OutageMeter:
             }
             if all(max(counted.values()) >= least for counted in packets.values()):
                 return {direction: max(counted, key=counted.__getitem__) for direction, counted in packets.items()}
-        raise UnavailableError(f"no traffic to break: packets by direction and uplink in {_LOOK_S:g} s: {packets}")
+        raise UnavailableError(f"no traffic to break: packets by direction and uplink in {_POLL_S:g} s: {packets}")
 
     def measure(
         self,
         fault_at: Callable[[int], Fault],
-        aim: Aim,
+        target: FaultTarget,
         *,
         down_s: float = DOWN_S,
         over_within_s: float = 0.0,
@@ -175,9 +175,9 @@ class OutageMeter:
         Raises:
             CommandError: the lab does not become whole again.
         """
-        self.lab.wait_wide()
+        self.lab.wait_for_both_uplinks()
         loaded = self.loaded_uplinks()
-        switch = loaded[self._out if aim is Aim.OUT else self._in]
+        switch = loaded[self._out if target is FaultTarget.OUT else self._in]
         fault = fault_at(switch)
         lost = {self._out: fault.stops_sending, self._in: fault.stops_receiving}
         self.reset()
@@ -187,11 +187,11 @@ class OutageMeter:
             until_s = time.monotonic() + over_within_s
             reports = self.report(injected_ns)
             while time.monotonic() < until_s and not all(report.over for report in reports):
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
                 reports = self.report(injected_ns)
             self.reset()
             restored_ns = time.monotonic_ns()
-        rejoin_s = self.lab.wait_wide()
+        rejoin_s = self.lab.wait_for_both_uplinks()
         time.sleep(settle_s)
         restored = self.report()
         return Measurement(
@@ -221,8 +221,8 @@ class OutageMeter:
     def _answer(self) -> Any:
         assert self._process is not None
         assert self._process.stdout is not None
-        if not readable([self._process.stdout], _ANSWER_WITHIN_S):
-            raise UnavailableError(f"the meter's process does not answer within {_ANSWER_WITHIN_S:g} s")
+        if not readable([self._process.stdout], _REPLY_TIMEOUT_S):
+            raise UnavailableError(f"the meter's process does not answer within {_REPLY_TIMEOUT_S:g} s")
         line = self._process.stdout.readline()
         if not line:
             raise UnavailableError(f"the meter's process has ended with {self._process.wait()}")

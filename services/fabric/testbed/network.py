@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from services._host.netns import inside
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.fabric.testbed.netlink import LabNetlink, PortState
 from services.fabric.testbed.topology import UNDERLAY_MTU_BYTES, Cable, DualTor
 
@@ -43,7 +43,7 @@ def remove_namespace(netns: str) -> None:
     run_ip(["netns", "delete", netns])
 
 
-def lay_cables(cables: Iterable[Cable]) -> None:
+def create_cables(cables: Iterable[Cable]) -> None:
     """Make the veth pairs and set both ends up.
 
     Raises:

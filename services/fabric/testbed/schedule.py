@@ -1,6 +1,6 @@
-"""Faults that come again and again, as in thesis 3.5.2: 20 s down, 20 s up, at one switch or at both in turn.
+"""Periodic faults, as in thesis 3.5.2: 20 s down, 20 s up, at one switch or at both in turn.
 
-with FaultSchedule(lab, alternating(Fault.blackhole(1, 1)), Rhythm(down_s=20, up_s=20)) as schedule:
+with FaultSchedule(lab, alternating(Fault.blackhole(1, 1)), FaultTiming(down_s=20, up_s=20)) as schedule:
     ...                                                # a job
 print(schedule.occurrences)
 """
@@ -19,7 +19,7 @@ from services.fabric.testbed.lab import Lab
 
 
 @dataclass(frozen=True, slots=True)
-class Rhythm:
+class FaultTiming:
     """When faults come."""
 
     down_s: float = 20.0
@@ -43,13 +43,13 @@ class FaultSchedule:
     """Carries a series of faults out, in the calling thread (`run`) or in one of its own (as a context manager)."""
 
     def __init__(
-        self, lab: Lab, faults: Iterable[Fault], rhythm: Rhythm, tell: Callable[[str], None] = lambda _: None
+        self, lab: Lab, faults: Iterable[Fault], timing: FaultTiming, report: Callable[[str], None] = lambda _: None
     ) -> None:
         """`faults` may be endless: `faults.alternating`, `faults.repeated`."""
         self._lab = lab
         self._faults = faults
-        self._rhythm = rhythm
-        self._tell = tell
+        self._rhythm = timing
+        self._report = report
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -61,17 +61,17 @@ class FaultSchedule:
         Raises:
             CommandError, OSError: a fault could not be injected or restored.
         """
-        rhythm = self._rhythm
-        due_s = time.monotonic() + (rhythm.up_s if rhythm.lead_s is None else rhythm.lead_s)
-        for fault in islice(self._faults, rhythm.times):
+        timing = self._rhythm
+        due_s = time.monotonic() + (timing.up_s if timing.lead_s is None else timing.lead_s)
+        for fault in islice(self._faults, timing.times):
             if self._wait_until(due_s):
                 return
             with self._lab.fault(fault) as injected_ns:
-                self._tell(f"{fault} for {rhythm.down_s:g} s")
-                due_s += rhythm.down_s
+                self._report(f"{fault} for {timing.down_s:g} s")
+                due_s += timing.down_s
                 stopped = self._wait_until(due_s)
             self.occurrences.append(Occurrence(fault, injected_ns, time.monotonic_ns()))
-            due_s += rhythm.up_s
+            due_s += timing.up_s
             if stopped:
                 return
 
@@ -80,7 +80,7 @@ class FaultSchedule:
         self._stop.set()
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._run_quietly, name="faults", daemon=True)
+        self._thread = threading.Thread(target=self._run_in_thread, name="faults", daemon=True)
         self._thread.start()
         return self
 
@@ -96,10 +96,10 @@ class FaultSchedule:
         if self._failure is not None:
             raise self._failure
 
-    def _run_quietly(self) -> None:
+    def _run_in_thread(self) -> None:
         try:
             self.run()
-        except Exception as error:  # noqa: BLE001 - told to the thread that waits for us
+        except Exception as error:  # noqa: BLE001 - raised again in the thread that joins this one
             self._failure = error
 
     def _wait_until(self, due_s: float) -> bool:

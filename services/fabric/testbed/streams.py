@@ -1,7 +1,7 @@
 """The process behind the outage meter: numbered datagrams both ways, each with the time of its sending.
 
-``python -m services.fabric.testbed.streams '<JSON>'``, led by lines on stdin (``reset``, ``report <since_ns>``),
-answering in JSON on stdout. One thread sends and receives in turn, pinned to one CPU, under SCHED_RR where permitted:
+``python -m services.fabric.testbed.streams '<JSON>'``, controlled by lines on stdin (``reset``, ``report <since_ns>``),
+replying in JSON on stdout. One thread sends and receives in turn, pinned to one CPU, under SCHED_RR where permitted:
 VXLAN keeps a route per CPU, so a sender that moves between CPUs changes its uplink too (measured).
 """
 
@@ -28,13 +28,13 @@ PRIORITY: Final = 10
 FIRST_PORT: Final = 5_001
 _RECEIVE_BUFFER_BYTES: Final = 8 << 20
 _SO_RCVBUFFORCE: Final = 33
-_STALLED_NS: Final = 50_000_000
+_MAX_LATENESS_NS: Final = 50_000_000
 """So late a tick is left out instead of made up for."""
-_LISTEN_EVERY: Final = 8
-"""Ticks between two looks at stdin."""
-_STILL_OUT_NS: Final = 500_000_000
+_STDIN_POLL_TICKS: Final = 8
+"""Ticks between two polls of stdin."""
+_OUTAGE_OPEN_NS: Final = 500_000_000
 """A flow that is silent so long when the report is made has not come back."""
-_UNDER_WAY_NS: Final = 200_000_000
+_IN_FLIGHT_NS: Final = 200_000_000
 """What was sent so recently may still arrive, on a machine that is busy: it is neither sent nor lost yet."""
 _PACKET: Final = struct.Struct("!HIq")
 _NS_PER_S: Final = 1_000_000_000
@@ -140,7 +140,7 @@ class _Stream:
         """Gaps of the worst flow."""
         begun_ns = max(since_ns, self.reset_ns)
         worst, floor_ns, over = (0, begun_ns, begun_ns), 0, True
-        settled = bisect_right(self.sent_at, now_ns - _UNDER_WAY_NS)
+        settled = bisect_right(self.sent_at, now_ns - _IN_FLIGHT_NS)
         until_ns = self.sent_at[settled] if settled < len(self.sent_at) else now_ns
         received = 0
         for arrived in self.arrived:
@@ -153,7 +153,7 @@ class _Stream:
                     floor_ns = max(floor_ns, after - before)
                 else:
                     worst = max(worst, (after - before, before, after))
-            if now_ns - last > _STILL_OUT_NS:
+            if now_ns - last > _OUTAGE_OPEN_NS:
                 over = False
                 worst = max(worst, (now_ns - last, last, now_ns))
         sent = self.sent - len(self.senders) * (len(self.sent_at) - settled)
@@ -164,10 +164,10 @@ class _Stream:
 
 
 def run(plan: StreamsPlan) -> None:
-    """Send and receive until stdin ends, as it does when whoever leads us dies."""
+    """Send and receive until stdin ends, as it does when the parent process dies."""
     os.sched_setaffinity(0, {plan.cpu})
     streams = [_open(direction, plan.flows, number) for number, direction in enumerate(plan.directions)]
-    _say({"realtime": _become_realtime(), "cpu": plan.cpu})
+    _write_line({"realtime": _enable_realtime(), "cpu": plan.cpu})
     gc.disable()
     interval_ns = _NS_PER_S // plan.rate_hz
     due_ns, ticks = time.monotonic_ns(), 0
@@ -175,7 +175,7 @@ def run(plan: StreamsPlan) -> None:
         now_ns = time.monotonic_ns()
         if now_ns < due_ns:
             time.sleep((due_ns - now_ns) / _NS_PER_S)
-        elif now_ns - due_ns > _STALLED_NS:
+        elif now_ns - due_ns > _MAX_LATENESS_NS:
             due_ns = now_ns
         due_ns += interval_ns
         for stream in streams:
@@ -183,11 +183,11 @@ def run(plan: StreamsPlan) -> None:
         for stream in streams:
             stream.drain()
         ticks += 1
-        if ticks % _LISTEN_EVERY == 0 and not _obey(streams):
+        if ticks % _STDIN_POLL_TICKS == 0 and not _run_command(streams):
             return
 
 
-def _obey(streams: list[_Stream]) -> bool:
+def _run_command(streams: list[_Stream]) -> bool:
     """Carry out a command, if there is one; False: the end."""
     if not select.select([sys.stdin], [], [], 0)[0]:
         return True
@@ -195,10 +195,10 @@ def _obey(streams: list[_Stream]) -> bool:
     if command == "reset":
         for stream in streams:
             stream.reset()
-        _say({"reset_ns": time.monotonic_ns()})
+        _write_line({"reset_ns": time.monotonic_ns()})
     elif command == "report":
         now_ns = time.monotonic_ns()
-        _say([asdict(stream.report(int(rest), now_ns)) for stream in streams])
+        _write_line([asdict(stream.report(int(rest), now_ns)) for stream in streams])
     return bool(command)
 
 
@@ -220,7 +220,7 @@ def _open(plan: StreamPlan, flows: int, number: int) -> _Stream:
     return _Stream(plan, receiver, senders, [[] for _ in range(flows)])
 
 
-def _become_realtime() -> bool:
+def _enable_realtime() -> bool:
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
     except PermissionError:
@@ -228,7 +228,7 @@ def _become_realtime() -> bool:
     return True
 
 
-def _say(value: object) -> None:
+def _write_line(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 SWITCHES: Final = (1, 2)
 MAX_HOSTS: Final = 4
-ISL: Final = "isl"
+INTER_SWITCH_LINK: Final = "isl"
 """Port of the inter-switch link, on both switches."""
 APPLICATION_DEVICE: Final = "app"
 UNDERLAY_MTU_BYTES: Final = 9_000
@@ -117,7 +117,7 @@ class SwitchNode:
     @property
     def ports(self) -> tuple[str, ...]:
         """All of them."""
-        return (*self.host_ports, ISL)
+        return (*self.host_ports, INTER_SWITCH_LINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class DualTor:
             for switch in self.switches
         ]
         first, second = self.switches
-        return (*uplinks, Cable(CableEnd(first.netns, ISL), CableEnd(second.netns, ISL)))
+        return (*uplinks, Cable(CableEnd(first.netns, INTER_SWITCH_LINK), CableEnd(second.netns, INTER_SWITCH_LINK)))
 
     @property
     def routers(self) -> tuple[str, ...]:

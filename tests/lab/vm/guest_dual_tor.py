@@ -15,7 +15,7 @@ from pathlib import Path
 
 from services._host.netlink.objects import Filter
 from services._host.netns import inside, socket_in
-from services.fabric.testbed import record
+from services.fabric.testbed import state_file
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.lab import Lab
 from services.fabric.testbed.topology import Bfd, HostNode, LabSettings
@@ -92,7 +92,7 @@ def check(lab: Lab) -> dict[str, object]:
         wait_for(lambda: lab.next_hops(1, 2) == lab.next_hops(2, 1) == {"p2"}, within_s=60.0, what="the way around")
         survived = cross(first, second)
         during = {host.name: filters(host) for host in lab.topology.hosts}
-    lab.wait_wide(60.0)
+    lab.wait_for_both_uplinks(60.0)
     counted = {name: dict(found.counted()) for name, found in events.items()}
     assert survived == PACKETS, f"{survived} of {PACKETS} datagrams arrived under the fault"
     assert during == rules == {host.name: filters(host) for host in lab.topology.hosts}
@@ -110,10 +110,10 @@ def main() -> None:
         try:
             result = check(lab)
         except AssertionError:
-            for log in sorted(record.directory_of("g").glob("log/reconciler-*.log")):
+            for log in sorted(state_file.directory_of("g").glob("log/reconciler-*.log")):
                 say(f"{log.name}:\n{log.read_text(encoding='utf-8')[-3_000:]}")
             raise
-        assert lab.companions() == {"reconciler of h1": True, "reconciler of h2": True}
+        assert lab.sidecars() == {"reconciler of h1": True, "reconciler of h2": True}
     say(json.dumps({**result, "seconds": round(time.monotonic() - began_s, 1)}))
 
 

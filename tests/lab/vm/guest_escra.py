@@ -25,7 +25,7 @@ from services._host.cgroupfs import CgroupLayout, ManagedCgroup, detect, managed
 from services._host.kernel_programs import BUILT_HERE
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
-from services._runtime.command.failure import UnavailableError
+from services._runtime.command.errors import UnavailableError
 from tests.support.cgroup_lab import BURN
 
 pytestmark = pytest.mark.timeout(360)
@@ -85,7 +85,7 @@ def bystander(layout: CgroupLayout) -> Iterator[Bystander]:
     bystander.process.wait()
 
 
-class Seen:
+class Deduplicator:
     """Every value of cpu.max and memory.high until a process ends, by "application/container"."""
 
     def __init__(self, process: subprocess.Popen[str], layout: CgroupLayout) -> None:
@@ -128,7 +128,7 @@ def test_limits_follow_demand_and_are_put_back(
         process = subprocess.Popen([sys.executable, "-c", UP, *ARGUMENTS], cwd=tmp_path, stdout=out, stderr=err)
         try:
             asyncio.run(bystander.announce())
-            seen = Seen(process, layout)
+            seen = Deduplicator(process, layout)
         finally:
             process.kill()
             process.wait()

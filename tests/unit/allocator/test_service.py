@@ -19,7 +19,7 @@ from schemas.streams import APPS, LEASES
 from schemas.subjects import LIMIT_DECISIONS, LIMIT_UPDATES, MEMORY_REQUESTS
 from services._host.simulation.load_profile import demo_scenario
 from services._runtime.bus.api import BusError, RequestRefusedError
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services._runtime.service.app import run_in_process
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings

@@ -23,11 +23,11 @@ from schemas.predictions import (
     Proposal,
     RankReply,
 )
-from services._runtime.command.failure import BadFileError, CommandError
-from services.cli.advise.example import relatives
+from services._runtime.command.errors import BadFileError, CommandError
+from services.cli.advise.example import related_tasks
 from services.cli.advise.job_yaml import load_job
 from services.cli.advise.plot import draw_front
-from services.cli.advise.question import Answer, Measurements, Wishes, request_for
+from services.cli.advise.query import Answer, Measurements, QueryOptions, request_for
 from services.cli.advise.skypilot import task_yaml
 from services.cli.advise.view import comparison, cost_span, dollars, plot, print_answer, seconds, time_span
 from services.cli.main import app
@@ -91,7 +91,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_the_example() -> None:
     """The file in docs/examples makes a whole question."""
-    request = request_for(load_job(EXAMPLE), Wishes(), EXAMPLE.parent)
+    request = request_for(load_job(EXAMPLE), QueryOptions(), EXAMPLE.parent)
 
     assert (request.task.task, request.job) == ("my-cnn", "my-cnn")
     assert (request.workers, request.batch_sizes) == ((1, 2, 4, 8), (32, 128))
@@ -101,9 +101,11 @@ def test_the_example() -> None:
 
 def test_options_go_before_the_file() -> None:
     """What is typed holds."""
-    wishes = Wishes(profile="run-7", budget_usd=5.0, deadline_hours=1.5, spot=True, objective=Objective.TIME, top=3)
+    query_options = QueryOptions(
+        profile="run-7", budget_usd=5.0, deadline_hours=1.5, spot=True, objective=Objective.TIME, top=3
+    )
 
-    request = request_for(load_job(EXAMPLE), wishes, EXAMPLE.parent)
+    request = request_for(load_job(EXAMPLE), query_options, EXAMPLE.parent)
 
     assert (request.run, request.profile) == ("run-7", None)
     assert (request.budget_usd, request.deadline_s, request.spot) == (5.0, 5400.0, True)
@@ -133,7 +135,7 @@ def test_a_local_runs_file(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(to_plain(profile("a"))))
     job = load_job(write(tmp_path, "task: a\nprofile: run.json\n"))
 
-    request = request_for(job, Wishes(), tmp_path)
+    request = request_for(job, QueryOptions(), tmp_path)
 
     assert request.profile == profile("a")
 
@@ -168,13 +170,13 @@ def test_files_that_are_no_local_runs(tmp_path: Path, content: str) -> None:
     job = load_job(write(tmp_path, "task: a\nprofile: run.json\n"))
 
     with pytest.raises(BadFileError, match="no local run of `turnbuckle profile`"):
-        request_for(job, Wishes(), tmp_path)
+        request_for(job, QueryOptions(), tmp_path)
 
 
 def test_a_missing_file_is_not_taken_for_a_name(tmp_path: Path) -> None:
     """What ends in .json is a file."""
     with pytest.raises(BadFileError, match="cannot be read"):
-        request_for(load_job(write(tmp_path, "task: a\n")), Wishes(profile="gone.json"), tmp_path)
+        request_for(load_job(write(tmp_path, "task: a\n")), QueryOptions(profile="gone.json"), tmp_path)
 
 
 # -- the answer ----------------------------------------------------------------------------------------------------
@@ -316,8 +318,8 @@ def test_skypilot_cannot_rent_emulated_machines() -> None:
 
 def test_the_example_leaves_out_what_is_the_same_job_with_more_epochs() -> None:
     known = ("image-cnn", "image-cnn-x20", "image-digits", "text-dnn-x20")
-    assert relatives("image-cnn", known) == relatives("image-cnn-x20", known) == ("image-cnn", "image-cnn-x20")
-    assert relatives("image-digits", known) == ("image-digits",)
+    assert related_tasks("image-cnn", known) == related_tasks("image-cnn-x20", known) == ("image-cnn", "image-cnn-x20")
+    assert related_tasks("image-digits", known) == ("image-digits",)
 
 
 # -- what a newcomer meets -------------------------------------------------------------------------------------------
@@ -363,8 +365,8 @@ def test_options_for_the_shipped_data_and_for_providers_reach_the_question(tmp_p
     """A provider that is typed goes before those of the file."""
     path = write(tmp_path, "task: a\nproviders: [gcp]\n")
 
-    typed = request_for(load_job(path), Wishes(providers=("emulated",), shipped_data=True), tmp_path)
-    plain = request_for(load_job(path), Wishes(), tmp_path)
+    typed = request_for(load_job(path), QueryOptions(providers=("emulated",), shipped_data=True), tmp_path)
+    plain = request_for(load_job(path), QueryOptions(), tmp_path)
 
     assert (typed.providers, typed.shipped_data) == (("emulated",), True)
     assert (plain.providers, plain.shipped_data) == (("gcp",), False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.command.failure import BadFileError
+from services._runtime.command.errors import BadFileError
 from services.cli.apps.app_file import AppFile, load_app_file, parse_app_file
 
 LIMITS = "name: shop\ncpu_limit: 2\nmemory_limit: 1GiB\n"

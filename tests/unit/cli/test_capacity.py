@@ -5,8 +5,8 @@ import pytest
 from schemas.apps import AppSpec
 from schemas.containers import NodeInfo
 from services.cli.apps.capacity import capacity_warnings, node_warnings
-from services.cli.apps.live_state import LiveState
 from services.cli.apps.live_view import plain_lines
+from services.cli.apps.view_model import ViewModel
 
 GIB = 1 << 30
 
@@ -90,7 +90,7 @@ def test_a_node_that_is_full_overcommitted_or_under_pressure():
 
 
 def test_top_tells_it_below_the_applications_and_forgets_nodes_that_have_gone():
-    state = LiveState()
+    state = ViewModel()
     state.announce(app("shop", 1, GIB))
     state.register("h1", node(committed_cpu_us=450_000))
     assert plain_lines(state)[-1].strip().startswith("node h1 has 2 cores, CPU limits of its containers add up to 4.50")

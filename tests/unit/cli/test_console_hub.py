@@ -7,7 +7,7 @@ import asyncio
 import msgpack
 import pytest
 
-from services.console.hub import CUT_OFF_BYTES, LOSSY_BYTES, REMEMBERED_FACTS, Hub, Page, frame, note
+from services.console.hub import CUT_OFF_BYTES, LOSSY_BYTES, REMEMBERED_FACTS, Hub, Page, console_message, frame
 
 
 def messages(data: bytes) -> list[bytes]:
@@ -26,18 +26,18 @@ async def told(page: Page) -> list[bytes]:
 
 def test_a_frame_is_length_and_content() -> None:
     assert frame(b"abc") == b"\x00\x00\x00\x03abc"
-    assert msgpack.unpackb(note("Removed", key="shop")) == {"type": "console.Removed", "key": "shop"}
+    assert msgpack.unpackb(console_message("Removed", key="shop")) == {"type": "console.Removed", "key": "shop"}
 
 
 async def test_who_joins_is_told_what_holds_and_the_newest_facts() -> None:
     hub = Hub()
-    hub.observe(b"nobody looks")
+    hub.broadcast_observation(b"nobody looks")
     hub.set("apps/shop", b"old limit")
     hub.set("apps/shop", b"new limit")
     hub.set("apps/gone", b"limit")
     hub.remove("apps/gone", b"removed")
     for number in range(REMEMBERED_FACTS + 1):
-        hub.tell("oom", b"%d" % number)
+        hub.broadcast_fact("oom", b"%d" % number)
     expected = [b"new limit", *(b"%d" % number for number in range(1, REMEMBERED_FACTS + 1))]
     assert await told(hub.join()) == expected
 
@@ -47,9 +47,9 @@ async def test_pages_are_told_news_once() -> None:
     page, other = hub.join(), hub.join()
     hub.set("network/gpu-01", b"state")
     hub.set("network/gpu-01", b"state")
-    hub.tell("oom", b"fact")
-    hub.tell("oom", b"fact")
-    hub.observe(b"batch")
+    hub.broadcast_fact("oom", b"fact")
+    hub.broadcast_fact("oom", b"fact")
+    hub.broadcast_observation(b"batch")
     hub.remove("network/gpu-02", b"was never there")
     hub.remove("network/gpu-01", b"removed")
     assert await told(page) == [b"state", b"fact", b"batch", b"removed"]
@@ -62,8 +62,8 @@ async def test_a_slow_page_misses_observations_and_keeps_facts() -> None:
     page = hub.join()
     half = bytes(LOSSY_BYTES // 2)
     for _ in range(3):  # 2 x (half + 4) exceeds the limit: only the first fits
-        hub.observe(half)
-    hub.tell("oom", b"fact")
+        hub.broadcast_observation(half)
+    hub.broadcast_fact("oom", b"fact")
     assert [len(data) for data in await told(page)] == [len(half), 4]
     assert page.dropped == 2
     assert not page.behind
@@ -72,7 +72,7 @@ async def test_a_slow_page_misses_observations_and_keeps_facts() -> None:
 async def test_a_page_that_is_behind_with_facts_is_given_up() -> None:
     hub = Hub()
     page = hub.join()
-    hub.tell("route", bytes(CUT_OFF_BYTES))
+    hub.broadcast_fact("route", bytes(CUT_OFF_BYTES))
     assert page.behind
     assert await asyncio.wait_for(page.take(60.0), 5.0) == b""  # at once
 
@@ -82,16 +82,16 @@ async def test_a_long_past_cuts_nobody_off() -> None:
     hub = Hub()
     facts = [bytes([number]) * (CUT_OFF_BYTES // 4) for number in range(5)]
     for fact in facts:
-        hub.tell("tc", fact)
+        hub.broadcast_fact("tc", fact)
     page = hub.join()
-    hub.tell("oom", b"while it reads")
+    hub.broadcast_fact("oom", b"while it reads")
     assert await told(page) == [*facts, b"while it reads"]
     assert not page.behind
 
 
 async def test_questions_are_asked_while_somebody_looks() -> None:
     hub = Hub()
-    waiting = asyncio.ensure_future(hub.watched())
+    waiting = asyncio.ensure_future(hub.wait_for_page())
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(waiting), 0.0)
     page = hub.join()
@@ -99,4 +99,4 @@ async def test_questions_are_asked_while_somebody_looks() -> None:
     hub.leave(page)
     assert hub.pages == 0
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(hub.watched(), 0.0)
+        await asyncio.wait_for(hub.wait_for_page(), 0.0)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from services.console.hub import Hub, note
-from services.console.web import WebServer, is_for_us, load_files, parse_head
+from services.console.hub import Hub, console_message
+from services.console.web import WebServer, is_loopback_name, load_files, parse_head
 from tests.support.deadline import until
 
 KEY = "the-key"
@@ -48,7 +48,7 @@ async def console(tmp_path: Path) -> AsyncIterator[Console]:
     (tmp_path / "index.html").write_text("<!doctype html>")
     (tmp_path / "assets" / "index.js").write_text("1")
     hub = Hub()
-    web = WebServer(load_files(tmp_path), hub, KEY, lambda: note("Beat", connected=True))
+    web = WebServer(load_files(tmp_path), hub, KEY, lambda: console_message("Beat", connected=True))
     port = await web.start(0)
     try:
         yield Console(hub, web, port)
@@ -85,12 +85,12 @@ async def test_only_reads(console: Console, method: str) -> None:
 async def test_refuses_foreign_names(console: Console, host: str) -> None:
     """A name of somebody else's that resolves to us (DNS rebinding)."""
     assert (await console.get("/", host=host))[0] == 421
-    assert not is_for_us(host)
+    assert not is_loopback_name(host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9000", "[::1]:8710"])
 def test_knows_its_names(host: str) -> None:
-    assert is_for_us(host)
+    assert is_loopback_name(host)
 
 
 @pytest.mark.parametrize("authorization", ["", "Authorization: Bearer wrong\r\n", "Authorization: Bearer \xff\r\n"])
@@ -116,7 +116,7 @@ async def test_streams_until_the_page_goes(console: Console) -> None:
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
     assert head.startswith(b"HTTP/1.1 200 ")
     assert b"Content-Length" not in head
-    console.hub.tell("oom", b"fact")
+    console.hub.broadcast_fact("oom", b"fact")
     read = b""
     while b"fact" not in read:
         read += await asyncio.wait_for(reader.read(100), 5.0)

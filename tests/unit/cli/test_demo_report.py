@@ -26,9 +26,9 @@ def recorded() -> Recording:
     for tick in range(10):
         managed = Row(quota_us=12_000, used_us=10_000, throttled=int(tick == 3), memory_usage_bytes=90 << 20)
         static = Row(quota_us=20_000, used_us=10_000, throttled=tick % 2)
-        recording.observe(batch(tick, [managed, Row("db-0123456789ab", periods=0, used_us=0, flags=0)], app="demo"))
-        recording.observe(batch(tick, [static], app="demo-static"))
-    recording.decide(decisions(4, app="demo"))
+        recording.add_batch(batch(tick, [managed, Row("db-0123456789ab", periods=0, used_us=0, flags=0)], app="demo"))
+        recording.add_batch(batch(tick, [static], app="demo-static"))
+    recording.add_decisions(decisions(4, app="demo"))
     return recording
 
 
@@ -51,7 +51,7 @@ def test_the_report_compares_both_applications() -> None:
 
 def test_a_write_to_the_twin_would_show() -> None:
     recording = recorded()
-    recording.observe(batch(10, [Row(quota_us=30_000)], app="demo-static"))
+    recording.add_batch(batch(10, [Row(quota_us=30_000)], app="demo-static"))
 
     assert build_report(recording, FACTS)["static"]["quota_writes"] == 1
 
@@ -59,7 +59,7 @@ def test_a_write_to_the_twin_would_show() -> None:
 def test_kills_are_summed_over_restarts_and_never_fewer_than_seen() -> None:
     recording = Recording()
     for tick, kills in enumerate([0, 1, 1, 2, 0, 1]):  # a new cgroup after the second kill
-        recording.observe(batch(tick, [Row(oom_kills=kills)], app="demo"))
+        recording.add_batch(batch(tick, [Row(oom_kills=kills)], app="demo"))
 
     assert build_report(recording, FACTS)["oom_kills"] == 3
 
@@ -70,9 +70,9 @@ def test_kills_are_summed_over_restarts_and_never_fewer_than_seen() -> None:
 
 def test_what_the_memory_guard_did_is_in_the_report() -> None:
     recording = recorded()
-    recording.note_memory(oom_event(app="demo"))
-    recording.note_memory(oom_event(OomKind.OOM_WAIT, 1, app="demo", paused_us=900))
-    recording.note_container(drift(app="demo"))
+    recording.add_oom_event(oom_event(app="demo"))
+    recording.add_oom_event(oom_event(OomKind.OOM_WAIT, 1, app="demo", paused_us=900))
+    recording.add_container_event(drift(app="demo"))
     report = build_report(recording, FACTS)
 
     assert (report["memory_events"]["grants"], report["memory_events"]["oom_waits"], report["drifts"]) == (1, 1, 1)
@@ -91,15 +91,15 @@ def test_nothing_recorded_is_told_as_nothing() -> None:
 
 def test_the_slack_of_a_period_is_that_of_the_quota_it_ran_under() -> None:
     recording = Recording()
-    recording.observe(batch(0, [Row(periods=0, quota_us=50_000)], app="demo"))
-    recording.observe(batch(1, [Row(quota_us=10_000, used_us=10_000)], app="demo"))  # cut at the period's end
+    recording.add_batch(batch(0, [Row(periods=0, quota_us=50_000)], app="demo"))
+    recording.add_batch(batch(1, [Row(quota_us=10_000, used_us=10_000)], app="demo"))  # cut at the period's end
 
     assert recording.apps["demo"].median_cpu_slack_cores == 0.4
 
 
 def test_idle_periods_have_the_whole_quota_as_slack() -> None:
     recording = Recording()
-    recording.observe(batch(0, [Row(periods=0, used_us=0, quota_us=30_000, flags=SampleFlag.IDLE)], app="demo"))
+    recording.add_batch(batch(0, [Row(periods=0, used_us=0, quota_us=30_000, flags=SampleFlag.IDLE)], app="demo"))
 
     assert recording.apps["demo"].median_cpu_slack_cores == 0.3
 
@@ -107,7 +107,7 @@ def test_idle_periods_have_the_whole_quota_as_slack() -> None:
 def test_doubled_and_overtaken_batches_count_once() -> None:
     recording = Recording()
     for tick in (0, 1, 1, 0, 2):
-        recording.observe(batch(tick))
+        recording.add_batch(batch(tick))
 
     assert recording.apps["shop"].container_periods == 3
 
@@ -145,7 +145,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     for tick in range(50):
         used = int(10_000 + 9_000 * math.sin(tick / 5))
         rows = [Row(name, used_us=used, quota_us=-1 if tick < 5 else used + 2_000) for name in names]
-        recording.observe(batch(tick, rows, app="demo"))
+        recording.add_batch(batch(tick, rows, app="demo"))
 
     file = draw(recording.apps["demo"], StaticLimits(15_000, 100 << 20), "demo", tmp_path / "sub" / "demo.png")
 
@@ -156,16 +156,16 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 def test_no_picture_of_nothing(tmp_path: Path) -> None:
     recording = Recording()
-    recording.decide(decisions(0, app="demo"))
+    recording.add_decisions(decisions(0, app="demo"))
 
     assert draw(recording.apps["demo"], StaticLimits(1, 1), "", tmp_path / "demo.png") is None
 
 
 def test_an_early_batch_counts_as_throttling_and_not_as_a_sample() -> None:
     recording = Recording()
-    recording.observe(batch(0))
-    recording.observe(batch(0, [Row(used_us=20_000, throttled=1, flags=SampleFlag.EARLY)], report_seq=2))
-    recording.observe(batch(1, report_seq=3))
+    recording.add_batch(batch(0))
+    recording.add_batch(batch(0, [Row(used_us=20_000, throttled=1, flags=SampleFlag.EARLY)], report_seq=2))
+    recording.add_batch(batch(1, report_seq=3))
     app = recording.apps["shop"]
 
     assert (app.throttled_periods, app.container_periods, app.batches) == (1, 2, 2)

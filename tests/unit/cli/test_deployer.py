@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services._runtime.command.failure import BadFileError
+from services._runtime.command.errors import BadFileError
 from services.cli.apps.app_file import parse_app_file
 from services.cli.apps.deployer import Action, ExistingContainer, hash_template, plan_deployment
 from services.cli.apps.docker_deployment import container_options, docker_ports

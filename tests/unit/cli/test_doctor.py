@@ -16,7 +16,7 @@ from services._runtime.bus.options import BusOptions
 from services.agent.cgroup.host import FILES_PER_CONTAINER
 from services.cli.apps.docker_deployment import check_docker
 from services.cli.doctor import checks
-from services.cli.doctor.bus import check_bus, crosses_network, judge_replicas
+from services.cli.doctor.bus import check_bus, classify_replicas, crosses_network
 from services.cli.doctor.command import exit_code
 from services.cli.doctor.edge import network_edge_evidence
 from services.cli.main import app
@@ -118,7 +118,7 @@ def entry(owner: str, revision: int) -> Entry:
 def test_a_replica_lives_if_it_renews_its_entry() -> None:
     before = {"replica.a": entry("a", 1), "replica.b": entry("b", 2), "app.shop": entry("a", 3)}
     after = before | {"replica.a": entry("a", 9), "replica.new": entry("new", 10)}
-    allocators, owners = judge_replicas(before, after, {"shop"})
+    allocators, owners = classify_replicas(before, after, {"shop"})
 
     assert (allocators.level, allocators.found) == (Level.OK, "a, new; silent: b")
     assert owners.found == "all 1 announced applications have an owner"
@@ -126,16 +126,16 @@ def test_a_replica_lives_if_it_renews_its_entry() -> None:
 
 def test_applications_without_a_live_owner_are_named() -> None:
     before = {"replica.a": entry("a", 1), "app.one": entry("", 2), "app.two": entry("dead", 3)}
-    _, owners = judge_replicas(before, before | {"replica.a": entry("a", 9)}, {"one", "two", "three"})
+    _, owners = classify_replicas(before, before | {"replica.a": entry("a", 9)}, {"one", "two", "three"})
 
     assert (owners.level, owners.found) == (Level.NOTE, "no owner of one, three, two")
 
 
 def test_no_replica_is_said_once() -> None:
-    (found,) = judge_replicas({"replica.b": entry("b", 2)}, {"replica.b": entry("b", 2)}, {"shop"})
+    (found,) = classify_replicas({"replica.b": entry("b", 2)}, {"replica.b": entry("b", 2)}, {"shop"})
 
     assert (found.level, found.found) == (Level.MISSING, "none lives; silent: b")
-    assert [item.found for item in judge_replicas({}, {}, set())] == ["none lives"]
+    assert [item.found for item in classify_replicas({}, {}, set())] == ["none lives"]
 
 
 NOTHING = Path("/nonexistent")

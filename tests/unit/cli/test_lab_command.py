@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._runtime.command.failure import ExitCode
+from services._runtime.command.errors import ExitCode
 from services.cli.main import app
-from services.fabric.testbed import frr_daemons, record
+from services.fabric.testbed import frr_daemons, state_file
 
 runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
 def _no_labs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(record, "DIRECTORY", tmp_path / "labs")
+    monkeypatch.setattr(state_file, "DIRECTORY", tmp_path / "labs")
 
 
 @pytest.mark.parametrize("command", ["up", "down", "status", "fault", "meter"])
@@ -59,7 +59,7 @@ def test_without_a_lab_the_command_says_how_to_make_one(arguments: list[str]) ->
 
 
 def test_a_record_that_cannot_be_read_is_named() -> None:
-    directory = record.directory_of("broken")
+    directory = state_file.directory_of("broken")
     directory.mkdir(parents=True)
     (directory / "lab.json").write_text("{}", encoding="utf-8")
 
@@ -86,4 +86,4 @@ def test_without_frr_the_command_says_what_to_install(monkeypatch: pytest.Monkey
 
     assert result.exit_code == ExitCode.UNAVAILABLE
     assert "apt-get install frr" in result.stderr
-    assert record.prefixes() == []
+    assert state_file.prefixes() == []

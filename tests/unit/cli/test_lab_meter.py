@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.fabric.testbed.faults import Fault, repeated
-from services.fabric.testbed.schedule import FaultSchedule, Rhythm
+from services.fabric.testbed.schedule import FaultSchedule, FaultTiming
 from services.fabric.testbed.streams import StreamPlan, StreamsPlan, _Stream
 
 MS = 1_000_000
@@ -109,7 +109,7 @@ class FakeLab:
 
 def test_a_series_restores_each_fault_before_the_next() -> None:
     lab = FakeLab()
-    schedule = FaultSchedule(lab, [Fault.link_down(1, 1), Fault.link_down(1, 2)], Rhythm(0.001, 0.001))
+    schedule = FaultSchedule(lab, [Fault.link_down(1, 1), Fault.link_down(1, 2)], FaultTiming(0.001, 0.001))
 
     schedule.run()
 
@@ -123,7 +123,7 @@ def test_a_series_restores_each_fault_before_the_next() -> None:
 def test_a_series_that_is_stopped_restores_what_is_broken() -> None:
     lab = FakeLab()
     broken = threading.Event()
-    rhythm = Rhythm(60.0, 60.0, lead_s=0.0)
+    rhythm = FaultTiming(60.0, 60.0, lead_s=0.0)
     with FaultSchedule(lab, repeated(Fault.switch_dead(1)), rhythm, lambda _: broken.set()) as schedule:
         assert broken.wait(5)
 
@@ -134,6 +134,6 @@ def test_a_series_that_is_stopped_restores_what_is_broken() -> None:
 def test_a_series_that_fails_in_its_thread_says_so_at_the_end() -> None:
     with (
         pytest.raises(CommandError, match="no such port"),
-        FaultSchedule(FakeLab(broken=True), repeated(Fault.link_down(1, 1)), Rhythm(0.001, 0.0)) as schedule,
+        FaultSchedule(FakeLab(broken=True), repeated(Fault.link_down(1, 1)), FaultTiming(0.001, 0.0)) as schedule,
     ):
         schedule._thread.join(5)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services._runtime.command.failure import ExitCode
+from services._runtime.command.errors import ExitCode
 from services.cli.main import app
 from services.cli.nats.tap import describe
 from services.cli.toolkit.supervisor import free_port
@@ -25,7 +25,7 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NATS_URL", f"nats://127.0.0.1:{free_port()}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr("services._runtime.command.connection.CONNECT_WITHIN_S", 0.3)
+    monkeypatch.setattr("services._runtime.command.connection.CONNECT_TIMEOUT_S", 0.3)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

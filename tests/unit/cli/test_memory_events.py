@@ -7,14 +7,14 @@ import pytest
 from schemas.containers import LimitWriter
 from schemas.oom import OomCause, OomKind
 from services._runtime.command.output import format_duration
-from services.cli.apps.memory_events import MemoryTally, describe_event, plain_event
-from services.cli.apps.memory_history import MemoryHistory
+from services.cli.apps.event_history import EventHistory
+from services.cli.apps.memory_events import MemoryCounters, describe_event, plain_event
 from tests.support.cfs_batches import batch
 from tests.support.oom_events import MIB, drift, oom_event
 
 
 def test_a_tally_counts_each_kind_and_keeps_the_longest_wait() -> None:
-    tally = MemoryTally()
+    tally = MemoryCounters()
     for event in (
         oom_event(OomKind.NEAR_LIMIT),
         oom_event(OomKind.GRANT, latency_us=120, paused_us=700),
@@ -38,7 +38,7 @@ def test_a_tally_counts_each_kind_and_keeps_the_longest_wait() -> None:
 
 
 def test_nothing_is_said_of_nothing() -> None:
-    assert MemoryTally().in_words() == ""
+    assert MemoryCounters().in_words() == ""
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_durations_have_a_fitting_unit() -> None:
 
 
 def test_many_grants_do_not_hide_the_kill_before_them() -> None:
-    history = MemoryHistory(None, last=2)
+    history = EventHistory(None, last=2)
     history.take(oom_event(OomKind.KILL, 0))
     for tick in range(1, 1_000):
         history.take(oom_event(OomKind.GRANT, tick))
     history.take(drift(5))
 
     assert [event.plain.get("kind", "drift") for event in history.events] == ["kill", "drift", "grant", "grant"]
-    assert [event.trouble for event in history.events] == [True, False, False, False]
+    assert [event.severe for event in history.events] == [True, False, False, False]
     assert history.total.grants == 999
     assert history.plain()["containers"]["web-0123456789ab"]["kills"] == 1
     assert "999 grants" in history.summary("24h")
@@ -111,7 +111,7 @@ def test_many_grants_do_not_hide_the_kill_before_them() -> None:
 
 
 def test_who_changed_a_quota_is_in_the_history_and_its_json() -> None:
-    history = MemoryHistory(None, last=2)
+    history = EventHistory(None, last=2)
     writer = LimitWriter(pid=4711, comm="runc", cgroup="system.slice/docker.service")
     reason = "modified externally by runc (pid 4711, system.slice/docker.service): quota 30 ms became 90 ms, put back"
     history.take(drift(writer=writer, reason=reason))
@@ -122,7 +122,7 @@ def test_who_changed_a_quota_is_in_the_history_and_its_json() -> None:
 
 
 def test_a_history_of_one_container_leaves_the_others_out() -> None:
-    history = MemoryHistory("web", last=5)
+    history = EventHistory("web", last=5)
     for name in ("web-0123456789ab", "db-0123456789ab"):
         history.take(oom_event(container=name))
         history.take(drift(container=name))
@@ -130,4 +130,4 @@ def test_a_history_of_one_container_leaves_the_others_out() -> None:
 
     assert {event.container for event in history.events} == {"web-0123456789ab"}
     assert (history.total.grants, history.drifts) == (1, 1)
-    assert MemoryHistory(None, 1).summary("1h") == "Memory in the last 1h: nothing happened near or at a limit"
+    assert EventHistory(None, 1).summary("1h") == "Memory in the last 1h: nothing happened near or at a limit"

@@ -66,36 +66,36 @@ def test_rules(command):
     )
     reply = RulesReply(node="n1", total=3, rules=rules)
 
-    shown = command("_ask_rules", reply, "rules", "n1")
+    shown = command("_query_rules", reply, "rules", "n1")
     assert shown.exit_code == 0
     assert all(text in shown.stdout for text in (MAC, "10.255.0.2", "not_in_hw", "u32 of somebody else", "2 of 3"))
 
-    parsed = json.loads(command("_ask_rules", reply, "rules", "n1", "--json").stdout)
+    parsed = json.loads(command("_query_rules", reply, "rules", "n1", "--json").stdout)
     assert [rule["mac"] for rule in parsed["rules"]] == [MAC, ""]
 
 
 def test_a_difference_is_an_exit_code(command):
     right = DiffReply(node="n1", desired=1, installed=1, foreign=0, operations=(), total=0)
-    assert command("_ask_diff", right, "rules", "n1", "--diff").exit_code == 0
+    assert command("_query_diff", right, "rules", "n1", "--diff").exit_code == 0
 
     wrong = right.model_copy(update={"installed": 0, "operations": (OPERATION,), "total": 1, "problem": "no vxenc0"})
-    shown = command("_ask_diff", wrong, "rules", "n1", "--diff")
+    shown = command("_query_diff", wrong, "rules", "n1", "--diff")
     assert shown.exit_code == 1
     assert f"replace filter {MAC} on rep0: 10.255.0.3 -> 10.255.0.2 (leads elsewhere)" in shown.stdout
     assert "no vxenc0" in shown.stdout
 
 
 def test_paths(command):
-    shown = command("_ask_paths", [state(path(agree=True))], "paths", "n1")
+    shown = command("_query_paths", [state(path(agree=True))], "paths", "n1")
     assert shown.exit_code == 0
     assert "agree" in shown.stdout
     assert "169.254.0.1" not in shown.stdout
 
-    shown = command("_ask_paths", [state(path(agree=False), problems=("rep0: missing",))], "paths")
+    shown = command("_query_paths", [state(path(agree=False), problems=("rep0: missing",))], "paths")
     assert shown.exit_code == 1
     assert "FRR says p1 and p2" in shown.stdout
     assert "rep0: missing" in shown.stdout
-    parsed = json.loads(command("_ask_paths", [state(path(agree=False))], "paths", "--json").stdout)
+    parsed = json.loads(command("_query_paths", [state(path(agree=False))], "paths", "--json").stdout)
     assert parsed[0]["paths"][0]["agree"] is False
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.command.failure import CommandError
+from services._runtime.command.errors import CommandError
 from services.cli.up.run_directory import hold_run_directory
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.command.failure import ExitCode, ServiceDiedError
+from services._runtime.command.errors import ExitCode, ServiceDiedError
 from services.cli.toolkit.supervisor import Supervisor
 
 SERVE = """

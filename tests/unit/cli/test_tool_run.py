@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from services._runtime.command.output import stderr_console
 from services.cli.advise.collector_commands import PRICES_LIST
 from services.cli.main import app
-from services.cli.toolkit.tool_run import Shown, Tool, read_event, run_tool
+from services.cli.toolkit.tool_run import Tool, ToolOutput, read_event, run_tool
 from tests.support.deadline import until
 
 SCRIPT = """
@@ -133,7 +133,7 @@ def test_lines_that_are_no_events() -> None:
 
 def test_rows_with_structure_are_no_table() -> None:
     """A whole record in a row is for --json."""
-    shown = Shown(None, stderr_console())
+    shown = ToolOutput(None, stderr_console())
 
     shown.take({"event": "row", "record": {"a": 1}})
 
@@ -179,7 +179,7 @@ def test_a_directory_with_modules_of_our_names(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_log_gets_a_line_each_minute_of_a_run_that_samples(capfd: pytest.CaptureFixture[str]) -> None:
-    shown = Shown(None, stderr_console())
+    shown = ToolOutput(None, stderr_console())
     for second in range(1, 130):
         shown.take({"event": "sample", "elapsed_s": second + 0.01, "limit_s": 600.0})
         shown.take({"event": "progress", "done": second, "total": 600})

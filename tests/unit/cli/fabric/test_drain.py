@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
-from services._runtime.command.failure import CommandError, UnavailableError
-from services.fabric.drain import UplinkState, chosen, status
+from services._runtime.command.errors import CommandError, UnavailableError
+from services.fabric.drain import UplinkState, select_uplinks, status
 from services.fabric.drain_plan import drain_steps
 from services.fabric.model import HostFile
-from services.fabric.places import FrrPaths, Places
+from services.fabric.paths import FabricPaths, FrrPaths
 from tests.support.fake_frr import FakeFrr
 
 FIELDS = {
@@ -42,9 +42,9 @@ def test_a_host_goes_on_announcing_only_what_is_its_own():
 
 
 def test_no_name_means_all_and_an_unknown_one_is_named():
-    assert chosen(HOST, []) == HOST.uplinks
+    assert select_uplinks(HOST, []) == HOST.uplinks
     with pytest.raises(CommandError, match="h1 has no uplink p9: there are p1, p2"):
-        chosen(HOST, ["p9"])
+        select_uplinks(HOST, ["p9"])
 
 
 async def test_status_is_what_frr_says(tmp_path: Path):
@@ -58,14 +58,14 @@ async def test_status_is_what_frr_says(tmp_path: Path):
         "bgpd": {"show running-config": running},
         "zebra": {"show ip route bgp json": json.dumps(routes)},
     }
-    places = Places(frr=FrrPaths(runtime=str(tmp_path)))
+    paths = FabricPaths(frr=FrrPaths(runtime=str(tmp_path)))
     async with FakeFrr(tmp_path / "h1", answers):
-        found = await asyncio.to_thread(status, HOST, places)
+        found = await asyncio.to_thread(status, HOST, paths)
     assert found == [UplinkState("p1", drained=False, routes=1), UplinkState("p2", drained=True, routes=0)]
     answers["bgpd"]["show running-config"] = "".join(
         f"  neighbor {neighbour} route-map {DRAIN_NODE} out\n" for neighbour in ("p1", "192.0.2.0")
     )
     async with FakeFrr(tmp_path / "h1", answers):
-        assert all(state.drained for state in await asyncio.to_thread(status, HOST, places))
+        assert all(state.drained for state in await asyncio.to_thread(status, HOST, paths))
     with pytest.raises(UnavailableError, match="bgpd does not run"):
-        await asyncio.to_thread(status, HOST, places)
+        await asyncio.to_thread(status, HOST, paths)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services._runtime.command.failure import BadFileError, ExitCode
+from services._runtime.command.errors import BadFileError, ExitCode
 from services.fabric.host_file import load_host_file, parse_host_file
 from services.fabric.model import HostFile
 

@@ -9,7 +9,7 @@ import pytest
 from services.fabric.journal import from_plain, to_plain
 from services.fabric.layout import DAEMON_PRIORITIES, layout, load_command
 from services.fabric.model import HostFile
-from services.fabric.places import FrrPaths
+from services.fabric.paths import FrrPaths
 from services.fabric.plan import Action, step_for
 from services.fabric.resources import Daemon, Device
 
@@ -161,9 +161,9 @@ def test_a_directory_that_an_earlier_version_made_is_closed_and_still_ours():
     path = "/var/run/frr/h1"
     plain = {"resource": "Directory", "value": "present", "parent": None, "path": path, "mode": 0o755}
     earlier = from_plain(plain | {"owner": "frr", "volatile": True})
-    assert earlier.is_ours("0755 frr:frr")
+    assert earlier.is_managed("0755 frr:frr")
     file = host(netns="h1", frr={"start": True})
     (wanted,) = [resource for resource in layout(file, 1450, PATHS) if resource.key == earlier.key]
-    step = step_for(wanted, "0755 frr:frr", ours=True)
+    step = step_for(wanted, "0755 frr:frr", owned=True)
     assert (step.action, step.reason) == (Action.CHANGE, "0755 frr:frr becomes 0750 frr:frrvty")
-    assert wanted.is_ours("0755 root:root"), "with whatever access, its content is our daemons'"
+    assert wanted.is_managed("0755 root:root"), "with whatever access, its content is our daemons'"

@@ -1,4 +1,4 @@
-"""The question to the advisor, from job.yaml and options, and its answer."""
+"""The advisor query built from job.yaml and command-line options, and its answer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 from schemas.predictions import Objective, RankReply, RankRequest
 from schemas.registry import ADVISOR_RANK
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 
 if TYPE_CHECKING:
     from services._runtime.bus.api import Bus
     from services.cli.advise.job_yaml import JobYaml
 
-ANSWER_WITHIN_S: Final = 30.0
-_AGAIN_S: Final = 0.3
+REPLY_TIMEOUT_S: Final = 30.0
+_RETRY_INTERVAL_S: Final = 0.3
 _TRAINING: Final = 503
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What was typed; it goes before what stands in job.yaml."""
+class QueryOptions:
+    """Command-line options; they override job.yaml."""
 
     profile: str | None = None
     budget_usd: float | None = None
@@ -36,7 +36,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Of the task that was left out: seconds and dollars by configuration, see `configuration_name`."""
+    """Of the held-out task: seconds and dollars by configuration, see `configuration_name`."""
 
     task: str
     objective: Objective
@@ -45,22 +45,22 @@ class Measurements:
 
     @property
     def values(self) -> dict[str, float]:
-        """What was to be made small."""
+        """The values of the objective."""
         return self.cost_usd if self.objective is Objective.COST else self.time_s
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The advisor's, and in the example what was really measured."""
+    """The advisor's reply, and in the example the measured values."""
 
     reply: RankReply
     spot: bool = False
-    """Whether it was asked about spot machines."""
+    """Whether the query was for spot machines."""
     measured: Measurements | None = None
 
 
-def request_for(file: JobYaml, wishes: Wishes, directory: Path) -> RankRequest:
-    """The question that a job.yaml and the options make together.
+def request_for(file: JobYaml, query_options: QueryOptions, directory: Path) -> RankRequest:
+    """The request that a job.yaml and the options make together.
 
     Raises:
         BadFileError: the local run's file is none.
@@ -68,10 +68,10 @@ def request_for(file: JobYaml, wishes: Wishes, directory: Path) -> RankRequest:
     from schemas.jobs import Configuration, TaskFeatures  # noqa: PLC0415 - quick --help
     from services.cli.advise.job_yaml import SECONDS_PER_HOUR, load_profile  # noqa: PLC0415 - as above
 
-    name = wishes.profile or file.profile
-    path = Path(name) if wishes.profile else directory / name
+    name = query_options.profile or file.profile
+    path = Path(name) if query_options.profile else directory / name
     is_file = bool(name) and (path.is_file() or path.suffix == ".json")
-    deadline = wishes.deadline_hours or file.deadline_hours
+    deadline = query_options.deadline_hours or file.deadline_hours
     return RankRequest(
         task=TaskFeatures.model_validate(file.task.model_dump()),
         configurations=tuple(Configuration.model_validate(one.model_dump()) for one in file.configurations),
@@ -81,22 +81,22 @@ def request_for(file: JobYaml, wishes: Wishes, directory: Path) -> RankRequest:
         run="" if is_file else name,
         job=file.name,
         prices_as_of=file.prices_as_of,
-        objective=wishes.objective or file.objective,
-        budget_usd=wishes.budget_usd or file.budget_usd,
+        objective=query_options.objective or file.objective,
+        budget_usd=query_options.budget_usd or file.budget_usd,
         deadline_s=deadline * SECONDS_PER_HOUR if deadline else None,
-        spot=wishes.spot or file.spot,
-        top=wishes.top,
-        providers=wishes.providers or file.providers,
-        shipped_data=wishes.shipped_data,
+        spot=query_options.spot or file.spot,
+        top=query_options.top,
+        providers=query_options.providers or file.providers,
+        shipped_data=query_options.shipped_data,
     )
 
 
-async def ask(bus: Bus, request: RankRequest, *, patience_s: float) -> RankReply:
-    """Ask the advisor; while it trains its first model, again and again for so long.
+async def ask(bus: Bus, request: RankRequest, *, training_timeout_s: float) -> RankReply:
+    """Query the advisor; retries for at most ``training_timeout_s`` while it trains its first model.
 
     Raises:
-        UnavailableError: nobody answers, or there is no model.
-        CommandError: the question cannot be answered; the advisor says why.
+        UnavailableError: no reply in time, or no model.
+        CommandError: the advisor rejects the request; holds its reason.
     """
     from services._runtime.bus.api import (  # noqa: PLC0415 - quick --help
         NoResponderError,
@@ -104,20 +104,20 @@ async def ask(bus: Bus, request: RankRequest, *, patience_s: float) -> RankReply
         RequestTimeoutError,
     )
 
-    give_up_at = asyncio.get_running_loop().time() + patience_s
+    retry_until_s = asyncio.get_running_loop().time() + training_timeout_s
     while True:
         try:
-            reply = await bus.request(ADVISOR_RANK.template.subject(bus.root), request, timeout_s=ANSWER_WITHIN_S)
+            reply = await bus.request(ADVISOR_RANK.template.subject(bus.root), request, timeout_s=REPLY_TIMEOUT_S)
         except NoResponderError as error:
             raise UnavailableError("no advisor answers: start one: turnbuckle run advisor") from error
         except RequestTimeoutError as error:
-            raise UnavailableError(f"the advisor did not answer within {ANSWER_WITHIN_S:g} s") from error
+            raise UnavailableError(f"the advisor did not answer within {REPLY_TIMEOUT_S:g} s") from error
         except RequestRefusedError as error:
             if error.code != _TRAINING:
                 raise CommandError(str(error)) from error
-            if asyncio.get_running_loop().time() >= give_up_at:
+            if asyncio.get_running_loop().time() >= retry_until_s:
                 raise UnavailableError(str(error)) from error
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_INTERVAL_S)
             continue
         if not isinstance(reply, RankReply):
             raise CommandError(f"the advisor answered with {reply.type_name}: are the versions the same?")

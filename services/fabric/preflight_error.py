@@ -1,16 +1,16 @@
-"""Why nothing was done, each reason with its remedy."""
+"""Preflight problems, each with its remedy, and the error that carries them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services._runtime.command.failure import CommandError, ExitCode
+from services._runtime.command.errors import CommandError, ExitCode
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """One reason."""
+class PreflightProblem:
+    """One problem."""
 
     what: str
     remedy: str
@@ -21,7 +21,7 @@ class Problem:
 class PreflightError(CommandError):
     """The file does not suit the host. Nothing has been changed."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[PreflightProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(f"{problem.what}: {problem.remedy}" for problem in self.problems))
         in_file = all(problem.in_file for problem in self.problems)

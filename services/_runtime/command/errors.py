@@ -1,4 +1,4 @@
-"""Errors that a person is meant to read: they end a command with a sentence and an exit code, never a traceback."""
+"""CLI errors: they end a command with a message for the user and an exit code, never a traceback."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a lab has made, written down before it is made, so that `down` finds it also after a crash.
+"""State file of a lab: what it has created, written before it is created, so that `down` finds it after a crash.
 
-``/run/turnbuckle-lab/<prefix>/``: ``lab.json`` (the record), ``lock`` and ``log/``. Gone after a reboot, as is the lab.
+``/run/turnbuckle-lab/<prefix>/``: ``lab.json`` (the state), ``lock`` and ``log/``. Gone after a reboot, as is the lab.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from pydantic import BaseModel, Field, ValidationError
 
 from services._host.netns import NETNS_DIRECTORY
-from services._runtime.command.failure import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.topology import LabSettings
 
@@ -24,7 +24,7 @@ DIRECTORY: Final = Path("/run/turnbuckle-lab")
 
 
 class StartedProcess(BaseModel):
-    """A process of ours, told apart from a later one with the same pid by its start."""
+    """A started process, identified by pid and start time, since pids are reused."""
 
     name: str
     pid: int
@@ -32,7 +32,7 @@ class StartedProcess(BaseModel):
     """Field 22 of /proc/<pid>/stat."""
 
 
-class LabRecord(BaseModel):
+class LabState(BaseModel):
     """Everything that `down` needs."""
 
     settings: LabSettings
@@ -49,47 +49,47 @@ class LabRecord(BaseModel):
 
 
 def directory_of(prefix: str) -> Path:
-    """Where a lab keeps its record and logs."""
+    """Directory of a lab's state file and logs."""
     return DIRECTORY / prefix
 
 
-def load(prefix: str) -> LabRecord | None:
-    """The record; None: there is no such lab.
+def load(prefix: str) -> LabState | None:
+    """The state; None: there is no such lab.
 
     Raises:
         CommandError: it cannot be read.
     """
     path = directory_of(prefix) / "lab.json"
     try:
-        return LabRecord.model_validate_json(path.read_bytes())
+        return LabState.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
         raise CommandError(f"{path} cannot be read ({error}); remove it and what it names by hand") from error
 
 
-def save(record: LabRecord) -> None:
-    """Write it in one step."""
-    directory = directory_of(record.settings.prefix)
+def save(state: LabState) -> None:
+    """Write it atomically."""
+    directory = directory_of(state.settings.prefix)
     directory.mkdir(parents=True, exist_ok=True)
     fresh = directory / "lab.json.new"
-    fresh.write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    fresh.write_text(state.model_dump_json(indent=1), encoding="utf-8")
     fresh.replace(directory / "lab.json")
 
 
 def forget(prefix: str) -> None:
-    """Remove record and logs."""
+    """Remove state file and logs."""
     shutil.rmtree(directory_of(prefix), ignore_errors=True)
 
 
 def prefixes() -> list[str]:
-    """Labs that have a record."""
+    """Labs that have a state file."""
     return sorted(path.parent.name for path in DIRECTORY.glob("*/lab.json"))
 
 
 @contextmanager
-def hold(prefix: str) -> Iterator[None]:
-    """Keep other `lab` commands off this lab.
+def lock_lab(prefix: str) -> Iterator[None]:
+    """Exclude other `lab` commands from this lab.
 
     Raises:
         UnavailableError: no right.
@@ -114,7 +114,7 @@ def hold(prefix: str) -> Iterator[None]:
 def _lock(descriptor: int, path: Path, prefix: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who held it may have removed it with its lab: then this lock holds nobody off.
+        # Its last holder may have removed the file with its lab: then this lock excludes no other process.
         same = path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino
     except OSError:
         same = False

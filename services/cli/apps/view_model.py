@@ -1,6 +1,6 @@
-"""What `turnbuckle top` shows: a fold over batches, decisions, memory and container events. No clock, no I/O.
+"""View model of `turnbuckle top`: a fold over batches, decisions, memory and container events. No clock, no I/O.
 
-Feed messages in the order in which they arrive. Time is the newest time that a message has told.
+Messages are added in the order of arrival. Time is the newest timestamp of a message.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from schemas.oom import OomEvent
 from schemas.queries import AppState
 from schemas.reasons import Resource, sentence
 from services.cli.apps.capacity import node_warnings, plain_node
-from services.cli.apps.memory_events import MemoryTally, container_name, describe_event, plain_event
+from services.cli.apps.memory_events import MemoryCounters, container_name, describe_event, plain_event
 
 HISTORY_PERIODS: Final = 60
 """Length of the sparklines."""
 THROTTLE_WINDOW_PERIODS: Final = 100
 STALE_AFTER_S: Final = 3.0
-"""A container that no batch has named for so long is forgotten."""
+"""A container that was in no batch for so long is dropped."""
 NEWEST_EVENTS: Final = 50
 """Memory events that are kept, over all applications."""
 
 
 @dataclass(slots=True)
-class ContainerLive:
+class ContainerView:
     """One container, newest values and a short history."""
 
     container: str
@@ -43,11 +43,11 @@ class ContainerLive:
     throttled_periods: int = 0
     """Since it was first seen."""
     last_reason: str = ""
-    memory: MemoryTally = field(default_factory=MemoryTally)
+    memory: MemoryCounters = field(default_factory=MemoryCounters)
     """Near or at its memory limit, since it was first seen."""
     last_memory_event: str = ""
     drifts: int = 0
-    """How often other hands have changed its limits, since it was first seen."""
+    """How often its limits were modified externally, since it was first seen."""
     last_drift: str = ""
     used_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
     quota_history_us: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_PERIODS))
@@ -67,13 +67,13 @@ class ContainerLive:
 
 
 @dataclass(slots=True)
-class NodeLive:
+class NodeView:
     """One application's containers on one node."""
 
     incarnation: int
     report_seq: int
     time_ns: int
-    containers: dict[str, ContainerLive] = field(default_factory=dict)
+    containers: dict[str, ContainerView] = field(default_factory=dict)
     reserve_given_bytes: int = 0
     reserve_used_bytes: int = 0
 
@@ -84,7 +84,7 @@ class NodeLive:
 
 
 @dataclass(slots=True)
-class AppLive:
+class AppView:
     """One application over all nodes."""
 
     app: str
@@ -99,24 +99,24 @@ class AppLive:
     memory_reserved_bytes: int = 0
     """Part of what is allocated: the nodes' reserves, as the allocator counts them."""
     owner: str = ""
-    """The allocator replica that decides; empty: unknown, or nobody."""
+    """The allocator replica that holds the lease; empty: unknown, or none."""
     epoch: int = 0
-    memory: MemoryTally = field(default_factory=MemoryTally)
+    memory: MemoryCounters = field(default_factory=MemoryCounters)
     drifts: int = 0
     decisions: int = 0
     batches: int = 0
     missed_batches: int = 0
     """Batches that the agent must have sent by its period, and that did not arrive (or came late and were void)."""
-    nodes: dict[str, NodeLive] = field(default_factory=dict)
+    nodes: dict[str, NodeView] = field(default_factory=dict)
 
     @property
-    def containers(self) -> list[ContainerLive]:
+    def containers(self) -> list[ContainerView]:
         """All containers, by name."""
         every = [container for node in self.nodes.values() for container in node.containers.values()]
         return sorted(every, key=lambda container: container.container)
 
-    def find(self, node: str, container: str) -> ContainerLive | None:
-        """A container that the newest batch of its node has named."""
+    def find(self, node: str, container: str) -> ContainerView | None:
+        """A container in the newest batch of its node."""
         return self.nodes[node].containers.get(container) if node in self.nodes else None
 
     @property
@@ -130,11 +130,11 @@ class AppLive:
         return sum(node.reserve_left_bytes for node in self.nodes.values())
 
 
-class LiveState:
+class ViewModel:
     """Every application, folded from the stream."""
 
     def __init__(self) -> None:
-        self.apps: dict[str, AppLive] = {}
+        self.apps: dict[str, AppView] = {}
         self.newest_events: deque[OomEvent] = deque(maxlen=NEWEST_EVENTS)
         self.time_ns = 0
         self.nodes: dict[str, NodeInfo] = {}
@@ -142,7 +142,7 @@ class LiveState:
         self._leases: dict[str, Lease] = {}
 
     def register(self, name: str, node: NodeInfo | None) -> None:
-        """Take in what a node's agent says of it, as the `nodes` bucket holds it; None: it has gone."""
+        """Set a node's registration, as the `nodes` bucket holds it; None: expired."""
         self.nodes.pop(name, None)
         if node is not None:
             self.nodes[name] = node
@@ -153,46 +153,46 @@ class LiveState:
         return [warning for _, node in sorted(self.nodes.items()) for warning in node_warnings(node)]
 
     def announce(self, spec: AppSpec) -> None:
-        """Take in an application's limits, as the `apps` bucket holds them."""
+        """Set an application's limits, as the `apps` bucket holds them."""
         app = self._app(spec.name)
         app.mode, app.policy = spec.mode, spec.policy
         app.cpu_limit_us, app.memory_limit_bytes = spec.cpu_limit_us, int(spec.memory_limit)
 
     def seed(self, state: AppState) -> None:
-        """Take in the allocator's own view, so that the pools are known before the first change."""
+        """Set the pools from the allocator's reply, so that they are known before the first decision."""
         self.announce(state.spec)
         app = self.apps[state.spec.name]
         app.cpu_allocated_us, app.memory_allocated_bytes = state.cpu_held_us, state.memory_held_bytes
         app.memory_reserved_bytes, app.owner = state.memory_reserved_bytes, state.owner
         app.epoch = max(app.epoch, state.epoch)
 
-    def _app(self, name: str) -> AppLive:
-        """An application, whoever spoke of it first; its owner may be known already."""
+    def _app(self, name: str) -> AppView:
+        """An application, created at the first message that names it; its lease may be known already."""
         if name not in self.apps:
-            self.apps[name] = AppLive(name)
+            self.apps[name] = AppView(name)
             if (lease := self._leases.get(name)) is not None:
-                _take_lease(self.apps[name], lease)
+                _apply_lease(self.apps[name], lease)
         return self.apps[name]
 
-    def own(self, name: str, lease: Lease | None) -> None:
-        """Take in who decides for an application, as the `leases` bucket holds it."""
+    def set_lease(self, name: str, lease: Lease | None) -> None:
+        """Set the owner of an application, as the `leases` bucket holds it."""
         self._leases.pop(name, None)
         if lease is not None:
             self._leases[name] = lease
         if (app := self.apps.get(name)) is not None:
-            _take_lease(app, lease)
+            _apply_lease(app, lease)
 
     def forget(self, name: str) -> None:
         """Drop an application whose limits were withdrawn."""
         self.apps.pop(name, None)
 
-    def observe(self, batch: CfsBatch) -> None:
-        """Take in one batch. Its rows are the truth for that application on that node: others are gone."""
+    def add_batch(self, batch: CfsBatch) -> None:
+        """Add one batch. Its rows replace all containers of that application on that node."""
         app = self._app(batch.app)
         node = app.nodes.get(batch.node)
         if node is None or batch.incarnation > node.incarnation:
             known = {} if node is None else node.containers
-            node = app.nodes[batch.node] = NodeLive(batch.incarnation, batch.report_seq, batch.time_ns, known)
+            node = app.nodes[batch.node] = NodeView(batch.incarnation, batch.report_seq, batch.time_ns, known)
         elif batch.incarnation < node.incarnation or batch.report_seq <= node.report_seq:
             return
         elif batch.is_early:
@@ -207,11 +207,11 @@ class LiveState:
         app.batches += 1
         app.period_us, app.host_cpus = batch.period_us, batch.host_cpus
         node.reserve_given_bytes, node.reserve_used_bytes = batch.reserve_given_bytes, batch.reserve_used_bytes
-        node.containers = {row["container"]: _fold_row(node, batch, row) for row in batch.rows()}
+        node.containers = {row["container"]: _apply_row(node, batch, row) for row in batch.rows()}
         self._advance(batch.time_ns)
 
-    def decide(self, decisions: LimitDecisions) -> None:
-        """Take in one application's decisions."""
+    def add_decisions(self, decisions: LimitDecisions) -> None:
+        """Add one application's decisions."""
         app = self._app(decisions.app)
         app.mode, app.policy = decisions.mode, decisions.policy
         app.cpu_limit_us, app.cpu_allocated_us = decisions.cpu_limit_us, decisions.cpu_allocated_us
@@ -226,8 +226,8 @@ class LiveState:
                 container.last_reason = describe_row(row)
         self._advance(decisions.time_ns)
 
-    def note_memory(self, event: OomEvent) -> None:
-        """Take in what happened to a container near or at its memory limit."""
+    def add_oom_event(self, event: OomEvent) -> None:
+        """Add an event of a container near or at its memory limit."""
         self.newest_events.append(event)
         app = self._app(event.app)
         app.memory.add(event)
@@ -235,8 +235,8 @@ class LiveState:
             container.memory.add(event)
             container.last_memory_event = describe_event(event)
 
-    def note_container(self, event: ContainerEvent) -> None:
-        """Take in that other hands have changed limits; batches tell of all other changes."""
+    def add_container_event(self, event: ContainerEvent) -> None:
+        """Count externally modified limits; all other changes are in the batches."""
         if event.change is not ContainerChange.DRIFTED:
             return
         app = self._app(event.app)
@@ -269,12 +269,12 @@ def describe_row(row: dict[str, Any]) -> str:
     return sentence(resource, row[f"{prefix}_reason"], row[f"{prefix}_measured"], row[f"{prefix}_threshold"])
 
 
-def _take_lease(app: AppLive, lease: Lease | None) -> None:
+def _apply_lease(app: AppView, lease: Lease | None) -> None:
     app.owner = "" if lease is None else lease.owner
     app.epoch = app.epoch if lease is None else max(app.epoch, lease.epoch)
 
 
-def _count_throttled(node: NodeLive, batch: CfsBatch) -> None:
+def _count_throttled(node: NodeView, batch: CfsBatch) -> None:
     for key, throttled in zip(batch.keys, batch.column("throttled").tolist(), strict=True):
         if throttled and (container := node.containers.get(key)) is not None and container.recent_periods:
             periods, before = container.recent_periods.pop()
@@ -282,8 +282,8 @@ def _count_throttled(node: NodeLive, batch: CfsBatch) -> None:
             container.throttled_periods += throttled
 
 
-def _fold_row(node: NodeLive, batch: CfsBatch, row: dict[str, Any]) -> ContainerLive:
-    container = node.containers.get(row["container"]) or ContainerLive(row["container"], batch.node)
+def _apply_row(node: NodeView, batch: CfsBatch, row: dict[str, Any]) -> ContainerView:
+    container = node.containers.get(row["container"]) or ContainerView(row["container"], batch.node)
     container.quota_us = row["quota_us"]
     container.memory_usage_bytes = row["memory_usage_bytes"]
     container.memory_limit_bytes = row["memory_limit_bytes"]
@@ -297,7 +297,7 @@ def _fold_row(node: NodeLive, batch: CfsBatch, row: dict[str, Any]) -> Container
     return container
 
 
-def _plain_app(app: AppLive) -> dict[str, Any]:
+def _plain_app(app: AppView) -> dict[str, Any]:
     return {
         "app": app.app,
         "mode": app.mode,
@@ -331,7 +331,7 @@ def _plain_app(app: AppLive) -> dict[str, Any]:
     }
 
 
-def _plain_container(container: ContainerLive) -> dict[str, Any]:
+def _plain_container(container: ContainerView) -> dict[str, Any]:
     return {
         "container": container.container,
         "node": container.node,

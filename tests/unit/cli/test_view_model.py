@@ -10,78 +10,78 @@ from schemas.cfs import SampleFlag
 from schemas.containers import ContainerChange
 from schemas.leases import Lease
 from schemas.oom import OomKind
-from services.cli.apps.live_state import LiveState
 from services.cli.apps.live_view import plain_lines, render, sparkline, usage_bar
+from services.cli.apps.view_model import ViewModel
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch, decisions
 from tests.support.oom_events import MIB, drift, oom_event
 
 
 def test_a_batch_is_the_truth_about_who_is_there() -> None:
-    state = LiveState()
-    state.observe(batch(0, [Row("a-000000000000"), Row("b-000000000000")]))
-    state.observe(batch(1, [Row("b-000000000000")]))
+    state = ViewModel()
+    state.add_batch(batch(0, [Row("a-000000000000"), Row("b-000000000000")]))
+    state.add_batch(batch(1, [Row("b-000000000000")]))
 
     assert [container.name for container in state.apps["shop"].containers] == ["b"]
 
 
 def test_throttled_share_counts_periods_not_batches() -> None:
     """5 throttled of 1 + 3 + 6 = 10 periods."""
-    state = LiveState()
+    state = ViewModel()
     for tick, (periods, throttled) in enumerate([(1, 1), (3, 2), (6, 2)]):
-        state.observe(batch(tick, [Row(periods=periods, throttled=throttled)]))
+        state.add_batch(batch(tick, [Row(periods=periods, throttled=throttled)]))
 
     assert state.apps["shop"].containers[0].throttled_share == 0.5
 
 
 def test_an_idle_period_counts_and_an_empty_report_does_not() -> None:
-    state = LiveState()
-    state.observe(batch(0, [Row(used_us=9_000)]))
-    state.observe(batch(1, [Row(periods=0, used_us=0, quota_us=30_000)]))
+    state = ViewModel()
+    state.add_batch(batch(0, [Row(used_us=9_000)]))
+    state.add_batch(batch(1, [Row(periods=0, used_us=0, quota_us=30_000)]))
     container = state.apps["shop"].containers[0]
 
     assert (container.used_us, container.quota_us, list(container.used_history_us)) == (9_000, 30_000, [9_000])
 
-    state.observe(batch(2, [Row(periods=0, used_us=0, flags=SampleFlag.IDLE)]))
+    state.add_batch(batch(2, [Row(periods=0, used_us=0, flags=SampleFlag.IDLE)]))
 
     assert list(container.used_history_us) == [9_000, 0]
 
 
 def test_missed_doubled_and_overtaken_batches() -> None:
-    state = LiveState()
+    state = ViewModel()
     for tick in (0, 1, 5, 5, 4, 6):
-        state.observe(batch(tick))
+        state.add_batch(batch(tick))
     app = state.apps["shop"]
 
     assert (app.batches, app.missed_batches) == (4, 3)
 
 
 def test_a_restarted_agent_starts_a_new_count_and_the_old_one_is_void() -> None:
-    state = LiveState()
-    state.observe(batch(10))
-    state.observe(batch(11, [Row(used_us=1)], incarnation=2, report_seq=1))
-    state.observe(batch(12, [Row(used_us=2)], incarnation=1))
+    state = ViewModel()
+    state.add_batch(batch(10))
+    state.add_batch(batch(11, [Row(used_us=1)], incarnation=2, report_seq=1))
+    state.add_batch(batch(12, [Row(used_us=2)], incarnation=1))
     app = state.apps["shop"]
 
     assert (app.missed_batches, app.containers[0].used_us) == (0, 1)
 
 
 def test_two_nodes_are_one_application_and_a_silent_node_is_forgotten() -> None:
-    state = LiveState()
-    state.observe(batch(0, [Row("a-000000000000")], node="n1"))
-    state.observe(batch(0, [Row("b-000000000000")], node="n2"))
+    state = ViewModel()
+    state.add_batch(batch(0, [Row("a-000000000000")], node="n1"))
+    state.add_batch(batch(0, [Row("b-000000000000")], node="n2"))
 
     assert state.apps["shop"].quota_sum_us == 40_000
 
     for tick in range(1, 40):
-        state.observe(batch(tick, [Row("b-000000000000")], node="n2"))
+        state.add_batch(batch(tick, [Row("b-000000000000")], node="n2"))
 
     assert [container.name for container in state.apps["shop"].containers] == ["b"]
 
 
 def test_decisions_bring_pools_and_reasons() -> None:
-    state = LiveState()
-    state.observe(batch(0))
-    state.decide(decisions(1))
+    state = ViewModel()
+    state.add_batch(batch(0))
+    state.add_decisions(decisions(1))
     app = state.apps["shop"]
 
     assert (app.cpu_limit_us, app.cpu_allocated_us, app.decisions) == (200_000, 80_000, 1)
@@ -90,13 +90,13 @@ def test_decisions_bring_pools_and_reasons() -> None:
 
 def test_a_reason_of_a_later_version_is_shown_as_such() -> None:
     row = {"quota_to_us": 1, "quota_reason": 99, "quota_measured": 0.0, "quota_threshold": 0.0}
-    from services.cli.apps.live_state import describe_row  # noqa: PLC0415 - beside what it shows
+    from services.cli.apps.view_model import describe_row  # noqa: PLC0415 - beside what it shows
 
     assert describe_row(row) == "reason 99, measured 0.00 cores, threshold 0.00 cores"
 
 
 def test_limits_are_known_before_any_decision() -> None:
-    state = LiveState()
+    state = ViewModel()
     state.announce(AppSpec(name="shop", cpu_limit=2, memory_limit=ByteSize(1 << 30)))
 
     assert state.snapshot()["apps"][0]["cpu_free_us"] == 200_000
@@ -107,9 +107,9 @@ def test_limits_are_known_before_any_decision() -> None:
 
 
 def test_the_snapshot_is_plain_and_tells_its_time() -> None:
-    state = LiveState()
+    state = ViewModel()
     for tick in range(70):
-        state.observe(batch(tick))
+        state.add_batch(batch(tick))
     snapshot = state.snapshot()
 
     assert snapshot["time_ns"] == START_NS + 69 * PERIOD_NS
@@ -125,9 +125,9 @@ def test_sparkline_and_bar_scale_to_their_limit() -> None:
 
 
 def test_the_view_names_every_container_at_any_width() -> None:
-    state = LiveState()
-    state.observe(batch(0, [Row("web-000000000000"), Row("db-000000000000", quota_us=-1, memory_limit_bytes=-1)]))
-    state.decide(decisions(1, ["web-000000000000"]))
+    state = ViewModel()
+    state.add_batch(batch(0, [Row("web-000000000000"), Row("db-000000000000", quota_us=-1, memory_limit_bytes=-1)]))
+    state.add_decisions(decisions(1, ["web-000000000000"]))
     for columns in (80, 110, 160):
         console = Console(width=columns, record=True, quiet=False, file=None, force_terminal=False)
         with console.capture() as captured:
@@ -139,11 +139,11 @@ def test_the_view_names_every_container_at_any_width() -> None:
 
 
 def test_plain_lines_and_a_filter() -> None:
-    state = LiveState()
-    state.observe(batch(0))
-    state.observe(batch(0, app="other"))
+    state = ViewModel()
+    state.add_batch(batch(0))
+    state.add_batch(batch(0, app="other"))
 
-    state.note_memory(oom_event(app="other"))
+    state.add_oom_event(oom_event(app="other"))
 
     lines = plain_lines(state, only="shop")
 
@@ -153,10 +153,10 @@ def test_plain_lines_and_a_filter() -> None:
 
 
 def test_reserves_are_summed_over_nodes_and_a_reserve_is_never_negative() -> None:
-    state = LiveState()
-    state.observe(batch(0, node="n1", reserve_given_bytes=96 * MIB, reserve_used_bytes=32 * MIB))
-    state.observe(batch(0, node="n2", reserve_given_bytes=10 * MIB, reserve_used_bytes=20 * MIB))
-    state.decide(decisions(1, memory_reserved_bytes=106 * MIB, epoch=5))
+    state = ViewModel()
+    state.add_batch(batch(0, node="n1", reserve_given_bytes=96 * MIB, reserve_used_bytes=32 * MIB))
+    state.add_batch(batch(0, node="n2", reserve_given_bytes=10 * MIB, reserve_used_bytes=20 * MIB))
+    state.add_decisions(decisions(1, memory_reserved_bytes=106 * MIB, epoch=5))
     shop = state.snapshot()["apps"][0]
 
     assert (shop["reserve_left_bytes"], shop["memory_reserved_bytes"], shop["epoch"]) == (64 * MIB, 106 * MIB, 5)
@@ -164,13 +164,13 @@ def test_reserves_are_summed_over_nodes_and_a_reserve_is_never_negative() -> Non
 
 
 def test_memory_events_are_counted_for_the_container_and_its_application() -> None:
-    state = LiveState()
-    state.observe(batch(0))
+    state = ViewModel()
+    state.add_batch(batch(0))
     for event in (oom_event(latency_us=400), oom_event(OomKind.KILL, 1, reason="refused")):
-        state.note_memory(event)
-    state.note_memory(oom_event(container="gone-0123456789ab"))
-    state.note_container(drift())
-    state.note_container(drift(change=ContainerChange.EXITED))
+        state.add_oom_event(event)
+    state.add_oom_event(oom_event(container="gone-0123456789ab"))
+    state.add_container_event(drift())
+    state.add_container_event(drift(change=ContainerChange.EXITED))
     snapshot = state.snapshot()
     (shop,) = snapshot["apps"]
     (web,) = shop["containers"]
@@ -183,51 +183,51 @@ def test_memory_events_are_counted_for_the_container_and_its_application() -> No
 
 
 def test_what_is_known_of_a_container_survives_the_restart_of_its_agent() -> None:
-    state = LiveState()
-    state.observe(batch(10))
-    state.note_memory(oom_event())
-    state.observe(batch(11, incarnation=2, report_seq=1))
+    state = ViewModel()
+    state.add_batch(batch(10))
+    state.add_oom_event(oom_event())
+    state.add_batch(batch(11, incarnation=2, report_seq=1))
 
     assert state.apps["shop"].containers[0].memory.grants == 1
 
 
 def test_the_newest_events_are_bounded() -> None:
-    state = LiveState()
+    state = ViewModel()
     for tick in range(200):
-        state.note_memory(oom_event(tick=tick))
+        state.add_oom_event(oom_event(tick=tick))
 
     assert (len(state.newest_events), state.apps["shop"].memory.grants) == (50, 200)
 
 
 def test_an_owner_that_was_told_before_the_first_batch_is_known() -> None:
-    state = LiveState()
-    state.own("shop", Lease(owner="r1", epoch=3, time_ns=0))
-    state.observe(batch(0))
+    state = ViewModel()
+    state.set_lease("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.add_batch(batch(0))
 
     assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("r1", 3)
 
 
 def test_an_owner_is_known_whatever_comes_first() -> None:
     spec = AppSpec(name="shop", cpu_limit=2, memory_limit=ByteSize(1 << 30))
-    state = LiveState()
-    state.own("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state = ViewModel()
+    state.set_lease("shop", Lease(owner="r1", epoch=3, time_ns=0))
     state.announce(spec)
 
     assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("r1", 3)
 
-    state.own("shop", None)
+    state.set_lease("shop", None)
 
     assert (state.apps["shop"].owner, state.apps["shop"].epoch) == ("", 3)
 
 
 def test_the_view_tells_what_happened_to_memory() -> None:
-    state = LiveState()
-    state.observe(batch(0, reserve_given_bytes=96 * MIB, reserve_used_bytes=32 * MIB))
-    state.decide(decisions(1, memory_reserved_bytes=96 * MIB))
-    state.own("shop", Lease(owner="r1", epoch=3, time_ns=0))
-    state.note_memory(oom_event(latency_us=400))
-    state.note_memory(oom_event(OomKind.GRANT_DENIED, 1, reason="0 of 512 MiB are free"))
-    state.note_container(drift())
+    state = ViewModel()
+    state.add_batch(batch(0, reserve_given_bytes=96 * MIB, reserve_used_bytes=32 * MIB))
+    state.add_decisions(decisions(1, memory_reserved_bytes=96 * MIB))
+    state.set_lease("shop", Lease(owner="r1", epoch=3, time_ns=0))
+    state.add_oom_event(oom_event(latency_us=400))
+    state.add_oom_event(oom_event(OomKind.GRANT_DENIED, 1, reason="0 of 512 MiB are free"))
+    state.add_container_event(drift())
     console = Console(width=200, force_terminal=False)
     with console.capture() as captured:
         console.print(render(state, columns=200))
@@ -245,15 +245,15 @@ def test_the_view_tells_what_happened_to_memory() -> None:
 
 def test_an_early_batch_adds_throttling_and_nothing_else() -> None:
     """Its other rows say nothing new, and no sample is missed or doubled by it."""
-    state = LiveState()
+    state = ViewModel()
     both = [Row("a-000000000000"), Row("b-000000000000")]
-    state.observe(batch(0, both))
+    state.add_batch(batch(0, both))
     early = [
         Row("a-000000000000", used_us=20_000, throttled=1, flags=SampleFlag.EARLY),
         Row("b-000000000000", periods=0, used_us=0),
     ]
-    state.observe(batch(0, early, report_seq=2, time_ns=START_NS + PERIOD_NS // 2))
-    state.observe(batch(1, both, report_seq=3))
+    state.add_batch(batch(0, early, report_seq=2, time_ns=START_NS + PERIOD_NS // 2))
+    state.add_batch(batch(1, both, report_seq=3))
     app = state.apps["shop"]
     first, second = app.containers
 

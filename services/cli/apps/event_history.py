@@ -1,4 +1,4 @@
-"""What the streams still know of an application's memory and of limits modified externally. Pure: a fold."""
+"""History of an application's memory events and externally modified limits, from the streams. Pure: a fold."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ from schemas.codec import to_plain
 from schemas.containers import ContainerChange, ContainerEvent
 from schemas.message import Message
 from schemas.oom import OomEvent
-from services.cli.apps.memory_events import TROUBLE, MemoryTally, describe_event, plain_event
+from services.cli.apps.memory_events import SEVERE_KINDS, MemoryCounters, describe_event, plain_event
 
 
-class PastEvent(NamedTuple):
-    """One line of the history."""
+class HistoryEvent(NamedTuple):
+    """One event of the history."""
 
     time_ns: int
     container: str
     sentence: str
-    trouble: bool
-    """A refusal, release or kill."""
+    severe: bool
+    """A denied grant, an enabled OOM killer, a kill or limit hits."""
     plain: dict[str, Any]
 
     def line(self) -> str:
         """For people, with the date: it may be days ago."""
-        moment = datetime.fromtimestamp(self.time_ns / 1e9).astimezone().strftime("%b %d %H:%M:%S.%f")[:-3]
-        return f"{moment}  {self.container}  {self.sentence}"
+        time = datetime.fromtimestamp(self.time_ns / 1e9).astimezone().strftime("%b %d %H:%M:%S.%f")[:-3]
+        return f"{time}  {self.container}  {self.sentence}"
 
 
-class MemoryHistory:
-    """Counts everything, and keeps the newest events of each container: of trouble, of grants and the like, of drift.
+class EventHistory:
+    """Counts all events, and keeps the newest of each container by class: severe, other memory events, drift.
 
-    Trouble is kept apart, so that a thousand grants after a kill do not hide it.
+    Severe events have a buffer of their own, so that a thousand grants after a kill do not evict it.
     """
 
     def __init__(self, container: str | None, last: int) -> None:
-        self.total = MemoryTally()
-        self.tallies: defaultdict[str, MemoryTally] = defaultdict(MemoryTally)
+        self.total = MemoryCounters()
+        self.tallies: defaultdict[str, MemoryCounters] = defaultdict(MemoryCounters)
         self.drifts = 0
         self._container = container or ""
-        self._newest: defaultdict[tuple[str, str], deque[PastEvent]] = defaultdict(lambda: deque(maxlen=last))
+        self._newest: defaultdict[tuple[str, str], deque[HistoryEvent]] = defaultdict(lambda: deque(maxlen=last))
 
     def take(self, message: Message) -> None:
-        """Take in one stored fact; others than memory events and drift are not for us."""
+        """Add one stored fact; ignores all but memory events and drift."""
         if isinstance(message, OomEvent) and message.container.startswith(self._container):
             self.total.add(message)
             self.tallies[message.container].add(message)
-            trouble = message.kind in TROUBLE
-            past = PastEvent(message.time_ns, message.container, describe_event(message), trouble, plain_event(message))
-            self._newest[message.container, "trouble" if trouble else "memory"].append(past)
+            severe = message.kind in SEVERE_KINDS
+            past = HistoryEvent(
+                message.time_ns, message.container, describe_event(message), severe, plain_event(message)
+            )
+            self._newest[message.container, "trouble" if severe else "memory"].append(past)
         elif (
             isinstance(message, ContainerEvent)
             and message.change is ContainerChange.DRIFTED
@@ -57,17 +59,17 @@ class MemoryHistory:
         ):
             self.drifts += 1
             sentence = f"limits drifted: {message.reason}"
-            past = PastEvent(
+            past = HistoryEvent(
                 message.time_ns,
                 message.container,
                 sentence,
-                trouble=False,
+                severe=False,
                 plain=to_plain(message) | {"sentence": sentence},
             )
             self._newest[message.container, "drift"].append(past)
 
     @property
-    def events(self) -> list[PastEvent]:
+    def events(self) -> list[HistoryEvent]:
         """What was kept, oldest first."""
         return sorted((event for kept in self._newest.values() for event in kept), key=lambda event: event.time_ns)
 

@@ -1,4 +1,4 @@
-"""Commands whose words are another program's."""
+"""Commands whose arguments another program parses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from typer.core import TyperCommand
 
 
-class PassOn(TyperCommand):
-    """A command that hands everything on as typed, ``--`` and ``--help`` included."""
+class PassthroughCommand(TyperCommand):
+    """A command that passes all arguments through unchanged, ``--`` and ``--help`` included."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the arguments as they are."""

@@ -9,9 +9,9 @@ from typing import Self
 
 import pytest
 
-from services._runtime.command.failure import UnavailableError
-from services.fabric.testbed import companions, record
-from services.fabric.testbed.record import LabRecord
+from services._runtime.command.errors import UnavailableError
+from services.fabric.testbed import sidecars, state_file
+from services.fabric.testbed.state_file import LabState
 from services.fabric.testbed.topology import DualTor, LabSettings
 
 SETTINGS = LabSettings(prefix="tbunit", fast_path=True)
@@ -39,34 +39,34 @@ class Rules:
 
 
 @pytest.fixture
-def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabRecord]:
-    def spawn(companion: companions._Companion) -> int:
-        companion.log.parent.mkdir(parents=True, exist_ok=True)
-        companion.log.write_text("still reading its settings", encoding="utf-8")
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabState]:
+    def spawn(sidecar: sidecars._Sidecar) -> int:
+        sidecar.log.parent.mkdir(parents=True, exist_ok=True)
+        sidecar.log.write_text("still reading its settings", encoding="utf-8")
         return os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
 
-    monkeypatch.setattr(record, "DIRECTORY", tmp_path)
-    monkeypatch.setattr(companions, "_spawn", spawn)
-    monkeypatch.setattr(companions, "_LIVES_FOR_S", 0.0)
-    monkeypatch.setattr(companions, "LabNetlink", Rules)
+    monkeypatch.setattr(state_file, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(sidecars, "_spawn", spawn)
+    monkeypatch.setattr(sidecars, "_EARLY_EXIT_S", 0.0)
+    monkeypatch.setattr(sidecars, "LabNetlink", Rules)
     monkeypatch.setattr(Rules, "looks", {}, raising=False)
-    made = LabRecord(settings=SETTINGS)
-    record.save(made)
+    made = LabState(settings=SETTINGS)
+    state_file.save(made)
     yield made
-    companions.stop(made.processes)
+    sidecars.stop(made.processes)
 
 
-def test_a_lab_waits_for_its_fast_paths(held: LabRecord) -> None:
+def test_a_lab_waits_for_its_fast_paths(held: LabState) -> None:
     told: list[str] = []
-    companions.start(DualTor.of(SETTINGS), held, told.append)
+    sidecars.start(DualTor.of(SETTINGS), held, told.append)
     assert list(Rules.looks.values()) == [LOOKS, LOOKS]
     assert told == ["fast path of h1, fast path of h2 run"]
 
 
 def test_a_fast_path_that_does_not_get_to_work_is_named_with_what_it_said(
-    held: LabRecord, monkeypatch: pytest.MonkeyPatch
+    held: LabState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Rules, "needed", float("inf"))
-    monkeypatch.setattr(companions, "_AT_WORK_WITHIN_S", 0.1)
+    monkeypatch.setattr(sidecars, "_READY_TIMEOUT_S", 0.1)
     with pytest.raises(UnavailableError, match=r"fast path of h1 is not at work after 0 s:\nstill reading"):
-        companions.start(DualTor.of(SETTINGS), held, lambda _: None)
+        sidecars.start(DualTor.of(SETTINGS), held, lambda _: None)

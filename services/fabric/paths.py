@@ -19,7 +19,7 @@ class FrrPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class FabricPaths:
     """Directories that `fabric` reads and writes."""
 
     state: Path = STATE_DIRECTORY

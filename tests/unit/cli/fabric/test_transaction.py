@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.fabric.apply import silent
+from services.fabric.apply import no_progress
 from services.fabric.journal import Journal
 from services.fabric.layout import layout
 from services.fabric.model import HostFile
-from services.fabric.places import FrrPaths
+from services.fabric.paths import FrrPaths
 from services.fabric.plan import Action, ConflictError
 from services.fabric.resources import Device, LinkAttribute
-from services.fabric.run import Run
+from services.fabric.transaction import Transaction
 from tests.support.examples import examples
 from tests.support.model_host import FRESH, KilledError, ModelHost
 
@@ -96,7 +96,7 @@ def journal_directory():
 def start(host, directory):
     """A process that begins: all that it knows is on the host and in the journal."""
     host.acts = 0
-    return Run(host, Journal.load(directory, "h1"), silent)
+    return Transaction(host, Journal.load(directory, "h1"), no_progress)
 
 
 def bring_up(host, directory, file):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from schemas.leases import Lease
 from schemas.streams import LEASES
 from schemas.subjects import CFS, CONTAINER_EVENTS, LIMIT_DECISIONS, OOM_EVENTS
-from services.cli.apps.bus_feed import REMEMBERED_FACTS, Seen, follow, hand_owners_to
-from services.cli.apps.live_state import LiveState
+from services.cli.apps.subscriptions import DEDUPLICATION_WINDOW, Deduplicator, lease_watcher, subscribe_sinks
+from services.cli.apps.view_model import ViewModel
 from services.cli.up.recording import Recording
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
@@ -17,8 +17,8 @@ from tests.support.oom_events import drift, oom_event
 
 async def test_all_watchers_hear_all_kinds_and_a_repeated_fact_once() -> None:
     bus = MemoryBus(MemoryBroker(), "tb")
-    state, recording = LiveState(), Recording()
-    await follow(bus, lambda: (state, recording))
+    state, recording = ViewModel(), Recording()
+    await subscribe_sinks(bus, lambda: (state, recording))
     ids = {"app": "shop", "node": "n1"}
     bus.publish(CFS.subject("tb", **ids), batch(0))
     bus.publish(LIMIT_DECISIONS.subject("tb", app="shop"), decisions(0))
@@ -35,8 +35,8 @@ async def test_all_watchers_hear_all_kinds_and_a_repeated_fact_once() -> None:
 
 async def test_one_application_may_be_asked_for() -> None:
     bus = MemoryBus(MemoryBroker(), "tb")
-    state = LiveState()
-    await follow(bus, lambda: (state,), "shop")
+    state = ViewModel()
+    await subscribe_sinks(bus, lambda: (state,), "shop")
     for name in ("other", "shop"):
         bus.publish_fact(OOM_EVENTS.subject("tb", app=name, node="n1"), oom_event(app=name), message_id=name)
     await until(lambda: "shop" in state.apps)
@@ -47,12 +47,12 @@ async def test_one_application_may_be_asked_for() -> None:
 
 async def test_owners_come_from_the_leases() -> None:
     bus = MemoryBus(MemoryBroker(), "tb")
-    state = LiveState()
-    state.observe(batch(0))
+    state = ViewModel()
+    state.add_batch(batch(0))
     bucket = bus.bucket(LEASES)
     await bucket.put("app.shop", Lease(owner="r1", epoch=7, time_ns=0))
     await bucket.put("replica.r1", Lease(owner="r1", epoch=0, time_ns=0))
-    async with bucket.watch(hand_owners_to(state)):
+    async with bucket.watch(lease_watcher(state)):
         await until(lambda: state.apps["shop"].owner == "r1")
         await bucket.put("app.shop", Lease(owner="", epoch=7, time_ns=0))
         await until(lambda: state.apps["shop"].owner == "")
@@ -62,12 +62,12 @@ async def test_owners_come_from_the_leases() -> None:
 
 
 def test_what_was_seen_is_forgotten_in_the_end() -> None:
-    seen = Seen()
+    seen = Deduplicator()
 
     assert [seen.is_new(key) for key in (0, 0, 1)] == [True, False, True]
 
-    for key in range(2, REMEMBERED_FACTS + 1):
+    for key in range(2, DEDUPLICATION_WINDOW + 1):
         seen.is_new(key)
 
     assert seen.is_new(0)
-    assert not seen.is_new(REMEMBERED_FACTS)
+    assert not seen.is_new(DEDUPLICATION_WINDOW)
