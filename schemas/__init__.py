@@ -1,1 +1,1 @@
-"""The contract between the services: subjects, messages, codec, streams. Pure: no I/O, nothing of ours imported."""
+"""The contract between the services: subjects, messages, codec, streams. Pure: no I/O, no imports from services."""

@@ -47,8 +47,8 @@ Every message between Turnbuckle's services: each subject, who sends it (SEND, R
 (RECEIVE, REPLY), and its fields. Labels below an operation name the service that does it.
 
 - **Subjects** are `root.kind.domain.id...`; the root is `tb` unless `TURNBUCKLE_SUBJECT_ROOT` says otherwise. Kinds:
-  `obs` is an observation, lossy, the newest counts (core NATS); `evt` a fact, stored once (JetStream); `cmd` a question
-  or an order, answered with what is then true (request and reply).
+  `obs` is an observation, lossy, the newest counts (core NATS); `evt` a durable event, stored once (JetStream); `cmd`
+  a query or a limit update, answered with the resulting state (request and reply).
 - **Ids** (`{app}`, `{node}` ...) are escaped to one token each: `.` becomes `/`, anything but letters, digits, `_` and
   `-` becomes `=XX` per UTF-8 byte.
 - **Payloads** are msgpack maps with the fields below, beside them `type` (name of the message) and `schema_version`.
@@ -105,11 +105,11 @@ def text() -> str:
 
 
 def _stored() -> Iterator[str]:
-    """Markdown tables of what the server keeps: the document has no other place for them that is shown."""
+    """Markdown tables of streams, buckets and stores: AsyncAPI has no element for them."""
     yield from ("### What is stored", "", "| stream | subjects | kept |", "|---|---|---|")
     for stream in STREAMS:
         subjects = ", ".join(f"`{DEFAULT_ROOT}.{template.text}`" for template in stream.templates)
-        yield f"| `{stream.stream_name(DEFAULT_ROOT)}` | {subjects} | {kept(stream)} |"
+        yield f"| `{stream.stream_name(DEFAULT_ROOT)}` | {subjects} | {retention(stream)} |"
     yield from ("", "| key-value bucket | holds | message |", "|---|---|---|")
     for bucket in BUCKETS:
         held = bucket.description + (f"; gone after {bucket.ttl_s:g} s" if bucket.ttl_s else "")
@@ -157,11 +157,12 @@ def _delivery_text(template: SubjectTemplate, delivery: Delivery) -> str:
     if delivery is Delivery.REQUEST:
         return "Request: answered at the requester's inbox, with the message below or with a QueryError."
     (stream,) = (spec for spec in STREAMS if template in spec.templates)
-    return f"Fact: stored once in the stream `{stream.stream_name(DEFAULT_ROOT)}`, kept {kept(stream)} (JetStream)."
+    name = stream.stream_name(DEFAULT_ROOT)
+    return f"Durable event: stored once in the stream `{name}`, kept {retention(stream)} (JetStream)."
 
 
-def kept(stream: StreamSpec) -> str:
-    """How long and how much a stream keeps, in words."""
+def retention(stream: StreamSpec) -> str:
+    """Retention of a stream as text."""
     age = f"{stream.max_age_s / 86_400:g} days" if stream.max_age_s else "for ever"
     return f"{age}, {stream.max_bytes >> 20} MiB at most"
 
@@ -242,15 +243,15 @@ def _schemas() -> Document:
                 properties[name]["description"] = f"{sentence} ({kind})" if kind else sentence
         for name, schema in properties.items():
             _standardise_bounds(schema)
-            _say(name, schema)
+            _describe_field(name, schema)
     for name, sentence in asyncapi_words.enums().items():
         if name in schemas:
             schemas[name]["description"] = sentence
     return schemas
 
 
-def _say(name: str, schema: Document) -> None:
-    """Words for a field that has none of its own, or whose numbers are codes."""
+def _describe_field(name: str, schema: Document) -> None:
+    """Describe a field that has no docstring, or whose numbers are codes."""
     if "x-numpy-dtype" in schema and name in asyncapi_words.CODES:
         schema["description"] = "\n".join((schema["description"], "", *members(asyncapi_words.CODES[name])))
     elif name in asyncapi_words.FIELDS and "$ref" not in schema:
@@ -267,7 +268,7 @@ def _standardise_bounds(schema: Document) -> None:
 
 
 def _all_models(base: type[Message]) -> list[type[Message]]:
-    """The messages of this package below `base`; classes that somebody else derived are none of the contract."""
+    """The message classes of this package below `base`; subclasses defined elsewhere are not in the contract."""
     found = [base] if base.__module__.startswith("schemas.") else []
     for child in base.__subclasses__():
         found += _all_models(child)
@@ -305,8 +306,8 @@ def _stream(spec: StreamSpec) -> Document:
         "max_age_s": spec.max_age_s,
         "max_bytes": spec.max_bytes,
         "duplicate_window_s": spec.duplicate_window_s,
-        "max_facts_per_host": spec.host_facts,
-        "max_fact_bytes": spec.fact_bytes,
+        "max_messages_per_host": spec.max_messages_per_host,
+        "max_message_bytes": spec.max_message_bytes,
         "stored_as": mapping[1] if (mapping := spec.stored_by_host(DEFAULT_ROOT)) else None,
     }
 

@@ -1,4 +1,4 @@
-"""Words of docs/asyncapi.json: for fields that say no more than their name, for the members of enums, for codes."""
+"""Descriptions in docs/asyncapi.json: of fields without a docstring, of enum members, of codes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FIELDS: Final = {
     "deadline_s": "How long it may take at most.",
     "top": "How many to list.",
 }
-"""Used where a field has no words of its own."""
+"""Used for fields without a docstring."""
 CODES: Final[dict[str, type[Enum]]] = {
     "quota_reason": Reason, "limit_reason": Reason, "status": RowStatus, "flags": SampleFlag,
 }  # fmt: skip
@@ -57,15 +57,15 @@ CODES: Final[dict[str, type[Enum]]] = {
 
 
 def enums() -> dict[str, str]:
-    """What to say of each enum of the contract, by its name: its own words, and a list of its members."""
+    """Description of each enum of the contract by name: its docstring and its members."""
     found = [kind for base in _ENUMS for kind in base.__subclasses__() if kind.__module__.startswith("schemas.")]
     return {kind.__name__: "\n".join((inspect.getdoc(kind) or "", "", *members(kind))) for kind in found}
 
 
 def members(kind: type[Enum]) -> list[str]:
-    """One line of Markdown for each member, with the string that stands below it."""
-    said = _below(kind)
-    return [f"- `{_written(each)}`" + (f": {said[each.name]}" if each.name in said else "") for each in kind]
+    """One line of Markdown for each member, with its docstring."""
+    texts = _below(kind)
+    return [f"- `{_written(each)}`" + (f": {texts[each.name]}" if each.name in texts else "") for each in kind]
 
 
 def _written(member: Any) -> str:

@@ -1,4 +1,4 @@
-"""Observations: what every container used, and was allowed, in the last period."""
+"""Observations: usage and limits of every container in the last period."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SampleFlag(IntFlag):
     """Bits of the ``flags`` column."""
 
     IDLE = 1
-    """No period elapsed and nothing was used: the kernel's timer stopped, the agent says used = 0."""
+    """No period elapsed and nothing was used: the kernel's period timer is stopped, so used is 0."""
     WALL_CLOCK = 2
     """No quota is set, so no periods are counted: usage is scaled from the wall clock."""
     EARLY = 4
@@ -39,24 +39,24 @@ class CfsBatch(ColumnarMessage):
     host_cpus: Annotated[int, Field(ge=1, le=65_536)]
     inventory_complete: bool = True
     """Whether every source of containers of the node (Docker Engine, container runtime, ...) has answered since the
-    agent's start, or timed out. False: a container that is not named here is not known to be gone."""
+    agent's start, or timed out. False: a container that is not listed here may still exist."""
     reserve_given_bytes: Count = 0
-    """Reserve that this node was given for the application, added up over its life; what is left is given - used."""
+    """Cumulative reserve of this node for the application; available is given - used."""
     reserve_used_bytes: Count = 0
-    """Of it, what the agent has granted to containers: their `memory_limit_bytes` in this batch include it."""
+    """Of it, granted by the agent to containers: their `memory_limit_bytes` in this batch include it."""
     reserve_order_seq: Count = 0
-    """Sequence of the newest reserve update that the agent has seen from the application's present owner; 0: none."""
+    """Sequence of the newest reserve update received from the application's current owner; 0: none."""
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
-    """By how much memory limits and reserves on this node, of all applications together, may still rise; 0 also while
-    the machine's MemAvailable is too low for raises; -1: the agent sets no bound."""
+    """Node budget less memory limits and reserves of all applications on this node; 0 also while MemAvailable is too
+    low for increases; -1: the agent sets no bound."""
 
     node_idle_percent: Annotated[int, Field(ge=-1, le=100)] = -1
-    """Share of the node's processor time that was idle in the last three periods or so; -1: not known."""
+    """Idle share of the node's CPU time over about three periods; -1: not known."""
 
     periods: UInt16Column
-    """CFS periods since the previous sample; 0: nothing new yet, the row carries only limits and memory."""
+    """CFS periods since the previous sample; 0: none has ended, only limits and memory are new."""
     quota_us: Int64Column
-    """What the kernel holds now, per period; -1: unlimited."""
+    """Quota in the kernel, per period; -1: unlimited."""
     used_us: Int32Column
     """CPU time used per period."""
     unused_us: Int32Column
@@ -67,9 +67,9 @@ class CfsBatch(ColumnarMessage):
     """Time throttled per period, summed over CPUs."""
     memory_usage_bytes: Int64Column
     memory_reclaimable_bytes: Int64Column
-    """Part of the usage that the kernel can drop: inactive page cache. Read every 5 s, so it may be outdated."""
+    """Reclaimable part of the usage: inactive page cache. Read every 5 s."""
     memory_limit_bytes: Int64Column
-    """What the kernel holds now; -1: unlimited."""
+    """Memory limit in the kernel; -1: unlimited."""
     order_seq: Int64Column
     """Sequence of the newest limit update that the agent has accepted or rejected for this container; 0: none."""
     oom_kills: Int32Column
@@ -78,5 +78,5 @@ class CfsBatch(ColumnarMessage):
 
     @property
     def is_early(self) -> bool:
-        """Whether it comes between two samples, to tell of throttled containers: its other rows say nothing new."""
+        """Whether this is an early sample, for throttled containers only: its other rows are not new."""
         return bool((self.column("flags") & SampleFlag.EARLY).any())

@@ -23,11 +23,11 @@ TYPE_KEY: Final = "type"
 VERSION_KEY: Final = "schema_version"
 
 _ON_NO_CHANNEL: Final = (AppSpec, Lease, NodeInfo, QueryError, ReconcilerInfo)
-"""Values of KV buckets, and the answer to a request that failed."""
+"""Values of KV buckets, and the reply to a failed request."""
 
 
 def _message_types() -> set[type[Message]]:
-    """Whatever travels alone; parts of messages are none."""
+    """Top-level message types; nested ones are not included."""
     travelling = [(one.message, one.reply) for one in CHANNELS] + [(one.request, one.reply) for one in ENDPOINTS]
     return {one for pair in travelling for one in pair if one is not None} | set(_ON_NO_CHANNEL)
 
@@ -40,7 +40,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class CodecError(ValueError):
-    """Bytes that are no message of ours. `kind` is a short constant for counters."""
+    """Bytes that are not a valid message. `kind` is a short constant for counters."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -71,7 +71,7 @@ def _sendable(message: Message, data: bytes) -> bytes:
 
 
 def _as_plain(value: object) -> str:
-    """What msgpack has no type for: days travel as in JSON, in ISO 8601. It is asked about huge integers, too."""
+    """Encode a type that msgpack lacks: dates as ISO 8601. Also called for integers of more than 64 bits."""
     if isinstance(value, date):
         return value.isoformat()
     raise OverflowError if isinstance(value, int) else TypeError(f"cannot send a {type(value).__name__}")
@@ -125,12 +125,12 @@ def decode_as(data: bytes, model: type[MessageT]) -> MessageT:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether a request came as JSON (or empty, by hand) and so wants a JSON answer."""
+    """Whether a request is JSON or empty (``nats req``), so that its reply is JSON."""
     return not data or data[:1] == b"{"
 
 
 def _shown(name: object) -> str:
-    """A type name for an error text; anything else by its Python type, because deep nesting cannot be printed."""
+    """A type name for an error text; other values by their Python type: deep nesting cannot be printed."""
     return repr(name[:80]) if isinstance(name, str) else f"a {type(name).__name__}"
 
 

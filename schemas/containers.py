@@ -1,4 +1,4 @@
-"""Facts about containers and nodes."""
+"""Container events and node registrations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class ContainerChange(StrEnum):
     """What happened to a container."""
 
     STARTED = "started"
-    """Found and sampled; its limits are still its own."""
+    """Discovered and sampled; its limits are unchanged."""
     EXITED = "exited"
     RELEASED = "released"
     """The agent stopped gracefully and restored the original limits."""
     REJECTED = "rejected"
-    """Has a turnbuckle label that cannot be used; `reason` says why. It stays unmanaged."""
+    """Has an invalid turnbuckle label; `reason` says why. It stays unmanaged."""
     REFUSED = "refused"
     """The application has no capacity for it; `reason` says why. It stays unmanaged."""
     DRIFTED = "drifted"
@@ -25,7 +25,7 @@ class ContainerChange(StrEnum):
 
 
 class ContainerSource(StrEnum):
-    """Who made the container."""
+    """What created the container."""
 
     DOCKER = "docker"
     KUBERNETES = "kubernetes"
@@ -33,20 +33,20 @@ class ContainerSource(StrEnum):
     EXEC = "exec"
     SIMULATED = "simulated"
     ALLOCATOR = "allocator"
-    """Not a maker: the sender of a REFUSED event."""
+    """Not a creator: the sender of a REFUSED event."""
 
 
 class LimitWriter(Message):
-    """The process that changed a limit, as the kernel saw it when it wrote."""
+    """The process that changed a limit, recorded by the kernel at the write."""
 
     type_name: ClassVar[str] = "turnbuckle.container.v1.LimitWriter"
 
     pid: int
-    """In the host's numbering. It may have ended since, and the number may be another process's."""
+    """In the host's PID namespace. It may have ended since, and the number may be reused."""
     comm: str
-    """Name of its command (``/proc/PID/comm``), which a process chooses by itself; not printable ones are escaped."""
+    """Name of its command (``/proc/PID/comm``), which a process can change; non-printable characters are escaped."""
     cgroup: str
-    """Its control group below the root, such as ``system.slice/docker.service``; ``/``: the root."""
+    """Its cgroup below the root, such as ``system.slice/docker.service``; ``/``: the root."""
 
 
 class ContainerEvent(Message):
@@ -64,12 +64,12 @@ class ContainerEvent(Message):
     time_ns: int
     incarnation: int
     quota_us: int = -1
-    """Limit that the container came with; -1: unlimited."""
+    """Initial limit of the container; -1: unlimited."""
     limit_bytes: int = -1
     oom_kills: int = 0
     reason: str = ""
     writer: LimitWriter | None = None
-    """Who changed the CPU quota of a container that drifted; none: another limit, or the kernel cannot say."""
+    """Process that changed the CPU quota of a DRIFTED container; none: another limit, or unknown."""
 
 
 class NodeInfo(Message):
@@ -94,14 +94,14 @@ class NodeInfo(Message):
     memory_guard: str = ""
     """How memory is guarded: ``thresholds+trap`` (version 1), ``memory.high`` (version 2), ``sampled``."""
     holder: str = ""
-    """Random, and kept beside a lock that the agent holds: the next one with the same knows that this one is dead."""
+    """Random token in a lock file held by the agent: a successor that reads it knows that this process is dead."""
     allocatable_memory_bytes: int | None = None
-    """The most that memory limits and reserves of managed containers may add up to: the node's memory less what is
+    """Bound of the sum of memory limits and reserves of managed containers: the node's memory less the part
     reserved for the system (Kubernetes' *node allocatable*); none: the agent sets no bound."""
     committed_memory_bytes: int | None = None
-    """What they add up to now, over all applications."""
+    """Sum of memory limits and reserves, over all applications."""
     committed_cpu_us: int | None = None
-    """Sum of the CPU quotas of managed containers, us per period; those without a quota count nothing."""
+    """Sum of the CPU quotas of managed containers, us per period; those without a quota count as 0."""
     available_memory_bytes: int | None = None
     """MemAvailable of /proc/meminfo."""
     memory_pressure_percent: float | None = None

@@ -1,4 +1,4 @@
-"""Training jobs: what was trained, where, at which price, and what it took (thesis 4.3.1, Table 4.1)."""
+"""Training jobs: task features, configuration, price, duration and cost (thesis 4.3.1, Table 4.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 from schemas.message import Count, Message
 
 Attributes = dict[str, float | str]
-"""Further features by name, of imported sets: numbers as they are, text as categories."""
+"""Additional features of imported sets by name: numbers, or text as categories."""
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -28,7 +28,7 @@ class TaskFeatures(Message):
     type_name: ClassVar[str] = "turnbuckle.job.v1.TaskFeatures"
 
     task: Name
-    """The application: what is left out together in an evaluation, and known again in a prediction."""
+    """The application: the unit of leave-one-out evaluation, and of recognising a known task."""
     parameter_count: Count = 0
     """Trainable parameters."""
     frozen_parameter_count: Count = 0
@@ -48,7 +48,7 @@ class TaskFeatures(Message):
 
 
 class Configuration(Message):
-    """Where a task runs: machines of one type, and the batch."""
+    """Machines of one type, their number, and the batch size."""
 
     type_name: ClassVar[str] = "turnbuckle.job.v1.Configuration"
 
@@ -68,7 +68,7 @@ class Configuration(Message):
 
 
 class Price(Message):
-    """What one machine cost per hour on a day, by which catalogue."""
+    """Hourly price of one machine on a day, and its catalogue."""
 
     type_name: ClassVar[str] = "turnbuckle.job.v1.Price"
 
@@ -102,7 +102,7 @@ class CostKind(StrEnum):
 
 
 class JobRecord(Message):
-    """One finished job. `job` is unique: telling of it twice stores it once."""
+    """One finished job. `job` is unique: publishing it twice stores it once."""
 
     type_name: ClassVar[str] = "turnbuckle.job.v1.JobRecord"
 
@@ -113,7 +113,7 @@ class JobRecord(Message):
     configuration: Configuration
     state: JobState
     duration_s: PositiveFloat | None = None
-    """Start to end of the training; None where it did not get there."""
+    """Start to end of the training; None if it did not start or end."""
     cost_usd: NonNegativeFloat | None = None
     cost_kind: CostKind = CostKind.DERIVED
     price: Price | None = None
@@ -122,7 +122,7 @@ class JobRecord(Message):
     repeat: Count = 0
     """Counts runs of the same task on the same configuration."""
     contended: bool = False
-    """The workers together had been promised more than the machine has: it shows contention, not scaling."""
+    """The workers' limits exceeded the machine's capacity: it shows contention, not scaling."""
     load_average: NonNegativeFloat | None = None
     """Of the emulating machine, over the minute before the start."""
     local_run: str = ""

@@ -1,4 +1,4 @@
-"""Who owns what."""
+"""Leases: ownership of applications."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Lease(Message):
     type_name: ClassVar[str] = "turnbuckle.lease.v1.Lease"
 
     owner: str
-    """Service and instance, for people."""
+    """Service and instance, for display."""
     epoch: Count
     time_ns: Count

@@ -1,4 +1,4 @@
-"""Orders that change limits, their replies, and the decisions behind them."""
+"""Limit updates, their replies, and the decisions behind them."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from schemas.message import ColumnarMessage, Count, Float64Column, Int64Column, 
 
 
 class RowStatus(IntEnum):
-    """What became of one row of a LimitUpdate."""
+    """Outcome of one row of a LimitUpdate."""
 
     APPLIED = 0
     UNCHANGED = 1
-    """The kernel held these values already: nothing was written."""
+    """The kernel had these values already: nothing was written."""
     STALE_SEQ = 2
-    """A newer update for this container was applied before: this one never will be."""
+    """A newer update for this container was applied before; this one is discarded."""
     SUPERSEDED = 3
     """A newer update arrived while this one was pending until its period boundary."""
     UNKNOWN_CONTAINER = 4
     STALE_EPOCH = 5
     """The application has a newer owner."""
     FAILED = 6
-    """The kernel refused, for example a memory limit below usage (EBUSY); the reply says what holds now."""
+    """The kernel rejected it, for example a memory limit below usage (EBUSY); the reply has the current limits."""
     NODE_BUDGET = 7
-    """The node has no room for the raise of memory, or for a part of it: the reply says what holds now, and why."""
+    """The node budget does not allow the memory increase, or a part of it; the reply has the current limits."""
 
 
 class LimitUpdate(ColumnarMessage):
     """New limits for containers of one node. A value of 0 leaves that limit alone.
 
-    With no rows it is a *fence*: it claims the applications for this epoch and asks for the truth. A fence may carry
-    reserves: memory that the agent may grant to the application's containers by itself. They are added up over the
-    node's life, so an order that is doubled or crosses a grant does no harm: what is left is given - used.
+    With no rows it is a *fence*: it claims the applications for this epoch and requests their current limits. A fence
+    may set reserves: memory that the agent may grant to the application's containers by itself. Reserves are
+    cumulative, so a duplicate or an update concurrent with a grant is harmless: available is given - used.
     """
 
     type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitUpdate"
 
     node: str
     incarnation: Count
-    """The agent's incarnation that this is meant for; another one refuses it."""
+    """Incarnation of the addressed agent; another one rejects the update."""
     epoch: Count
-    """Rises with each owner of an application; an agent refuses rows of an older epoch."""
+    """Fencing epoch: increases with each owner of an application; agents reject rows of an older one."""
     seq: Count
-    """Rises with each update of an epoch; an agent refuses a row not newer than the container's last."""
+    """Increases with each update of an epoch; agents reject a row not newer than the container's last."""
     time_ns: Count
     apps: tuple[str, ...]
-    """Applications whose rows follow; all of them are claimed for this epoch."""
+    """Applications of the rows; all of them are claimed for this epoch."""
     reserve_given_bytes: tuple[Count, ...] = ()
-    """Per application in `apps`: reserve given so far (at least what is used). Empty: leave the reserves alone."""
+    """Per application in `apps`: cumulative reserve (at least what is used). Empty: reserves are unchanged."""
     container_max_bytes: tuple[Count, ...] = ()
-    """Per application in `apps`: no grant of the agent goes beyond it. Sent with the reserves."""
+    """Per application in `apps`: upper bound of a container's limit after a grant. Sent with the reserves."""
     fair_share_bytes: tuple[Count, ...] = ()
     """Per application in `apps`: a container's fair share of the memory limit. Sent with the reserves, or empty."""
     fair_growth_bytes: tuple[Count, ...] = ()
-    """Per application in `apps`: by so much more than it uses every container may grow, up to its share, whatever
-    containers above theirs want. Sent with the shares."""
+    """Per application in `apps`: growth above usage that every container is guaranteed, up to its fair share. Sent with
+    the shares."""
     quota_us: Int64Column
     limit_bytes: Int64Column
 
@@ -76,7 +76,7 @@ class LimitUpdate(ColumnarMessage):
 
 
 class LimitReply(ColumnarMessage):
-    """What was applied and what is true now; sent once every row is settled, that is after at most one period.
+    """Outcome of a LimitUpdate and current limits; sent when every row is done, after at most one period.
 
     Rows: those of the update, or for a fence every container of the named applications.
     """
@@ -89,20 +89,20 @@ class LimitReply(ColumnarMessage):
     epoch: Count
     seq: Count
     refusal: str | None = None
-    """Why the whole update was refused (wrong incarnation, not managed), or None."""
+    """Why the whole update was rejected (wrong incarnation, not managed), or None."""
     stale_apps: tuple[str, ...] = ()
     """Applications that belong to a newer epoch."""
     inventory_complete: bool = True
     """Whether every source of containers of the node (Docker Engine, container runtime, ...) has answered since the
-    agent's start, or timed out. False: a container that is not named here is not known to be gone."""
+    agent's start, or timed out. False: a container that is not listed here may still exist."""
     apps: tuple[str, ...] = ()
-    """Reply to a fence: its applications; the reserves and all rows are of one moment."""
+    """Reply to a fence: its applications; reserves and rows were read at the same time."""
     reserve_given_bytes: tuple[Count, ...] = ()
     """Per application in `apps`."""
     reserve_used_bytes: tuple[Count, ...] = ()
     reserve_order_seq: tuple[Count, ...] = ()
     node_headroom_bytes: Annotated[int, Field(ge=-1, le=(1 << 62) - 1)] = -1
-    """As in `schemas.cfs.CfsBatch`, after the order."""
+    """As in `schemas.cfs.CfsBatch`, after the update."""
     node_refusal: str = ""
     """Why rows are `NODE_BUDGET`, or a reserve was given less, with the measured value and the threshold."""
     quota_us: Int64Column
@@ -119,7 +119,7 @@ class LimitReply(ColumnarMessage):
 
 
 class LimitDecisions(ColumnarMessage):
-    """Changes decided for one application in one step, with the pools after it. In mode `observe` none is sent out."""
+    """Changes decided for one application in one step, with the pools after it. None is sent out in mode `observe`."""
 
     type_name: ClassVar[str] = "turnbuckle.limits.v1.LimitDecisions"
 
@@ -137,7 +137,7 @@ class LimitDecisions(ColumnarMessage):
     memory_allocated_bytes: int
     """Reserves included."""
     memory_reserved_bytes: int = 0
-    """What the nodes' reserves hold."""
+    """Sum of the nodes' reserves."""
 
     quota_from_us: Int64Column
     quota_to_us: Int64Column

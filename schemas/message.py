@@ -55,7 +55,7 @@ Columns = Mapping[str, "np.ndarray[Any, Any] | Sequence[int] | Sequence[float]"]
 class ColumnarMessage(Message):
     """A table: container keys joined by newlines, and one byte column per quantity.
 
-    The keys travel as one string so that a reader can recognise an unchanged set of rows with one comparison.
+    The keys travel as one string so that a reader recognises an unchanged set of rows by one comparison.
     """
 
     containers: str = ""
@@ -112,7 +112,7 @@ class ColumnarMessage(Message):
         return np.frombuffer(getattr(self, name), dtype=self.column_types[name])
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table as dictionaries, for people: ``turnbuckle tap`` and tests."""
+        """The table as dictionaries: for ``turnbuckle tap`` and tests."""
         arrays = {name: self.column(name).tolist() for name in self.column_types}
         return [
             {"container": key} | {name: values[row] for name, values in arrays.items()}

@@ -1,4 +1,4 @@
-"""Network edge: what happened to paths, and every tc rule written (thesis 3.4; design 5)."""
+"""Network edge: path events, and every tc rule written (thesis 3.4; design 5)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schemas.message import Count, Message
 
 
 class RouteKind(StrEnum):
-    """What happened to a path, or to what is known of it."""
+    """Kind of a path event."""
 
     ROUTE = "route"
     """The kernel's next hops for a destination changed."""
@@ -20,7 +20,7 @@ class RouteKind(StrEnum):
     DISAGREEMENT = "disagreement"
     """Kernel, FRR and BFD name different next hops for a destination."""
     AGREEMENT = "agreement"
-    """They agree again."""
+    """Kernel, FRR and BFD agree again."""
     OVERRIDE = "override"
     """The fast path installed a route without the failed next hops, ahead of FRR."""
     OVERRIDE_REMOVED = "override_removed"
@@ -57,14 +57,14 @@ class RouteEvent(Message):
     destination: str = ""
     """Prefix or VTEP (ROUTE, DISAGREEMENT, OVERRIDE...), or MAC (FDB)."""
     also: tuple[str, ...] = ()
-    """Further destinations to which the very same happened at the same time; at most 500."""
+    """Further destinations of the same event; at most 500."""
     interface: str = ""
-    """LINK: the link. OVERRIDE: the uplink that is dead."""
+    """LINK: the link. OVERRIDE: the failed uplink."""
     before: tuple[str, ...] = ()
     """Next hops as ``interface`` or ``gateway@interface``; FDB: the VTEP; LINK: its state."""
     after: tuple[str, ...] = ()
     frr: tuple[str, ...] = ()
-    """DISAGREEMENT: what FRR says is installed."""
+    """DISAGREEMENT: next hops installed according to FRR."""
     bfd: tuple[str, ...] = ()
     """DISAGREEMENT: uplinks whose BFD session is up."""
     cause: str = ""
@@ -72,9 +72,10 @@ class RouteEvent(Message):
     peer: str = ""
     """OVERRIDE: the ToR's router id, or the VTEP that signalled it."""
     latency_us: Count = 0
-    """OVERRIDE: trigger to the kernel's acknowledgement. RELEASE: how long it was held. AGREEMENT: how long not."""
+    """OVERRIDE: trigger to the kernel's acknowledgement. OVERRIDE_REMOVED: duration of the override. AGREEMENT:
+    duration of the disagreement."""
     vtep: str = ""
-    """The sender's own, where it knows it: what others send to."""
+    """The sender's own VTEP, if known."""
     peer_ack_us: Count = 0
     """OVERRIDE: from the trigger to the last peer's acknowledgement; 0: no peer was signalled, or none replied."""
     alarm: bool = False
@@ -92,7 +93,7 @@ class TcOperationKind(StrEnum):
 
 
 class TcObject(StrEnum):
-    """What is written."""
+    """Kind of object written."""
 
     CLSACT = "clsact"
     ACTION = "action"
@@ -116,64 +117,65 @@ class TcOperation(Message):
     """Of an action."""
     mac: str = ""
     before: str = ""
-    """What held: VTEP of a filter, meaning of an action; empty: nothing."""
+    """State before: VTEP of a filter, description of an action; empty: none."""
     after: str = ""
     errno: int = 0
-    """0: done."""
+    """0: success."""
     attempt: int = 1
     in_hw: bool | None = None
     reason: str = ""
-    """Why it was due."""
+    """Why it was written."""
     pass_id: Count = 0
-    """In an event of several passes: which one."""
+    """In an event of several reconciles: which one."""
 
 
 class TcEvent(Message):
-    """One reconcile pass that wrote, failed to write, or whose result changed; long ones are split into parts."""
+    """One full reconcile that wrote, failed to write, or changed its result; long ones are split into parts."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.TcEvent"
 
     node: str
     incarnation: Count
     pass_id: Count
-    """Counts from 1 in an incarnation, without gaps: passes without changes have none."""
+    """Counts from 1 in an incarnation, without gaps: reconciles without changes have none."""
     first_pass_id: Count = 0
-    """Below `pass_id` where passes waited for the bus and were merged; else equal to it."""
+    """Below `pass_id` if reconciles were merged while the bus was unavailable; else equal to it."""
     part: Count = 1
     parts: Count = 1
     time_ns: Count
     causes: dict[str, int]
-    """What triggered the pass: netlink events by kind, ``timer``, ``overrun``, ``signal``, ``start``..."""
+    """What triggered the reconcile: netlink events by kind, ``timer``, ``overrun``, ``signal``, ``start``..."""
     digest_before: str = ""
-    """Of the forwarding state that the pass saw, and of the rules found; equal digests: equal content."""
+    """Of forwarding state and rules found by the reconcile; equal digests: equal content."""
     digest_after: str = ""
     desired: Count = 0
-    """Filters that should be there."""
+    """Desired filters."""
     installed: Count = 0
     """Managed filters that are in sync, verified."""
     foreign: Count = 0
     """Unmanaged filters on the managed ports."""
     in_hw: Count = 0
     lag_us: Count = 0
-    """From the first event to the verified end."""
+    """From the first event to the verified result."""
     duration_us: Count = 0
     verified: bool = False
-    """A second dump showed what was desired."""
+    """A second dump equalled the desired state."""
     operations: tuple[TcOperation, ...] = ()
     problem: str = ""
-    """What still differs, and why; empty: nothing."""
+    """Remaining difference and its cause; empty: none."""
     lost_operations: Count = 0
-    """Not published, because more waited for the bus than the buffer holds."""
+    """Not published: the buffer was full while the bus was unavailable."""
     previous_incarnation: Count = 0
-    """Pass 1 only: the incarnation before on the same host; 0: there was none since the host's start."""
+    """`pass_id` 1 only: the previous incarnation on this host; 0: none since the host's boot."""
     previous_pass_id: Count = 0
-    """Pass 1 only: the last pass of that incarnation that may have written. A reader without it misses operations."""
+    """`pass_id` 1 only: the last reconcile of that incarnation that may have written. A reader that lacks it misses
+    operations."""
     gap: bool = False
-    """Pass 1 only: the bus had not acknowledged all passes of that incarnation when it ended."""
+    """`pass_id` 1 only: that incarnation ended with events that the bus had not acknowledged."""
 
 
 class RulesRequest(Message):
-    """Ask a node's reconciler for the rules that are installed."""
+    """Query for the rules installed on a node."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.RulesRequest"
 
@@ -183,7 +185,7 @@ class RulesRequest(Message):
 
 
 class RuleState(Message):
-    """One rule, as installed or as desired."""
+    """One rule, installed or desired."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.RuleState"
 
@@ -200,7 +202,7 @@ class RuleState(Message):
 
 
 class RulesReply(Message):
-    """Answer to RulesRequest."""
+    """Reply to RulesRequest."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.RulesReply"
 
@@ -210,13 +212,13 @@ class RulesReply(Message):
 
 
 class DiffRequest(Message):
-    """Ask a node's reconciler what it would write now; nothing is written."""
+    """Query for the writes that a full reconcile would do now; nothing is written."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.DiffRequest"
 
 
 class DiffReply(Message):
-    """Answer to DiffRequest: empty operations mean that the kernel holds what it should."""
+    """Reply to DiffRequest; no operations: the kernel is in sync."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.DiffReply"
 
@@ -226,12 +228,12 @@ class DiffReply(Message):
     foreign: int
     operations: tuple[TcOperation, ...]
     total: int
-    """Of the operations; at most 1,000 are listed."""
+    """Number of operations; at most 1,000 are listed."""
     problem: str = ""
 
 
 class ReconcilerInfo(Message):
-    """Registration of a reconciler under its node's name, kept in KV with a time to live."""
+    """Registration of a reconciler under its node's name, in KV with a time to live."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.ReconcilerInfo"
 
@@ -244,13 +246,13 @@ class ReconcilerInfo(Message):
 
 
 class NetworkStateRequest(Message):
-    """Ask a node's reconciler for what it sees."""
+    """Query for the state of a node's network edge."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.NetworkStateRequest"
 
 
 class PathState(Message):
-    """One destination and its next hops in the eyes of kernel, FRR and BFD."""
+    """One destination and its next hops according to kernel, FRR and BFD."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.PathState"
 
@@ -261,14 +263,14 @@ class PathState(Message):
     bfd_up: tuple[str, ...] | None
     agree: bool
     override: tuple[str, ...] = ()
-    """Next hops in the fast path's table, while it overrides."""
+    """Next hops in the fast path's table during an override."""
     reason: str = ""
     suspect: str = ""
-    """Which other hosts call this VTEP in trouble, or drained. A hint only: `agree` does not depend on it."""
+    """Other hosts that signalled this VTEP as failed or drained. A hint only: `agree` does not depend on it."""
 
 
 class NetworkStateReply(Message):
-    """Answer to NetworkStateRequest."""
+    """Reply to NetworkStateRequest."""
 
     type_name: ClassVar[str] = "turnbuckle.network.v1.NetworkStateReply"
 
@@ -290,4 +292,4 @@ class NetworkStateReply(Message):
     paths: tuple[PathState, ...]
     problems: tuple[str, ...]
     drained: tuple[str, ...] = ()
-    """BGP neighbours (uplinks, where unnumbered) that `turnbuckle fabric drain` has taken out of use."""
+    """BGP neighbours (uplinks, where unnumbered) drained by `turnbuckle fabric drain`."""

@@ -1,4 +1,4 @@
-"""Memory near its limit: what happened, and the request for more (thesis 2.3.2, 2.4.4.2; design 4.4)."""
+"""Memory events near the limit, and requests for more memory (thesis 2.3.2, 2.4.4.2; design 4.4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schemas.message import Count, Message
 
 
 class OomKind(StrEnum):
-    """What happened to a container's memory. Each incident is published once, as the kind that describes it best."""
+    """Kind of a memory event. Each incident is published once, as the kind that describes it best."""
 
     NEAR_LIMIT = "near_limit"
     """Usage came near the limit and nothing could be granted at once: a request for more was sent."""
@@ -25,7 +25,7 @@ class OomKind(StrEnum):
     KILL = "kill"
     """The OOM killer killed a task; `reason` says why no grant prevented it."""
     LIMIT_HITS = "limit_hits"
-    """The kernel hit the limit, and neither did tasks wait nor did it kill: system calls can have failed."""
+    """The limit was hit, without an OOM wait or kill: system calls may have failed."""
 
     @classmethod
     def _missing_(cls, value: object) -> OomKind | None:
@@ -40,7 +40,7 @@ class OomKind(StrEnum):
 
 
 class OomCause(StrEnum):
-    """What led to it."""
+    """Cause of a memory event."""
 
     THRESHOLD = "threshold"
     """A usage threshold was crossed (version 1), or memory.high reached (version 2)."""
@@ -83,24 +83,24 @@ class OomEvent(Message):
     usage_bytes: int
     limit_before_bytes: int
     limit_after_bytes: int
-    """In the kernel after it; equal to `limit_before_bytes` where nothing was written."""
+    """Limit in the kernel afterwards; equal to `limit_before_bytes` if none was written."""
     reserve_bytes: int
-    """What the node's reserve for the application holds after it."""
+    """The node's reserve for the application afterwards."""
     latency_us: int = 0
-    """GRANT: from the moment that the agent could know to the limit written. REFUSAL: from request to answer."""
+    """GRANT: from the notification to the limit written. GRANT_DENIED: from request to reply."""
     paused_us: int = 0
-    """How long tasks had been waiting, as far as the agent can know; 0: none was."""
+    """How long tasks were blocked, as far as known; 0: none was."""
     oom_kills: int = 0
     """KILL: by the kernel since the container was found."""
     limit_hits: int = 0
-    """LIMIT_HITS: how often since the last such event (memory.failcnt; `max` in memory.events), also where reclaim made
-    room afterwards."""
+    """LIMIT_HITS: number since the last such event (memory.failcnt; `max` in memory.events), including hits that
+    reclaim resolved."""
     reason: str = ""
     """A sentence with the measured values."""
 
 
 class MemoryRequest(Message):
-    """A node's reserve for an application runs out. Asks the application's owner to refill it."""
+    """Requests a refill of a node's reserve from the application's owner."""
 
     type_name: ClassVar[str] = "turnbuckle.oom.v1.MemoryRequest"
 
@@ -108,26 +108,26 @@ class MemoryRequest(Message):
     node: str
     incarnation: Count
     container: str
-    """Who needs it most."""
+    """The container with the largest shortage."""
     wanted_bytes: Count
-    """On top of what the reserve holds."""
+    """In addition to the reserve."""
     usage_bytes: Count
     limit_bytes: int
     paused: bool
-    """A task waits for the answer."""
+    """Whether tasks are blocked until the reply."""
     time_ns: Count
 
 
 class MemoryReply(Message):
-    """The owner's answer. What is granted travels as a LimitUpdate: this only says what is on its way."""
+    """Reply to MemoryRequest. Granted memory is sent as a LimitUpdate; this announces it."""
 
     type_name: ClassVar[str] = "turnbuckle.oom.v1.MemoryReply"
 
     app: str
     epoch: Count
     granted_bytes: Count
-    """Ordered for the node's reserve now."""
+    """Granted to the node's reserve now."""
     reclaiming_bytes: Count
-    """Ordered back from others now; it follows when they have given it."""
+    """Being reclaimed from other containers; granted when they have released it."""
     refusal: str = ""
-    """Why there will be nothing more, with figures; empty: there will."""
+    """Why nothing more will be granted, with figures; empty: more will be."""

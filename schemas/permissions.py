@@ -1,12 +1,12 @@
-"""Who may publish and subscribe to what, derived from the registry, streams and buckets. Pure.
+"""Publish and subscribe permissions of each role, derived from the registry, streams and buckets. Pure.
 
-A server enforces it (``turnbuckle nats config`` writes its configuration), docs/security.md shows it. What the registry
-cannot tell stands here: who reads and writes which bucket, who replays which stream, which questions change nothing.
+The server enforces them (``turnbuckle nats config`` writes its configuration); docs/security.md lists them. Defined
+here because the registry lacks it: readers and writers of each bucket, replays of streams, read-only queries.
 
-Three ways around subject permissions decide what nobody gets lightly. A consumer may deliver to *any* subject, in the
-server's name: whoever may make consumers on a stream could replay what others have stored there onto subjects that are
-not his. A direct get, like every question, may name any subject to be answered at. A stream may take in, and publish
-again, any subject: so streams are made by services in the centre only.
+Three features bypass subject permissions and are granted sparingly. A consumer may deliver to *any* subject, in the
+server's name: a user that may create consumers on a stream could replay other users' messages to subjects that it may
+not publish to. A direct get, like every request, may name any reply subject. A stream may ingest and republish any
+subject: so only central services create streams.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from schemas.subjects import (
 INBOX: Final = "_INBOX"
 """Where replies arrive, below a token of the requester's own (`Identity.inbox`)."""
 MAPPED_INBOX: Final = "_R_"
-"""In place of the inbox of a requester in another account: the server chooses it, and maps it back."""
+"""Replaces the inbox of a requester in another account: chosen and mapped back by the server."""
 _API: Final = "$JS.API"
 
 
 class Role(StrEnum):
-    """What a user of the bus is. The values are the services' names in their settings."""
+    """Role of a bus user. The values are the services' names in their settings."""
 
     AGENT = "agent"
     ALLOCATOR = "allocator"
@@ -73,15 +73,15 @@ class Role(StrEnum):
     COLLECTOR = "collector"
     ADVISOR = "advisor"
     OPERATOR = "operator"
-    """A person who announces applications: everything but orders to agents, and what only services say."""
+    """A person who announces applications: all rights but limit updates and messages of services."""
     OBSERVER = "observer"
     """Reads, changes nothing; also the web console's."""
 
 
 NODE_ROLES: Final = (Role.AGENT, Role.RECONCILER, Role.FAST_PATH)
-"""One user per host: what carries a node's name must be its own."""
+"""One user per host: it may only use subjects with its own node name."""
 CENTRAL_ROLES: Final = (Role.ALLOCATOR, Role.COLLECTOR, Role.ADVISOR)
-"""May make the streams and buckets that they use, where these are missing."""
+"""May create the streams and buckets that they use."""
 PEOPLE: Final = (Role.OPERATOR, Role.OBSERVER)
 
 READ_ONLY: Final = (
@@ -94,20 +94,20 @@ READ_ONLY: Final = (
     REPLICA_EXPLAIN,
     REPLICA_STATE,
 )
-"""Questions that change nothing: an observer may ask them. (`advisor.predict` and `.rank` leave a fact behind.)"""
+"""Read-only queries, permitted to observers. (`advisor.predict` and `.rank` store an event.)"""
 
 
 class _BucketUse(NamedTuple):
-    """Who does what with a bucket; `operator` may do all, `observer` may read."""
+    """Roles by their rights on a bucket; `operator` has all, `observer` may read."""
 
     writers: tuple[Role, ...] = ()
     own_key: tuple[Role, ...] = ()
-    """Write the key that is their node's name."""
+    """May write the key of their node's name."""
     readers: tuple[Role, ...] = ()
     watchers: tuple[Role, ...] = ()
-    """Readers who make a consumer, to hear of changes at once."""
+    """Readers that may create a consumer, for changes without delay."""
     makers: tuple[Role, ...] = ()
-    """Who make it for hosts, which make nothing on the server."""
+    """Roles that create it for hosts, which may not."""
 
 
 _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
@@ -118,18 +118,18 @@ _BUCKET_USES: Final[dict[BucketSpec, _BucketUse]] = {
 }
 _STORE_USES: Final[dict[ObjectStoreSpec, tuple[Role, ...]]] = {MODELS: (Role.ADVISOR,)}
 _MADE_FOR_HOSTS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ALLOCATOR: (OOM_STREAM, ROUTE_STREAM, TC_STREAM)}
-"""Hosts write them, but make nothing on the server."""
+"""Streams that hosts write but may not create."""
 _REPLAYS: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.ADVISOR: (RUN_STREAM, JOB_STREAM)}
-"""Who reads all of a stream through a consumer of his own. Its writers are in the centre, see above."""
-_HEARD_OF_ALL: Final = (ROUTE_EVENTS,)
-"""Facts that a host's service hears of all hosts, as they happen: without any right to the stream that stores them."""
+"""Streams read through a consumer. Their writers are central services, see above."""
+_FROM_ALL_NODES: Final = (ROUTE_EVENTS,)
+"""Events of all hosts that a host's service subscribes to, without a right to their stream."""
 _LOOKS_UP: Final[dict[Role, tuple[StreamSpec, ...]]] = {Role.COLLECTOR: (RUN_STREAM, JOB_STREAM)}
-"""Who looks for single facts in a stream that he writes."""
+"""Streams whose writer reads single events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What a role needs to be there."""
+    """Streams, buckets and stores that a role uses."""
 
     streams: tuple[StreamSpec, ...]
     buckets: tuple[BucketSpec, ...]
@@ -138,12 +138,12 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user: a role, of a node where the role is one per host; and where its replies arrive."""
+    """A bus user: role, node (of roles that are one per host), and inbox."""
 
     role: Role
     node: str | None = None
     inbox: str = ""
-    """First token after ``_INBOX``, its own: nobody else may listen there. Empty: replies cannot be received."""
+    """First token after ``_INBOX``, exclusive to this user. Empty: it cannot receive replies."""
 
     def __post_init__(self) -> None:
         if (self.role in NODE_ROLES) != (self.node is not None):
@@ -157,14 +157,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Patterns of subjects, as the server knows them; what is not named is refused."""
+    """Permitted subject patterns, in the server's syntax; all others are denied."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 def uses(role: Role) -> Uses:
-    """Streams, buckets and stores that a role writes or reads, or makes for others."""
+    """Streams, buckets and stores that a role writes, reads or creates for others."""
     if role in PEOPLE:
         return Uses(STREAMS, BUCKETS, OBJECT_STORES if role is Role.OPERATOR else ())
     channels = [channel for channel in CHANNELS if _sends(role, channel) or _receives(role, channel)]
@@ -199,7 +199,7 @@ def _sorted(patterns: Iterable[str]) -> tuple[str, ...]:
 
 def _sends(role: Role, channel: Channel) -> bool:
     if role is Role.FAST_PATH:
-        return channel.template == ROUTE_EVENTS  # it is a part of the reconciler, with a process of its own
+        return channel.template == ROUTE_EVENTS  # listed as the reconciler in the registry
     return _among(role, channel.senders, channel)
 
 
@@ -235,8 +235,8 @@ def _messages_out(identity: Identity, root: str) -> Iterator[str]:
 def _messages_in(identity: Identity, root: str) -> Iterator[str]:
     role = identity.role
     for channel in CHANNELS:
-        # People hear facts as they happen; commands are heard by those who answer them, and by nobody else.
-        if _receives(role, channel) and channel.template in _HEARD_OF_ALL:
+        # People subscribe to events; only responders subscribe to commands.
+        if _receives(role, channel) and channel.template in _FROM_ALL_NODES:
             yield channel.template.pattern(root).text
         elif _receives(role, channel):
             yield _subject(identity, channel.template, root)
@@ -252,20 +252,20 @@ def _messages_in(identity: Identity, root: str) -> Iterator[str]:
 
 
 def _replies(role: Role) -> Iterator[str]:
-    """Inboxes, for those who answer.
+    """Inboxes that responders may publish to.
 
-    Not `allow_responses`: it lets a user publish to *any* reply subject of a message that it has received, and nobody's
-    right to name one is checked. An inbox can be answered by those only who know it: it ends with 128 random bits.
+    Not `allow_responses`: it permits publishing to *any* reply subject of a received message, and the requester's right
+    to name it is not checked. An inbox ends with 128 random bits, so only its responders know it.
     """
     answered = {channel.template for channel in CHANNELS if _receives(role, channel) and channel.reply is not None}
     answered |= {endpoint.template for endpoint in ENDPOINTS if endpoint.service == role.value}
     if answered:
         yield f"{INBOX}.>"
-    if answered & set(READ_ONLY):  # what observers may ask, who are in another account
+    if answered & set(READ_ONLY):  # queries of observers, who are in another account
         yield f"{MAPPED_INBOX}.>"
 
 
-# -- what is stored ------------------------------------------------------------------------------------------------
+# -- storage -------------------------------------------------------------------------------------------------------
 
 
 def _storage(identity: Identity, root: str) -> Iterator[str]:
@@ -299,7 +299,7 @@ def _stream_names(needs: Uses, root: str) -> Iterator[str]:
 
 
 def _stream_rights(role: Role, stream: StreamSpec, name: str) -> Iterator[str]:
-    # Not hosts: a direct get may name any subject to be answered at.
+    # Not hosts: a direct get may name any reply subject.
     reads = role not in NODE_ROLES and any(
         channel.template in stream.templates and _receives(role, channel) for channel in CHANNELS
     )
@@ -322,7 +322,7 @@ def _bucket_rights(identity: Identity, bucket: BucketSpec, root: str) -> Iterato
 
 
 def _reading(stream: str) -> Iterator[str]:
-    """Single messages, or many, asked for without a consumer: for the centre, and people."""
+    """Direct gets of single messages or batches, without a consumer: for central services and people."""
     yield from (f"{_API}.STREAM.MSG.GET.{stream}", f"{_API}.DIRECT.GET.{stream}", f"{_API}.DIRECT.GET.{stream}.>")
 
 

@@ -1,4 +1,4 @@
-"""The advisor's questions and answers (thesis chapter 4; design 6). JSON is accepted and answered too."""
+"""Queries to the advisor and its replies (thesis chapter 4; design 6). JSON requests get JSON replies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from schemas.runs import RunProfile
 MAX_CONFIGURATIONS = 2_000
 
 Coverage = Annotated[float, Field(ge=0, le=1)] | None
-"""Share of outcomes that such intervals held on tasks that were left out, asked about with a local run of the same kind
-(finished, or cut by its time limit). None: not measured for this kind of question."""
+"""Measured coverage of such intervals on held-out tasks with a local run of the same kind (finished, or ended by its
+time limit). None: not measured for this kind of query."""
 
 
 class Objective(StrEnum):
-    """What is made small."""
+    """Quantity to minimise."""
 
     COST = "cost"
     TIME = "time"
@@ -37,7 +37,7 @@ class Estimate(Message):
 
 
 class ModelName(Message):
-    """Which model answered, and what it has learned from."""
+    """Model and training data behind a reply."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.ModelName"
 
@@ -46,38 +46,38 @@ class ModelName(Message):
     version: str
     """Of the stored model."""
     data_hash: str
-    """Digest of the records that it was trained on."""
+    """Digest of its training records."""
     records: Count
     tasks: Count
     trained_ns: Count
 
 
 class ConfigurationPrediction(Message):
-    """What is to be expected of one configuration."""
+    """Predicted time and cost of one configuration."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.ConfigurationPrediction"
 
     configuration: Configuration
     time_s: Estimate
     cost_usd: Estimate | None = None
-    """None where the catalogue has no price."""
+    """None if the catalogue has no price."""
     spot_cost_usd: Estimate | None = None
     """At the spot price, with the expected restarts."""
     feasible: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Probability that it runs at all (out of memory)."""
     known: bool = True
-    """False: the interval, or the distance to everything measured, says that we do not know."""
+    """False: the interval or the distance to all measurements is too large."""
     why_unknown: str = ""
     extrapolated: tuple[str, ...] = ()
-    """Features that lie outside of what was measured."""
+    """Features outside of the measured range."""
     reasons: tuple[str, ...] = ()
-    """Strongest first: what makes it slower or faster than the middle configuration."""
+    """Strongest first: why it is slower or faster than the median configuration."""
     pareto: bool = False
     """No other is both faster and cheaper."""
 
 
 class Question(Message):
-    """What every question to the advisor holds."""
+    """Common fields of all queries to the advisor."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.Question"
 
@@ -94,10 +94,10 @@ class Question(Message):
     prices_as_of: date | None = None
     """A snapshot of the catalogue by its day; None: the newest."""
     providers: tuple[str, ...] = ()
-    """Whose machines, where `configurations` is empty. Empty: those that were measured; emulated ones only where no
-    others were."""
+    """Providers of machines if `configurations` is empty. Empty: those with measurements; emulated ones only if there
+    are no others."""
     shipped_data: bool = False
-    """Answer from a model that learned the project's own data set (emulated machines) beside what is on the bus."""
+    """Use a model trained on the shipped data set (emulated machines) in addition to the records on the bus."""
 
 
 class PredictRequest(Question):
@@ -107,7 +107,7 @@ class PredictRequest(Question):
 
 
 class PredictReply(Message):
-    """Answer to PredictRequest."""
+    """Reply to PredictRequest."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.PredictReply"
 
@@ -131,7 +131,7 @@ class RankRequest(Question):
     spot: bool = False
     top: Annotated[int, Field(ge=1, le=MAX_CONFIGURATIONS)] = 10
     proposals: Annotated[int, Field(ge=0, le=10)] = 3
-    """How many next runs to propose."""
+    """Number of next runs to propose."""
 
 
 class Neighbour(Message):
@@ -141,14 +141,14 @@ class Neighbour(Message):
 
     task: Name
     distance: NonNegativeFloat
-    """0: the same; 1: as far as two known tasks are from each other in the middle."""
+    """0: the same; 1: the median distance between two known tasks."""
     records: Count
     alike: tuple[str, ...] = ()
-    """What is alike most, and what least, with values."""
+    """Most and least similar features, with values."""
 
 
 class Proposal(Message):
-    """A run that is worth making next, because it would change the choice or its certainty most."""
+    """A proposed next run, which would change the choice or its certainty most."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.Proposal"
 
@@ -159,7 +159,7 @@ class Proposal(Message):
 
 
 class RankReply(Message):
-    """Answer to RankRequest; best first."""
+    """Reply to RankRequest; best first."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.RankReply"
 
@@ -171,13 +171,13 @@ class RankReply(Message):
     considered: Count
     ranked: tuple[ConfigurationPrediction, ...]
     pareto: tuple[ConfigurationPrediction, ...] = ()
-    """All of the front, fastest first; also those that are not among `ranked`."""
+    """The whole Pareto front, fastest first, including those not in `ranked`."""
     neighbours: tuple[Neighbour, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     nearest: ConfigurationPrediction | None = None
-    """Where nothing keeps the budget and the deadline: what comes nearest to them."""
+    """If no configuration meets budget and deadline: the one nearest to them."""
     rejected: dict[str, int] = Field(default_factory=dict)
-    """Why configurations were left out, with counts: over budget, too late, will not fit, not known."""
+    """Number of rejected configurations by reason: over budget, too late, will not fit, not known."""
     warnings: tuple[str, ...] = ()
 
 
@@ -188,18 +188,18 @@ class AdviceExplainRequest(Question):
 
 
 class Contribution(Message):
-    """What one feature does to a prediction."""
+    """Effect of one feature on a prediction."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.Contribution"
 
     feature: str
     value: str
     factor: PositiveFloat
-    """The predicted time is this many times what it would be at the middle of the known values."""
+    """Predicted time relative to that at the median of the known values."""
 
 
 class AdviceExplainReply(Message):
-    """Answer to AdviceExplainRequest."""
+    """Reply to AdviceExplainRequest."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.AdviceExplainReply"
 
@@ -211,24 +211,24 @@ class AdviceExplainReply(Message):
 
 
 class TrainRequest(Message):
-    """Train anew on every record that is known; answered at once, the training goes on."""
+    """Retrain on all known records; the reply comes at once, the training runs in the background."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.TrainRequest"
 
     seed: Count = 0
     force: bool = False
-    """Also where no record has come since the last training."""
+    """Train even without new records since the last training."""
 
 
 class TrainReply(Message):
-    """Answer to TrainRequest."""
+    """Reply to TrainRequest."""
 
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.TrainReply"
 
     accepted: bool
     reason: str = ""
     model: ModelName | None = None
-    """The one in use now."""
+    """The model in use."""
 
 
 class Prediction(Message):

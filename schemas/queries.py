@@ -1,4 +1,4 @@
-"""Requests and replies of the micro services (``nats service ls`` shows them). JSON is accepted and answered too."""
+"""Requests and replies of the micro services (``nats service ls`` lists them). JSON requests get JSON replies."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from schemas.message import Message
 
 
 class StateRequest(Message):
-    """Ask for the allocator's view; without an application for all of them."""
+    """Query for the allocator's state of one application, or of all."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.StateRequest"
     app: str | None = None
 
 
 class ContainerState(Message):
-    """One container as the allocator sees it."""
+    """One container in the allocator's state."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.ContainerState"
     container: str
     node: str
     quota_us: int
-    """In the kernel, by the newest report; -1: unlimited."""
+    """Quota in the kernel, by the newest report; -1: unlimited."""
     ordered_us: int
     held_us: int
-    """The largest quota that may be in force: what counts against the limit."""
+    """The largest quota that may be in force: it counts against the limit."""
     used_us: int
     throttled: bool
     memory_usage_bytes: int
@@ -37,7 +37,7 @@ class ContainerState(Message):
 
 
 class AppState(Message):
-    """One application with its pools. Invariant: held + free = limit."""
+    """One application with its capacity. Invariant: held + free = limit."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.AppState"
     spec: AppSpec
@@ -46,27 +46,27 @@ class AppState(Message):
     memory_held_bytes: int
     memory_free_bytes: int
     memory_reserved_bytes: int = 0
-    """Part of what is held: the nodes' reserves."""
+    """Part of the held memory: the nodes' reserves."""
     epoch: int = 0
     owner: str = ""
-    """The allocator replica that holds its lease; empty: none at present. Only it knows containers and pools."""
+    """The allocator replica that holds its lease; empty: none. Only it knows containers and capacity."""
     containers: tuple[ContainerState, ...]
 
 
 class StateReply(Message):
-    """Answer to StateRequest."""
+    """Reply to StateRequest."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.StateReply"
     epoch: int
     steps: int
     superseded: bool
-    """Whether the replica that answered has lost its lease."""
+    """Whether the replying replica has lost its lease."""
     replica: str = ""
     apps: tuple[AppState, ...]
 
 
 class ExplainRequest(Message):
-    """Ask why an application's limits are what they are."""
+    """Query for the decisions behind an application's limits."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.ExplainRequest"
     app: str
@@ -76,7 +76,7 @@ class ExplainRequest(Message):
 
 
 class Explanation(Message):
-    """One decision in words."""
+    """One decision as a sentence."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.Explanation"
     time_ns: int
@@ -90,18 +90,18 @@ class Explanation(Message):
 
 
 class ExplainReply(Message):
-    """Answer to ExplainRequest."""
+    """Reply to ExplainRequest."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.ExplainReply"
     app: str
     summary: str
     decisions: tuple[Explanation, ...]
     owner: str = ""
-    """Not empty: another replica decides for it; ask that one (`cmd.replica_explain`)."""
+    """Not empty: another replica is the owner; query that one (`cmd.replica_explain`)."""
 
 
 class QueryError(Message):
-    """What a micro service answers when it cannot serve a request."""
+    """Error reply of a micro service."""
 
     type_name: ClassVar[str] = "turnbuckle.query.v1.QueryError"
     code: int

@@ -1,4 +1,4 @@
-"""Why a limit was changed: codes on the wire, sentences for people."""
+"""Reasons of limit changes: codes on the wire, and sentences."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sentence(resource: Resource, reason: int, measured: float, threshold: float)
 
 
 def quantity(resource: Resource, value: float) -> str:
-    """A limit for people: us per period as cores, bytes as MiB; negative: unlimited."""
+    """A limit for display: us per period as cores, bytes as MiB; negative: unlimited."""
     if value < 0:
         return "unlimited"
     return f"{value / PERIOD_US:.2f} cores" if resource == "cpu" else f"{value / (1 << 20):.1f} MiB"

@@ -1,4 +1,4 @@
-"""The subject table: what travels where, who sends it, who reads it, how it is delivered."""
+"""The subject table: message, senders, receivers and delivery of each subject."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from schemas.subjects import (
 
 
 class Delivery(StrEnum):
-    """How a message travels."""
+    """Delivery semantics of a message."""
 
     CORE = "core"
     """Lossy, newest wins."""
@@ -80,7 +80,7 @@ class Channel:
     summary: str
     reply: type[Message] | None = None
     title: str = ""
-    """Where one message type travels on several channels: what tells them apart."""
+    """Distinguishes channels of the same message type."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Local runs: what a training job's workers use, each second, for some minutes (thesis 4.4.1)."""
+"""Local runs: resource usage of a training job's workers, each second, for some minutes (thesis 4.4.1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERIES: Final = ("cpu_cores", "memory_bytes", "network_in_bytes_per_s", "network
 
 
 class RunSample(Message):
-    """One worker in the last second, for those who watch."""
+    """Resource usage of one worker in the last second."""
 
     type_name: ClassVar[str] = "turnbuckle.run.v1.RunSample"
 
@@ -103,7 +103,7 @@ class RunProfile(Message):
     run: Name
     task: TaskFeatures
     configuration: Configuration
-    """The local machine's: what the workers were given here."""
+    """Of the local machine: the workers' limits."""
     command: tuple[str, ...] = ()
     """As typed; values that look like secrets are masked."""
     started_ns: Count = 0

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them: every unit is a power of 1024, as in Docker's ``--memory``."""
+"""Memory sizes with units, each a power of 1024 as in Docker's ``--memory``."""
 
 from __future__ import annotations
 

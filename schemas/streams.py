@@ -24,7 +24,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """A stream of facts. Names are prefixed with the subject root in capitals, so that tests do not meet."""
+    """A stream of durable events. Its name begins with the subject root: installations can share a server."""
 
     name: str
     templates: tuple[SubjectTemplate, ...]
@@ -32,19 +32,19 @@ class StreamSpec:
     """0: for ever."""
     max_bytes: int
     duplicate_window_s: float = 120.0
-    host_facts: int | None = None
-    """Facts that are kept of one host, where hosts write: its oldest make room. None: no limit of its own."""
-    fact_bytes: int | None = None
-    """Size of a fact at most: times `host_facts`, what one host can fill, however it goes about it."""
+    max_messages_per_host: int | None = None
+    """Maximum of stored events per host, for streams that hosts write: the oldest are removed. None: no limit."""
+    max_message_bytes: int | None = None
+    """Maximum size of an event; times `max_messages_per_host`: the most that one host can store."""
 
     def stored_by_host(self, root: str) -> tuple[str, str] | None:
         """Pattern of the subjects that are published, and the server's mapping to those that are stored (NATS ADR-33).
 
-        A limit per subject is one per host only if a host has one subject; else it could invent an application for each
-        fact. None: stored as published.
+        A limit per subject is a limit per host only if a host has one subject; otherwise it could invent an application
+        for each event. None: stored as published.
         """
         (template, *others) = self.templates
-        if self.host_facts is None or template.parameters == ("node",):
+        if self.max_messages_per_host is None or template.parameters == ("node",):
             return None
         assert not others
         fixed = [part for part in template.text.split(".") if not part.startswith("{")]
@@ -56,13 +56,13 @@ class StreamSpec:
         return f"{root.upper()}_{self.name}"
 
     def subjects(self, root: str) -> tuple[Subject, ...]:
-        """Patterns of the subjects that the stream keeps."""
+        """Patterns of the subjects that the stream stores."""
         return tuple(template.pattern(root) for template in self.templates)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStoreSpec:
-    """A bucket of named objects of any size, each version whole or not there."""
+    """A bucket of named objects of any size, each replaced atomically."""
 
     name: str
     description: str
@@ -87,16 +87,20 @@ class BucketSpec:
 
 
 CONTAINER_STREAM: Final = StreamSpec(
-    "CONTAINER", (CONTAINER_EVENTS,), 7 * _DAY_S, 128 * _MIB, host_facts=4_000, fact_bytes=8 * _KIB
+    "CONTAINER", (CONTAINER_EVENTS,), 7 * _DAY_S, 128 * _MIB, max_messages_per_host=4_000, max_message_bytes=8 * _KIB
 )
-OOM_STREAM: Final = StreamSpec("OOM", (OOM_EVENTS,), 7 * _DAY_S, 64 * _MIB, host_facts=4_000, fact_bytes=4 * _KIB)
+OOM_STREAM: Final = StreamSpec(
+    "OOM", (OOM_EVENTS,), 7 * _DAY_S, 64 * _MIB, max_messages_per_host=4_000, max_message_bytes=4 * _KIB
+)
 ROUTE_STREAM: Final = StreamSpec(
-    "ROUTE", (ROUTE_EVENTS,), 7 * _DAY_S, 64 * _MIB, host_facts=1_000, fact_bytes=32 * _KIB
+    "ROUTE", (ROUTE_EVENTS,), 7 * _DAY_S, 64 * _MIB, max_messages_per_host=1_000, max_message_bytes=32 * _KIB
 )
-TC_STREAM: Final = StreamSpec("TC", (TC_EVENTS,), 7 * _DAY_S, 128 * _MIB, host_facts=1_000, fact_bytes=64 * _KIB)
+TC_STREAM: Final = StreamSpec(
+    "TC", (TC_EVENTS,), 7 * _DAY_S, 128 * _MIB, max_messages_per_host=1_000, max_message_bytes=64 * _KIB
+)
 RUN_STREAM: Final = StreamSpec("RUN", (RUN_PROFILES,), max_age_s=0.0, max_bytes=64 * _MIB)
 JOB_STREAM: Final = StreamSpec("JOB", (JOB_RECORDS,), max_age_s=0.0, max_bytes=64 * _MIB)
-"""What the advisor learns from: some 50,000 records."""
+"""The advisor's training data: some 50,000 records."""
 PREDICTION_STREAM: Final = StreamSpec("PREDICTION", (PREDICTIONS,), max_age_s=30 * _DAY_S, max_bytes=16 * _MIB)
 STREAMS: Final = (
     CONTAINER_STREAM, OOM_STREAM, ROUTE_STREAM, TC_STREAM, RUN_STREAM, JOB_STREAM, PREDICTION_STREAM,

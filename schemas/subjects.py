@@ -1,7 +1,7 @@
-"""Subjects of the bus: one grammar, one place that builds them.
+"""Subjects of the bus: their grammar, and the only code that builds them.
 
-Grammar: ``<root>.<kind>.<domain>[.<id>...]`` with kind ``obs`` (lossy observation, core NATS), ``evt`` (fact,
-JetStream) or ``cmd`` (request and reply). Ids are escaped to one token each, reversibly, because a host name has
+Grammar: ``<root>.<kind>.<domain>[.<id>...]`` with kind ``obs`` (lossy observation, core NATS), ``evt`` (durable
+event, JetStream) or ``cmd`` (request and reply). Ids are escaped to one token each, reversibly, because a host name has
 dots and a label may hold anything (NATS ADR-6 allows ``[A-Za-z0-9-_/=.]`` in keys).
 """
 

@@ -1,9 +1,9 @@
 """Names of every metric, span and attribute that a service may emit; the runtime refuses any other.
 
 Metrics follow Prometheus: ``turnbuckle_<noun>_<unit>``, base units, ``_total`` for counters, few label values (never a
-job, container or concrete subject); `MetricSpec.otel_name` is the same metric in OpenTelemetry's words. Spans are for
-decisions and commands: one costs 20-46 us, so none per sample. Attributes follow the semantic conventions where there
-is one (``messaging.*``, ``error.type``); ours begin with ``turnbuckle.``.
+job, container or concrete subject); `MetricSpec.otel_name` is the same metric under OpenTelemetry's naming. Spans are
+for decisions and commands: one costs 20-46 us, so none per sample. Attributes follow the semantic conventions if there
+is one (``messaging.*``, ``error.type``); others begin with ``turnbuckle.``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A number that is read when someone asks for it."""
+    """A counter or gauge that is read on demand."""
 
     name: str
     kind: Literal["counter", "gauge"]
@@ -64,7 +64,7 @@ class SpanSpec:
     """Of a messaging span: ``messaging.operation.name``, which its exported name begins with."""
 
     def title(self, destination: str) -> str:
-        """The exported name: of messaging spans operation and destination template, as the conventions want it."""
+        """The exported name: of messaging spans operation and destination template, by the semantic conventions."""
         return f"{self.operation} {destination}".rstrip() if self.operation else self.name
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from schemas.asyncapi import BUCKET_MESSAGES, kept
+from schemas.asyncapi import BUCKET_MESSAGES, retention
 from schemas.message import Message
 from schemas.permissions import NODE_ROLES, Grants, Identity, Role, allowed, grants, uses
 from schemas.registry import CHANNELS, ENDPOINTS, Channel, Delivery
@@ -58,7 +58,7 @@ def _block(service: str, roles: tuple[Role, ...]) -> str:
     lines.append(
         f"Subjects begin with `{_ROOT}.` (a setting). Fields: [asyncapi.html](../../docs/asyncapi.html), opened from "
         f"disk. Settings: [settings.md](../../docs/settings.md#{service}). Makes: where it is missing. Watches: hears "
-        "of each change. Replays: all that is kept, then what comes."
+        "of each change. Replays: all that is retention, then what comes."
     )
     return "\n".join([*lines, ""])
 
@@ -98,7 +98,7 @@ def _how(channel: Channel) -> str:
     if channel.delivery is Delivery.REQUEST:
         return "request"
     (stream,) = (spec for spec in STREAMS if channel.template in spec.templates)
-    return f"fact, stream `{stream.stream_name(_ROOT)}`"
+    return f"event, stream `{stream.stream_name(_ROOT)}`"
 
 
 def _named(message: type[Message], reply: type[Message] | None) -> str:
@@ -126,7 +126,7 @@ def _stored_rows(role: Role) -> Iterator[tuple[str, ...]]:
         does = _does(granted, name, None)
         if does:
             subjects = " ".join(f"`{template.text}`" for template in stream.templates)
-            yield (does, f"stream `{name}`", "-", "-", f"kept {kept(stream)}", subjects)
+            yield (does, f"stream `{name}`", "-", "-", f"kept {retention(stream)}", subjects)
 
 
 def _does(granted: Grants, stream: str, written: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Time as something that is handed in, so that tests can move it."""
+"""An injectable clock: the system's, or one that tests advance."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the shell knows about time."""
+    """Source of time for everything outside the pure cores."""
 
     def monotonic(self) -> float:
         """Seconds since an arbitrary start; never goes back."""
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch, as the host believes."""
+        """Nanoseconds since the epoch, by the host's wall clock."""
 
     async def sleep_until(self, deadline: float) -> None:
         """Return once `monotonic` has reached ``deadline`` (at once if it has already)."""
 
 
 def monotonic_ns(clock: Clock) -> int:
-    """`Clock.monotonic` in whole nanoseconds, as decisions take it."""
+    """`Clock.monotonic` in whole nanoseconds."""
     return int(clock.monotonic() * 1e9)
 
 
@@ -40,7 +40,7 @@ class SystemClock:
     async def sleep_until(self, deadline: float) -> None:
         """Sleep on the event loop."""
         delay = deadline - time.monotonic()
-        # A sleep of nothing still lets others run: a late loop must not starve them.
+        # A sleep of 0 s still yields to other tasks: a late loop must not starve them.
         await asyncio.sleep(max(0.0, delay))
 
 
@@ -85,6 +85,6 @@ class ManualClock:
 
     @staticmethod
     async def settle(rounds: int = 20) -> None:
-        """Let whatever is ready run, so that it can go back to sleep."""
+        """Run the tasks that are ready until they wait again."""
         for _ in range(rounds):
             await asyncio.sleep(0)

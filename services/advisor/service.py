@@ -204,7 +204,7 @@ class Advisor:
             predictions=best_first(reply, TOLD), time_ns=now_ns,
             considered=reply.considered if isinstance(reply, RankReply) else len(reply.predictions),
         )  # fmt: skip
-        self._bus.publish_fact(subject, fact, message_id=f"prediction-{request.job}-{now_ns}")
+        self._bus.publish_event(subject, fact, message_id=f"prediction-{request.job}-{now_ns}")
 
     async def train(self, delivery: Delivery) -> Message:
         """Train anew; answered at once."""

@@ -8,7 +8,7 @@ from schemas.containers import NodeInfo
 from schemas.streams import NODES
 from schemas.subjects import SubjectTemplate
 from services._runtime.bus.api import Bus, BusError, NotPermittedError, Responder, Subscription
-from services._runtime.bus.name_registration import NameTakenError, Registration, tell_not_permitted
+from services._runtime.bus.name_registration import NameTakenError, Registration, log_not_permitted
 from services._runtime.clock import Clock
 from services._runtime.service.app import UnusableSettingsError
 from services._runtime.telemetry.logging import Logger, LogLimiter
@@ -41,7 +41,7 @@ class NodeName:
         try:
             registered = await self._registration.hold(info)
         except NotPermittedError as error:
-            tell_not_permitted(self._log, self._limiter, error)
+            log_not_permitted(self._log, self._limiter, error)
             raise
         except NameTakenError as error:
             raise UnusableSettingsError(

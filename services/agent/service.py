@@ -57,7 +57,7 @@ class Agent:
     name: ClassVar[str] = "agent"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = AgentSettings
-    bus_patience_s: ClassVar[float] = 1.0
+    bus_wait_s: ClassVar[float] = 1.0
     """Memory is controlled, and limits stay what they are, also where no server can be reached at the start."""
 
     def __init__(self, runtime: Runtime[AgentSettings]) -> None:

@@ -266,7 +266,7 @@ class Allocator:
             reason=refusal.reason,
         )
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=refusal.app, node=refusal.node)
-        self._bus.publish_fact(subject, event, message_id=f"refused-{refusal.container}-{event.time_ns}")
+        self._bus.publish_event(subject, event, message_id=f"refused-{refusal.container}-{event.time_ns}")
         self._log.warning("container_refused", app=refusal.app, container=refusal.container, reason=refusal.reason)
 
     def _register_metrics(self) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from schemas.jobs import JobRecord
 from schemas.streams import JOB_STREAM, RUN_STREAM
 from services._runtime.bus.api import Bus, BusUnavailableError
-from services._runtime.telemetry.tracing import Carrier, resumed, span
+from services._runtime.telemetry.tracing import Carrier, attached, span
 from services.collector.write_ahead_log import Journal, Record, record_id, record_key, record_subject
 
 _BATCH: Final = 100
@@ -77,8 +77,8 @@ class Publisher:
         with span("collector.publish", turnbuckle__records=len(records)):
             for record in records:
                 key, subject = record_key(record), record_subject(self._bus.root, record)
-                with resumed(self._causes.pop(key, None)):
-                    self._bus.publish_fact(subject, record, message_id=record_id(record))
+                with attached(self._causes.pop(key, None)):
+                    self._bus.publish_event(subject, record, message_id=record_id(record))
                 self._queued[key] = record
 
     async def _settle(self, timeout_s: float) -> int:

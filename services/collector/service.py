@@ -35,7 +35,7 @@ class Collector:
     name: ClassVar[str] = "collector"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = CollectorSettings
-    bus_patience_s: ClassVar[float] = 1.0
+    bus_wait_s: ClassVar[float] = 1.0
     """Jobs are written down without NATS, too."""
 
     def __init__(self, runtime: Runtime[CollectorSettings]) -> None:

@@ -31,7 +31,7 @@ class FastPath:
     name: ClassVar[str] = "fast_path"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = FastPathSettings
-    bus_patience_s: ClassVar[float] = 0.0
+    bus_wait_s: ClassVar[float] = 0.0
     """Faults are answered also where no server can be reached."""
 
     def __init__(self, runtime: Runtime[FastPathSettings]) -> None:
@@ -117,7 +117,7 @@ class FastPath:
             }
         )
         subject = ROUTE_EVENTS.subject(self._bus.root, node=settings.node)
-        self._bus.publish_fact(
+        self._bus.publish_event(
             subject, event, message_id=f"{self.name}-{settings.node}-{self._incarnation}-{self._seq}"
         )
         log = self._log.warning if event.alarm else self._log.info

@@ -185,16 +185,16 @@ class EventPublisher:
 
     def _send(self, event: TcEvent) -> None:
         message_id = f"{self.incarnation}-tc-{event.first_pass_id}-{event.pass_id}-{event.part}"
-        self.bus.publish_fact(TC_EVENTS.subject(self.bus.root, node=self.node), event, message_id=message_id)
+        self.bus.publish_event(TC_EVENTS.subject(self.bus.root, node=self.node), event, message_id=message_id)
         # Of a reconcile in several parts only the last one completes it.
         ended = event.pass_id if event.part == event.parts else event.pass_id - 1
-        published = self.bus.counters.get("facts_published", 0) + self.pending_facts
+        published = self.bus.counters.get("events_published", 0) + self.pending_facts
         self._unacknowledged.append(_Unacknowledged(published, len(event.operations), ended))
 
     @property
     def pending_facts(self) -> int:
         """Events in the outbox."""
-        return self.bus.counters.get("facts_pending", 0)
+        return self.bus.counters.get("events_pending", 0)
 
     @property
     def unpublished_operations(self) -> int:
@@ -204,7 +204,7 @@ class EventPublisher:
         return here + sum(handed.operations for handed in self._unacknowledged)
 
     def _note_stored(self) -> None:
-        published = self.bus.counters.get("facts_published", 0)
+        published = self.bus.counters.get("events_published", 0)
         while self._unacknowledged and self._unacknowledged[0].published <= published:
             self.acknowledged_pass_id = self._unacknowledged.pop(0).pass_id
 
@@ -280,7 +280,7 @@ class EventPublisher:
             }
         )
         message_id = f"{self.incarnation}-route-{self._route_seq}"
-        self.bus.publish_fact(ROUTE_EVENTS.subject(self.bus.root, node=self.node), event, message_id=message_id)
+        self.bus.publish_event(ROUTE_EVENTS.subject(self.bus.root, node=self.node), event, message_id=message_id)
 
 
 def tc_operation(operation: Operation, names: Mapping[int, str]) -> TcOperation:

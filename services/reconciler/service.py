@@ -16,7 +16,7 @@ from services._host.frr import Frr
 from services._host.namespace_lock import NamespaceLock, lock_path
 from services._host.netlink.objects import Snapshot
 from services._runtime.bus.api import BusError, NotPermittedError, Subscription
-from services._runtime.bus.name_registration import Holder, NameTakenError, Registration, tell_not_permitted
+from services._runtime.bus.name_registration import Holder, NameTakenError, Registration, log_not_permitted
 from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.logging import LogLimiter, log_once
@@ -53,7 +53,7 @@ class Reconciler:
     name: ClassVar[str] = "reconciler"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = ReconcilerSettings
-    bus_patience_s: ClassVar[float] = 1.0
+    bus_wait_s: ClassVar[float] = 1.0
     """Forwarding does not depend on NATS."""
 
     def __init__(self, runtime: Runtime[ReconcilerSettings]) -> None:
@@ -333,7 +333,7 @@ class Reconciler:
         try:
             held = await self._registration.hold(info)
         except NotPermittedError as error:
-            tell_not_permitted(self._log, self._limiter, error)
+            log_not_permitted(self._log, self._limiter, error)
             raise
         except NameTakenError as error:
             raise UnusableSettingsError(

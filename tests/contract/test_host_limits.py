@@ -71,7 +71,7 @@ async def test_a_header_reaches_no_other_message(
 ) -> None:
     victim = await server.bus(Role.AGENT, OTHERS)
     await victim.bucket(NODES).put(OTHERS, node_info(2))
-    victim.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=OTHERS), oom_event(node=OTHERS), message_id="1")
+    victim.publish_event(OOM_EVENTS.subject("tb", app="shop", node=OTHERS), oom_event(node=OTHERS), message_id="1")
     await victim.flush(10)
     async with attacker(server) as trial:
         answer = await trial.client.request(subject, b"x", headers=_REFUSED_HEADERS[what], timeout=5)
@@ -84,11 +84,11 @@ async def test_a_header_reaches_no_other_message(
 
 async def test_one_host_pushes_nobody_elses_facts_out(server: SecuredNats, operator: NatsBus) -> None:
     """Whatever size its facts have, and however many applications it invents."""
-    limit, size = OOM_STREAM.host_facts, OOM_STREAM.fact_bytes
+    limit, size = OOM_STREAM.max_messages_per_host, OOM_STREAM.max_message_bytes
     victim = await server.bus(Role.AGENT, OTHERS)
     for number in range(3):
         fact = oom_event(node=OTHERS, time_ns=number)
-        victim.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=OTHERS), fact, message_id=f"{number}")
+        victim.publish_event(OOM_EVENTS.subject("tb", app="shop", node=OTHERS), fact, message_id=f"{number}")
     await victim.flush(10)
     async with attacker(server) as trial:
         for number in range(80):
@@ -110,9 +110,11 @@ async def test_one_host_pushes_nobody_elses_facts_out(server: SecuredNats, opera
     await victim.close(2)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in STREAMS if spec.host_facts is not None], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    "spec", [spec for spec in STREAMS if spec.max_messages_per_host is not None], ids=lambda spec: spec.name
+)
 def test_no_host_can_fill_more_than_half_of_a_stream(spec: StreamSpec) -> None:
-    assert (spec.host_facts or 0) * (spec.fact_bytes or 0) <= spec.max_bytes / 2
+    assert (spec.max_messages_per_host or 0) * (spec.max_message_bytes or 0) <= spec.max_bytes / 2
 
 
 async def test_an_id_that_was_used_before_hides_no_fact(server: SecuredNats, operator: NatsBus) -> None:
@@ -123,9 +125,9 @@ async def test_an_id_that_was_used_before_hides_no_fact(server: SecuredNats, ope
             await trial.client.request(OWN_FACT, b"x", headers={"Nats-Msg-Id": message_id}, timeout=5)
     for number in (1, 2):
         fact = oom_event(node=OTHERS, time_ns=number)
-        victim.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=OTHERS), fact, message_id=f"1-oom-{number}")
+        victim.publish_event(OOM_EVENTS.subject("tb", app="shop", node=OTHERS), fact, message_id=f"1-oom-{number}")
     again = await server.bus(Role.AGENT, OTHERS)  # after a restart the same fact has the same id
-    again.publish_fact(
+    again.publish_event(
         OOM_EVENTS.subject("tb", app="shop", node=OTHERS), oom_event(node=OTHERS, time_ns=2), message_id="1-oom-2"
     )
     await victim.flush(10)
@@ -138,8 +140,8 @@ async def test_an_id_that_was_used_before_hides_no_fact(server: SecuredNats, ope
 
 async def test_a_node_in_a_stored_fact_is_the_senders(server: SecuredNats, operator: NatsBus) -> None:
     forger = await server.bus(Role.AGENT, MINE)
-    forger.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=OTHERS), message_id="1")
-    forger.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=MINE), message_id="2")
+    forger.publish_event(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=OTHERS), message_id="1")
+    forger.publish_event(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=MINE), message_id="2")
     await forger.flush(10)
 
     assert await stored_of(operator, OTHERS) == []
@@ -151,12 +153,12 @@ async def test_a_node_in_a_stored_fact_is_the_senders(server: SecuredNats, opera
 async def test_a_fact_that_is_too_long_keeps_no_other_back(server: SecuredNats, operator: NatsBus) -> None:
     agent = await server.bus(Role.AGENT, MINE)
     subject = OOM_EVENTS.subject("tb", app="shop", node=MINE)
-    agent.publish_fact(subject, oom_event(node=MINE, reason="x" * (OOM_STREAM.fact_bytes or 0)), message_id="1")
-    agent.publish_fact(subject, oom_event(node=MINE, time_ns=7), message_id="2")
+    agent.publish_event(subject, oom_event(node=MINE, reason="x" * (OOM_STREAM.max_message_bytes or 0)), message_id="1")
+    agent.publish_event(subject, oom_event(node=MINE, time_ns=7), message_id="2")
     await agent.flush(10)
 
     assert await stored_of(operator, MINE) == [7]
-    assert agent.counters["facts_dropped"] == 1
+    assert agent.counters["events_dropped"] == 1
     await agent.close(2)
 
 
@@ -194,7 +196,9 @@ async def test_streams_of_an_older_version_are_brought_in_line_by_an_operator(se
         await first.jetstream.add_stream(as_before(config))
     agent = await server.bus(Role.AGENT, MINE)
     assert set(agent.undeclared) == {"TB_OOM", "KV_tb_nodes"}, "it may not change them, and says so"
-    agent.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=MINE, time_ns=1), message_id="1")
+    agent.publish_event(
+        OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=MINE, time_ns=1), message_id="1"
+    )
     await agent.bucket(NODES).put(MINE, node_info(1))
     await agent.flush(10)
     allocator = await server.bus(Role.ALLOCATOR)
@@ -202,12 +206,17 @@ async def test_streams_of_an_older_version_are_brought_in_line_by_an_operator(se
 
     operator = await server.bus(Role.OPERATOR)
     assert operator.undeclared == []
-    agent.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=MINE, time_ns=2), message_id="2")
+    agent.publish_event(
+        OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(node=MINE, time_ns=2), message_id="2"
+    )
     await agent.flush(10)
     info = (await operator.jetstream.stream_info("TB_OOM")).config
     nodes = (await operator.jetstream.stream_info("KV_tb_nodes")).config
 
-    assert (info.max_msgs_per_subject, info.max_msg_size) == (OOM_STREAM.host_facts, OOM_STREAM.fact_bytes)
+    assert (info.max_msgs_per_subject, info.max_msg_size) == (
+        OOM_STREAM.max_messages_per_host,
+        OOM_STREAM.max_message_bytes,
+    )
     assert info.subject_transform is not None
     assert nodes.allow_rollup_hdrs is False
     assert await stored_of(operator, MINE) == [1, 2], "what was stored before is still read"

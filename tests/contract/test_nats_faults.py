@@ -19,7 +19,7 @@ from services._runtime.bus.api import BusError, BusUnavailableError, Delivery, E
 from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services._runtime.cancelling import cancel_all
+from services._runtime.task_cancellation import cancel_all
 from tests.support.bus_lab import container_event, event_subject, node_info, number_of
 from tests.support.deadline import until
 
@@ -145,7 +145,7 @@ async def test_server_that_lost_its_store(own_server: EmbeddedNats, tmp_path: Pa
 
         await bucket.put("old-1", node_info(70))
         await until(lambda: live == {"old-1": 70}, within_s=30)
-        bus.publish_fact(event_subject("tb"), container_event(1), message_id="1")
+        bus.publish_event(event_subject("tb"), container_event(1), message_id="1")
         await until(lambda: got == [1], within_s=30)
     assert await bus.close(2) == {}
 
@@ -202,9 +202,9 @@ async def test_a_first_connection_may_come_in_the_background() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    bus = await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",)), patience_s=0.05)
+    bus = await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",)), wait_s=0.05)
     bus.publish(CFS.subject("tb", app="shop", node="n1"), node_info(1))
-    bus.publish_fact(event_subject("tb"), container_event(1), message_id="1")
+    bus.publish_event(event_subject("tb"), container_event(1), message_id="1")
 
     async def unused(delivery: Delivery) -> Message:
         return delivery.message
@@ -219,11 +219,11 @@ async def test_a_first_connection_may_come_in_the_background() -> None:
         with pytest.raises(BusUnavailableError):
             await attempt()
     assert not bus.connected
-    assert (bus.counters["dropped_disconnected"], bus.counters["facts_pending"]) == (1, 1)
+    assert (bus.counters["dropped_disconnected"], bus.counters["events_pending"]) == (1, 1)
 
     server = EmbeddedNats(port=port)
     await server.start()
-    await until(lambda: bus.counters["facts_pending"] == 0, within_s=30)
+    await until(lambda: bus.counters["events_pending"] == 0, within_s=30)
     await bus.serve(subject, unused)
     assert number_of(await bus.request(subject, node_info(2), timeout_s=1)) == 2
     assert await bus.close(2) == {}
@@ -234,15 +234,15 @@ async def test_a_bus_that_never_connected_can_be_closed() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        bus = await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",)), patience_s=0.05)
-        bus.publish_fact(event_subject("tb"), container_event(1), message_id="1")
+        bus = await NatsBus.connect(BusOptions(servers=(f"nats://127.0.0.1:{port}",)), wait_s=0.05)
+        bus.publish_event(event_subject("tb"), container_event(1), message_id="1")
 
-        assert await bus.close(0.2) == {"facts": 1}
+        assert await bus.close(0.2) == {"events": 1}
 
 
 async def test_what_cannot_be_connected_to_in_the_background_is_told() -> None:
     options = BusOptions(servers=("nats://127.0.0.1:1",), connect_deadline_s=0.3)
-    bus = await NatsBus.connect(options, patience_s=0.01)
+    bus = await NatsBus.connect(options, wait_s=0.01)
     await until(bus.lost.done)
 
     assert isinstance(bus.lost.exception(), BusUnavailableError)

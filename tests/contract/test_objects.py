@@ -169,7 +169,7 @@ async def test_a_full_store_refuses(nats_server: EmbeddedNats) -> None:
 
 async def test_what_a_killed_put_left_is_swept_up(nats_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces without a description, once they are old; a put that goes on at the same time keeps its own."""
-    monkeypatch.setattr("services._runtime.bus.nats_objects._ABANDONED_S", -1.0)
+    monkeypatch.setattr("services._runtime.bus.nats_objects._ORPHAN_AGE_S", -1.0)
     lab = NatsLab(nats_server)
     store = (await lab.bus()).objects(MODELS)
     raw = (await lab.raw()).jetstream()

@@ -56,17 +56,17 @@ async def test_facts_wait_for_the_server(lab: BusLab) -> None:
         got.append(number_of(delivery.message))
 
     await receiver.replay(CONTAINER_STREAM, handle)
-    sender.publish_fact(event_subject(lab.root), container_event(0), message_id="0")
+    sender.publish_event(event_subject(lab.root), container_event(0), message_id="0")
     await until(lambda: got == [0])
     await outage(lab, sender, receiver)
     for number in range(1, 6):
-        sender.publish_fact(event_subject(lab.root), container_event(number), message_id=str(number))
-    assert sender.counters["facts_pending"] == 5
+        sender.publish_event(event_subject(lab.root), container_event(number), message_id=str(number))
+    assert sender.counters["events_pending"] == 5
     await recovery(lab, sender, receiver)
     await until(lambda: set(got) == set(range(6)), within_s=30)
 
     assert list(dict.fromkeys(got)) == [0, 1, 2, 3, 4, 5]
-    assert sender.counters["facts_pending"] == 0
+    assert sender.counters["events_pending"] == 0
 
 
 async def test_requests_fail_at_once_during_an_outage(lab: BusLab) -> None:
@@ -150,7 +150,7 @@ async def test_close_is_clean(lab: BusLab) -> None:
     await bus.subscribe(CFS.pattern(lab.root), lambda delivery: handled.append(number_of(delivery.message)))
     await bus.flush(2)
     bus.publish(CFS.subject(lab.root, app="shop", node="n1"), node_info(1))
-    bus.publish_fact(event_subject(lab.root), container_event(1), message_id="1")
+    bus.publish_event(event_subject(lab.root), container_event(1), message_id="1")
 
     assert await bus.close(5) == {}
     assert await bus.close(5) == {}
@@ -163,11 +163,11 @@ async def test_close_reports_what_was_not_delivered(lab: BusLab) -> None:
     bus = await lab.bus()
     await outage(lab, bus)
     for number in range(3):
-        bus.publish_fact(event_subject(lab.root), container_event(number), message_id=str(number))
+        bus.publish_event(event_subject(lab.root), container_event(number), message_id=str(number))
     started = time.monotonic()
 
     undelivered = await bus.close(2)
 
-    assert undelivered == {"facts": 3}
+    assert undelivered == {"events": 3}
     assert time.monotonic() - started < 20
     await lab.start_server()

@@ -116,7 +116,7 @@ async def test_an_observer_reads_and_watches(server: SecuredNats, operator: Nats
     agent, observer = await server.bus(Role.AGENT, MINE), await server.bus(Role.OBSERVER)
     subject = OOM_EVENTS.subject("tb", app="shop", node=MINE)
     for number in range(1_203):  # more than two batches
-        agent.publish_fact(subject, oom_event(node=MINE, time_ns=number), message_id=f"o{number}")
+        agent.publish_event(subject, oom_event(node=MINE, time_ns=number), message_id=f"o{number}")
     await agent.flush(20)
     read: list[int] = []
     seen: list[tuple[str, bool]] = []
@@ -226,7 +226,7 @@ async def test_only_centre_and_operator_declare(tmp_path: Path) -> None:
     async with SecuredNats(tmp_path / "secrets") as server:
         agent = await server.bus(Role.AGENT, MINE)
         assert agent.undeclared == ["TB_CONTAINER", "TB_OOM", "KV_tb_apps", "KV_tb_nodes"]
-        agent.publish_fact(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(), message_id="1")
+        agent.publish_event(OOM_EVENTS.subject("tb", app="shop", node=MINE), oom_event(), message_id="1")
         with pytest.raises(BusError):
             await agent.flush(0.3)
 

@@ -155,4 +155,4 @@ async def test_a_pattern_cannot_be_published_to(lab: BusLab) -> None:
     with pytest.raises(BusError, match="pattern"):
         bus.publish(CFS.pattern(lab.root), node_info(1))
     with pytest.raises(BusError, match="pattern"):
-        bus.publish_fact(wildcard(lab.root), node_info(1), message_id="x")
+        bus.publish_event(wildcard(lab.root), node_info(1), message_id="x")

@@ -204,7 +204,7 @@ async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = MemoryBroker()
     bus, ours = RecordingBus(broker), MemoryBus(broker)
     for record in records(("a", "b", "c")):
-        ours.publish_fact(JOB_RECORDS.subject("tb", job=record.job), record, message_id=record.job)
+        ours.publish_event(JOB_RECORDS.subject("tb", job=record.job), record, message_id=record.job)
     await ours.flush(5)
     settings = AdvisorSettings.load(
         {}, algorithm="linear", retrain_debounce_s=0.0, refresh_interval_s=0.1, prices_directory=str(tmp_path)

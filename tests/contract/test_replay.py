@@ -17,7 +17,7 @@ async def replay(bus: Bus, got: list[int]) -> Replay:
 
 
 def publish(bus: Bus, root: str, number: int) -> None:
-    bus.publish_fact(event_subject(root), container_event(number), message_id=f"event-{number}")
+    bus.publish_event(event_subject(root), container_event(number), message_id=f"event-{number}")
 
 
 async def test_everyone_hears_everything(lab: BusLab) -> None:

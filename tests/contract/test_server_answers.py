@@ -59,14 +59,14 @@ async def stored(operator: NatsBus) -> dict[str, int]:
 
 async def test_acknowledgements_push_nobody_elses_facts_out(tmp_path: Path) -> None:
     """A fact whose reply subject is another host's fact subject, more often than facts are kept of a host."""
-    limit = OOM_STREAM.host_facts
+    limit = OOM_STREAM.max_messages_per_host
     assert limit is not None
     times: list[int] = []
     subject = OOM_EVENTS.subject("tb", app="shop", node=OTHERS)
     async with SecuredNats(tmp_path / "secrets") as server:
         operator, victim = await server.bus(Role.OPERATOR), await server.bus(Role.AGENT, OTHERS)
         for number in range(3):
-            victim.publish_fact(subject, oom_event(node=OTHERS, time_ns=number), message_id=f"{number}")
+            victim.publish_event(subject, oom_event(node=OTHERS, time_ns=number), message_id=f"{number}")
         await victim.flush(10)
         async with Trial(server, server.user(Role.AGENT, MINE).identity) as trial:
             for number in range(limit + 100):
@@ -74,7 +74,7 @@ async def test_acknowledgements_push_nobody_elses_facts_out(tmp_path: Path) -> N
                 if number % 100 == 0:
                     await trial.client.flush()
             await trial.client.request(OWN_FACT, b"the last", timeout=30)
-        victim.publish_fact(subject, oom_event(node=OTHERS, time_ns=3), message_id="3")  # behind all that was sent
+        victim.publish_event(subject, oom_event(node=OTHERS, time_ns=3), message_id="3")  # behind all that was sent
         await victim.flush(30)
         await read_stored(
             operator, OOM_STREAM, OOM_EVENTS.pattern("tb"), 0.0,

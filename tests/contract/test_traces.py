@@ -76,7 +76,7 @@ async def test_a_fact_continues_the_trace_however_late_it_is_stored(lab: BusLab)
         await lab.stop_server()
         await until(lambda: not client.connected)
         with span("allocator.decide") as deciding:
-            client.publish_fact(event_subject(lab.root), container_event(1), message_id="1")
+            client.publish_event(event_subject(lab.root), container_event(1), message_id="1")
         await lab.start_server()
         await until(lambda: seen, within_s=30)
         await until(lambda: "process evt.container.{app}.{node}" in recorded.names())

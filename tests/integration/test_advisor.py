@@ -91,7 +91,7 @@ class Ground:
                 subject, name = JOB_RECORDS.subject(self.root, job=message.job), message.job
             else:
                 subject, name = RUN_PROFILES.subject(self.root, run=message.run), message.run
-            self.bus.publish_fact(subject, message, message_id=name)
+            self.bus.publish_event(subject, message, message_id=name)
         await self.bus.flush(20)
 
     async def ask(self, endpoint: Endpoint, request: Message) -> Message:

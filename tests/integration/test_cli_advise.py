@@ -188,7 +188,7 @@ async def test_nobody_answers(bus: NatsBus, tmp_path: Path) -> None:
 
 async def publish(bus: NatsBus, found: list[JobRecord]) -> None:
     for record in found:
-        bus.publish_fact(JOB_RECORDS.subject(bus.root, job=record.job), record, message_id=record.job)
+        bus.publish_event(JOB_RECORDS.subject(bus.root, job=record.job), record, message_id=record.job)
     await bus.flush(10)
 
 

@@ -82,7 +82,7 @@ async def storing_facts(bus: NatsBus) -> None:
     """What an agent tells about a container at its memory limit, for ever."""
     for number in itertools.count():
         event = oom_event(cause="threshold", time_ns=time.time_ns(), latency_us=420, reason="growing by 1024 MiB/s")
-        bus.publish_fact(OOM_EVENTS.subject("tb", app="shop", node="n1"), event, message_id=f"soon-{number}")
+        bus.publish_event(OOM_EVENTS.subject("tb", app="shop", node="n1"), event, message_id=f"soon-{number}")
         await asyncio.sleep(0.05)
 
 
@@ -285,8 +285,8 @@ async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(
     events += [oom_event(time_ns=now_ns + number) for number in range(1, 700)]
     events += [oom_event(OomKind.OOM_WAIT, container="db-0123456789ab", time_ns=now_ns)]
     for number, event in enumerate(events):
-        bus.publish_fact(subject, event, message_id=str(number))
-    bus.publish_fact(CONTAINER_EVENTS.subject("tb", app="shop", node="n1"), drift(), message_id="drift")
+        bus.publish_event(subject, event, message_id=str(number))
+    bus.publish_event(CONTAINER_EVENTS.subject("tb", app="shop", node="n1"), drift(), message_id="drift")
     await bus.flush(20)
 
     code, out, err = await turnbuckle(bus, "explain", "shop")
@@ -312,7 +312,7 @@ async def test_explain_knows_why_a_container_was_killed_although_nobody_decides(
 async def test_events_older_than_asked_for_are_left_out(bus: NatsBus) -> None:
     subject = OOM_EVENTS.subject("tb", app="shop", node="n1")
     found: list[Delivery] = []
-    bus.publish_fact(subject, oom_event(), message_id="1")
+    bus.publish_event(subject, oom_event(), message_id="1")
     bus.connection.send_now(subject.text, b"\xc1 no message")
     await bus.flush(5)
     await read_stored(bus, OOM_STREAM, OOM_EVENTS.pattern("tb", app="shop"), time.time() + 60, found.append)

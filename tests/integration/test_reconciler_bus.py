@@ -71,7 +71,7 @@ async def test_without_the_server_nothing_is_lost(
         await until(lambda: reconciler.not_ready() is None, within_s=30, what="nothing left to do")
         assert passes >= 300
         # What waits grows with the writes, hundreds to a fact, and not with the passes.
-        assert lab.bus.counters["facts_pending"] < 200 + passes / 20
+        assert lab.bus.counters["events_pending"] < 200 + passes / 20
         await nats.start_server()
         await until(lambda: lab.bus.connected and lab.ours.connected, within_s=30, what="the connections")
         reconciler.publisher.flush()
@@ -87,4 +87,4 @@ async def test_without_the_server_nothing_is_lost(
     assert any(event.first_pass_id < event.pass_id for event in events), "passes that waited are put together"
     told_writes = sum(not operation.errno for event in events for operation in event.operations)
     assert told_writes == reconciler.loop.counts.writes, "every write is told, and once"
-    assert lab.bus.counters.get("facts_dropped", 0) == 0
+    assert lab.bus.counters.get("events_dropped", 0) == 0

@@ -128,9 +128,9 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
             try:
                 for task in TASKS:
                     run = profile(task)
-                    bus.publish_fact(RUN_PROFILES.subject(bus.root, run=run.run), run, message_id=run.run)
+                    bus.publish_event(RUN_PROFILES.subject(bus.root, run=run.run), run, message_id=run.run)
                 for record in records(TASKS):
-                    bus.publish_fact(JOB_RECORDS.subject(bus.root, job=record.job), record, message_id=record.job)
+                    bus.publish_event(JOB_RECORDS.subject(bus.root, job=record.job), record, message_id=record.job)
                 await bus.flush(20)
                 advisor = {
                     "ALGORITHM": "linear",

@@ -69,7 +69,7 @@ class MemoryLab:
         return bus
 
     async def publish_raw(self, subject: str, data: bytes) -> None:
-        if not self.broker.publish_fact(subject, data, uuid.uuid4().hex):
+        if not self.broker.publish_event(subject, data, uuid.uuid4().hex):
             self.broker.publish(subject, data)
 
     async def put_raw(self, bucket: BucketSpec, key: str, data: bytes) -> None:

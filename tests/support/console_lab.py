@@ -103,7 +103,7 @@ async def tell_of_a_network(bus: NatsBus) -> None:
         await serve(bus, RECONCILER_STATE.subject(bus.root, node=node), state)
         await serve(bus, RECONCILER_RULES.subject(bus.root, node=node), RulesReply(node=node, total=1, rules=(rule,)))
         event = TcEvent(node=node, incarnation=1, pass_id=1, time_ns=time.time_ns(), causes={"start": 1}, verified=True)
-        bus.publish_fact(TC_EVENTS.subject(bus.root, node=node), event, message_id=f"tc-{node}")
+        bus.publish_event(TC_EVENTS.subject(bus.root, node=node), event, message_id=f"tc-{node}")
     await bus.flush(10.0)
 
 
@@ -132,7 +132,7 @@ async def tell_of_a_job(bus: NatsBus) -> None:
             predicted("neither", 4000, 4.0, pareto=False),
         ), time_ns=time.time_ns(),
     )  # fmt: skip
-    bus.publish_fact(PREDICTIONS.subject(bus.root, job="resnet"), prediction, message_id="resnet")
+    bus.publish_event(PREDICTIONS.subject(bus.root, job="resnet"), prediction, message_id="resnet")
     await bus.flush(10.0)
 
 

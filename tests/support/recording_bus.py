@@ -11,7 +11,7 @@ from schemas.message import Message
 from schemas.registry import CHANNELS, ENDPOINTS, Endpoint
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus.api import Entry, FactHandler, Handler, Responder
+from services._runtime.bus.api import Entry, EventHandler, Handler, Responder
 from tests.support.bus.bus_memory import MemoryBus
 
 
@@ -19,7 +19,7 @@ class Use(StrEnum):
     """What can be done with a subject, a stream, a bucket or an object store."""
 
     PUBLISH = "publish"
-    PUBLISH_FACT = "publish_fact"
+    PUBLISH_FACT = "publish_event"
     SUBSCRIBE = "subscribe"
     REQUEST = "request"
     SERVE = "serve"
@@ -50,15 +50,15 @@ class RecordingBus(MemoryBus):
         self._note(Use.PUBLISH, subject)
         super().publish(subject, message)
 
-    def publish_fact(self, subject, message, *, message_id):
+    def publish_event(self, subject, message, *, message_id):
         self._note(Use.PUBLISH_FACT, subject)
-        super().publish_fact(subject, message, message_id=message_id)
+        super().publish_event(subject, message, message_id=message_id)
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None):
         self._note(Use.SUBSCRIBE, pattern)
         return await super().subscribe(pattern, handler, queue=queue)
 
-    async def replay(self, stream: StreamSpec, handler: FactHandler):
+    async def replay(self, stream: StreamSpec, handler: EventHandler):
         self.recorded[Use.REPLAY].add(stream.name)
         return await super().replay(stream, handler)
 

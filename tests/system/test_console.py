@@ -112,7 +112,7 @@ async def test_events_come_as_they_happen_and_stay_text(stack: Stack) -> None:
         source=ContainerSource.DOCKER, time_ns=time.time_ns(), incarnation=1, reason=HOSTILE,
     )  # fmt: skip
     subject = CONTAINER_EVENTS.subject(stack.bus.root, app="demo", node="elsewhere")
-    stack.bus.publish_fact(subject, event, message_id="console-hostile")
+    stack.bus.publish_event(subject, event, message_id="console-hostile")
     line = page.locator(".event", has_text="elsewhere")
     await line.wait_for(timeout=WITHIN_MS)
     assert await line.locator("p").inner_text() == HOSTILE
@@ -123,7 +123,7 @@ async def test_events_come_as_they_happen_and_stay_text(stack: Stack) -> None:
         kind=RouteKind.OVERRIDE, node="gpu-01", incarnation=1, seq=1, source="fast_path", time_ns=time.time_ns(),
         destination="10.0.0.2", before=("up0", "up1"), after=("up1",), latency_us=910, reason="BFD went down",
     )  # fmt: skip
-    stack.bus.publish_fact(ROUTE_EVENTS.subject(stack.bus.root, node="gpu-01"), route, message_id="console-route")
+    stack.bus.publish_event(ROUTE_EVENTS.subject(stack.bus.root, node="gpu-01"), route, message_id="console-route")
     line = page.locator(".event.route", has_text="override")
     await line.wait_for(timeout=WITHIN_MS)
     assert await line.locator("p").inner_text() == "up0 up1 → up1. In 910 us. BFD went down"

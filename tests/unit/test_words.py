@@ -33,9 +33,8 @@ STANDARD = re.compile(r"look(s|ed)?[ _]up", re.IGNORECASE)
 
 UNFINISHED = (
     # Still in the old words. A line is deleted with the change that rewrites its folder; none may be added.
-    "schemas",
+    "schemas/network.py",
     "services/_host",
-    "services/_runtime",
     "services/advisor",
     "services/agent",
     "services/allocator",
@@ -90,7 +89,7 @@ def test_names_and_first_lines_have_no_private_word(path: Path) -> None:
 
 @pytest.mark.parametrize("folder", UNFINISHED)
 def test_an_unfinished_folder_exists(folder: str) -> None:
-    assert (ROOT / folder).is_dir()
+    assert (ROOT / folder).exists()
 
 
 @pytest.mark.parametrize(

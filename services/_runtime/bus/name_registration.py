@@ -2,9 +2,10 @@
 
 A name that is free is claimed by a create. A registration is renewed over its own revision only, so a service that was
 paused while another one took its name finds out at its next heartbeat. An earlier registration is replaced at once
-where its process is known to be dead: it had our `Holder`'s token, and we have its lock. Any other one is watched: if
-it is renewed its service is alive, and we are refused; if it expires, or is not renewed for its time to live, the name
-is ours. No two clocks are compared. Failure cases: docs/decisions/0030-replies-and-registrations.md.
+if its process is known to be dead: it has this `Holder`'s token, whose lock this process holds. Any other one is
+watched: if it is renewed its service is alive and the claim is refused; if it expires, or is not renewed for its time
+to live, it is replaced. Clocks of two hosts are never compared. Failure cases:
+docs/decisions/0030-replies-and-registrations.md.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
 Registered = NodeInfo | ReconcilerInfo
 _TOKEN_BYTES: Final = 22
 _WITHOUT_TTL_S: Final = 30.0
-_TOLD_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 _LOCK_ATTEMPTS: Final = 10
 _LOCK_PAUSE_S: Final = 0.01
 
 
 class NameTakenError(Exception):
-    """Another service of this name is at work; the text says which."""
+    """Another live service has this name; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose registration it is."""
+    """Identity of a registered process."""
 
     holder: str
     incarnation: int
@@ -49,7 +50,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What stands under the name. `owner` None: no registration, whatever else it is."""
+    """The entry under a name. `owner` None: not a registration."""
 
     revision: int
     owner: Owner | None
@@ -57,39 +58,39 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Another one's registration, since we saw it first."""
+    """Another process' registration, and when it was first observed."""
 
     found: Found
     since_s: float
 
 
 class Claim(Enum):
-    """What to do about a name."""
+    """Action on a name."""
 
     CREATE = "create"
-    """Nothing stands there."""
+    """There is no entry."""
     REPLACE = "replace"
-    """Ours, of a process that is dead, or of nobody: compare-and-set over its revision."""
+    """The entry is this holder's, of a dead process, or no registration: compare-and-set over its revision."""
     WAIT = "wait"
-    """It cannot be told yet whether its service lives."""
+    """It is not known yet whether its service is alive."""
     REFUSED = "refused"
-    """Its service lives."""
+    """Its service is alive."""
 
 
-def judge(found: Found | None, ours: Owner, watched: Watched | None, age_limit: tuple[float, float]) -> Claim:
-    """What to do about what stands under our name. Pure.
+def decide_claim(found: Found | None, own: Owner, watched: Watched | None, age_limit: tuple[float, float]) -> Claim:
+    """The action on the entry under a name. Pure.
 
     Args:
-        found: what was read last.
-        ours: who we are.
-        watched: another one's registration that was read before, if any.
+        found: the entry as read last.
+        own: the claiming process.
+        watched: another process' registration that was read before, if any.
         age_limit: now and the bucket's time to live, in seconds (monotonic).
     """
     now_s, ttl_s = age_limit
     if found is None:
         return Claim.CREATE
-    if found.owner is None or found.owner.holder == ours.holder:
-        return Claim.REPLACE  # nobody else can have our holder's token while we hold its lock
+    if found.owner is None or found.owner.holder == own.holder:
+        return Claim.REPLACE  # no live process has this holder's token: its lock is held here
     if watched is None:
         return Claim.WAIT
     if found.revision != watched.found.revision:
@@ -98,7 +99,7 @@ def judge(found: Found | None, ours: Owner, watched: Watched | None, age_limit: 
 
 
 class Registration:
-    """Our registration under a name. `hold` it again and again; it is not ours before that returned True."""
+    """A process' registration under a name. Call `hold` periodically; valid once that returned True."""
 
     def __init__(self, bus: Bus, spec: BucketSpec, name: str, clock: Clock) -> None:
         self._bus = bus
@@ -111,14 +112,14 @@ class Registration:
 
     @property
     def contested(self) -> bool:
-        """Whether another one's registration stands there, and nothing should be said under the name."""
+        """Whether another process' registration was found: nothing should be published under the name."""
         return self._contested
 
     async def hold(self, info: Registered) -> bool:
-        """Claim the name, or renew. False: another registration stands there, and it is not known whether it lives.
+        """Claim the name, or renew the claim. False: there is another registration, and it is not known if it is alive.
 
         Raises:
-            NameTakenError: it lives; or ours had ended, and another one has the name now.
+            NameTakenError: it is alive; or this one had expired and another process took the name.
             BusError: the bucket cannot be read or written.
         """
         bucket = self._bus.bucket(self._spec)
@@ -131,10 +132,10 @@ class Registration:
     async def _claim(self, bucket: KeyValue, info: Registered) -> bool:
         found = _found(await bucket.get(self._name))
         now_s = self._clock.monotonic()
-        ours = Owner(info.holder, info.incarnation)
-        claim = judge(found, ours, self._watched, (now_s, self._spec.ttl_s or _WITHOUT_TTL_S))
+        own = Owner(info.holder, info.incarnation)
+        claim = decide_claim(found, own, self._watched, (now_s, self._spec.ttl_s or _WITHOUT_TTL_S))
         if claim is Claim.WAIT and self._revision:
-            claim = Claim.REFUSED  # it came after us: while we were paused or cut off, ours expired
+            claim = Claim.REFUSED  # this one expired while the process was paused or disconnected
         if claim is Claim.REFUSED:
             self._revision, self._contested = 0, True
             assert found is not None
@@ -151,12 +152,12 @@ class Registration:
             else:
                 self._revision = await bucket.update(self._name, info, found.revision)
         except RevisionConflictError:
-            return False  # somebody was quicker: the next attempt sees who
+            return False  # lost a race: the next attempt reads the winner
         self._contested, self._watched = False, None
         return True
 
     async def release(self) -> None:
-        """Give the name back, if it is ours.
+        """Delete the registration, if held.
 
         Raises:
             BusError: the bucket cannot be written; the registration expires.
@@ -167,10 +168,10 @@ class Registration:
                 await self._bus.bucket(self._spec).delete(self._name, revision=revision)
 
 
-def tell_not_permitted(log: Logger, limiter: LogLimiter, error: NotPermittedError) -> None:
-    """Say, once a minute, why no name can be registered: the server's users are those of an older version, say."""
+def log_not_permitted(log: Logger, limiter: LogLimiter, error: NotPermittedError) -> None:
+    """Log, once a minute, that the server denies registrations, for example with users of an older version."""
     remedy = "run `turnbuckle nats config` of this version, then `nats-server --signal reload`"
-    log_once(log.warning, limiter, "name_not_registered", _TOLD_EVERY_S, error=str(error), remedy=remedy)
+    log_once(log.warning, limiter, "name_not_registered", _LOG_EVERY_S, error=str(error), remedy=remedy)
 
 
 def _found(entry: Entry | None) -> Found | None:
@@ -183,7 +184,7 @@ def _found(entry: Entry | None) -> Found | None:
 
 
 def _lock(descriptor: int) -> None:
-    """Raises `OSError` where another process holds it. One that was killed lets go when the kernel has cleared up."""
+    """Take the lock; raises `OSError` if another process holds it. Retried: the kernel releases a killed one's late."""
     for _ in range(_LOCK_ATTEMPTS - 1):
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,9 +194,9 @@ def _lock(descriptor: int) -> None:
 
 
 class Holder:
-    """A random token beside a lock: whoever reads it while holding the lock knows that the last reader is dead.
+    """A random token in a lock file: reading it with the lock held proves that its previous reader is dead.
 
-    Where the lock cannot be had or made, the token is a new one that nobody else knows.
+    If the lock cannot be taken or created, the token is a new random one.
     """
 
     def __init__(self, directory: Path, role: str, name: str) -> None:
@@ -211,7 +212,7 @@ class Holder:
         try:
             _lock(descriptor)
             known = os.pread(descriptor, 64, 0)
-            if len(known) != _TOKEN_BYTES:  # new, or cut off by a crash
+            if len(known) != _TOKEN_BYTES:  # new, or truncated by a crash
                 known = random_token().encode("ascii")
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, known, 0)
@@ -222,7 +223,7 @@ class Holder:
         return known.decode("ascii", "replace")
 
     def release(self) -> None:
-        """Let the lock go; again: nothing."""
+        """Release the lock; idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1

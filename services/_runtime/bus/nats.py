@@ -1,4 +1,4 @@
-"""The bus over NATS. The facts about nats-py that this rests on are in `nats_connection` and beside each use."""
+"""The bus over NATS. Behaviour of nats-py that it depends on is described in `nats_connection` and at each use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemas.subjects import Subject
 from services._runtime.bus.api import (
     BusError,
     BusUnavailableError,
-    FactHandler,
+    EventHandler,
     Handler,
     NoResponderError,
     NotPermittedError,
@@ -40,7 +40,7 @@ from services._runtime.bus.nats_objects import NatsObjects
 from services._runtime.bus.nats_session import NatsSession
 from services._runtime.bus.nats_streams import declare
 from services._runtime.bus.options import BusOptions
-from services._runtime.bus.outbox import Fact, FactOutbox
+from services._runtime.bus.outbox import DurableEvent, Outbox
 from services._runtime.telemetry.logging import log_once
 from services._runtime.telemetry.tracing import inject, message_span, trace_headers
 
@@ -56,46 +56,46 @@ class NatsBus(NatsSession):
     def __init__(self, options: BusOptions) -> None:
         super().__init__(options)
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the server has closed the connection for good (revoked credentials): only a restart helps.
+        """Done when the connection is permanently closed (revoked credentials): the process has to restart.
 
-        Or where the first connection, waited for in the background, cannot be had: then with that exception.
+        With an exception if the first connection, made in the background, failed.
         """
         self.undeclared: list[str] = []
-        """Streams that this user may not make as they should be."""
+        """Streams that are missing or differ, and that this user may not change."""
         self._message_ids: MessageIds | None = None
-        self._outbox = FactOutbox(self._send_fact, self.dispatch)
+        self._outbox = Outbox(self._send_event, self.dispatch)
         self._callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     @classmethod
-    async def connect(cls, options: BusOptions, *, patience_s: float | None = None) -> Self:
-        """Connect and declare streams and buckets; without a `connect_deadline_s` this tries for ever.
+    async def connect(cls, options: BusOptions, *, wait_s: float | None = None) -> Self:
+        """Connect and declare streams and buckets; without a `connect_deadline_s` it retries for ever.
 
         Args:
-            options: where and who.
-            patience_s: return after so long also without a connection, and go on trying in the background. Until it
-                comes everything is as while disconnected, and what subscribes or serves raises `BusUnavailableError`.
+            options: servers and credentials.
+            wait_s: return after so many seconds even if not connected, and retry in the background. Until then
+                everything behaves as while disconnected, and subscribing or serving raises `BusUnavailableError`.
 
         Raises:
-            BusUnavailableError: the deadline passed; the text says what to do.
-            BusError: the options cannot be used.
+            BusUnavailableError: the timeout has passed; the text names a remedy.
+            BusError: the options are invalid.
         """
         bus = cls(options)
-        joining = bus._spawn(bus._join(), "connect")
+        connecting = bus._spawn(bus._connect(), "connect")
         try:
-            await asyncio.wait({joining}, timeout=patience_s)
+            await asyncio.wait({connecting}, timeout=wait_s)
         except asyncio.CancelledError:
-            joining.cancel()
-            await asyncio.wait({joining})
+            connecting.cancel()
+            await asyncio.wait({connecting})
             raise
-        if joining.done():
-            joining.result()
+        if connecting.done():
+            connecting.result()
         else:
-            joining.add_done_callback(bus._joined_late)
+            connecting.add_done_callback(bus._connected_late)
         return bus
 
-    async def _join(self) -> None:
+    async def _connect(self) -> None:
         events = ConnectionEvents(self._on_disconnect, self._on_reconnect, self._on_close)
         self.connection = await open_connection(self.options, self.dispatch, events)
         self._message_ids = MessageIds(self.options)
@@ -106,23 +106,23 @@ class NatsBus(NatsSession):
             self._closing = True
             await self._close_connection(1.0)
             raise
-        self._spawn(self._outbox.run(), "facts")
+        self._spawn(self._outbox.run(), "outbox")
 
-    def _joined_late(self, joining: asyncio.Task[None]) -> None:
-        if joining.cancelled() or self.lost.done():
+    def _connected_late(self, connecting: asyncio.Task[None]) -> None:
+        if connecting.cancelled() or self.lost.done():
             return
-        if (error := joining.exception()) is not None:
+        if (error := connecting.exception()) is not None:
             self.lost.set_exception(error)
         else:
             self.dispatch.log.info("connected", servers=self.options.address)
 
     @property
     def counters(self) -> dict[str, int]:
-        """Plain counts by name."""
-        return dict(self.dispatch.counts) | {"facts_pending": len(self._outbox)}
+        """Message counts by name."""
+        return dict(self.dispatch.counts) | {"events_pending": len(self._outbox)}
 
     def publish(self, subject: Subject, message: Message) -> None:
-        """Send a lossy observation; dropped and counted while disconnected or while the server reads too slowly."""
+        """Publish a lossy observation; dropped and counted while disconnected or while the send buffer is full."""
         counts = self.dispatch.counts
         connection = self.connection
         if not connection.is_connected:
@@ -138,44 +138,44 @@ class NatsBus(NatsSession):
             raise BusError(f"publish to {subject}: {describe(error)}") from error
         counts["published"] += 1
 
-    def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
-        """Queue a fact; see `FactOutbox`."""
+    def publish_event(self, subject: Subject, message: Message, *, message_id: str) -> None:
+        """Queue a durable event; see `Outbox`."""
         _refuse_pattern(subject)
-        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
+        self._outbox.put(DurableEvent(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
 
-    async def _send_fact(self, fact: Fact) -> None:
-        if not self.connected or self._message_ids is None:  # no span for each vain attempt
+    async def _send_event(self, event: DurableEvent) -> None:
+        if not self.connected or self._message_ids is None:  # no span for an attempt that cannot succeed
             raise BusUnavailableError("not connected")
-        headers = {"Nats-Msg-Id": self._message_ids.wire_id(fact.message_id)}
-        with as_bus_errors(f"store a fact on {fact.subject}"), fact.span():
+        headers = {"Nats-Msg-Id": self._message_ids.wire_id(event.message_id)}
+        with as_bus_errors(f"store an event on {event.subject}"), event.span():
             inject(headers)
             try:
-                await self.jetstream.publish(fact.subject, fact.data, headers=headers)
+                await self.jetstream.publish(event.subject, event.data, headers=headers)
             except nats.js.errors.APIError as error:
                 if error.err_code != _TOO_LONG:
                     raise
-                self.dispatch.counts["facts_dropped"] += 1  # it would be refused for ever, and those behind it wait
-                log_once(self.dispatch.log.error, self.dispatch.limiter, "event_too_large", subject=fact.subject,
-                         size_bytes=len(fact.data))  # fmt: skip
+                self.dispatch.counts["events_dropped"] += 1  # a retry would fail for ever and block the queue
+                log_once(self.dispatch.log.error, self.dispatch.limiter, "event_too_large", subject=event.subject,
+                         size_bytes=len(event.data))  # fmt: skip
 
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> NatsSubscription:
         """Receive observations."""
         self._require_first_connection()
         return await subscribe(self, pattern, handler, queue)
 
-    async def replay(self, stream: StreamSpec, handler: FactHandler) -> NatsConsumer:
-        """Receive all facts, for this process alone."""
+    async def replay(self, stream: StreamSpec, handler: EventHandler) -> NatsConsumer:
+        """Receive all stored and future events."""
         self._require_first_connection()
         consumer = NatsConsumer(self, stream, handler)
         await consumer.start()
         return consumer
 
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
-        """Whether the stream holds a fact on this subject."""
+        """Whether the stream holds an event on this subject."""
         name = stream.stream_name(self.root)
         if stream.stored_by_host(self.root) is not None:
             raise BusError(
-                f"stream {name} keeps a host's facts under one subject, and cannot tell {subject} from others"
+                f"stream {name} keeps a host's events under one subject, and cannot tell {subject} from others"
             )
         with as_bus_errors(f"look for {subject} in stream {name}"):
             try:
@@ -229,14 +229,14 @@ class NatsBus(NatsSession):
         return NatsObjects(self, spec)
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
-        """Call back each time the connection has come back."""
+        """Register a callback for every reconnect."""
         self._callbacks.append(callback)
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until what was published has reached the server, facts included."""
+        """Wait until everything published has reached the server, the outbox included."""
         deadline = time.monotonic() + timeout_s
         if not await self._outbox.wait_empty(timeout_s):
-            raise BusUnavailableError(f"{len(self._outbox)} facts are not stored after {timeout_s:g} s")
+            raise BusUnavailableError(f"{len(self._outbox)} events are not stored after {timeout_s:g} s")
         if not self.connected:
             raise BusUnavailableError("flush: not connected")
         with as_bus_errors("flush"):
@@ -244,7 +244,7 @@ class NatsBus(NatsSession):
             await self.connection.flush(max(0.01, deadline - time.monotonic()))  # type: ignore[arg-type]
 
     async def close(self, timeout_s: float) -> dict[str, int]:
-        """Drain and close; returns what could not be delivered, by kind."""
+        """Drain and close; returns counts of undelivered items by kind."""
         if self._closing:
             return {}
         self._closing = True
@@ -260,7 +260,7 @@ class NatsBus(NatsSession):
             if self.connection.pending_data_size:
                 undelivered["bytes"] = self.connection.pending_data_size
         if len(self._outbox):
-            undelivered["facts"] = len(self._outbox)
+            undelivered["events"] = len(self._outbox)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -280,7 +280,7 @@ class NatsBus(NatsSession):
         return len(unfinished)
 
     async def _close_connection(self, timeout_s: float) -> None:
-        """Everything of ours is drained: what `Connection.drain` would add is only that it may hang."""
+        """Close without `Connection.drain`, which may hang: all subscriptions are drained already."""
         if self._jetstream is None:
             return
         closing = asyncio.ensure_future(self.connection.close())
@@ -303,7 +303,7 @@ class NatsBus(NatsSession):
             self.dispatch.call_back(callback)
 
     async def _recover(self) -> None:
-        """The server may have come back empty: streams and buckets first, then those that read them."""
+        """Declare streams and buckets, which a restarted server may lack, then renew consumers and watches."""
         try:
             await self._declare_all()
         except BusError as error:
@@ -315,8 +315,8 @@ class NatsBus(NatsSession):
             watch.synchronise_soon()
 
     def _on_close(self) -> None:
-        joined = self._jetstream is not None  # else it was only an attempt
-        if joined and not self._closing and not self.lost.done():
+        was_connected = self._jetstream is not None  # else it was a failed attempt
+        if was_connected and not self._closing and not self.lost.done():
             self.dispatch.log.error("connection_closed", servers=self.options.address)
             self.lost.set_result(None)
 
@@ -327,7 +327,7 @@ class NatsBus(NatsSession):
         return task
 
     async def _declare_all(self) -> None:
-        """Make streams and buckets exist as specified; services that start together may all do so at once."""
+        """Create or update streams and buckets; safe when several services do so concurrently."""
         while True:
             try:
                 self.undeclared = await declare(self.jetstream, self.options, self.dispatch)

@@ -1,16 +1,16 @@
-"""The connection under `nats`: nats-py 2.16 with its traps closed. Everything that touches its insides is here.
+"""NATS client connection: nats-py 2.16 with fixes. All uses of its private attributes are in this file.
 
-* Nothing is buffered while disconnected (``pending_size=0``), and what was written but not sent when the connection
-  broke is thrown away: stale messages are never replayed.
-* Requests that wait when the connection breaks fail at once instead of at their deadline.
-* A PONG that arrives after its `flush` gave up would raise in the read loop and silence the connection.
-* A PING takes its turn behind what was sent before it: nats-py lets it overtake, so its `flush` is no barrier.
-* A transport with unsent bytes to a dead peer is aborted: waiting for it to close could take a quarter of an hour.
-* An unexpected error while reconnecting (a garbled INFO line) does not end the attempts.
-* A request that the server does not permit fails at once: nats-py only reports the server's error line.
-* TLS that is asked for is never left out (`nats_tls`).
-* Inboxes, and the reply subject of each request, end with 128 random bits: nats-py counts them up, so who has answered
-  one request could have answered the next ones.
+* Nothing is buffered while disconnected (``pending_size=0``), and data not yet sent when the connection broke is
+  discarded: stale messages are never replayed.
+* Pending requests fail at once when the connection breaks, instead of at their timeout.
+* A PONG that arrives after its `flush` timed out would raise in the read loop and end it.
+* A PING is sent after everything written before it: nats-py sends it first, so its `flush` is no barrier.
+* A transport with unsent bytes to a dead peer is aborted: closing it could take 15 minutes.
+* An unexpected error while reconnecting (a malformed INFO line) does not end the attempts.
+* A request that the server denies fails at once: nats-py only reports the server's error line.
+* TLS that the settings require is never skipped (`nats_tls`).
+* Inboxes and reply subjects end with 128 random bits: nats-py uses a counter, so a responder to one request could
+  forge replies to the next ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from services._runtime.bus.nats_failures import describe, failure, refusal
 from services._runtime.bus.nats_tls import SecuredClient, check_urls, requires_tls, tls_context
 from services._runtime.bus.options import BusOptions
 from services._runtime.bus.random_tokens import RandomTokens
-from services._runtime.cancelling import cancel_all
+from services._runtime.task_cancellation import cancel_all
 from services._runtime.telemetry.logging import log_once
 
 _CONNECT_TIMEOUT_S: Final = 2
@@ -69,7 +69,7 @@ _UNAVAILABLE: Final = (
 
 @contextmanager
 def as_bus_errors(action: str) -> Iterator[None]:
-    """Turn what nats-py raises into a `BusError` that says what was tried."""
+    """Convert exceptions of nats-py into a `BusError` that names the action."""
     try:
         yield
     except BusError:
@@ -83,7 +83,7 @@ def as_bus_errors(action: str) -> Iterator[None]:
 
 
 class RefusedError(nats.errors.Error):
-    """The server does not permit a publication."""
+    """The server denied a publish."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(f"this user may not publish to {subject}")
@@ -92,7 +92,7 @@ class RefusedError(nats.errors.Error):
 
 @dataclass(slots=True)
 class ConnectionEvents:
-    """Called on the event loop; must return at once."""
+    """Callbacks of the connection, on the event loop; must not block."""
 
     disconnected: Callable[[], None]
     reconnected: Callable[[], None]
@@ -100,19 +100,19 @@ class ConnectionEvents:
 
 
 class Connection(SecuredClient):
-    """A nats-py client that never replays and never gives up."""
+    """A nats-py client that never replays stale messages and reconnects for ever."""
 
     def __init__(self, *, tls_required: bool = False, tls_first: bool | None = None) -> None:
         super().__init__(tls_required=tls_required, tls_first=tls_first)
-        self._nuid = RandomTokens()  # type: ignore[assignment]  # all that nats-py calls is `next`
-        self._asked: dict[str, str] = {}
-        """Subjects of the requests that wait for a reply, by the reply's token."""
+        self._nuid = RandomTokens()  # type: ignore[assignment]  # nats-py calls `next` only
+        self._pending_subjects: dict[str, str] = {}
+        """Subjects of the pending requests, by the token of the reply subject."""
         self._refused: set[str] = set()
-        """What the server did not let us publish to or hear."""
+        """Subjects and patterns that the server denied."""
         self._first_attempts = 0
 
     def send_now(self, subject: str, data: bytes) -> None:
-        """Publish without a task: `Client.publish` never suspends when buffering is off, so one step runs it whole.
+        """Publish synchronously: without buffering `Client.publish` never suspends, so one step completes it.
 
         Raises:
             nats.errors.Error: not connected, or the payload exceeds the server's limit.
@@ -126,30 +126,30 @@ class Connection(SecuredClient):
         raise RuntimeError("nats-py's publish() suspended: this version of it cannot be used")
 
     def forget_unsent(self) -> None:
-        """Throw away what was not written to the socket, and fail the requests that wait for a reply."""
+        """Discard data not yet written to the socket, and fail the pending requests."""
         self._pending.clear()
         self._pending_data_size = 0
         for future in list(self._resp_map.values()):
             if not future.done():
                 future.set_exception(nats.errors.ConnectionReconnectingError())
-                future.exception()  # seen, also where nobody waits any more
+                future.exception()  # marks it as retrieved if its caller is gone
 
     def has_refused(self, subject: str) -> bool:
-        """Whether the server did not let us publish to a subject, or hear a pattern."""
+        """Whether the server denied publishing to a subject or subscribing to a pattern."""
         return subject.lower() in self._refused
 
     def refused(self, violation: str) -> None:
-        """The server has refused something; what waits for it fails."""
+        """Handle a permissions violation: fail the pending requests on its subject."""
         found = _VIOLATION.search(violation)
         if found is None:
             return
-        subject = found[2].lower()  # the library has written it so
+        subject = found[2].lower()  # nats-py lower-cases it
         if len(self._refused) < _REFUSALS_KEPT:
             self._refused.add(subject)
-        for key, asked in list(self._asked.items()):
+        for key, pending in list(self._pending_subjects.items()):
             future = self._resp_map.get(key)
-            if asked.lower() == subject and future is not None and not future.done():
-                future.set_exception(RefusedError(asked))
+            if pending.lower() == subject and future is not None and not future.done():
+                future.set_exception(RefusedError(pending))
 
     async def _request_new_style(
         self,
@@ -158,7 +158,7 @@ class Connection(SecuredClient):
         timeout: float = 1,  # noqa: ASYNC109 - the overridden method's
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """As nats-py's, but it forgets a request that it could not send, and knows which subject waits."""
+        """As nats-py's, but drops a request that could not be sent, and records its subject."""
         if not self.is_connected:
             raise nats.errors.ConnectionReconnectingError
         if not self._resp_sub_prefix:
@@ -166,14 +166,14 @@ class Connection(SecuredClient):
         assert self._resp_sub_prefix is not None
         key = self._nuid.next().decode()
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._resp_map[key], self._asked[key] = future, subject
+        self._resp_map[key], self._pending_subjects[key] = future, subject
         try:
             await self.publish(subject, payload, reply=f"{self._resp_sub_prefix.decode()}{key}", headers=headers)
             return await asyncio.wait_for(future, timeout)
         except TimeoutError as error:
             raise nats.errors.TimeoutError from error
         finally:
-            del self._asked[key]
+            del self._pending_subjects[key]
             self._resp_map.pop(key, None)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
@@ -189,7 +189,7 @@ class Connection(SecuredClient):
         await super()._process_pong()
 
     async def _select_next_server(self) -> None:
-        """As nats-py's, which comes here at the first connection only, and at once after a refusal."""
+        """As nats-py's, with a back-off; it is called while connecting first, without a pause after a refusal."""
         if self._first_attempts:
             await asyncio.sleep(_pause_s(self._first_attempts - 1))
         self._first_attempts += 1
@@ -200,7 +200,7 @@ class Connection(SecuredClient):
             self.abort_transport()
             try:
                 await super()._attempt_reconnect()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the only way out is to try again
+            except Exception as error:  # noqa: BLE001 - any error: the next attempt is the only remedy
                 await self._error_cb(error)
                 await asyncio.sleep(_LAST_RETRY_S)
             else:
@@ -208,24 +208,24 @@ class Connection(SecuredClient):
 
 
 async def open_connection(options: BusOptions, dispatch: Dispatch, events: ConnectionEvents) -> Connection:
-    """Connect, trying again until it works or the options' deadline has passed.
+    """Connect, retrying until it succeeds or the options' deadline has passed.
 
     Raises:
-        CredentialsRefusedError: with a deadline: the server refuses us.
-        BusUnavailableError: the deadline has passed; the text says what to do.
-        BusSettingsError: the options cannot be used (a missing file, a bad URL), or with a deadline: TLS failed.
+        CredentialsRefusedError: with a deadline: the server rejects the credentials.
+        BusUnavailableError: the deadline has passed; the text names a remedy.
+        BusSettingsError: the options are invalid (a missing file, a bad URL), or with a deadline: TLS failed.
     """
     check_urls(options)
     errors = _ErrorWatch(options, dispatch)
     deadline = options.connect_deadline_s
     loop = asyncio.get_running_loop()
-    give_up_at = None if deadline is None else loop.time() + deadline
+    deadline_at = None if deadline is None else loop.time() + deadline
     while True:
         connection = Connection(tls_required=requires_tls(options), tls_first=options.tls_first)
         arguments = _arguments(options, errors, events, connection)
         task = loop.create_task(connection.connect(**arguments))
-        waiting = {task} if give_up_at is None else {task, errors.refused}
-        timeout_s = None if give_up_at is None else max(0.0, give_up_at - loop.time())
+        waiting = {task} if deadline_at is None else {task, errors.refused}
+        timeout_s = None if deadline_at is None else max(0.0, deadline_at - loop.time())
         try:
             await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -236,7 +236,7 @@ async def open_connection(options: BusOptions, dispatch: Dispatch, events: Conne
             return connection
         if not task.cancelled() and isinstance(task.exception(), (nats.errors.Error, FileNotFoundError)):
             raise BusSettingsError(f"cannot use {options.address} ({options.origin}): {describe(task.exception())}")  # type: ignore[arg-type]
-        if give_up_at is not None and (errors.refused.done() or loop.time() >= give_up_at):
+        if deadline_at is not None and (errors.refused.done() or loop.time() >= deadline_at):
             raise errors.failure()
         await asyncio.sleep(1.0)
 
@@ -249,7 +249,7 @@ async def _abandon(connection: Connection, task: asyncio.Task[None]) -> None:
 
 
 class _ErrorWatch:
-    """nats-py's error callback: it is awaited in the read loop, so it only counts, and logs at most once a second."""
+    """nats-py's error callback. It is awaited in the read loop, so it only counts and logs at a limited rate."""
 
     def __init__(self, options: BusOptions, dispatch: Dispatch) -> None:
         self._options = options
@@ -257,7 +257,7 @@ class _ErrorWatch:
         self._last: BaseException | None = None
         self._refusal: BusError | None = None
         self.refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done where another attempt is of no use."""
+        """Done when a retry would fail the same way."""
 
     async def __call__(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
@@ -267,7 +267,7 @@ class _ErrorWatch:
         why = refusal(self._options, error)
         self._last, self._refusal = error, why or self._refusal
         final = isinstance(why, CredentialsRefusedError) or (
-            isinstance(why, BusSettingsError) and len(self._options.servers) == 1  # else another one may do
+            isinstance(why, BusSettingsError) and len(self._options.servers) == 1  # else another server may accept
         )
         if final and not self.refused.done():
             self.refused.set_result(None)
@@ -281,7 +281,7 @@ class _ErrorWatch:
         )
 
     def failure(self) -> BusError:
-        """What went wrong and what to do about it."""
+        """The error of the last attempt, with a remedy."""
         return self._refusal or failure(self._options, self._last)
 
 
@@ -332,12 +332,12 @@ def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, 
 
 
 def _pause_s(failures: int) -> float:
-    """Seconds until the next attempt after so many that failed."""
+    """Back-off in seconds after a number of failed attempts, with jitter."""
     return min(_LAST_RETRY_S, 0.1 * 2.0 ** min(failures, 8)) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
 def inbox_prefix(options: BusOptions) -> str:
-    """Where replies to this user arrive: nobody else is permitted to listen there (`schemas.permissions`).
+    """Prefix of this user's inboxes: no other user may subscribe to it (`schemas.permissions`).
 
     Raises:
         BusSettingsError: the seed cannot be read.
@@ -358,7 +358,7 @@ def _user_in(url: str) -> str | None:
 
 
 def public_key(seed_file: str) -> str:
-    """The public key that belongs to a seed. Nothing of the seed is told, whatever is wrong with it.
+    """The public key of a seed. Error messages never contain any of the seed.
 
     Raises:
         BusSettingsError: there is no usable seed in the file.
@@ -370,7 +370,7 @@ def public_key(seed_file: str) -> str:
         return str(nkeys.from_seed(bytearray(Path(str(path)).read_bytes().strip())).public_key.decode())
     except OSError as error:
         raise BusSettingsError(f"NKEY seed file {path} cannot be read: {error.strerror}") from None
-    except Exception:  # noqa: BLE001 - the library's errors may quote what they were given
+    except Exception:  # noqa: BLE001 - the library's errors may quote the seed
         raise BusSettingsError(f"{path} holds no NKEY seed (a line that begins with SU)") from None
 
 

@@ -1,4 +1,4 @@
-"""Subscriptions of `nats`: observations, commands, micro services, and replays of stored facts."""
+"""Subscriptions of `nats`: observations, commands, micro services, and replays of stored events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemas.queries import QueryError
 from schemas.registry import Endpoint
 from schemas.streams import StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus.api import BusError, FactHandler, Handler, Incoming, Responder
+from services._runtime.bus.api import BusError, EventHandler, Handler, RawMessage, Responder
 from services._runtime.bus.dispatch import MAX_REQUESTS_IN_FLIGHT
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_failures import describe
@@ -32,22 +32,23 @@ _PULL_EXPIRES_S: Final = 30.0
 _ACK_WAIT_S: Final = 30.0
 _LONGEST_REDELIVERY_S: Final = 30.0
 _INBOXES: Final = (f"{INBOX}.", "_R_.", "_GR_.")
-"""Of clients; of clients in other accounts and clusters, which no client can name itself."""
-_FORGOTTEN_S: Final = 60.0
-"""The server forgets a replay's consumer when nobody has pulled from it for so long."""
+"""Prefixes of inboxes: of clients, and of clients in other accounts and clusters, which only servers use."""
+_INACTIVE_S: Final = 60.0
+"""The server deletes a replay's consumer after so long without a pull."""
 
 
 def expects_reply(subject: str) -> bool:
-    """Whether a command came from someone who waits for its answer.
+    """Whether a command's reply subject is an inbox.
 
-    Answers go to inboxes only: a server checks nobody's right to name a reply subject, so we would say things in our
-    name where the asker may not speak. And what a stream delivers again is no command: it names ``$JS.ACK``.
+    Servers do not check the permission to name a reply subject: replying elsewhere would let a requester publish, with
+    this service's permissions, to subjects that it may not publish to. A redelivery by a stream is no command either:
+    its reply subject is ``$JS.ACK``.
     """
     return subject.startswith(_INBOXES)
 
 
 class NatsSubscription:
-    """Callbacks only: four times cheaper than nats-py's iterator."""
+    """A callback subscription: four times cheaper than nats-py's iterator."""
 
     def __init__(self, bus: NatsSession) -> None:
         self._bus = bus
@@ -76,7 +77,7 @@ class NatsSubscription:
         self._bus.subscriptions.add(self)
 
     async def stop(self) -> None:
-        """Stop receiving; what waits already is still handled."""
+        """Stop receiving; messages received before are still handled."""
         if self._stopped:
             return
         self._stopped = True
@@ -88,21 +89,21 @@ class NatsSubscription:
             async with asyncio.timeout(_STOP_S):
                 await self._raw.drain()
         except (TimeoutError, nats.errors.Error) as error:
-            # The server is away or hangs: what it still had for us is lost, and nobody can change that.
+            # The server is unreachable or hangs: messages that it has not delivered are lost.
             self._bus.dispatch.log.debug("subscription_not_drained", error=describe(error))
             self._bus.connection._remove_sub(self._raw._id)  # noqa: SLF001 - unsubscribe() would wait for the server too
             self._raw._stop_processing()  # noqa: SLF001 - as above
 
 
 class _Requests:
-    """Tasks that answer requests, one each."""
+    """One task per request, bounded in number."""
 
     def __init__(self, bus: NatsSession) -> None:
         self._bus = bus
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self, answer: Any) -> bool:
-        """Run a coroutine that answers; False: too many are in flight."""
+        """Run a responding coroutine; False: too many requests are in flight."""
         if len(self.tasks) >= MAX_REQUESTS_IN_FLIGHT:
             answer.close()
             log_once(self._bus.dispatch.log.warning, self._bus.dispatch.limiter, "too_many_requests")
@@ -113,7 +114,7 @@ class _Requests:
         return True
 
     async def finish(self) -> None:
-        """Wait for all that run; the caller bounds the time."""
+        """Wait for all tasks; the caller sets a timeout."""
         while self.tasks:
             await asyncio.wait(self.tasks)
 
@@ -126,7 +127,7 @@ class NatsServer(NatsSubscription):
         self._requests = _Requests(bus)
 
     async def serve(self, subject: str, responder: Responder) -> None:
-        """Subscribe and answer."""
+        """Subscribe and reply."""
 
         async def on_request(message: Msg) -> None:
             if not expects_reply(message.reply):
@@ -138,8 +139,8 @@ class NatsServer(NatsSubscription):
         await self._open(subject, on_request)
 
     async def _answer(self, responder: Responder, message: Msg) -> None:
-        incoming = Incoming(message.subject, message.data, message.headers)
-        data, _ = await self._bus.dispatch.answer(responder, incoming)
+        raw = RawMessage(message.subject, message.data, message.headers)
+        data, _ = await self._bus.dispatch.answer(responder, raw)
         self._bus.send_reply(message.reply, data)
 
     async def _drain(self) -> None:
@@ -148,7 +149,7 @@ class NatsServer(NatsSubscription):
 
 
 class NatsMicroService:
-    """A NATS micro service (ADR-32). Its endpoints serve one request at a time, so each request gets a task here."""
+    """A NATS micro service (ADR-32). Each request gets its own task: an endpoint's handler runs one at a time."""
 
     def __init__(self, bus: NatsSession) -> None:
         self._bus = bus
@@ -185,21 +186,21 @@ class NatsMicroService:
 
     async def _answer(self, endpoint: Endpoint, responder: Responder, request: Request) -> None:
         answer = self._bus.dispatch.answer
-        incoming = Incoming(request.subject, request.data, request.headers)
-        data, error = await answer(responder, incoming, endpoint.request)
+        raw = RawMessage(request.subject, request.data, request.headers)
+        data, error = await answer(responder, raw, endpoint.request)
         try:
             if error is None:
                 await request.respond(data)
             else:
                 await request.respond_error(str(error.code), error.message[:200], data)
         except (nats.errors.Error, ValueError) as failure:
-            # The connection broke meanwhile, or someone published a request without a reply subject.
+            # The connection broke meanwhile, or the request had no reply subject.
             log_once(
                 self._bus.dispatch.log.warning, self._bus.dispatch.limiter, "reply_not_sent", error=describe(failure)
             )
 
     async def stop(self) -> None:
-        """Stop accepting, answer what is under way, then unregister: `Service.stop` alone drops queued requests."""
+        """Stop accepting, finish pending requests, then unregister: `Service.stop` alone drops queued requests."""
         if self not in self._bus.subscriptions:
             return
         self._bus.subscriptions.discard(self)
@@ -222,17 +223,17 @@ class NatsMicroService:
 
 
 class NatsConsumer:
-    """A pull consumer of one process on plain pull requests, so that a lost one is noticed and renewed at once.
+    """A pull consumer of one process that sends its own pull requests, so that a lost one is renewed at once.
 
     nats-py's ``fetch`` is not used: it may raise either of two TimeoutErrors, return nothing, and after a server
-    restart it waits for a request that the new server has never seen.
+    restart it waits for a pull request that the new server has never received.
     """
 
-    def __init__(self, bus: NatsSession, stream: StreamSpec, handler: FactHandler) -> None:
+    def __init__(self, bus: NatsSession, stream: StreamSpec, handler: EventHandler) -> None:
         self._bus = bus
         self._stream = stream.stream_name(bus.root)
         self._name = f"replay-{uuid.uuid4().hex}"
-        self._to_come = 0
+        self._remaining = 0
         self._caught_up = asyncio.Event()
         self._handler = handler
         self._waiting: asyncio.Queue[Msg | None] = asyncio.Queue()
@@ -241,8 +242,8 @@ class NatsConsumer:
         self._stopping = False
 
     async def start(self) -> None:
-        """Make the consumer on the server if it is not there, and begin to pull."""
-        self._to_come = await self._ensure()
+        """Create the consumer on the server if it is missing, and start pulling."""
+        self._remaining = await self._ensure()
         self._count_down(0)
         with as_bus_errors(f"replay {self._stream}"):
             self._inbox = self._bus.connection.new_inbox()
@@ -251,23 +252,23 @@ class NatsConsumer:
         self._bus.subscriptions.add(self)
 
     async def caught_up(self) -> None:
-        """Return once everything has been handled that was stored at the start."""
+        """Return once all events stored at the start have been handled."""
         await self._caught_up.wait()
 
     def _count_down(self, handled: int) -> None:
-        self._to_come -= handled
-        if self._to_come <= 0:
+        self._remaining -= handled
+        if self._remaining <= 0:
             self._caught_up.set()
 
     async def _ensure(self) -> int:
-        """The number of messages that wait on the server."""
+        """Create the consumer; returns the number of its pending messages."""
         config = ConsumerConfig(
             durable_name=self._name,
             deliver_policy=DeliverPolicy.ALL,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=_ACK_WAIT_S,
             max_deliver=-1,
-            inactive_threshold=_FORGOTTEN_S,
+            inactive_threshold=_INACTIVE_S,
             mem_storage=True,
             num_replicas=1,
         )
@@ -279,11 +280,11 @@ class NatsConsumer:
         self._waiting.put_nowait(message)
 
     def pull_again(self) -> None:
-        """The connection is back: the server may have forgotten the pull request."""
+        """Renew the pull request after a reconnect: the server may have lost it."""
         self._waiting.put_nowait(None)
 
     async def _run(self) -> None:
-        """Keep one pull request open; handle one message after another."""
+        """Keep one pull request open; handle messages one by one."""
         expected = 0
         while not (self._stopping and self._waiting.empty()):
             if expected <= 0 and not self._stopping:
@@ -312,10 +313,10 @@ class NatsConsumer:
         return True
 
     async def _end_of_pull(self, status: str) -> int:
-        if status not in {"404", "408"}:  # 503 nobody there, 409 consumer deleted or server shutting down
+        if status not in {"404", "408"}:  # 503 no responder, 409 consumer deleted or server shutting down
             try:
-                # A consumer that was forgotten begins anew: what was handled already comes, and counts, once more.
-                self._to_come = max(self._to_come, await self._ensure())
+                # A deleted consumer is created anew: events handled before are delivered, and counted, again.
+                self._remaining = max(self._remaining, await self._ensure())
             except BusError as error:
                 log_once(self._bus.dispatch.log.warning, self._bus.dispatch.limiter, "consumer_lost", error=str(error))
                 await asyncio.sleep(0.5)
@@ -323,11 +324,11 @@ class NatsConsumer:
 
     async def _handle(self, message: Msg) -> None:
         is_history = not self._caught_up.is_set()
-        incoming = Incoming(message.subject, message.data, message.headers, is_history)
-        task = asyncio.get_running_loop().create_task(self._bus.dispatch.deliver_fact(self._handler, incoming))
+        raw = RawMessage(message.subject, message.data, message.headers, is_history)
+        task = asyncio.get_running_loop().create_task(self._bus.dispatch.deliver_event(self._handler, raw))
         try:
             while not (await asyncio.wait({task}, timeout=_ACK_WAIT_S / 3))[0]:
-                await _quietly(message.in_progress())
+                await _acknowledge(message.in_progress())
         except asyncio.CancelledError:
             task.cancel()
             raise
@@ -335,15 +336,15 @@ class NatsConsumer:
         if handled is not False:
             self._count_down(1)
         if handled:
-            await _quietly(message.ack())
+            await _acknowledge(message.ack())
         elif handled is None:
-            await _quietly(message.term())  # poison: it would never be decoded
+            await _acknowledge(message.term())  # a redelivery could not be decoded either
         else:
             delay_s = min(0.1 * 2 ** min(message.metadata.num_delivered, 10), _LONGEST_REDELIVERY_S)
-            await _quietly(message.nak(delay=delay_s))
+            await _acknowledge(message.nak(delay=delay_s))
 
     async def stop(self) -> None:
-        """Stop pulling; messages that have arrived are still handled."""
+        """Stop pulling; messages received before are still handled."""
         if self._task is None or self._stopping:
             return
         self._stopping = True
@@ -355,17 +356,17 @@ class NatsConsumer:
             self._bus.dispatch.log.debug("consumer_not_drained", error=describe(error))
         self._waiting.put_nowait(None)
         await self._task
-        await self._forget()
+        await self._delete()
 
-    async def _forget(self) -> None:
-        """Nobody pulls from a replay again; an unreachable server forgets it by itself."""
+    async def _delete(self) -> None:
+        """Delete the consumer; an unreachable server does so after `_INACTIVE_S`."""
         with suppress(nats.errors.Error, TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await self._bus.jetstream.delete_consumer(self._stream, self._name)
 
 
-async def _quietly(acknowledgement: Any) -> None:
-    """Send an acknowledgement; if the connection is gone the message comes again, which a handler must bear anyway."""
+async def _acknowledge(acknowledgement: Any) -> None:
+    """Send an acknowledgement; if the connection is down the message is redelivered (at least once)."""
     try:
         await acknowledgement
     except nats.errors.Error:

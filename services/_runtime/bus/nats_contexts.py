@@ -1,4 +1,4 @@
-"""Finding the server as the `nats` command does: URL, named context (NATS ADR-21), selected context, default."""
+"""Server discovery as in the `nats` command: URL, named context (NATS ADR-21), selected context, default."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from services._runtime.bus.options import DEFAULT_URL, BusOptions
 
 
 class ContextError(ValueError):
-    """A context that does not exist or cannot be used; the text says which and why."""
+    """A missing or unusable context; the text names it and the reason."""
 
 
 def resolve(
     url: str | None = None, context: str | None = None, *, environ: Mapping[str, str] | None = None
 ) -> BusOptions:
-    """How to reach the bus, by the first of these that is given.
+    """Connection options from the first of these that is given.
 
     ``url``, ``context``, ``NATS_URL``, ``NATS_CONTEXT``, the selected context, nats://127.0.0.1:4222.
 

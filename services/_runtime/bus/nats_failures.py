@@ -1,4 +1,4 @@
-"""Why NATS cannot be connected to, in a sentence that says what to do. Pure."""
+"""Error messages for failed NATS connections, each with a remedy. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _OTHER_NAME: Final = (62, 64)
 
 
 def describe(error: BaseException) -> str:
-    """An error in words; nats-py's own text where it has one."""
+    """An error's text: nats-py's message, else the type name."""
     text = str(error).removeprefix("nats: ").strip()
     return text or type(error).__name__
 
 
 def failure(options: BusOptions, error: BaseException | None) -> BusError:
-    """What to raise where the last attempt has ended with this error (None: it has not ended)."""
+    """The error to raise after the last connection attempt failed with `error` (None: it has not ended)."""
     if error is not None and (why := refusal(options, error)) is not None:
         return why
     reason = f" ({describe(error)})" if error is not None else ""
@@ -32,7 +32,7 @@ def failure(options: BusOptions, error: BaseException | None) -> BusError:
 
 
 def refusal(options: BusOptions, error: BaseException) -> BusError | None:
-    """What to raise where a server is there, and is of no use to us or does not want us; else None."""
+    """The error to raise if a server was reached but cannot be used or rejects the client; else None."""
     if isinstance(error, TlsMissingError):
         return BusSettingsError(
             f"the NATS server at {_where(options)} speaks without TLS, and {_tls_asked_by(options)} asks for it:"
@@ -47,7 +47,9 @@ def refusal(options: BusOptions, error: BaseException) -> BusError | None:
             f"the server at {_where(options)} accepts connections but sends nothing: it hangs{tls}"
         )
     if "authorization" in str(error).lower():
-        return CredentialsRefusedError(f"the NATS server at {_where(options)} refuses the credentials: {_who(options)}")
+        return CredentialsRefusedError(
+            f"the NATS server at {_where(options)} refuses the credentials: {_credentials(options)}"
+        )
     return None
 
 
@@ -92,8 +94,8 @@ def _tls_asked_by(options: BusOptions) -> str:
     return "TURNBUCKLE_NATS_TLS_CERT_FILE" if options.tls_cert_file else "TURNBUCKLE_NATS_TLS_FIRST"
 
 
-def _who(options: BusOptions) -> str:
-    """Which credentials were used and what may be wrong with them; no secret."""
+def _credentials(options: BusOptions) -> str:
+    """The credentials in use and what may be wrong with them; contains no secret."""
     if options.nkey_seed_file:
         return (
             f"it does not know the key in {options.nkey_seed_file} (TURNBUCKLE_NATS_NKEY_SEED_FILE). Is it one of this"

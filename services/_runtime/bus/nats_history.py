@@ -1,10 +1,10 @@
-"""What a stream holds, read from a moment on to its present end: for `turnbuckle explain`.
+"""Reads stored events of a stream since a point in time: for `turnbuckle explain`.
 
-Some streams keep a host's facts under one subject, whatever application they are of (`StreamSpec.stored_by_host`).
-There the application is what the fact says: it was of the sender's choice anyway. The node is the one of the subject.
+Some streams store a host's events under one subject, whatever their application (`StreamSpec.stored_by_host`): there
+the application is taken from the event, whose sender chose it anyway, and the node from the subject.
 
-Services follow facts with `Bus.replay`. Here no consumer is made at all: an observer may make none, because one could
-deliver what is stored to any subject (`schemas.permissions`). Many messages are asked for at once (NATS ADR-31).
+Services use `Bus.replay`. Here no consumer is created: observers may create none, because a consumer could deliver
+stored messages to any subject (`schemas.permissions`). Batched direct gets are used instead (NATS ADR-31).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_connection import as_bus_errors
 
 _BATCH: Final = 500
-_SILENCE_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 _API: Final = "$JS.API.DIRECT.GET."
 
 
 async def read_stored(bus: NatsBus, stream: StreamSpec, pattern: Subject, since_s: float, handler: Handler) -> None:
-    """Hand over the facts on a subject or pattern that were stored after a Unix time, oldest first.
+    """Call the handler with events on a subject or pattern stored after a Unix time, oldest first.
 
-    Undecodable ones are counted and left out.
+    Undecodable ones are counted and skipped.
 
     Raises:
         BusError: not connected, not permitted, or the server stops answering.
     """
     name, mapped = stream.stream_name(bus.root), stream.stored_by_host(bus.root)
-    # Mapped subjects and, until they are too old, those that were stored before the stream mapped any.
+    # Mapped subjects, and those of events that were stored before the stream had a mapping.
     stored = f"{mapped[1].rpartition('.')[0]}.>" if mapped else pattern.text
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
     start: dict[str, Any] = {"start_time": datetime.fromtimestamp(since_s, UTC).isoformat()}
@@ -64,32 +64,32 @@ async def read_stored(bus: NatsBus, stream: StreamSpec, pattern: Subject, since_
 
 
 def _as_published(bus: NatsBus, stream: StreamSpec, delivery: Delivery) -> Delivery | None:
-    """With the subject that it was published on; None, and counted, where it names another node than its sender's."""
+    """The delivery with its published subject; None, and counted, if it names another node than its sender's."""
     (template,) = stream.templates
     with suppress(SubjectError):
         template.parse(bus.root, delivery.subject)
-        return delivery  # stored before the stream mapped subjects
+        return delivery  # stored before the stream had a mapping
     ids = {name: str(getattr(delivery.message, name, "")) for name in template.parameters}
     try:
         subject = template.subject(bus.root, **ids)
-        told_by = untoken(delivery.subject.rpartition(".")[2])
+        sender = untoken(delivery.subject.rpartition(".")[2])
     except SubjectError:
-        told_by = ""
-    if not told_by or told_by != ids["node"]:
+        sender = ""
+    if not sender or sender != ids["node"]:
         bus.dispatch.counts["undecodable_wrong_node"] += 1
         return None
     return Delivery(subject.text, delivery.message, delivery.size_bytes)
 
 
 async def _one_batch(bus: NatsBus, stream: str, arrived: asyncio.Queue[Msg]) -> AsyncIterator[Msg]:
-    """The messages that one request brings; the server says where they end."""
+    """The messages of one batch; a status message ends it."""
     while True:
         try:
-            message = await asyncio.wait_for(arrived.get(), _SILENCE_S)
+            message = await asyncio.wait_for(arrived.get(), _TIMEOUT_S)
         except TimeoutError as error:
             if bus.connection.has_refused(_API + stream):
                 raise NotPermittedError(f"this user may not read stream {stream}") from error
-            raise BusUnavailableError(f"the server sent nothing for {_SILENCE_S:g} s") from error
+            raise BusUnavailableError(f"the server sent nothing for {_TIMEOUT_S:g} s") from error
         status = (message.headers or {}).get("Status")
         if status in {"204", "404"}:  # no more; none at all
             return

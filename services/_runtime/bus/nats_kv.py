@@ -1,4 +1,4 @@
-"""KV buckets of `nats`, and a watch that cannot fall silent."""
+"""KV buckets of `nats`, and a watch that lists periodically."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ RELIST_S: Final = 10.0
 _PARALLEL_GETS: Final = 32
 _CONSUMER_IDLE_S: Final = 30.0
 _HEARTBEAT_S: Final = 1.0
-_SILENT_S: Final = 3.0
-"""A consumer that says nothing for so long is gone: with the server of a cluster that kept it, perhaps."""
-_LOOK_AFTER_S: Final = 1.0
-"""What was heard may not be stored yet; and many write at once."""
-_LISTENS: Final = ""
+_HEARTBEAT_TIMEOUT_S: Final = 3.0
+"""A consumer without heartbeats for so long is lost, for example with its server in a cluster."""
+_LIST_DELAY_S: Final = 1.0
+"""Debounce: a received write may not be stored yet, and many may come at once."""
+_PLAIN_SUBSCRIPTION: Final = ""
 """In place of a consumer's name."""
 _WRONG_LAST_SEQUENCE: Final = frozenset({10071, 10164})
-"""Errors of the server: the subject's last message is another one than was expected."""
+"""Server errors: the subject's last sequence is not the expected one."""
 _REMOVALS: Final = frozenset({"DEL", "PURGE"})
 
 
@@ -41,7 +41,7 @@ def escape_key(key: str) -> str:
     """Any text as a KV key.
 
     Raises:
-        BusError: it is empty or far too long.
+        BusError: it is empty or too long.
     """
     try:
         return token(key)
@@ -50,16 +50,16 @@ def escape_key(key: str) -> str:
 
 
 class Listing(NamedTuple):
-    """A bucket at one moment."""
+    """The entries of a bucket at a stream revision."""
 
     created: datetime | None
-    """When the bucket was made: another one has other revisions."""
+    """Creation time of the bucket: a new bucket restarts its revisions."""
     last_revision: int
     entries: dict[str, Entry]
 
 
 class NatsKeyValue:
-    """One bucket. Reads go to the stream's leader, so a compare-and-swap loop never chases an old revision."""
+    """One bucket. Reads go to the stream's leader, so a compare-and-set loop never reads an old revision."""
 
     def __init__(self, bus: NatsSession, spec: BucketSpec) -> None:
         self.bus = bus
@@ -103,7 +103,7 @@ class NatsKeyValue:
                 raise RevisionConflictError(f"{key} in {self.name} is no longer at revision {revision}") from error
 
     async def delete(self, key: str, revision: int | None = None) -> None:
-        """Remove the key; a missing one is fine. With a revision: only that."""
+        """Delete the key if it exists. With a revision: only that one."""
         with as_bus_errors(f"delete {key} from {self.name}"):
             try:
                 await self._raw.delete(escape_key(key), last=revision)
@@ -117,7 +117,7 @@ class NatsKeyValue:
         return (await self.listing()).entries
 
     async def listing(self) -> Listing:
-        """All live entries, without a consumer that could leak."""
+        """All live entries, read by direct gets: a consumer could leak."""
         with as_bus_errors(f"list {self.name}"):
             info = await self.bus.jetstream.stream_info(self.stream, subjects_filter=">")
         keys = [subject.removeprefix(self.prefix) for subject in info.state.subjects or {}]
@@ -133,7 +133,7 @@ class NatsKeyValue:
         try:
             key = untoken(escaped)
         except SubjectError:
-            self.bus.dispatch.counts["undecodable_key"] += 1  # written past us, by hand
+            self.bus.dispatch.counts["undecodable_key"] += 1  # written by another client
             return None
         return await self._get(escaped, key)
 
@@ -159,10 +159,10 @@ class NatsKeyValue:
 
 
 class NatsWatch:
-    """Lists the bucket, at first and periodically; a push consumer only makes news arrive sooner.
+    """Lists the bucket at the start and periodically; a push consumer only reduces the latency.
 
-    The consumer is renewed after each reconnect, and nothing depends on it: what it misses, the next listing finds.
-    An expired entry sends no message at all, so listings come at least three times per time to live.
+    The consumer is renewed after each reconnect. Changes that it misses are found by the next listing. The server sends
+    no message for an expired entry, so there are at least three listings per time to live.
     """
 
     def __init__(self, bucket: NatsKeyValue, on_entry: Callable[[str, Entry | None], None]) -> None:
@@ -174,19 +174,19 @@ class NatsWatch:
         self._again = asyncio.Event()
         self._raw: Any = None
         self._consumer: str | None = None
-        self._looking: asyncio.TimerHandle | None = None
-        self._heard_s = 0.0
-        """When the consumer last said anything."""
+        self._list_timer: asyncio.TimerHandle | None = None
+        self._last_message_s = 0.0
+        """When the consumer last sent a message or heartbeat."""
         self._period_s = RELIST_S if bucket.spec.ttl_s is None else min(RELIST_S, bucket.spec.ttl_s / 3)
 
     def synchronise_soon(self) -> None:
-        """The connection is back."""
-        if self._consumer != _LISTENS:
+        """List after a reconnect."""
+        if self._consumer != _PLAIN_SUBSCRIPTION:
             self._consumer = None
         self._again.set()
 
     async def run(self) -> None:
-        """List periodically and when asked to, renew a consumer that is gone; cancel to stop."""
+        """List periodically and on demand, renew a lost consumer; cancel to stop."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._period_s
         while True:
@@ -194,7 +194,7 @@ class NatsWatch:
                 async with asyncio.timeout(min(_HEARTBEAT_S, self._period_s)):
                     await self._again.wait()
             except TimeoutError:
-                if self._consumer and loop.time() - self._heard_s > _SILENT_S:
+                if self._consumer and loop.time() - self._last_message_s > _HEARTBEAT_TIMEOUT_S:
                     self._consumer = None
                 elif loop.time() < due_s:
                     continue
@@ -202,7 +202,7 @@ class NatsWatch:
             due_s = loop.time() + (self._period_s if await self.synchronise() else _HEARTBEAT_S)
 
     async def synchronise(self) -> bool:
-        """Bring what was reported in line with what is stored. False: the bus did not answer; it is tried again."""
+        """Report the differences to the stored entries. False: the bus did not answer; to be retried."""
         try:
             await self._subscribe()
             listing = await self._bucket.listing()
@@ -211,7 +211,7 @@ class NatsWatch:
             log_once(bus.dispatch.log.warning, bus.dispatch.limiter, "watch_retried", 10.0, error=str(error))
             return False
         if self._created is None:
-            self._created = listing.created  # the first: the consumer may already have told newer things than it
+            self._created = listing.created  # the first listing: the consumer may already have delivered newer entries
         elif listing.created != self._created:
             self._created = listing.created
             self._live = dict.fromkeys(self._live, 0)
@@ -222,7 +222,7 @@ class NatsWatch:
     def _compare(self, listing: Listing) -> None:
         for key, entry in listing.entries.items():
             if self._removed.get(key, 0) <= listing.last_revision:
-                self._removed.pop(key, None)  # it is there, so it was never removed, whatever an earlier listing lacked
+                self._removed.pop(key, None)  # it exists, so it was not removed, though an earlier listing lacked it
             self._report(key, entry, entry.revision)
         # A key that is newer than the listing was put after it: absence from the listing says nothing about it.
         for key, revision in list(self._live.items()):
@@ -248,10 +248,10 @@ class NatsWatch:
             return
         bucket = self._bucket
         with as_bus_errors(f"watch {bucket.name}"):
-            if self._raw is not None:  # an old consumer, should it still live, ends where nobody listens
+            if self._raw is not None:  # an old consumer is deleted by the server without a subscriber
                 old, self._raw = self._raw, None
                 await old.unsubscribe()
-            self._heard_s = asyncio.get_running_loop().time()
+            self._last_message_s = asyncio.get_running_loop().time()
             inbox = bucket.bus.connection.new_inbox()
             self._raw = await bucket.bus.connection.subscribe(inbox, cb=self._on_message)
             config = ConsumerConfig(
@@ -266,28 +266,28 @@ class NatsWatch:
             try:
                 info = await bucket.bus.jetstream.add_consumer(bucket.stream, config)
             except RefusedError:
-                await self._listen()
+                await self._subscribe_plainly()
             else:
                 self._consumer = info.name
 
-    async def _listen(self) -> None:
-        """An observer makes no consumer: he hears that someone writes, and looks what has come of it."""
+    async def _subscribe_plainly(self) -> None:
+        """For observers, who may create no consumer: subscribe to the writes, and list after each."""
         bucket = self._bucket
-        heard = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._look_soon)
+        subscription = await bucket.bus.connection.subscribe(f"{bucket.prefix}>", cb=self._list_soon)
         await self._raw.unsubscribe()
-        self._raw, self._consumer = heard, _LISTENS
+        self._raw, self._consumer = subscription, _PLAIN_SUBSCRIPTION
 
-    async def _look_soon(self, _message: Msg) -> None:
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(_LOOK_AFTER_S, self._look)
+    async def _list_soon(self, _message: Msg) -> None:
+        if self._list_timer is None:
+            self._list_timer = asyncio.get_running_loop().call_later(_LIST_DELAY_S, self._list)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _list(self) -> None:
+        self._list_timer = None
         self._again.set()
 
     async def _on_message(self, message: Msg) -> None:
         bucket = self._bucket
-        self._heard_s = asyncio.get_running_loop().time()
+        self._last_message_s = asyncio.get_running_loop().time()
         if (message.headers or {}).get("Status"):  # a heartbeat
             return
         try:
@@ -302,14 +302,14 @@ class NatsWatch:
             self._report(key, bucket.bus.dispatch.decode_entry(key, message.data, revision), revision)
 
     async def close(self) -> None:
-        """Take the consumer away; an unreachable server forgets it by itself."""
-        if self._looking is not None:
-            self._looking.cancel()
+        """Delete the consumer; an unreachable server does so after `_CONSUMER_IDLE_S`."""
+        if self._list_timer is not None:
+            self._list_timer.cancel()
         if self._raw is None:
             return
         bus = self._bucket.bus
         try:
-            if self._consumer not in {None, _LISTENS} and bus.connected:
+            if self._consumer not in {None, _PLAIN_SUBSCRIPTION} and bus.connected:
                 async with asyncio.timeout(1.0):
                     await bus.jetstream.delete_consumer(self._bucket.stream, self._consumer)
             await self._raw.unsubscribe()

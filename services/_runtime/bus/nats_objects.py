@@ -1,9 +1,8 @@
 """Object stores of `nats`, in the layout of NATS ADR-20 (``nats object ls`` shows them).
 
-nats-py's own ``ObjectStore`` is not used: its `get` waits for ever where pieces are missing (a reader meets a put of
-the same name, or a spoiled store), its `list` leaves a consumer behind when it is cancelled, and pieces of a put that
-was killed stay for ever. Here pieces are asked for one by one, each with a deadline, and are never read from a
-replica that may lag behind.
+nats-py's own ``ObjectStore`` is not used: its `get` blocks for ever if chunks are missing (a concurrent put of the same
+name, or a damaged store), its `list` leaks a consumer when it is cancelled, and the chunks of an aborted put are never
+deleted. Here chunks are read one by one from the stream's leader, each with a timeout.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ from services._runtime.bus.api import BusError, CorruptObjectError, ObjectInfo, 
 from services._runtime.bus.nats_connection import as_bus_errors
 from services._runtime.bus.nats_session import NatsSession
 
-_PIECE_BYTES: Final = 128 << 10
+_CHUNK_BYTES: Final = 128 << 10
 _ATTEMPTS: Final = 3
-"""A reader that meets puts of the same name begins again."""
-_ABANDONED_S: Final = 600.0
-"""Pieces that belong to no object are taken away when they are so old: no put takes that long."""
+"""Of a read that meets concurrent puts of the same name."""
+_ORPHAN_AGE_S: Final = 600.0
+"""Chunks of no object are deleted at this age: no put takes that long."""
 _ROLLUP: Final = {"Nats-Rollup": "sub"}
 _DIGEST: Final = "SHA-256="
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An object's description, as stored."""
+    """An object's stored metadata."""
 
     info: ObjectInfo
-    pieces: int
+    chunks: int
     nuid: str
-    """Where its pieces are."""
+    """Last token of its chunks' subject."""
 
 
 class _ReplacedError(Exception):
-    """Pieces are missing: gone with a newer put, perhaps."""
+    """Chunks are missing, perhaps deleted by a newer put."""
 
 
 class NatsObjects:
@@ -58,31 +57,31 @@ class NatsObjects:
         self._bus = bus
         self.name = spec.bucket_name(bus.root)
         self._stream = f"OBJ_{self.name}"
-        self._descriptions = f"$O.{self.name}.M."
-        self._pieces = f"$O.{self.name}.C."
+        self._metadata = f"$O.{self.name}.M."
+        self._chunks = f"$O.{self.name}.C."
 
     async def put(self, name: str, data: bytes, attributes: Mapping[str, str] | None = None) -> ObjectInfo:
-        """Store an object: its pieces first, then the description that makes them one."""
-        subject = self._description_of(name)
+        """Store an object: its chunks first, then its metadata."""
+        subject = self._metadata_subject(name)
         nuid = uuid.uuid4().hex
         with as_bus_errors(f"put {name} into {self.name}"):
             before = await self._entry(name)
             try:
-                for start in range(0, len(data), _PIECE_BYTES):
-                    piece = data[start : start + _PIECE_BYTES]
-                    await self._bus.jetstream.publish(self._pieces + nuid, piece)
+                for start in range(0, len(data), _CHUNK_BYTES):
+                    chunk = data[start : start + _CHUNK_BYTES]
+                    await self._bus.jetstream.publish(self._chunks + nuid, chunk)
                 description = _describe(name, self.name, nuid, data, attributes or {})
                 stored = await self._bus.jetstream.publish(subject, json.dumps(description).encode(), headers=_ROLLUP)
-            except nats.js.errors.APIError as error:  # any other leaves open whether it is stored: see `_sweep`
-                await self._forget_pieces(nuid)
+            except nats.js.errors.APIError as error:  # after any other error it may be stored: see `_sweep`
+                await self._delete_chunks(nuid)
                 if "maximum bytes" in str(error):
                     raise ObjectStoreFullError(
                         f"{self.name} is full: {name} of {len(data)} bytes finds no room"
                     ) from error
                 raise
             if before is not None:
-                await self._forget_pieces(before.nuid)
-        with suppress(BusError, nats.errors.Error, TimeoutError):  # it is stored, and the next put sweeps again
+                await self._delete_chunks(before.nuid)
+        with suppress(BusError, nats.errors.Error, TimeoutError):  # the object is stored, and the next put sweeps again
             await self._sweep()
         return _info(description, stored.seq)
 
@@ -100,18 +99,18 @@ class NatsObjects:
             raise CorruptObjectError(f"{name} in {self.name} is not whole: pieces are missing")
 
     async def _read(self, entry: _Entry) -> bytes:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         sequence = 1
-        for _ in range(entry.pieces):
+        for _ in range(entry.chunks):
             try:
-                piece = await self._bus.jetstream.get_msg(
-                    self._stream, seq=sequence, subject=self._pieces + entry.nuid, next=True
+                chunk = await self._bus.jetstream.get_msg(
+                    self._stream, seq=sequence, subject=self._chunks + entry.nuid, next=True
                 )
             except nats.js.errors.NotFoundError as error:
                 raise _ReplacedError from error
-            pieces.append(piece.data or b"")
-            sequence = int(piece.seq or 0) + 1
-        data = b"".join(pieces)
+            chunks.append(chunk.data or b"")
+            sequence = int(chunk.seq or 0) + 1
+        data = b"".join(chunks)
         if len(data) != entry.info.size_bytes or hashlib.sha256(data).hexdigest() != entry.info.sha256:
             raise CorruptObjectError(f"{entry.info.name} in {self.name} is not what was put there: its digest differs")
         return data
@@ -121,26 +120,26 @@ class NatsObjects:
         return {entry.info.name: entry.info for entry in await self._entries()}
 
     async def delete(self, name: str) -> None:
-        """Remove the object: its description first, so that nobody finds half of it."""
-        subject = self._description_of(name)
+        """Delete the object: its metadata first, so that no reader finds a part of it."""
+        subject = self._metadata_subject(name)
         with as_bus_errors(f"delete {name} from {self.name}"):
             entry = await self._entry(name)
             await self._bus.jetstream.purge_stream(self._stream, subject=subject)
             if entry is not None:
-                await self._forget_pieces(entry.nuid)
+                await self._delete_chunks(entry.nuid)
 
-    def _description_of(self, name: str) -> str:
+    def _metadata_subject(self, name: str) -> str:
         if not name:
             raise BusError("an object's name must not be empty")
         try:
-            return self._descriptions + base64.urlsafe_b64encode(name.encode()).decode()
+            return self._metadata + base64.urlsafe_b64encode(name.encode()).decode()
         except UnicodeEncodeError as error:
             raise BusError(f"an object cannot be named {name!r}") from error
 
     async def _entry(self, name: str, *, strict: bool = False) -> _Entry | None:
-        """What is noted under a name; where that is garbage: None, or with `strict` an error."""
+        """The metadata of a name; if it is malformed: None, or an error with `strict`."""
         try:
-            return await self._entry_at(self._description_of(name))
+            return await self._entry_at(self._metadata_subject(name))
         except CorruptObjectError:
             if strict:
                 raise
@@ -162,7 +161,7 @@ class NatsObjects:
     async def _entries(self) -> list[_Entry]:
         with as_bus_errors(f"list {self.name}"):
             found = await asyncio.gather(
-                *(self._entry_at(subject) for subject in await self._subjects(self._descriptions)),
+                *(self._entry_at(subject) for subject in await self._subjects(self._metadata)),
                 return_exceptions=True,
             )
             for one in found:
@@ -174,21 +173,21 @@ class NatsObjects:
         info = await self._bus.jetstream.stream_info(self._stream, subjects_filter=f"{prefix}>")
         return list(info.state.subjects or {})
 
-    async def _forget_pieces(self, nuid: str) -> None:
-        with suppress(nats.errors.Error, TimeoutError):  # the next put sweeps them up
-            await self._bus.jetstream.purge_stream(self._stream, subject=self._pieces + nuid)
+    async def _delete_chunks(self, nuid: str) -> None:
+        with suppress(nats.errors.Error, TimeoutError):  # the next put deletes them
+            await self._bus.jetstream.purge_stream(self._stream, subject=self._chunks + nuid)
 
     async def _sweep(self) -> None:
-        """Take pieces away that a killed put has left, or one whose end is not known."""
+        """Delete chunks of puts that were aborted or whose outcome is unknown."""
         known = {entry.nuid for entry in await self._entries()}
-        for subject in await self._subjects(self._pieces):
-            nuid = subject.removeprefix(self._pieces)
+        for subject in await self._subjects(self._chunks):
+            nuid = subject.removeprefix(self._chunks)
             if nuid in known:
                 continue
             with suppress(nats.js.errors.NotFoundError):
                 last = await self._bus.jetstream.get_last_msg(self._stream, subject)
-                if last.time is not None and time.time() - last.time.timestamp() > _ABANDONED_S:
-                    await self._forget_pieces(nuid)
+                if last.time is not None and time.time() - last.time.timestamp() > _ORPHAN_AGE_S:
+                    await self._delete_chunks(nuid)
 
 
 def _describe(name: str, bucket: str, nuid: str, data: bytes, attributes: Mapping[str, str]) -> dict[str, Any]:
@@ -198,10 +197,10 @@ def _describe(name: str, bucket: str, nuid: str, data: bytes, attributes: Mappin
         "bucket": bucket,
         "nuid": nuid,
         "size": len(data),
-        "chunks": -(-len(data) // _PIECE_BYTES),
+        "chunks": -(-len(data) // _CHUNK_BYTES),
         "digest": _DIGEST + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode(),
         "mtime": datetime.now(UTC).isoformat(),
-        "options": {"max_chunk_size": _PIECE_BYTES},
+        "options": {"max_chunk_size": _CHUNK_BYTES},
         "metadata": dict(attributes),
     }
 

@@ -1,4 +1,4 @@
-"""What everything on one NATS connection shares: the connection itself, options, counters, what is open on it."""
+"""State of one NATS connection: the client, options, counters, open subscriptions and watches."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from services._runtime.telemetry.logging import log_once
 
 
 class Stoppable(Protocol):
-    """A subscription, of whichever kind."""
+    """A subscription of any kind."""
 
     async def stop(self) -> None:
-        """Take in what has arrived, and end."""
+        """Handle received messages and end."""
 
 
 class Refreshable(Protocol):
-    """What has to ask anew once the connection is back."""
+    """A reader that must be synchronised after a reconnect."""
 
     def synchronise_soon(self) -> None:
-        """Ask as soon as possible."""
+        """Synchronise as soon as possible."""
 
 
 class NatsSession:
-    """One connection, which may still have to come."""
+    """One connection, possibly not established yet."""
 
     def __init__(self, options: BusOptions) -> None:
         self.options = options
@@ -50,7 +50,7 @@ class NatsSession:
 
     @property
     def connected(self) -> bool:
-        """Whether the server can be reached right now."""
+        """Whether the connection to the server is up."""
         return bool(self.connection.is_connected)
 
     def _require_first_connection(self) -> None:
@@ -58,7 +58,7 @@ class NatsSession:
             raise BusUnavailableError(f"no connection yet to NATS at {self.options.address}")
 
     def send_reply(self, reply_subject: str, data: bytes) -> None:
-        """Answer a request; if the connection is gone, so is the one who asked."""
+        """Reply to a request; dropped and counted if the connection is down."""
         try:
             self.connection.send_now(reply_subject, data)
         except nats.errors.Error as error:

@@ -1,7 +1,7 @@
-"""Streams, KV buckets and object stores of `nats`: made to exist as specified, idempotently.
+"""Declares streams, KV buckets and object stores of `nats`, idempotently.
 
-What is there already is looked at first, because most users of a bus may look but not make: then somebody else has to,
-who may (docs/security.md), and until then facts wait.
+Reads the existing configuration first, because most users may read but not create (docs/security.md): a permitted user
+then has to create them, and durable events stay in the outbox until then.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from services._runtime.telemetry.logging import log_once
 
 _CONFIGURATION_DIFFERS: Final = 10058
 """Server error: a stream of this name exists with another configuration."""
-_TOLD_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A stream, and which of its fields are brought in line where it exists with others."""
+class _StreamDeclaration:
+    """A stream's configuration, and the fields that are updated on an existing one."""
 
     config: StreamConfig
     fields: tuple[str, ...]
@@ -37,7 +37,7 @@ class _Wanted:
         return str(self.config.name)
 
     def changes(self, found: StreamConfig) -> dict[str, Any]:
-        """What is to be changed. More replicas than are wanted are never taken away: an operator asked for them."""
+        """Fields to update. Replicas are never reduced: an operator may have added them."""
         changes = {field: getattr(self.config, field) for field in self.fields}
         different = {field: value for field, value in changes.items() if getattr(found, field) != value}
         if (self.config.num_replicas or 1) > (found.num_replicas or 1):
@@ -46,44 +46,44 @@ class _Wanted:
 
 
 async def declare(jetstream: JetStreamContext, options: BusOptions, dispatch: Dispatch) -> list[str]:
-    """Make everything that the options name exist; what exists is brought in line, so far as this user may.
+    """Create or update everything that the options name, as far as this user is permitted.
 
-    Returns the streams that this user may not look at, make or change as they should be.
+    Returns the names of streams that this user may not read, create or update.
 
     Raises:
         BusError: the server does not answer, or refuses.
     """
     refused = []
-    for wanted in _all_wanted(options):
-        with as_bus_errors(f"declare stream {wanted.name} at {options.address}"):
+    for declaration in _declarations(options):
+        with as_bus_errors(f"declare stream {declaration.name} at {options.address}"):
             try:
-                await _ensure(jetstream, wanted)
+                await _ensure(jetstream, declaration)
             except RefusedError as error:
-                refused.append(wanted.name)
+                refused.append(declaration.name)
                 log_once(
-                    dispatch.log.warning, dispatch.limiter, f"not_declared_{wanted.name}", _TOLD_EVERY_S,
+                    dispatch.log.warning, dispatch.limiter, f"not_declared_{declaration.name}", _LOG_EVERY_S,
                     error=str(error), remedy="an operator does it: turnbuckle nats declare",
                 )  # fmt: skip
     return refused
 
 
-async def _ensure(jetstream: JetStreamContext, wanted: _Wanted) -> None:
+async def _ensure(jetstream: JetStreamContext, declaration: _StreamDeclaration) -> None:
     try:
-        info = await jetstream.stream_info(wanted.name)
+        info = await jetstream.stream_info(declaration.name)
     except nats.js.errors.NotFoundError:
         try:
-            await jetstream.add_stream(wanted.config)
+            await jetstream.add_stream(declaration.config)
         except nats.js.errors.APIError as error:
-            if error.err_code != _CONFIGURATION_DIFFERS:  # else someone else was quicker
+            if error.err_code != _CONFIGURATION_DIFFERS:  # else another service created it concurrently
                 raise
-            info = await jetstream.stream_info(wanted.name)
+            info = await jetstream.stream_info(declaration.name)
         else:
             return
-    if changes := wanted.changes(info.config):
+    if changes := declaration.changes(info.config):
         await jetstream.update_stream(info.config.evolve(**changes))
 
 
-def _all_wanted(options: BusOptions) -> Iterator[_Wanted]:
+def _declarations(options: BusOptions) -> Iterator[_StreamDeclaration]:
     for stream in options.streams:
         yield _stream(stream, options)
     for bucket in options.buckets:
@@ -92,7 +92,7 @@ def _all_wanted(options: BusOptions) -> Iterator[_Wanted]:
         yield _object_store(store, options)
 
 
-def _stream(spec: StreamSpec, options: BusOptions) -> _Wanted:
+def _stream(spec: StreamSpec, options: BusOptions) -> _StreamDeclaration:
     config = StreamConfig(
         name=spec.stream_name(options.root),
         subjects=[subject.text for subject in spec.subjects(options.root)],
@@ -100,21 +100,21 @@ def _stream(spec: StreamSpec, options: BusOptions) -> _Wanted:
         max_age=spec.max_age_s,
         max_bytes=spec.max_bytes,
         duplicate_window=spec.duplicate_window_s,
-        max_msgs_per_subject=spec.host_facts or -1,
-        max_msg_size=spec.fact_bytes or -1,
+        max_msgs_per_subject=spec.max_messages_per_host or -1,
+        max_msg_size=spec.max_message_bytes or -1,
         subject_transform=SubjectTransform(*mapping) if (mapping := spec.stored_by_host(options.root)) else None,
         allow_direct=True,
         num_replicas=options.replicas,
     )
     limits = ("max_age", "max_bytes", "max_msgs_per_subject", "max_msg_size", "duplicate_window")
-    return _Wanted(config, ("subjects", "subject_transform", *limits))
+    return _StreamDeclaration(config, ("subjects", "subject_transform", *limits))
 
 
-def _bucket(spec: BucketSpec, options: BusOptions) -> _Wanted:
+def _bucket(spec: BucketSpec, options: BusOptions) -> _StreamDeclaration:
     """As nats-py's ``create_key_value`` (NATS ADR-8), which cannot change what exists.
 
-    But without rollups and times to live of single messages, which nothing of ours uses: with a rollup who may write
-    one key deletes all others, and with a time to live of its own an entry outlives the bucket's.
+    Without rollups and per-message TTLs, which are not used: with a rollup a writer of one key could delete all others,
+    and with a TTL of its own an entry could outlive the bucket's.
     """
     name = spec.bucket_name(options.root)
     config = StreamConfig(
@@ -131,10 +131,10 @@ def _bucket(spec: BucketSpec, options: BusOptions) -> _Wanted:
         allow_direct=True,
         num_replicas=options.replicas,
     )
-    return _Wanted(config, ("description", "max_age", "duplicate_window", "allow_rollup_hdrs"))
+    return _StreamDeclaration(config, ("description", "max_age", "duplicate_window", "allow_rollup_hdrs"))
 
 
-def _object_store(spec: ObjectStoreSpec, options: BusOptions) -> _Wanted:
+def _object_store(spec: ObjectStoreSpec, options: BusOptions) -> _StreamDeclaration:
     """As nats-py's ``create_object_store``, which cannot change what exists."""
     name = spec.bucket_name(options.root)
     config = StreamConfig(
@@ -148,4 +148,4 @@ def _object_store(spec: ObjectStoreSpec, options: BusOptions) -> _Wanted:
         allow_direct=True,
         num_replicas=options.replicas,
     )
-    return _Wanted(config, ("description", "max_bytes"))
+    return _StreamDeclaration(config, ("description", "max_bytes"))

@@ -1,6 +1,6 @@
-"""Raw messages of any subject, undecodable ones too: for `turnbuckle tap` only.
+"""Subscription to raw messages, undecodable ones included: for `turnbuckle tap` only.
 
-Everything else goes through `Bus.subscribe`, which decodes and counts.
+Other code uses `Bus.subscribe`, which decodes and counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services._runtime.bus.nats_consumers import NatsSubscription
 
 _ANSWER_WITHIN_S: Final = 5
 RawHandler = Callable[[str, bytes], None]
-"""Called on the event loop with the subject and the payload; must return at once."""
+"""Called on the event loop with subject and payload; must not block."""
 
 
 class _RawSubscription(NatsSubscription):
@@ -29,7 +29,7 @@ class _RawSubscription(NatsSubscription):
 
 
 async def tap(bus: NatsBus, pattern: str, handler: RawHandler) -> Subscription:
-    """Receive every message of a subject or pattern, as it stands on the server.
+    """Receive every message of a subject or pattern.
 
     Raises:
         BusError: not connected, not permitted, or the pattern is not a subject.

@@ -1,10 +1,10 @@
-"""TLS of the connection to NATS. Where it is required, nothing of ours is sent before it: no CONNECT, no signature.
+"""TLS of the connection to NATS. If required, nothing is sent before the handshake: no CONNECT, no signature.
 
-nats-py upgrades to TLS only if the server's INFO says so, and INFO comes in clear text: who sits in between takes
-``tls_required`` out and reads everything (nats/aio/client.py, `_process_connect_init`). Here TLS is required by our own
-settings alone, at the first connection as at every later one. The handshake comes first where the server allows it
-(``handshake_first``); another server speaks first, and then of its INFO nothing is used but that TLS follows: addresses
-of further servers in it (``connect_urls``) may be anybody's.
+nats-py upgrades to TLS only if the server's INFO says so, and INFO is clear text: an attacker in the middle can remove
+``tls_required`` and read everything (nats/aio/client.py, `_process_connect_init`). Here the client's settings alone
+require TLS, at the first connection and at every reconnect. The handshake comes first if the server supports it
+(``handshake_first``); otherwise INFO comes first, and only the fact that TLS follows is used of it: its addresses of
+further servers (``connect_urls``) may be forged.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SCHEMES: Final = ("nats", "tls")
 
 
 class TlsMissingError(nats.errors.Error):
-    """The server, or somebody in between, speaks without TLS although it is required."""
+    """The peer uses no TLS although it is required: the server, or an attacker in the middle."""
 
 
 class SilentServerError(nats.errors.Error):
-    """A connection was accepted, and nothing was said on it."""
+    """A connection was accepted but nothing was received on it."""
 
 
 def check_urls(options: BusOptions) -> None:
-    """Whether the addresses can be those of NATS servers.
+    """Check that the URLs are valid for NATS servers.
 
     Raises:
-        BusSettingsError: one cannot; the text has it without credentials.
+        BusSettingsError: one is not; the text shows it without credentials.
     """
     for url in options.servers:
         scheme, separator, _ = url.partition("://")
@@ -59,17 +59,17 @@ def check_urls(options: BusOptions) -> None:
 
 
 def requires_tls(options: BusOptions) -> bool:
-    """Whether the settings ask for TLS: by a URL, a CA file, a certificate of our own, or a handshake at first."""
+    """Whether the settings require TLS: by a URL, a CA file, a client certificate, or handshake-first."""
     return bool(options.tls_ca_file or options.tls_cert_file or options.tls_first) or any(
         url.startswith("tls://") for url in options.servers
     )
 
 
 def tls_context(options: BusOptions) -> ssl.SSLContext | None:
-    """Certificates, and that the server's has to be of a known authority and for its host name; None without TLS.
+    """A context that verifies the server's certificate and host name; None without TLS.
 
     Raises:
-        BusSettingsError: a file cannot be used; the text names it and its setting.
+        BusSettingsError: a file is unusable; the text names it and its setting.
     """
     if not requires_tls(options):
         return None
@@ -100,32 +100,32 @@ def _check_readable(path: str, variable: str) -> None:
 
 
 class _EncryptedProtocol(asyncio.StreamReaderProtocol):
-    """Reads below TLS. asyncio warns at each end of a connection of a protocol that would keep it half open."""
+    """Stream protocol under TLS that never stays half open, which asyncio would warn of."""
 
     def eof_received(self) -> bool:
-        """The other side has closed; so do we."""
+        """Close when the peer has closed."""
         super().eof_received()
         return False
 
 
 class _Transport(TcpTransport):
-    """A TCP connection that knows whether the server has said anything before the TLS handshake."""
+    """TCP transport that records whether the server sent anything before the TLS handshake."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.spoke_in_clear = False
-        """What was read last, or is read next, came without encryption."""
+        """The line read last, or read next, was not encrypted."""
         self._early = b""
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
-        """As the library's."""
+        """As nats-py's."""
         self.spoke_in_clear, self._early = False, b""
         await super().connect(uri, buffer_size, connect_timeout)
 
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:
-        """As the library's; an INFO line that was there before we began is read afterwards."""
+        """As nats-py's; an INFO line received before the handshake is read afterwards."""
         assert self._io_writer is not None
         assert self._bare_io_reader is not None
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=2 * buffer_size)
@@ -135,14 +135,14 @@ class _Transport(TcpTransport):
             transport = await loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=name)
         assert transport is not None
         self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-        if not self.spoke_in_clear:  # else it has been read, and what followed it may be anybody's
+        if not self.spoke_in_clear:  # else INFO has been read, and what followed it may be forged
             self._bare_io_reader.feed_eof()
             early, newline, _ = (await self._bare_io_reader.read()).partition(b"\n")
             self._early = early + newline
             self.spoke_in_clear = bool(self._early)
 
     async def readline(self) -> bytes:
-        """As the library's."""
+        """As nats-py's."""
         if self._early:
             line, self._early = self._early, b""
             return line
@@ -155,7 +155,7 @@ class _Transport(TcpTransport):
         return self._io_writer is not None and self._io_writer.get_extra_info("ssl_object") is not None
 
     def abort(self) -> None:
-        """Close the socket without waiting for unsent bytes."""
+        """Close the socket without flushing."""
         if self._io_writer is not None:
             self._io_writer.transport.abort()
 
@@ -169,7 +169,7 @@ class SecuredClient(Client):
         self._tls_required = tls_required
         self._tls_first = tls_first
         self._speaks_first: set[str] = set()
-        """Servers whose INFO comes before the TLS handshake."""
+        """Servers that send INFO before the TLS handshake."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -177,7 +177,7 @@ class SecuredClient(Client):
         return isinstance(self._transport, _Transport) and self._transport.is_encrypted
 
     def abort_transport(self) -> None:
-        """Close the socket without waiting for unsent bytes."""
+        """Close the socket without flushing."""
         if isinstance(self._transport, _Transport):
             self._transport.abort()
 
@@ -188,7 +188,7 @@ class SecuredClient(Client):
         await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     def _connect_command(self) -> bytes:
-        """All that is secret goes through here: the last gate, whatever led to it."""
+        """The CONNECT line, which holds the credentials; refused without encryption, whatever the code path."""
         self._require_encryption()
         return bytes(super()._connect_command())
 
@@ -217,7 +217,7 @@ class SecuredClient(Client):
             self.abort_transport()
             raise SilentServerError("the connection was accepted, but nothing was received on it") from error
         except BaseException:
-            self.abort_transport()  # while reconnecting the library leaves it open
+            self.abort_transport()  # nats-py leaves it open while reconnecting
             raise
 
     async def _connect_securely(self) -> None:
@@ -228,7 +228,7 @@ class SecuredClient(Client):
             return
         address = server.uri.netloc
         if self._tls_first is None and address in self._speaks_first:
-            self._speaks_first.discard(address)  # asked again where it is not so any more
+            self._speaks_first.discard(address)  # probed again in case this has changed
         else:
             try:
                 await self._log_in(handshake_first=True)

@@ -1,4 +1,4 @@
-"""How to reach the bus, as plain values; `contexts` and settings make them."""
+"""Connection options of the bus; made by `contexts` and settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
-    """Where the server is, who we are, and how patient we are."""
+    """Servers, credentials, timeouts and limits of one connection."""
 
     servers: tuple[str, ...] = field(default=(DEFAULT_URL,), repr=False)  # a URL may hold a password: see `address`
     origin: str = "the default"
@@ -34,19 +34,19 @@ class BusOptions:
     tls_first: bool | None = None
     """TLS handshake before the server's INFO (its ``handshake_first``), or after it; None: before, else after."""
     connect_deadline_s: float | None = None
-    """Seconds to wait for the first connection; None: for ever."""
+    """Timeout of the first connection in seconds; None: none."""
     ping_interval_s: float = 10.0
-    """A server that leaves three pings unanswered is given up."""
+    """Three unanswered pings close the connection."""
     pending_messages: int = 8_192
-    """Received messages that may wait per subscription; more are dropped and counted."""
+    """Received messages that are buffered per subscription; more are dropped and counted."""
     pending_bytes: int = 64 << 20
     outbound_bytes: int = 2 << 20
-    """Bytes that may wait for a server that reads slowly; observations beyond are dropped and counted."""
+    """Send buffer; observations are dropped and counted while it is full."""
     streams: tuple[StreamSpec, ...] = STREAMS
     buckets: tuple[BucketSpec, ...] = BUCKETS
     object_stores: tuple[ObjectStoreSpec, ...] = OBJECT_STORES
     replicas: int = 1
-    """Servers that keep each stream and bucket. What has more already stays so."""
+    """Replicas of each stream and bucket; existing ones with more are not reduced."""
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""Subject tokens that nobody can guess: of inboxes, of reply subjects, of message ids."""
+"""Unpredictable subject tokens for inboxes, reply subjects and message ids."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from secrets import token_urlsafe
 
 
 def random_token() -> str:
-    """128 random bits as 22 characters of base64url (RFC 4648), all of which a subject's token may hold."""
+    """128 random bits as 22 characters of base64url (RFC 4648), all valid in a subject token."""
     return token_urlsafe(16)
 
 
 class RandomTokens:
-    """In place of nats-py's NUID, which counts up: its next token follows from those that were seen."""
+    """Replaces nats-py's NUID, a counter whose next value can be derived from earlier ones."""
 
     @staticmethod
     def next() -> bytearray:
-        """As long as a NUID, on which nats-py relies."""
+        """A token of a NUID's length, which nats-py expects."""
         return bytearray(random_token(), "ascii")

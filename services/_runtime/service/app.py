@@ -1,7 +1,7 @@
-"""The life of a service process: settings, logs, health, bus, start, signals, drain, exit code.
+"""Lifecycle of a service process: settings, logs, health, bus, start, signals, drain, exit code.
 
 A service's ``__main__`` is ``main(TheService)``. Exit codes: 0 clean, 2 a wrong command line; of sysexits.h 78 bad
-settings, 69 something that is needed cannot be had, 70 our own fault.
+settings, 69 a dependency is unavailable, 70 an internal error.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar
 
 from services._runtime.bus.api import Bus, BusError, BusUnavailableError
 from services._runtime.bus.nats import NatsBus
-from services._runtime.cancelling import cancel_all
 from services._runtime.clock import Clock, SystemClock
-from services._runtime.service.health import BEAT_S, Health, HealthServer
+from services._runtime.service.health import HEARTBEAT_S, Health, HealthServer
 from services._runtime.service.settings import CommonSettings, SettingsError
 from services._runtime.service.systemd import READY, STOPPING, Systemd
+from services._runtime.task_cancellation import cancel_all
 from services._runtime.telemetry.logging import Logger, get_logger, setup_logging
 from services._runtime.telemetry.otel_lifetime import exporting
 from services._runtime.telemetry.otel_settings import Origin, OtelSettings, read_otel_settings
@@ -34,18 +34,18 @@ EXIT_UNAVAILABLE: Final = 69
 EXIT_INTERNAL: Final = 70
 EXIT_SETTINGS: Final = 78
 _LAST_RESORT_S: Final = 2.0
-"""Seconds beyond the grace after which the process ends, whatever hangs."""
+"""Seconds after the grace period at which the process is ended unconditionally."""
 
 SettingsT = TypeVar("SettingsT", bound=CommonSettings)
 
 
 class UnusableSettingsError(Exception):
-    """Raised by `Service.start`: the settings do not fit this machine; the text says what to do. Exit code 78."""
+    """Raised by `Service.start`: the settings do not fit this machine; the text names a remedy. Exit code 78."""
 
 
 @dataclass(slots=True)
 class Runtime(Generic[SettingsT]):
-    """What a service is given."""
+    """Dependencies of a service."""
 
     settings: SettingsT
     bus: Bus
@@ -56,9 +56,9 @@ class Runtime(Generic[SettingsT]):
     _crash: asyncio.Future[BaseException] | None = None
 
     def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run a long task, cancelled when we stop. If it raises, that is logged and the process ends with 70.
+        """Run a background task until shutdown. If it raises, that is logged and the process ends with 70.
 
-        With 78 where it raises `UnusableSettingsError`.
+        With 78 if it raises `UnusableSettingsError`.
         """
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
@@ -81,16 +81,16 @@ class Runtime(Generic[SettingsT]):
         return self._crash
 
     async def cancel_tasks(self, timeout_s: float = 2.0) -> list[str]:
-        """Cancel what was spawned; returns the names of those that did not end in time."""
+        """Cancel the spawned tasks; returns the names of those that did not end in time."""
         unfinished = await cancel_all(self._tasks, timeout_s, again_s=timeout_s / 2)
         return sorted(task.get_name() for task in unfinished)
 
 
 class Service(Protocol):
-    """What a service is to the runtime. Its constructor takes the `Runtime` and does nothing that may fail or wait.
+    """Interface of a service. Its constructor takes the `Runtime` and does nothing that may fail or block.
 
-    A class that declares ``bus_patience_s`` is started after so many seconds also while no server can be reached; it
-    has to subscribe later by itself then.
+    A class that declares ``bus_wait_s`` is started after so many seconds even without a connection; it then has to
+    subscribe by itself later.
     """
 
     name: ClassVar[str]
@@ -100,13 +100,13 @@ class Service(Protocol):
     def __init__(self, runtime: Runtime[Any]) -> None: ...
 
     async def start(self) -> None:
-        """Subscribe and spawn; the bus is connected, unless the class declares ``bus_patience_s``."""
+        """Subscribe and spawn; the bus is connected, unless the class declares ``bus_wait_s``."""
 
     async def stop(self) -> None:
-        """Finish what is under way; the bus still works. Called once, also when `start` failed."""
+        """Finish pending work; the bus is still open. Called once, also if `start` failed."""
 
     def not_ready(self) -> str | None:
-        """Why no work should come here, in a sentence, or None."""
+        """Why the service is not ready, in a sentence, or None."""
 
 
 def main(service_class: type[Service], arguments: list[str] | None = None) -> NoReturn:
@@ -118,7 +118,7 @@ def run(service_class: type[Service], arguments: list[str]) -> int:
     """As `main`, returning the exit code."""
     name = service_class.name
     if "--help" in arguments or "-h" in arguments:
-        print(_help(service_class))  # noqa: T201 - that is what was asked for
+        print(_help(service_class))  # noqa: T201 - the requested output
         return EXIT_OK
     if "--version" in arguments:
         print(f"turnbuckle-{name} {service_class.version}")  # noqa: T201 - as above
@@ -187,11 +187,13 @@ class _Process:
         return reasons
 
     async def live(self) -> int:
-        """Run until told to stop; returns the exit code."""
+        """Run until a stop signal; returns the exit code."""
         self._handle_signals()
         self._observe()
         loop = asyncio.get_running_loop()
-        beats = [loop.create_task(work, name="heartbeat") for work in (self._health.beat(), self._tell_alive())]
+        heartbeats = [
+            loop.create_task(work, name="heartbeat") for work in (self._health.beat(), self._notify_watchdog())
+        ]
         server: HealthServer | None = None
         try:
             if self._settings.health_port is not None:
@@ -206,8 +208,8 @@ class _Process:
             async with exporting(self._otel, origin, self._telemetry, self._health):
                 return await self._live_on_bus()
         finally:
-            for beat in beats:
-                beat.cancel()
+            for heartbeat in heartbeats:
+                heartbeat.cancel()
             if server is not None:
                 server.stop()
 
@@ -221,14 +223,14 @@ class _Process:
             self._log.error("forced_exit", signal=number.name)
             os._exit(EXIT_INTERNAL)
         self._log.info("stopping", signal=number.name, grace_s=self._settings.shutdown_grace_s)
-        self._systemd.tell(STOPPING)
+        self._systemd.notify(STOPPING)
         self._stop.set()
 
-    async def _tell_alive(self) -> None:
-        """Show systemd that the event loop turns; cancel to stop."""
+    async def _notify_watchdog(self) -> None:
+        """Notify systemd's watchdog while the event loop runs; cancel to stop."""
         while True:
-            self._systemd.alive()
-            await asyncio.sleep(BEAT_S)
+            self._systemd.notify_watchdog()
+            await asyncio.sleep(HEARTBEAT_S)
 
     def _observe(self) -> None:
         name, version = self._service_class.name, self._service_class.version
@@ -240,8 +242,8 @@ class _Process:
         self._log.info("starting", version=self._service_class.version, nats=options.address, nats_from=options.origin)
         self._systemd.status(f"connecting to NATS at {options.address}")
         try:
-            patience_s = getattr(self._service_class, "bus_patience_s", None)
-            bus = await _unless(self._stop, NatsBus.connect(options, patience_s=patience_s))
+            wait_s = getattr(self._service_class, "bus_wait_s", None)
+            bus = await _unless(self._stop, NatsBus.connect(options, wait_s=wait_s))
         except BusError as error:
             self._log.error("bus_unusable", error=str(error))
             return EXIT_SETTINGS
@@ -252,20 +254,20 @@ class _Process:
         runtime = Runtime(self._settings, bus, SystemClock(), self._telemetry, self._log)
         self._service = self._service_class(runtime)
         code = await self._work(self._service, runtime, bus)
-        self._stop.set()  # not ready any more, also where no signal came
-        self._end_in_any_case()
+        self._stop.set()  # not ready any more, even without a signal
+        self._start_exit_timer()
         clean = await self._drain(self._service, runtime, bus)
         self._log.info("stopped", clean=clean)
         return code or (EXIT_OK if clean else EXIT_INTERNAL)
 
-    def _end_in_any_case(self) -> None:
-        """A thread that never returns, a task that ignores its cancellation: nothing keeps us beyond the grace."""
-        watchdog = threading.Timer(self._settings.shutdown_grace_s + _LAST_RESORT_S, os._exit, (EXIT_INTERNAL,))
-        watchdog.daemon = True
-        watchdog.start()
+    def _start_exit_timer(self) -> None:
+        """Bound the shutdown, though a thread never returns or a task ignores its cancellation."""
+        timer = threading.Timer(self._settings.shutdown_grace_s + _LAST_RESORT_S, os._exit, (EXIT_INTERNAL,))
+        timer.daemon = True
+        timer.start()
 
     async def _work(self, service: Service, runtime: Runtime[Any], bus: NatsBus) -> int:
-        """Start and run until there is a reason to stop."""
+        """Start and run until a signal, a crash, or the loss of the bus."""
         stop = asyncio.ensure_future(self._stop.wait())
         start = asyncio.ensure_future(service.start())
         try:
@@ -275,7 +277,7 @@ class _Process:
                 start.result()
                 self._started = True
                 self._log.info("started")
-                self._systemd.tell(READY, "STATUS=at work")
+                self._systemd.notify(READY, "STATUS=at work")
                 await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         except BusUnavailableError as error:
             self._log.error("start_failed", error=str(error))
@@ -283,7 +285,7 @@ class _Process:
         except UnusableSettingsError as error:
             self._log.error("start_failed", error=str(error))
             return EXIT_SETTINGS
-        except Exception:  # noqa: BLE001 - whatever it is, it is logged and ends the process
+        except Exception:  # noqa: BLE001 - logged, and ends the process
             self._log.exception("start_failed")
             return EXIT_INTERNAL
         finally:
@@ -302,7 +304,7 @@ class _Process:
         return EXIT_UNAVAILABLE if isinstance(error, BusUnavailableError) else EXIT_SETTINGS
 
     async def _drain(self, service: Service, runtime: Runtime[Any], bus: NatsBus) -> bool:
-        """Stop the service, then its tasks, then the bus, each in its share of the grace; whether all went well."""
+        """Stop the service, its tasks, then the bus, each within its share of the grace; True: all succeeded."""
         grace_s = self._settings.shutdown_grace_s
         clean = True
         try:
@@ -311,7 +313,7 @@ class _Process:
         except TimeoutError:
             self._log.error("shutdown_timed_out", grace_s=grace_s)
             clean = False
-        except Exception:  # noqa: BLE001 - the rest must be stopped all the same
+        except Exception:  # noqa: BLE001 - the rest must be stopped anyway
             self._log.exception("stop_failed")
             clean = False
         for name in await runtime.cancel_tasks(0.1 * grace_s):
@@ -327,7 +329,7 @@ T = TypeVar("T")
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of the work, or None where we are told to stop before."""
+    """The result of the work, or None if `stop` is set first."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -346,10 +348,10 @@ ServiceT = TypeVar("ServiceT", bound=Service)
 async def run_in_process(
     service_class: type[ServiceT], settings: CommonSettings, bus: Bus, *, clock: Clock | None = None
 ) -> AsyncIterator[ServiceT]:
-    """A started service inside a test's own process; stopped at the end, the bus is left open.
+    """A started service inside a test's process; stopped at the end, the bus stays open.
 
     Raises:
-        BaseException: what a spawned task has raised, at the end of the block.
+        BaseException: the exception of a spawned task, at the end of the block.
     """
     runtime = Runtime(settings, bus, clock or SystemClock(), Telemetry(), get_logger(service_class.name))
     service = service_class(runtime)

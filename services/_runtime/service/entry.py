@@ -1,4 +1,4 @@
-"""The installed command: `turnbuckle run SERVICE` needs nothing but that service, everything else the extra ``cli``."""
+"""Entry point of `turnbuckle`: `run SERVICE` needs that service only, all other commands the extra ``cli``."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def main() -> None:
 
 
 def _without_cli(missing: str, words: list[str]) -> int:
-    """What a host that has only services says."""
+    """Output on a host without the CLI."""
     if words[:1] != ["run"]:
         print(f"turnbuckle {' '.join(words[:1])}: {package_missing(missing, 'cli')}", file=sys.stderr)  # noqa: T201
         return EXIT_UNAVAILABLE
-    asked = words[1:] in ([], ["-h"], ["--help"])
+    requested = words[1:] in ([], ["-h"], ["--help"])
     lines = [f"  {service.name:<12}{service.summary}" for service in installed_services().values()]
-    if not asked:
+    if not requested:
         lines.insert(0, f"there is no service {words[1]!r} here:")
-    out = sys.stdout if asked else sys.stderr
+    out = sys.stdout if requested else sys.stderr
     print("usage: turnbuckle run SERVICE [--help | --version | --print-config]", *lines, sep="\n", file=out)
-    return 0 if words[1:] and asked else EXIT_USAGE
+    return 0 if words[1:] and requested else EXIT_USAGE

@@ -1,4 +1,4 @@
-"""Health over HTTP: `/livez`, `/readyz`, `/metrics`, from threads of their own so that a stuck loop is told of."""
+"""Health over HTTP: `/livez`, `/readyz`, `/metrics`; served by threads, so that a stuck event loop is reported."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 
 from services._runtime.telemetry.telemetry import Sample, Telemetry
 
-BEAT_S: Final = 0.5
-LATEST_BEAT_S: Final = 5.0
+HEARTBEAT_S: Final = 0.5
+HEARTBEAT_TIMEOUT_S: Final = 5.0
 """A heartbeat older than this means that the event loop is stuck."""
 _CLIENT_TIMEOUT_S: Final = 5.0
 _MAX_CLIENTS: Final = 16
@@ -30,23 +30,23 @@ _MAX_CLIENTS: Final = 16
 
 @dataclass(slots=True)
 class Health:
-    """What is known about this process. Written on the event loop, read by the HTTP threads."""
+    """Health of this process. Written on the event loop, read by the HTTP threads."""
 
     not_ready: Callable[[], list[str]]
-    """Reasons why no work should come here; called on the event loop."""
+    """Reasons why the process is not ready; called on the event loop."""
     telemetry: Telemetry
     monotonic: Callable[[], float] = time.monotonic
-    answer_s: float = 2.0
-    """How long an HTTP request waits for the event loop."""
+    loop_timeout_s: float = 2.0
+    """Timeout of a call on the event loop."""
     last_beat_s: float = field(default=float("-inf"))
     loop: asyncio.AbstractEventLoop | None = None
 
     async def beat(self) -> None:
-        """Show that the event loop turns; cancel to stop."""
+        """Record heartbeats of the event loop; cancel to stop."""
         self.loop = asyncio.get_running_loop()
         while True:
             self.last_beat_s = self.monotonic()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
 
     @property
     def beat_age_s(self) -> float:
@@ -56,7 +56,7 @@ class Health:
     def not_live(self) -> list[str]:
         """Reasons why this process should be restarted."""
         age_s = self.beat_age_s
-        return [f"no heartbeat of the event loop for {age_s:.1f} s"] if age_s > LATEST_BEAT_S else []
+        return [f"no heartbeat of the event loop for {age_s:.1f} s"] if age_s > HEARTBEAT_TIMEOUT_S else []
 
     def on_loop(self, read: Callable[[], Any]) -> Any:
         """Call a function on the event loop, from another thread.
@@ -73,12 +73,12 @@ class Health:
                 return
             try:
                 answer.set_result(read())
-            except Exception as error:  # noqa: BLE001 - raised again in the thread that asked
+            except Exception as error:  # noqa: BLE001 - raised again in the calling thread
                 answer.set_exception(error)
 
         try:
             self.loop.call_soon_threadsafe(call)
-            return answer.result(self.answer_s)
+            return answer.result(self.loop_timeout_s)
         except (concurrent.futures.TimeoutError, RuntimeError) as error:
             answer.cancel()
             raise TimeoutError from error
@@ -106,7 +106,7 @@ class Health:
 
 
 class _Samples(Collector):
-    """Our readings in prometheus_client's terms."""
+    """Samples as prometheus_client's metric families."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self._samples = samples
@@ -124,7 +124,7 @@ class _Samples(Collector):
 
 
 class HealthServer:
-    """The HTTP server. `port` 0 takes any free one; `start` tells which."""
+    """The HTTP server. `port` 0: any free one; `start` returns it."""
 
     def __init__(self, health: Health, host: str, port: int) -> None:
         self._health = health
@@ -174,7 +174,7 @@ class _Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up or sends garbage is no event."""
+        """Ignored: clients disconnect or send malformed requests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -217,4 +217,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Health requests come every few seconds: no log."""
+        """Not logged: requests come every few seconds."""

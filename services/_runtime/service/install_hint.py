@@ -1,6 +1,6 @@
-"""What to type where a package is missing: its own name, and the extra of ours that brings it.
+"""Install commands for missing packages: the package's name, and the extra that includes it.
 
-Turnbuckle itself is on no package index, so nothing here tells anybody to install it by name from one.
+Turnbuckle itself is on no package index, so no command installs it by name.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _DISTRIBUTIONS: Final = {
     "typer": "typer",
     "yaml": "pyyaml",
 }
-"""By module: what pip calls it."""
+"""Distribution name by module."""
 
 
 def package_missing(module: str, extra: str) -> str:
-    """A sentence for the user: which package is missing, and how it is installed.
+    """A sentence that names the missing package and the command that installs it.
 
     Args:
-        module: That could not be imported (`ModuleNotFoundError.name`).
-        extra: Of ours that brings it.
+        module: the missing module (`ModuleNotFoundError.name`).
+        extra: the extra that includes it.
     """
     package = next((_DISTRIBUTIONS[name] for name in _prefixes(module) if name in _DISTRIBUTIONS), None)
-    if package is None:  # a part of our own that an image leaves out, or what a package needs itself
+    if package is None:  # a package of Turnbuckle that an image omits, or a transitive dependency
         return f"{module} is not installed: {install_extra(extra)}"
     return f"{package} is not installed: pip install {package}, or all of the extra: {install_extra(extra)}"
 
 
 def install_extra(*extras: str) -> str:
-    """The command, typed in a checkout, that brings all packages of these extras."""
+    """The command that installs the packages of these extras from a checkout."""
     return f"pip install -c constraints.txt '.[{','.join(extras)}]' in the checkout"
 
 

@@ -1,7 +1,7 @@
-"""Modules of ours in an interpreter of their own, and whatever directory it is started in.
+"""Starts Turnbuckle's modules in an interpreter that ignores the current directory and PYTHONPATH.
 
-``python -m`` searches the current directory first, and PYTHONPATH before what is installed: a directory with a
-``services`` or a ``yaml.py`` of its own would decide what root runs. What is started here takes neither.
+``python -m`` searches the current directory first, and PYTHONPATH before installed packages: a ``services`` package or
+a ``yaml.py`` there would decide what root runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final, NoReturn
 import services
 
 _COMMAND: Final = "cli"
-"""Starts services, and is none."""
+"""Has a ``__main__`` but is no service."""
 
 
 def isolated_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module of ours; the environment goes on unchanged, for programs of the user's.
+    """The command line that runs a module in isolation; the environment is unchanged, for the user's programs.
 
-    ``-E`` ignores PYTHONPATH (and every other PYTHON* variable), ``-P`` the current directory. Where that is the
-    checkout that we were imported from, it stays: it need not be installed.
+    ``-E`` ignores PYTHONPATH (and every other PYTHON* variable), ``-P`` the current directory, unless that is the
+    checkout that this package was imported from: it need not be installed.
     """
     path = [] if _starts_in(_import_root()) else ["-P"]
     return [sys.executable, "-E", *path, *_kept_flags(), "-m", module, *arguments]
@@ -32,17 +32,17 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class InstalledService:
-    """A service that can be run here."""
+    """A service that is installed."""
 
     name: str
     module: str
-    """What is run."""
+    """Its package."""
     summary: str
-    """A line that says what it is for."""
+    """Its purpose in one line."""
 
 
 def installed_services() -> dict[str, InstalledService]:
-    """All packages that can be run, by name; read from files, imports nothing. An image holds one service only."""
+    """All installed services by name; found by their files, without imports. An image has one service only."""
     root = _import_root()
     found = {}
     for start in sorted(root.glob("services/*/__main__.py")) + sorted(root.glob("services/*/*/__main__.py")):
@@ -65,7 +65,7 @@ def become(service: InstalledService, arguments: Sequence[str]) -> NoReturn:
 def _starts_in(directory: Path) -> bool:
     try:
         return directory == Path.cwd()
-    except FileNotFoundError:  # it has been removed under us
+    except FileNotFoundError:  # it was removed
         return False
 
 
@@ -74,7 +74,7 @@ def _import_root() -> Path:
 
 
 def _kept_flags() -> list[str]:
-    """What ``-E`` would lose and images set: no compiled files on a read-only root, output that is not held back."""
+    """Flags for the variables that ``-E`` ignores and images set: no bytecode files, unbuffered output."""
     unbuffered = ["-u"] if os.environ.get("PYTHONUNBUFFERED") else []
     return unbuffered + (["-B"] if sys.flags.dont_write_bytecode else [])
 

@@ -1,7 +1,7 @@
-"""A container's health check: ``python -m services._runtime.service.probe [/livez]`` ends with 0 where all is well.
+"""A container's health check: ``python -m services._runtime.service.probe [/livez]`` exits with 0 if healthy.
 
-Reads TURNBUCKLE_HEALTH_HOST and TURNBUCKLE_HEALTH_PORT, as the service beside it does. It runs every few seconds, so it
-speaks HTTP by itself: http.client alone costs 40 of 60 ms of processor time.
+Reads TURNBUCKLE_HEALTH_HOST and TURNBUCKLE_HEALTH_PORT as the service does. It runs every few seconds, so it uses a
+plain socket: importing http.client costs 40 of 60 ms of processor time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Final, TextIO
 
 _TIMEOUT_S: Final = 3.0
-_LONGEST_ANSWER_BYTES: Final = 20_000
-_ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a server listens on is not where to ask
+_MAX_RESPONSE_BYTES: Final = 20_000
+_ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - wildcard addresses are replaced
 
 
 def probe(arguments: list[str], environ: Mapping[str, str], out: TextIO) -> int:
-    """0: well; 1: not; 78: there is nothing to ask."""
+    """Exit code: 0 healthy, 1 not healthy, 78 no port is set."""
     path = arguments[0] if arguments else "/readyz"
     host = environ.get("TURNBUCKLE_HEALTH_HOST") or "127.0.0.1"
     port = environ.get("TURNBUCKLE_HEALTH_PORT") or ""
@@ -36,11 +36,11 @@ def probe(arguments: list[str], environ: Mapping[str, str], out: TextIO) -> int:
 
 
 def _get(host: str, port: int, path: str) -> bytes:
-    """Head and body; HTTP/1.0 ends with the connection."""
+    """The response, headers included, until the connection closes (HTTP/1.0)."""
     answer = b""
     with socket.create_connection((host, port), timeout=_TIMEOUT_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-        while len(answer) < _LONGEST_ANSWER_BYTES and (part := connection.recv(4096)):
+        while len(answer) < _MAX_RESPONSE_BYTES and (part := connection.recv(4096)):
             answer += part
     return answer
 

@@ -1,6 +1,6 @@
-"""What a service tells systemd about itself (sd_notify(3)), where it runs in a unit with ``Type=notify``.
+"""State notifications to systemd (sd_notify(3)) from a unit with ``Type=notify``.
 
-Anywhere else every call does nothing. Nothing here raises: a service goes on, whether it is heard or not.
+Elsewhere every call does nothing. Errors are ignored: a service does not depend on its manager.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from typing import Final
 
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
-ALIVE: Final = "WATCHDOG=1"
+WATCHDOG: Final = "WATCHDOG=1"
 _SOCKET: Final = "NOTIFY_SOCKET"
 _WATCHDOG: Final = ("WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class Systemd:
-    """The manager that started this process, if one did."""
+    """The service manager that started this process, if any."""
 
     def __init__(self, environ: Mapping[str, str], pid: int) -> None:
-        """Remember whom to tell, and whether a sign of life is waited for."""
+        """Read the socket's address, and whether the watchdog is enabled."""
         self._address = _address(environ.get(_SOCKET, ""))
         period_us, watched_pid = (environ.get(variable, "") for variable in _WATCHDOG)
         self._watched = period_us.isdigit() and int(period_us) > 0 and watched_pid in {"", str(pid)}
 
     @classmethod
     def from_environment(cls) -> Systemd:
-        """Of this process. Children must not speak for it, so the variables are taken out."""
+        """From the environment, whose variables are removed: children must not notify for this process."""
         systemd = cls(os.environ, os.getpid())
         for variable in (_SOCKET, *_WATCHDOG):
             os.environ.pop(variable, None)
         return systemd
 
-    def tell(self, *states: str) -> None:
-        """One message of ``NAME=value`` lines."""
+    def notify(self, *states: str) -> None:
+        """Send one message of ``NAME=value`` lines."""
         if self._address is None:
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(0)
             connection.sendto("\n".join(states).encode(), self._address)
 
-    def alive(self) -> None:
-        """A sign of life, where one is waited for (``WatchdogSec=``)."""
+    def notify_watchdog(self) -> None:
+        """Send a keep-alive if the watchdog is enabled (``WatchdogSec=``)."""
         if self._watched:
-            self.tell(ALIVE)
+            self.notify(WATCHDOG)
 
     def status(self, words: str) -> None:
-        """What `systemctl status` shows; one line."""
-        self.tell("STATUS=" + " ".join(words.split()))
+        """Set the line that `systemctl status` shows."""
+        self.notify("STATUS=" + " ".join(words.split()))
 
 
 def _address(text: str) -> str | None:
-    """Of a path, or of an abstract socket (``@``); systemd's other kinds (vsock) are for machines, not services."""
+    """The address of a path or an abstract socket (``@``); vsock addresses are for virtual machines."""
     if text.startswith("@"):
         return "\0" + text[1:]
     return text if text.startswith("/") else None

@@ -1,4 +1,4 @@
-"""Logs as events: a constant name and keys. JSON where a program reads them, coloured lines where a person does."""
+"""Structured logging: events with a constant name and keys, as JSON or, on a terminal, as coloured lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Logger = FilteringBoundLogger
 
 
 def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> None:
-    """Send every log, ours and those of libraries, to ``stream`` (default: standard error) as one line each."""
+    """Send all logs, libraries' included, to ``stream`` (default: standard error), one line each."""
     target = stream or sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not target.isatty())
     shared: list[Processor] = [
@@ -49,12 +49,12 @@ def setup_logging(service: str, *, level: LogLevel, log_format: LogFormat, strea
     )
     handler = stdlib_logging.StreamHandler(target)
     handler.setFormatter(formatter)
-    handler.addFilter(_Sparing("opentelemetry"))
+    handler.addFilter(_RateLimitFilter("opentelemetry"))
     stdlib_logging.basicConfig(handlers=[handler], level=max(threshold, stdlib_logging.WARNING), force=True)
 
 
 def get_logger(component: str) -> Logger:
-    """A logger whose events carry ``component``; it follows `setup_logging`, whenever that is called."""
+    """A logger whose events have the key ``component``; may be made before `setup_logging` is called."""
     logger: Logger = structlog.get_logger(component=component)
     return logger
 
@@ -75,32 +75,32 @@ def _add_trace(_logger: Any, _method: str, event: Any) -> Any:
 
 
 class LogLimiter:
-    """Lets an event of one kind through at most once per interval and tells how many were held back."""
+    """Rate limiter: admits an event kind at most once per interval, and counts the suppressed ones."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._next_s: dict[str, float] = {}
-        self._held_back: dict[str, int] = {}
+        self._suppressed: dict[str, int] = {}
 
     def admit(self, kind: str, every_s: float = 1.0) -> int | None:
-        """How many events of this kind were held back since the last one, or None: hold this one back too."""
+        """Number of events of this kind suppressed since the last admitted one; None: suppress this one."""
         now = self._monotonic()
         if now < self._next_s.get(kind, float("-inf")):
-            self._held_back[kind] = self._held_back.get(kind, 0) + 1
+            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
             return None
         self._next_s[kind] = now + every_s
-        return self._held_back.pop(kind, 0)
+        return self._suppressed.pop(kind, 0)
 
 
 def log_once(log: Callable[..., Any], limiter: LogLimiter, kind: str, every_s: float = 1.0, **keys: Any) -> None:
-    """Log event ``kind`` through ``log`` (such as ``logger.warning``) unless the limiter holds it back."""
-    held_back = limiter.admit(kind, every_s)
-    if held_back is not None:
-        log(kind, **keys, **({"suppressed": held_back} if held_back else {}))
+    """Log event ``kind`` through ``log`` (such as ``logger.warning``) unless the limiter suppresses it."""
+    suppressed = limiter.admit(kind, every_s)
+    if suppressed is not None:
+        log(kind, **keys, **({"suppressed": suppressed} if suppressed else {}))
 
 
-class _Sparing(stdlib_logging.Filter):
-    """Lets what a library says again and again through once a minute: a collector may be away for days."""
+class _RateLimitFilter(stdlib_logging.Filter):
+    """Limits repeated log records of a library to one a minute: a collector may be down for days."""
 
     _every_s = 60.0
 

@@ -47,15 +47,15 @@ class Counts:
 
 
 def _resource(origin: Origin) -> Resource:
-    """OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win over what we know ourselves."""
-    ours: dict[str, str | bool | int | float] = {
+    """Resource attributes; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence."""
+    known: dict[str, str | bool | int | float] = {
         "service.name": f"turnbuckle-{origin.service}",
         "service.version": origin.version,
         "service.instance.id": str(uuid.uuid4()),
         "host.name": socket.gethostname(),
         "process.pid": os.getpid(),
     }
-    return Resource.create(ours).merge(OTELResourceDetector().detect())
+    return Resource.create(known).merge(OTELResourceDetector().detect())
 
 
 class Export:

@@ -1,4 +1,4 @@
-"""Telemetry of a process for as long as a block runs; nothing, and no import, where none is asked for."""
+"""Lifetime of a process' telemetry export; nothing is imported if none is configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def exporting(
     settings: OtelSettings | None, origin: Origin, telemetry: Telemetry, health: Health
 ) -> AsyncIterator[None]:
-    """Export the spans and metrics of a service; what is left at the end is sent, within a deadline."""
+    """Export the spans and metrics of a service; flushed at the end, with a timeout."""
     if settings is None:
         yield
         return
@@ -34,12 +34,12 @@ async def exporting(
     try:
         yield
     finally:
-        await _beside(export.close)
+        await _in_thread(export.close)
 
 
 @contextmanager
 def exporting_spans(settings: OtelSettings | None, origin: Origin) -> Iterator[None]:
-    """Export the spans of a command; it ends a little later where the collector is slow."""
+    """Export the spans of a command; flushed at the end, with a timeout."""
     if settings is None:
         yield
         return
@@ -51,13 +51,13 @@ def exporting_spans(settings: OtelSettings | None, origin: Origin) -> Iterator[N
 
 
 def _export(settings: OtelSettings, origin: Origin, collect: Callable[[], list[Sample]] | None) -> Export:
-    from services._runtime.telemetry.otel_export import Export  # noqa: PLC0415 - 20 MB that most processes do not need
+    from services._runtime.telemetry.otel_export import Export  # noqa: PLC0415 - 20 MB that most processes do not use
 
     return Export(settings, origin, collect)
 
 
-async def _beside(work: Callable[[], object]) -> None:
-    """Run what blocks in a thread that keeps no interpreter from ending."""
+async def _in_thread(work: Callable[[], object]) -> None:
+    """Run a blocking function in a daemon thread, which does not delay the interpreter's exit."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:

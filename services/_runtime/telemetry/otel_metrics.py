@@ -13,15 +13,15 @@ from schemas.telemetry import METRICS
 from services._runtime.telemetry.telemetry import Sample
 
 _FRESH_S: Final = 0.5
-"""The instruments of one export are read one after another: one look at everything serves them all."""
+"""The callbacks of one export run one after another and share one reading."""
 
 
 def observe_all(meter: Meter, collect: Callable[[], list[Sample]]) -> None:
-    """Make an instrument of each declared metric; what nobody has registered reads as nothing.
+    """Create an instrument for each declared metric; unregistered ones have no observations.
 
     Args:
-        meter: where they are made.
-        collect: reads everything; called from the exporting thread. May raise `TimeoutError`: there is nothing to tell.
+        meter: creates them.
+        collect: reads all metrics; called from the exporting thread. `TimeoutError`: no observations.
     """
     readings = _Readings(collect)
     for spec in METRICS.values():
@@ -30,7 +30,7 @@ def observe_all(meter: Meter, collect: Callable[[], list[Sample]]) -> None:
 
 
 class _Readings:
-    """One look at all metrics at a time."""
+    """The latest reading of all metrics, by name."""
 
     def __init__(self, collect: Callable[[], list[Sample]]) -> None:
         self._collect = collect
@@ -41,12 +41,12 @@ class _Readings:
         """The callback of one instrument."""
 
         def read(_options: CallbackOptions) -> Iterable[Observation]:
-            self._look()
+            self._refresh()
             return [Observation(sample.value, dict(sample.labels)) for sample in self._by_name[name]]
 
         return read
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if time.monotonic() - self._read_s < _FRESH_S:
             return
         found: defaultdict[str, list[Sample]] = defaultdict(list)

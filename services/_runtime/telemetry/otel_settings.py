@@ -1,8 +1,8 @@
-"""What the ``OTEL_*`` variables ask for, and what of it cannot be had. Imports nothing of OpenTelemetry.
+"""Reads and validates the ``OTEL_*`` variables. Imports nothing of OpenTelemetry.
 
-The SDK reads most of them itself and ignores a value that it does not understand; here such a value is named, as every
-wrong setting is. Nothing is exported while no endpoint is set (the specification's default, localhost, would fill logs
-with errors on every machine without a collector), unless an exporter is asked for by name.
+The SDK reads most of them itself and ignores invalid values; here an invalid value is an error, as in every other
+setting. Nothing is exported while no endpoint is set (the specification's default, localhost, would fill logs
+with errors on every machine without a collector), unless an exporter is set by name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FILES: Final = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
 
 @dataclass(frozen=True, slots=True)
 class SignalSettings:
-    """Where one kind of telemetry goes."""
+    """Exporter of one signal."""
 
     exporter: Exporter
     protocol: Protocol
@@ -57,27 +57,27 @@ class SignalSettings:
 
 @dataclass(frozen=True, slots=True)
 class OtelSettings:
-    """What is exported."""
+    """Exporters of all signals."""
 
     traces: SignalSettings
     metrics: SignalSettings
     ignored: tuple[str, ...] = ()
-    """Variables that ask for something that there is not, in a sentence each."""
+    """A sentence for each variable that has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who exports."""
+    """The exporting service."""
 
     service: str
     version: str
 
 
 def read_otel_settings(service: str, environ: Mapping[str, str]) -> OtelSettings | None:
-    """What to export; None: nothing.
+    """The export settings; None: nothing is exported.
 
     Raises:
-        SettingsError: names every variable that cannot be honoured, and what is not installed.
+        SettingsError: names every invalid variable and missing package.
     """
     env = {name: value.strip() for name, value in environ.items() if name.startswith("OTEL_") and value.strip()}
     if env.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -102,10 +102,10 @@ def _signal(env: Mapping[str, str], signal: str, problems: list[str]) -> SignalS
         exporter = known if named == known else exporter
     if named not in _EXPORTERS:
         problems.append(f"{variable}={named}: there is {', '.join(_EXPORTERS)}")
-    wanted = env.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or env.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    protocol: Protocol = "grpc" if wanted == "grpc" else "http/protobuf"
-    if exporter == "otlp" and wanted is not None and wanted not in _PACKAGES:
-        problems.append(f"OTEL_EXPORTER_OTLP_PROTOCOL={wanted}: there is http/protobuf, and grpc if it is installed")
+    requested = env.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or env.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol: Protocol = "grpc" if requested == "grpc" else "http/protobuf"
+    if exporter == "otlp" and requested is not None and requested not in _PACKAGES:
+        problems.append(f"OTEL_EXPORTER_OTLP_PROTOCOL={requested}: there is http/protobuf, and grpc if it is installed")
     return SignalSettings(exporter, protocol)
 
 
@@ -116,7 +116,7 @@ def _check_values(env: Mapping[str, str], problems: list[str]) -> None:
         checks["OTEL_TRACES_SAMPLER_ARG"] = (_is_share, "a number from 0 to 1")
     uses_grpc = "grpc" in {value for name, value in env.items() if name.endswith("_PROTOCOL")}
     for signal in ("", "TRACES_", "METRICS_"):
-        if not uses_grpc:  # which takes other forms, too
+        if not uses_grpc:  # other URL schemes are valid with gRPC
             checks[f"OTEL_EXPORTER_OTLP_{signal}ENDPOINT"] = (_is_url, "a URL, http:// or https://")
         checks[f"OTEL_EXPORTER_OTLP_{signal}HEADERS"] = (_are_pairs, "key=value pairs, separated by commas")
     checks["OTEL_RESOURCE_ATTRIBUTES"] = (_are_pairs, "key=value pairs, separated by commas")
@@ -129,9 +129,9 @@ def _check_values(env: Mapping[str, str], problems: list[str]) -> None:
 
 def _check_packages(signals: tuple[SignalSettings, ...], env: Mapping[str, str], problems: list[str]) -> None:
     if not _is_installed("opentelemetry.sdk"):
-        asked = next((name for name in sorted(env) if name.endswith(("_ENDPOINT", "_EXPORTER"))), "OTEL_*")
+        variable = next((name for name in sorted(env) if name.endswith(("_ENDPOINT", "_EXPORTER"))), "OTEL_*")
         problems.append(
-            f"{asked} asks for telemetry, but {package_missing('opentelemetry.sdk', 'otel')}; "
+            f"{variable} asks for telemetry, but {package_missing('opentelemetry.sdk', 'otel')}; "
             "or set OTEL_SDK_DISABLED=true"
         )
         return
@@ -147,11 +147,11 @@ def _check_packages(signals: tuple[SignalSettings, ...], env: Mapping[str, str],
 
 def _check_propagators(env: Mapping[str, str], problems: list[str]) -> None:
     known = {point.name for point in entry_points(group="opentelemetry_propagator")} | {"none"}
-    wanted = env.get("OTEL_PROPAGATORS", "none")
+    requested = env.get("OTEL_PROPAGATORS", "none")
     there_is = ", ".join(sorted(known))
     problems.extend(
-        f"OTEL_PROPAGATORS={wanted}: {name} is misspelled or not installed; there is {there_is}"
-        for name in (part.strip() for part in wanted.split(","))
+        f"OTEL_PROPAGATORS={requested}: {name} is misspelled or not installed; there is {there_is}"
+        for name in (part.strip() for part in requested.split(","))
         if name not in known
     )
 

@@ -52,8 +52,8 @@ class OtelTracing:
         return (f"{found.trace_id:032x}", f"{found.span_id:016x}") if found.is_valid else None
 
     @contextmanager
-    def resume(self, carrier: Carrier) -> Iterator[None]:
-        """Have what is in the block follow from a span that need not be here."""
+    def attach(self, carrier: Carrier) -> Iterator[None]:
+        """Make a carrier's span the parent of the block's spans."""
         token = _UNDER_WAY.set(_context_of(carrier))
         try:
             yield
@@ -66,11 +66,11 @@ class OtelTracing:
         copied.run(_UNDER_WAY.set, None)
         return copied
 
-    def leave_out(self) -> None:
-        """Do not export the span under way, unless it was made for somebody who asked who it is."""
+    def drop_span(self) -> None:
+        """Do not export the current span, unless its id was used already."""
         found = _UNDER_WAY.get()
         if isinstance(found, OtelSpan):
-            found.is_left_out = True
+            found.is_dropped = True
 
 
 class OtelSpan(Span):
@@ -87,7 +87,7 @@ class OtelSpan(Span):
         "_subject",
         "_token",
         "_tracing",
-        "is_left_out",
+        "is_dropped",
     )
 
     def __init__(
@@ -100,7 +100,7 @@ class OtelSpan(Span):
         self._attributes = attributes
         self._begun_ns = time.time_ns() if begin.begun_ns is None else begin.begun_ns
         self._ended_ns: int | None = None
-        self.is_left_out = False
+        self.is_dropped = False
         self._made: trace.Span | None = None
         self._token: Any = None
         self._outer = _context_under_way() if begin.parent is None else None
@@ -173,7 +173,7 @@ class OtelSpan(Span):
             self._ended_ns, made = time.time_ns(), self._made
         if made is not None:
             made.end(self._ended_ns)
-        elif not self.is_left_out:
+        elif not self.is_dropped:
             self._tracing.defer(self)
 
 

@@ -1,6 +1,6 @@
-"""Metrics: plain integers that are read on demand, by `/metrics` and by OpenTelemetry alike. Spans are in `tracing`.
+"""Metrics: plain numbers that `/metrics` and OpenTelemetry read on demand. Spans are in `tracing`.
 
-Nothing here may cost anything on the hot path: a counter is an attribute that its owner increments.
+Counting is free on the hot path: a counter is an attribute that its owner increments.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ __all__ = ["Counter", "Sample", "Telemetry", "UndeclaredTelemetryError", "observ
 
 @dataclass(slots=True, eq=False)
 class Counter:
-    """A count. The owner adds to `value` itself where a call would cost too much."""
+    """A count. Hot paths increment `value` directly, without a call."""
 
     value: int = 0
 
     def add(self, amount: int = 1) -> None:
-        """Count."""
+        """Increment."""
         self.value += amount
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One reading of one metric."""
+    """One value of one metric."""
 
     spec: MetricSpec
     labels: Mapping[str, str]
@@ -62,21 +62,21 @@ class Telemetry:
         return counter
 
     def observe(self, name: str, read: Callable[[], float], **labels: str) -> None:
-        """Have a counter or gauge read by `read`, on the event loop, whenever someone asks."""
+        """Register a counter or gauge: `read` returns its value, called on the event loop."""
         spec = _declared(name)
         if set(labels) != set(spec.labels):
             raise UndeclaredTelemetryError(f"metric {name} has the labels {spec.labels}, not {tuple(labels)}")
         self._observers.append(_Observer(spec, labels, read))
 
     def observe_by_label(self, name: str, label: str, read: Labelled) -> None:
-        """As `observe`, for values by label value that come into being at run time."""
+        """As `observe`, for label values that are not known in advance."""
         spec = _declared(name)
         if spec.labels != (label,):
             raise UndeclaredTelemetryError(f"metric {name} has the labels {spec.labels}, not {(label,)}")
         self._families.append((spec, label, read))
 
     def collect(self) -> Iterator[Sample]:
-        """Read everything."""
+        """Read all metrics."""
         for observer in self._observers:
             yield Sample(observer.spec, observer.labels, observer.read())
         for spec, label, read in self._families:
@@ -85,7 +85,7 @@ class Telemetry:
 
 
 def observe_bus(telemetry: Telemetry, connected: Callable[[], bool], counters: Callable[[], dict[str, int]]) -> None:
-    """Offer a bus's counters as metrics."""
+    """Register a bus's counters as metrics."""
 
     def read(name: str) -> Callable[[], float]:
         return lambda: counters().get(name, 0)
@@ -97,9 +97,9 @@ def observe_bus(telemetry: Telemetry, connected: Callable[[], bool], counters: C
     telemetry.observe("turnbuckle_bus_dropped_messages_total", read("dropped_slow"), reason="slow")
     telemetry.observe("turnbuckle_bus_handler_errors_total", read("handler_errors"))
     telemetry.observe("turnbuckle_bus_reconnects_total", read("reconnects"))
-    telemetry.observe("turnbuckle_bus_published_events_total", read("facts_published"))
-    telemetry.observe("turnbuckle_bus_dropped_events_total", read("facts_dropped"))
-    telemetry.observe("turnbuckle_bus_pending_events", read("facts_pending"))
+    telemetry.observe("turnbuckle_bus_published_events_total", read("events_published"))
+    telemetry.observe("turnbuckle_bus_dropped_events_total", read("events_dropped"))
+    telemetry.observe("turnbuckle_bus_pending_events", read("events_pending"))
     prefix = "undecodable_"
     telemetry.observe_by_label(
         "turnbuckle_bus_undecodable_messages_total",

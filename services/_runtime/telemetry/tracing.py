@@ -1,8 +1,8 @@
-"""Spans, and the trace that travels with messages. Until `install` each costs a comparison and nothing is made.
+"""Spans, and trace propagation in message headers. Before `install` a span costs one comparison.
 
-A trace goes on in whatever the code in a ``with span(...)`` awaits or spawns. Across the bus it travels in the headers
-of commands and facts, which the bus alone writes and reads. A callback of the event loop runs in the trace in which it
-was *scheduled*: where that means nothing (a timer that serves everyone), schedule it with ``context=untraced()``.
+Code that a ``with span(...)`` block awaits or spawns belongs to its trace. The bus propagates the trace in the headers
+of commands and durable events. A callback of the event loop runs in the trace in which it was *scheduled*: schedule
+shared timers with ``context=untraced()``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from schemas.registry import CHANNELS, ENDPOINTS
 from schemas.telemetry import EVERY_SPAN, SPANS, SpanSpec
 
 Carrier = Mapping[str, str]
-"""Headers that a trace travels in (W3C ``traceparent``); without one of them: no trace."""
+"""Message headers with the trace context (W3C ``traceparent``), or without: no trace."""
 NEW_TRACE: Final[Carrier] = {}
 SYSTEM: Final = "nats"
 
@@ -30,36 +30,36 @@ class UndeclaredTelemetryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """How a span begins, where that is not here and now."""
+    """Parent, links and start of a span, if not the current span and time."""
 
     parent: Carrier | None = None
-    """What caused it; None: whatever is under way here; `NEW_TRACE`: nothing."""
+    """Parent; None: the current span; `NEW_TRACE`: none."""
     links: tuple[Carrier, ...] = ()
-    """What else it follows from."""
+    """Further causes."""
     begun_ns: int | None = None
-    """When, since the epoch; None: now."""
+    """Start, ns since the epoch; None: now."""
 
 
 HERE_AND_NOW: Final = Begin()
 
 
 class Span:
-    """An operation under way; this one is the span that nobody asked for."""
+    """A running operation; this base class is the no-op span."""
 
     def set(self, **attributes: Any) -> None:
-        """Add what is only known now. Dots in attribute names are written as two underscores."""
+        """Add attributes. Dots in their names are written as two underscores."""
 
     def fail(self, kind: str, description: str = "") -> None:
-        """It did not work: in a word, and in a sentence."""
+        """Set the error status: a short kind, and a sentence."""
 
     @property
     def carrier(self) -> Carrier:
-        """For `Begin`: what follows from this span."""
+        """Carrier of this span, for `Begin`."""
         return NEW_TRACE
 
     @property
     def trace_id(self) -> str:
-        """In hexadecimal; empty: there is none."""
+        """Trace id in hexadecimal; empty: none."""
         return ""
 
     def __enter__(self) -> Self:
@@ -73,27 +73,27 @@ _NO_SPAN: Final = Span()
 
 
 class Tracing(Protocol):
-    """What makes spans real."""
+    """Interface of a tracing backend."""
 
     def begin(
         self, spec: SpanSpec, subject: str, begin: Begin, attributes: dict[str, Any]
     ) -> AbstractContextManager[Span]:
-        """A span that begins now and ends with the block; ``subject`` is that of a message, or empty."""
+        """A span of the block; ``subject``: a message's, or empty."""
 
     def inject(self, headers: MutableMapping[str, str]) -> None:
         """Write the current trace into headers."""
 
     def ids(self) -> tuple[str, str] | None:
-        """Trace and span under way, in hexadecimal."""
+        """Ids of the current trace and span, in hexadecimal."""
 
-    def resume(self, carrier: Carrier) -> AbstractContextManager[None]:
-        """Have what is in the block follow from a span that need not be here."""
+    def attach(self, carrier: Carrier) -> AbstractContextManager[None]:
+        """Make a carrier's span the parent of the block's spans."""
 
     def untraced(self) -> contextvars.Context:
-        """A copy of the current context in which no span is under way."""
+        """A copy of the current context without a span."""
 
-    def leave_out(self) -> None:
-        """See `leave_out`."""
+    def drop_span(self) -> None:
+        """See `drop_span`."""
 
 
 class _Installed:
@@ -101,12 +101,12 @@ class _Installed:
 
 
 def install(tracing: Tracing | None) -> None:
-    """Make spans real from now on; None: no longer."""
+    """Set the tracing backend; None: spans are no-ops."""
     _Installed.tracing = tracing
 
 
 def span(name: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any) -> AbstractContextManager[Span]:
-    """A span around a decision, a command, or whatever else took time and changed something.
+    """A span around a decision, a command, or another operation that changes state.
 
     Raises:
         UndeclaredTelemetryError: the name or an attribute (dots written as ``__``) is not declared.
@@ -123,7 +123,7 @@ def span(name: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any) -> Abstra
 def message_span(
     name: str, subject: str, begin: Begin = HERE_AND_NOW, /, **attributes: Any
 ) -> AbstractContextManager[Span]:
-    """A span around a message that is sent or handled, in the words of the semantic conventions."""
+    """A span around a message that is sent or handled, by the semantic conventions for messaging."""
     tracing = _Installed.tracing
     if tracing is None:
         return _NO_SPAN
@@ -132,7 +132,7 @@ def message_span(
 
 
 def described(spec: SpanSpec, subject: str) -> tuple[str, dict[str, str]]:
-    """A span's title, and the attributes of the message that it is about (an empty subject: none)."""
+    """A span's exported name, and the attributes of its message (an empty subject: none)."""
     if not subject:
         return spec.name, {}
     template = template_of(subject)
@@ -148,13 +148,13 @@ def described(spec: SpanSpec, subject: str) -> tuple[str, dict[str, str]]:
 
 
 def inject(headers: MutableMapping[str, str]) -> None:
-    """Put the trace that is under way into the headers of a message that leaves."""
+    """Write the current trace into the headers of an outgoing message."""
     if _Installed.tracing is not None:
         _Installed.tracing.inject(headers)
 
 
 def trace_headers() -> dict[str, str] | None:
-    """Headers with the trace that is under way; None: there is none."""
+    """Headers with the current trace; None: none."""
     if _Installed.tracing is None:
         return None
     headers: dict[str, str] = {}
@@ -163,30 +163,30 @@ def trace_headers() -> dict[str, str] | None:
 
 
 def is_on() -> bool:
-    """Whether spans are made."""
+    """Whether a tracing backend is installed."""
     return _Installed.tracing is not None
 
 
-def leave_out() -> None:
-    """What is under way was routine and went well: its span is not exported, unless something refers to it already."""
+def drop_span() -> None:
+    """Do not export the current span (a routine operation that succeeded), unless its id was used already."""
     if _Installed.tracing is not None:
-        _Installed.tracing.leave_out()
+        _Installed.tracing.drop_span()
 
 
 def trace_ids() -> tuple[str, str] | None:
-    """Ids of the trace and the span under way, for logs; None: there is none."""
+    """Ids of the current trace and span, for logs; None: none."""
     return None if _Installed.tracing is None else _Installed.tracing.ids()
 
 
-def resumed(carrier: Carrier | None) -> AbstractContextManager[None]:
-    """Have what is in the block follow from what a carrier was taken of; None: from what is under way."""
+def attached(carrier: Carrier | None) -> AbstractContextManager[None]:
+    """Make a carrier's span the parent of the block's spans; None: the current span stays it."""
     if _Installed.tracing is None or not carrier:
         return nullcontext()
-    return _Installed.tracing.resume(carrier)
+    return _Installed.tracing.attach(carrier)
 
 
 def untraced() -> contextvars.Context | None:
-    """A context for callbacks that follow from nothing; None: the current one will do."""
+    """A context without a span, for callbacks; None: the current context has none."""
     return None if _Installed.tracing is None else _Installed.tracing.untraced()
 
 
@@ -211,13 +211,13 @@ _TEMPLATES: Final = {
 
 @lru_cache(maxsize=1 << 12)
 def template_of(subject: str) -> str:
-    """The line of the subject table that a subject belongs to; empty: none."""
+    """The subject template of a concrete subject; empty: none."""
     parts = subject.split(".")
     return _TEMPLATES.get(".".join(parts[1:3])) or _TEMPLATES.get(".".join(parts[1:4]), "")
 
 
 def undeclared(what: str, name: str, known: Mapping[str, object]) -> str:
-    """A sentence about a name that `schemas.telemetry` does not know."""
+    """Error text for a name that `schemas.telemetry` does not declare."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{what} {name!r} is not declared in schemas/telemetry.py{hint}"

@@ -57,7 +57,7 @@ class ContainerEvents:
             writer=detail.writer,
         )
         subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node.name)
-        self._bus.publish_fact(subject, event, message_id=f"{node.incarnation}-{found.key}-{change}-{event.time_ns}")
+        self._bus.publish_event(subject, event, message_id=f"{node.incarnation}-{found.key}-{change}-{event.time_ns}")
 
     def drifted(self, drift: Drift) -> None:
         """Its limits were modified externally."""

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
-from services._runtime.telemetry.tracing import Span, is_on, leave_out, span
+from services._runtime.telemetry.tracing import Span, drop_span, is_on, span
 
 _NOT_APPLIED: Final = frozenset(
     {RowStatus.STALE_SEQ, RowStatus.UNKNOWN_CONTAINER, RowStatus.STALE_EPOCH, RowStatus.FAILED}
@@ -36,7 +36,7 @@ def record_reply(current: Span, reply: LimitReply) -> None:
         with _span(reply.node, reply.epoch, reply.seq, reply.row_count) as late:
             _note_failure(late, reply, failed)
     else:
-        leave_out()
+        drop_span()
 
 
 def _span(node: str, epoch: int, seq: int, rows: int) -> AbstractContextManager[Span]:

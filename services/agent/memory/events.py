@@ -74,7 +74,7 @@ class MemoryLoop:
             self._node.take_reports(reports, self._now_ns())
             self.publish_events()
             self._unpublished_reports = True
-        elif self._unpublished_reports and not self._bus.counters["facts_pending"]:
+        elif self._unpublished_reports and not self._bus.counters["events_pending"]:
             self._watchdog.forget_reports()
             self._unpublished_reports = False
 
@@ -197,7 +197,7 @@ class MemoryLoop:
             self._published += 1
             message_id = f"{self._node.incarnation}-oom-{self._published}"
         subject = OOM_EVENTS.subject(self._bus.root, app=occurrence.app, node=self._node.name)
-        self._bus.publish_fact(subject, event, message_id=message_id)
+        self._bus.publish_event(subject, event, message_id=message_id)
         if kind in {OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS}:
             self._log.warning(f"memory_{kind}", app=event.app, container=event.container, reason=event.reason)
 

@@ -18,8 +18,8 @@ from typing import Any, Final
 from schemas.leases import Lease
 from schemas.streams import LEASES
 from services._runtime.bus.api import BusError, Entry, RevisionConflictError
-from services._runtime.cancelling import cancel_all
 from services._runtime.service.app import Runtime
+from services._runtime.task_cancellation import cancel_all
 from services.allocator.leases.lease_manager import NO_LEASE, LeaseManager, LeaseTimeouts, StoredLease, Swap
 from services.allocator.settings import AllocatorSettings
 

@@ -103,7 +103,7 @@ def server_text(plan: ServerPlan, server: str) -> str:
         f"listen: {json.dumps(plan.listen)}",
         *([f"http: {json.dumps(plan.monitor)}"] if plan.monitor else []),
         f"lame_duck_duration: {_LAME_DUCK}",
-        "# An acknowledged fact must survive a crash of the host; by default the disk is synced every two minutes.",
+        "# An acknowledged event must survive a crash of the host; by default the disk is synced every two minutes.",
         "jetstream {",
         f"  store_dir: {json.dumps(plan.store)}",
         "  sync_interval: always",

@@ -14,15 +14,15 @@ from schemas.subjects import Subject
 from services._runtime.bus.api import (
     BusError,
     BusUnavailableError,
-    FactHandler,
+    EventHandler,
     Handler,
-    Incoming,
     NoResponderError,
+    RawMessage,
     RequestTimeoutError,
     Responder,
 )
 from services._runtime.bus.dispatch import Dispatch
-from services._runtime.bus.outbox import Fact, FactOutbox
+from services._runtime.bus.outbox import DurableEvent, Outbox
 from services._runtime.telemetry.tracing import inject, message_span, trace_headers
 from tests.support.bus.memory_broker import MemoryBroker, MemoryStream, MemorySubscription
 from tests.support.bus.memory_kv import MemoryKeyValue, first_of
@@ -54,7 +54,7 @@ class _Subscription:
 class _Consumer:
     """Facts."""
 
-    def __init__(self, bus: MemoryBus, stream: MemoryStream, handler: FactHandler) -> None:
+    def __init__(self, bus: MemoryBus, stream: MemoryStream, handler: EventHandler) -> None:
         self._bus = bus
         self._stream = stream
         self._next_index = 0
@@ -82,8 +82,8 @@ class _Consumer:
                 await first_of(self._stream.changed.wait(), self._stopping.wait(), self._bus.state_changed.wait())
                 continue
             (subject, data), headers = self._stream.messages[index], self._stream.headers[index]
-            incoming = Incoming(subject, data, headers, is_history=not self._caught_up.is_set())
-            if await self._bus.dispatch.deliver_fact(self._handler, incoming) is False:
+            raw = RawMessage(subject, data, headers, is_history=not self._caught_up.is_set())
+            if await self._bus.dispatch.deliver_event(self._handler, raw) is False:
                 asyncio.get_running_loop().call_later(_REDELIVERY_S, self._give_back, index)
             else:
                 self._count_down(1)
@@ -129,7 +129,7 @@ class MemoryBus:
         self._attached = True
         self._was_connected = broker.online
         self._callbacks: list[Callable[[], None]] = []
-        self._outbox = FactOutbox(self._send_fact, self.dispatch)
+        self._outbox = Outbox(self._send_event, self.dispatch)
         self._requests: set[asyncio.Future[bytes]] = set()
         for stream in streams:
             broker.declare_stream(stream.stream_name(root), stream, stream.subjects(root))
@@ -179,7 +179,7 @@ class MemoryBus:
     @property
     def counters(self) -> dict[str, int]:
         """Plain counts by name."""
-        return dict(self.dispatch.counts) | {"facts_pending": len(self._outbox)}
+        return dict(self.dispatch.counts) | {"events_pending": len(self._outbox)}
 
     def publish(self, subject: Subject, message: Message) -> None:
         """Send a lossy observation."""
@@ -190,19 +190,19 @@ class MemoryBus:
         self.broker.publish(subject.text, self.dispatch.encode(message))
         self.dispatch.counts["published"] += 1
 
-    def publish_fact(self, subject: Subject, message: Message, *, message_id: str) -> None:
+    def publish_event(self, subject: Subject, message: Message, *, message_id: str) -> None:
         """Queue a fact."""
         _refuse_pattern(subject)
-        self._outbox.put(Fact(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
+        self._outbox.put(DurableEvent(subject.text, self.dispatch.encode(message), message_id, trace_headers()))
         if self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._outbox.run())
 
-    async def _send_fact(self, fact: Fact) -> None:
+    async def _send_event(self, fact: DurableEvent) -> None:
         self.require_connection()
         headers: dict[str, str] = {}
         with fact.span():
             inject(headers)
-            stored = self.broker.publish_fact(fact.subject, fact.data, fact.message_id, headers)
+            stored = self.broker.publish_event(fact.subject, fact.data, fact.message_id, headers)
         if not stored:
             raise BusUnavailableError(f"no stream keeps {fact.subject}")
 
@@ -214,8 +214,8 @@ class MemoryBus:
     async def subscribe(self, pattern: Subject, handler: Handler, *, queue: str | None = None) -> _Subscription:
         """Receive observations."""
 
-        def receive(incoming: Incoming, _reply: asyncio.Future[bytes] | None) -> None:
-            self.dispatch.deliver(handler, incoming.subject, incoming.data)
+        def receive(raw: RawMessage, _reply: asyncio.Future[bytes] | None) -> None:
+            self.dispatch.deliver(handler, raw.subject, raw.data)
 
         return self._open([self._interest(pattern, queue, receive)], set())
 
@@ -223,7 +223,7 @@ class MemoryBus:
         self,
         pattern: Subject,
         queue: str | None,
-        receive: Callable[[Incoming, asyncio.Future[bytes] | None], None],
+        receive: Callable[[RawMessage, asyncio.Future[bytes] | None], None],
     ) -> MemorySubscription:
         def overflow() -> None:
             self.dispatch.counts["dropped_slow"] += 1
@@ -237,7 +237,7 @@ class MemoryBus:
         self.open.add(subscription)
         return subscription
 
-    async def replay(self, stream: StreamSpec, handler: FactHandler) -> _Consumer:
+    async def replay(self, stream: StreamSpec, handler: EventHandler) -> _Consumer:
         """Receive all facts, for this process alone."""
         consumer = _Consumer(self, self._stream(stream), handler)
         self.open.add(consumer)
@@ -246,7 +246,7 @@ class MemoryBus:
     async def is_stored(self, stream: StreamSpec, subject: Subject) -> bool:
         """Whether the stream holds a fact on this subject."""
         if stream.stored_by_host(self.root) is not None:
-            raise BusError(f"stream {stream.name} keeps a host's facts under one subject")
+            raise BusError(f"stream {stream.name} keeps a host's events under one subject")
         return any(text == subject.text for text, _ in self._stream(stream).messages)
 
     def _stream(self, spec: StreamSpec) -> MemoryStream:
@@ -302,18 +302,18 @@ class MemoryBus:
     ) -> MemorySubscription:
         model, tasks = how
 
-        async def answer(incoming: Incoming, reply: asyncio.Future[bytes]) -> None:
-            encoded, _ = await self.dispatch.answer(responder, incoming, model)
+        async def answer(raw: RawMessage, reply: asyncio.Future[bytes]) -> None:
+            encoded, _ = await self.dispatch.answer(responder, raw, model)
             if not self.connected:
                 self.dispatch.counts["dropped_disconnected"] += 1
             elif not reply.done():
                 reply.set_result(encoded)
 
-        def receive(incoming: Incoming, reply: asyncio.Future[bytes] | None) -> None:
+        def receive(raw: RawMessage, reply: asyncio.Future[bytes] | None) -> None:
             if reply is None:
                 self.dispatch.counts["undecodable_no_reply_subject"] += 1
                 return
-            task = asyncio.get_running_loop().create_task(answer(incoming, reply))
+            task = asyncio.get_running_loop().create_task(answer(raw, reply))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
@@ -340,7 +340,7 @@ class MemoryBus:
     async def flush(self, timeout_s: float) -> None:
         """Wait until facts are stored and observations have reached the broker."""
         if self._sender is not None and not await self._outbox.wait_empty(timeout_s):
-            raise BusUnavailableError(f"{len(self._outbox)} facts are not stored after {timeout_s:g} s")
+            raise BusUnavailableError(f"{len(self._outbox)} events are not stored after {timeout_s:g} s")
         self.require_connection()
         await asyncio.sleep(0)
 
@@ -359,7 +359,7 @@ class MemoryBus:
             self._sender.cancel()
             await asyncio.wait({self._sender})
         if len(self._outbox):
-            undelivered["facts"] = len(self._outbox)
+            undelivered["events"] = len(self._outbox)
         self.disconnect()
         return undelivered
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from schemas.streams import BucketSpec, ObjectStoreSpec, StreamSpec
 from schemas.subjects import Subject
-from services._runtime.bus.api import Incoming, RevisionConflictError
+from services._runtime.bus.api import RawMessage, RevisionConflictError
 from services._runtime.clock import Clock, SystemClock
 from services._runtime.telemetry.tracing import untraced
 from tests.support.bus.memory_objects import MemoryObjectStore
@@ -24,18 +24,18 @@ class MemorySubscription:
 
     pattern: Subject
     queue: str | None
-    receive: Callable[[Incoming, asyncio.Future[bytes] | None], None]
+    receive: Callable[[RawMessage, asyncio.Future[bytes] | None], None]
     is_online: Callable[[], bool]
     limit: int
     on_overflow: Callable[[], None]
-    waiting: deque[tuple[Incoming, asyncio.Future[bytes] | None]] = field(default_factory=deque)
+    waiting: deque[tuple[RawMessage, asyncio.Future[bytes] | None]] = field(default_factory=deque)
 
-    def push(self, incoming: Incoming, reply: asyncio.Future[bytes] | None) -> None:
+    def push(self, raw: RawMessage, reply: asyncio.Future[bytes] | None) -> None:
         """Queue a message, or drop and count it where too many wait."""
         if len(self.waiting) >= self.limit:
             self.on_overflow()
             return
-        self.waiting.append((incoming, reply))
+        self.waiting.append((raw, reply))
         asyncio.get_running_loop().call_soon(self.hand_over_one, context=untraced())
 
     def hand_over_one(self) -> None:
@@ -56,15 +56,15 @@ class MemoryStream:
     seen_ids: dict[str, float] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def store(self, incoming: Incoming, message_id: str, now_s: float) -> None:
+    def store(self, raw: RawMessage, message_id: str, now_s: float) -> None:
         """Store, unless the id was seen within the window."""
         window_start_s = now_s - self.spec.duplicate_window_s
         self.seen_ids = {key: at_s for key, at_s in self.seen_ids.items() if at_s > window_start_s}
         if message_id in self.seen_ids:
             return
         self.seen_ids[message_id] = now_s
-        self.messages.append((incoming.subject, incoming.data))
-        self.headers.append(incoming.headers)
+        self.messages.append((raw.subject, raw.data))
+        self.headers.append(raw.headers)
         self.wake()
 
     def wake(self) -> None:
@@ -226,10 +226,10 @@ class MemoryBroker:
             self._turn += 1
             receivers.append(members[self._turn % len(members)])
         for subscription in receivers:
-            subscription.push(Incoming(subject, data, headers), reply)
+            subscription.push(RawMessage(subject, data, headers), reply)
         return len(receivers)
 
-    def publish_fact(
+    def publish_event(
         self, subject: str, data: bytes, message_id: str, headers: Mapping[str, str] | None = None
     ) -> bool:
         """Store in the stream that keeps the subject and deliver to subscribers; False: no stream keeps it."""
@@ -237,6 +237,6 @@ class MemoryBroker:
         for stream in self._streams.values():
             if any(pattern.matches(concrete) for pattern in stream.subjects):
                 self.publish(subject, data, headers=headers)
-                stream.store(Incoming(subject, data, headers), message_id, self.clock.monotonic())
+                stream.store(RawMessage(subject, data, headers), message_id, self.clock.monotonic())
                 return True
         return False

@@ -73,7 +73,7 @@ class Ground:
                 subject, name = JOB_RECORDS.subject(self.bus.root, job=message.job), message.job
             else:
                 subject, name = RUN_PROFILES.subject(self.bus.root, run=message.run), message.run
-            self.bus.publish_fact(subject, message, message_id=name)
+            self.bus.publish_event(subject, message, message_id=name)
         await self.bus.flush(5)
 
     async def ask(self, endpoint: Endpoint, request: Message) -> Message:
@@ -141,7 +141,7 @@ async def test_retraining_waits_for_enough_new_records(ground: Ground) -> None:
         await trained(advisor, 72)
         await ground.tell(*records(("d",)))
         duplicate = records(("a",))[0].model_copy(update={"reason": "told again"})
-        ground.bus.publish_fact(JOB_RECORDS.subject("tb", job=duplicate.job), duplicate, message_id="another id")
+        ground.bus.publish_event(JOB_RECORDS.subject("tb", job=duplicate.job), duplicate, message_id="another id")
         await ground.bus.flush(5)
         await until(lambda: advisor.records.repeated == 1)
         assert len(advisor.records) == 96
@@ -358,7 +358,7 @@ async def test_a_local_run_that_its_json_made_too_large_keeps_nobody_from_starti
     large = to_plain(profile("large", samples=1))
     large["workers"] = [{"worker": "master"} | dict.fromkeys(SERIES, [0] * 40_000)]
     subject = RUN_PROFILES.subject(ground.bus.root, run="large")
-    ground.broker.publish_fact(subject.text, json.dumps(large).encode(), "large")
+    ground.broker.publish_event(subject.text, json.dumps(large).encode(), "large")
     await ground.tell(*records(TASKS))
 
     async with ground.advisor() as advisor:

@@ -23,9 +23,9 @@ async def test_all_watchers_hear_all_kinds_and_a_repeated_fact_once() -> None:
     bus.publish(CFS.subject("tb", **ids), batch(0))
     bus.publish(LIMIT_DECISIONS.subject("tb", app="shop"), decisions(0))
     for message_id in ("a", "b"):  # as after a lost acknowledgement, past the window of duplicates
-        bus.publish_fact(OOM_EVENTS.subject("tb", **ids), oom_event(), message_id=message_id)
-        bus.publish_fact(CONTAINER_EVENTS.subject("tb", **ids), drift(), message_id=message_id)
-    bus.publish_fact(OOM_EVENTS.subject("tb", **ids), oom_event(tick=1), message_id="c")
+        bus.publish_event(OOM_EVENTS.subject("tb", **ids), oom_event(), message_id=message_id)
+        bus.publish_event(CONTAINER_EVENTS.subject("tb", **ids), drift(), message_id=message_id)
+    bus.publish_event(OOM_EVENTS.subject("tb", **ids), oom_event(tick=1), message_id="c")
     await until(lambda: "shop" in recording.apps and recording.apps["shop"].memory.grants == 2)
 
     for app in (state.apps["shop"], recording.apps["shop"]):
@@ -38,7 +38,7 @@ async def test_one_application_may_be_asked_for() -> None:
     state = ViewModel()
     await subscribe_sinks(bus, lambda: (state,), "shop")
     for name in ("other", "shop"):
-        bus.publish_fact(OOM_EVENTS.subject("tb", app=name, node="n1"), oom_event(app=name), message_id=name)
+        bus.publish_event(OOM_EVENTS.subject("tb", app=name, node="n1"), oom_event(app=name), message_id=name)
     await until(lambda: "shop" in state.apps)
 
     assert set(state.apps) == {"shop"}

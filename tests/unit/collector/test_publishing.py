@@ -104,7 +104,7 @@ async def test_a_bus_that_is_away_keeps_everything_waiting(journal: Journal) -> 
     for _ in range(3):
         with pytest.raises(BusUnavailableError):
             await publisher.publish(0.01)
-    assert bus.counters["facts_pending"] == 0, "nothing is handed to a bus that is away"
+    assert bus.counters["events_pending"] == 0, "nothing is handed to a bus that is away"
 
     broker.start()
     assert await publisher.publish() == 1
@@ -119,19 +119,19 @@ async def test_a_bus_that_goes_away_in_between_is_not_given_anything_twice(
     bus = MemoryBus(broker, ROOT)
     journal.append(job_record(1))
     publisher = Publisher(journal, bus)
-    hand_over = bus.publish_fact
+    hand_over = bus.publish_event
 
     def cut(*arguments: object, **more: object) -> None:
         broker.stop()
         hand_over(*arguments, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(bus, "publish_fact", cut)
+        patch.setattr(bus, "publish_event", cut)
         with pytest.raises(BusUnavailableError):
             await publisher.publish(0.05)
     with pytest.raises(BusUnavailableError):
         await publisher.publish(0.05)
-    assert bus.counters["facts_pending"] == 1
+    assert bus.counters["events_pending"] == 1
     broker.start()
     assert await publisher.publish() == 1
     assert stored(broker) == ["lab.evt.job.job-1"]

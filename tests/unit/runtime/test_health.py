@@ -83,7 +83,7 @@ async def test_stuck_event_loop() -> None:
 
 async def test_busy_event_loop_is_not_ready() -> None:
     """The HTTP thread answers although the loop does not."""
-    health = Health(list, Telemetry(), answer_s=0.1)
+    health = Health(list, Telemetry(), loop_timeout_s=0.1)
 
     async with serving(health) as port:
         answer = asyncio.to_thread(exchange, port, b"GET /readyz HTTP/1.0\r\n\r\n")

@@ -17,7 +17,7 @@ from services._runtime.telemetry.otel_export import Export
 from services._runtime.telemetry.otel_lifetime import exporting, exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, OtelSettings, read_otel_settings
 from services._runtime.telemetry.telemetry import Sample, Telemetry
-from services._runtime.telemetry.tracing import Begin, leave_out, message_span, span
+from services._runtime.telemetry.tracing import Begin, drop_span, message_span, span
 from tests.support.deadline import until
 from tests.support.otlp_receiver import OtlpReceiver, otlp_receiver, wait_for
 
@@ -89,10 +89,10 @@ def test_what_is_left_out_is_exported_only_where_something_refers_to_it_or_it_fa
             with message_span("bus.respond", f"tb.cmd.limits.{case}", Begin({})) as current:
                 if case == "asked":
                     assert current.trace_id
-                leave_out()
+                drop_span()
                 if case == "failed":
                     current.fail("503", "later")
-        leave_out()
+        drop_span()
 
     assert sorted(each.attributes["messaging.destination.name"] for each in receiver.spans) == [
         "tb.cmd.limits.asked",

@@ -23,7 +23,7 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 def test_states_arrive_as_lines_of_one_message(manager: socket.socket) -> None:
     systemd = Systemd({"NOTIFY_SOCKET": manager.getsockname()}, os.getpid())
 
-    systemd.tell(READY, "STATUS=well")
+    systemd.notify(READY, "STATUS=well")
 
     assert manager.recv(100) == b"READY=1\nSTATUS=well"
 
@@ -39,7 +39,7 @@ def test_an_abstract_socket_is_reached() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
         listening.settimeout(10.0)
-        Systemd({"NOTIFY_SOCKET": f"@{name}"}, 1).tell(STOPPING)
+        Systemd({"NOTIFY_SOCKET": f"@{name}"}, 1).notify(STOPPING)
 
         assert listening.recv(100) == b"STOPPING=1"
 
@@ -59,8 +59,8 @@ def test_signs_of_life_only_where_they_are_waited_for(
 ) -> None:
     systemd = Systemd({"NOTIFY_SOCKET": manager.getsockname(), **environ}, 7)
 
-    systemd.alive()
-    systemd.tell("END=1")
+    systemd.notify_watchdog()
+    systemd.notify("END=1")
 
     heard = [manager.recv(100) for _ in range(beats + 1)]
     assert heard == [b"WATCHDOG=1"] * beats + [b"END=1"]
@@ -68,7 +68,7 @@ def test_signs_of_life_only_where_they_are_waited_for(
 
 @pytest.mark.parametrize("address", ["", "/nonexistent/notify", "vsock:2:1234", "@" + "x" * 200])
 def test_whoever_is_not_there_does_no_harm(address: str) -> None:
-    Systemd({"NOTIFY_SOCKET": address}, 1).tell(READY)
+    Systemd({"NOTIFY_SOCKET": address}, 1).notify(READY)
 
 
 def test_children_cannot_speak_for_the_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,12 +173,12 @@ async def test_what_a_stream_held_before_is_no_part_of_a_trace(buses: tuple[Memo
         seen.append(trace_headers())
 
     with recorded_spans() as recorded:
-        client.publish_fact(subject, container_event(1), message_id="1")
+        client.publish_event(subject, container_event(1), message_id="1")
         await client.flush(2)
         replay = await reader.replay(CONTAINER_STREAM, take)
         await replay.caught_up()
         with span("allocator.decide"):
-            client.publish_fact(subject, container_event(2), message_id="2")
+            client.publish_event(subject, container_event(2), message_id="2")
         await until(lambda: len(seen) == 2)
         await until(lambda: "process evt.container.{app}.{node}" in recorded.names())
         await replay.stop()

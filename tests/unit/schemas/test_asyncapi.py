@@ -154,7 +154,7 @@ def test_streams_and_buckets_are_listed() -> None:
 def test_attribute_docstrings_become_descriptions() -> None:
     properties = DOCUMENT["components"]["schemas"]["ContainerEvent"]["properties"]
 
-    assert properties["quota_us"]["description"] == "Limit that the container came with; -1: unlimited."
+    assert properties["quota_us"]["description"] == "Initial limit of the container; -1: unlimited."
 
 
 def test_members_of_enums_and_codes_are_described() -> None:

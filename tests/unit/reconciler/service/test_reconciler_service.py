@@ -290,7 +290,7 @@ async def test_churn_while_the_bus_is_dead_loses_nothing(lab):
             lab.network.learn(mac(number), OTHER)
         await until(lambda: len(lab.rules) > 1_000, within_s=30, what="rules without a bus")
         await until(lambda: reconciler.not_ready() is None, within_s=30)
-        assert lab.bus.counters["facts_pending"] < 300, "passes are put together"
+        assert lab.bus.counters["events_pending"] < 300, "passes are put together"
         told = len(lab.tc)
         lab.bus.broker.start()
         await until(lambda: replayed(lab.tc) == lab.rules, within_s=30, what="the whole audit, in order")
@@ -302,7 +302,7 @@ async def test_churn_while_the_bus_is_dead_loses_nothing(lab):
     assert {operation.pass_id for operation in merged[0].operations} <= set(
         range(merged[0].first_pass_id, merged[0].pass_id + 1)
     )
-    assert lab.bus.counters.get("facts_dropped", 0) == 0
+    assert lab.bus.counters.get("events_dropped", 0) == 0
 
 
 async def test_the_next_incarnation_tells_what_the_bus_never_got(lab):

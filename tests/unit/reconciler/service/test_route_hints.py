@@ -191,7 +191,7 @@ async def test_a_reconciler_looks_at_once_and_shows_the_hint(lab):
         reconciler._auditor.changed()
         await until(lambda: reconciler._paths()[0], what="the first comparison")
         route_only, questions = reconciler.loop.counts.route_only, lab.daemons.questions
-        lab.ours.publish_fact(ROUTE_EVENTS.subject("tb", node="n2"), DRAINED, message_id="1")
+        lab.ours.publish_event(ROUTE_EVENTS.subject("tb", node="n2"), DRAINED, message_id="1")
         await until(lambda: reconciler.loop.counts.route_only > route_only, what="a look at the kernel's paths")
         await until(lambda: lab.daemons.questions > questions, what="questions to FRR")
         (path,) = (await state(lab)).paths
@@ -204,10 +204,10 @@ async def test_a_flood_closes_the_subscription_and_the_reconciler_goes_on(lab):
     async with lab.reconciler() as reconciler:
         await until(lambda: reconciler.loop.last, what="the first look")
         for number in range(MAX_EVENTS_PER_S + 50):
-            lab.ours.publish_fact(ROUTE_EVENTS.subject("tb", node="n2"), narrowed(), message_id=str(number))
+            lab.ours.publish_event(ROUTE_EVENTS.subject("tb", node="n2"), narrowed(), message_id=str(number))
         await until(lambda: reconciler._listener.paused, what="the end of listening")
         heard = lab.bus.counters["received"]
-        lab.ours.publish_fact(ROUTE_EVENTS.subject("tb", node="n3"), DRAINED, message_id="after the flood")
+        lab.ours.publish_event(ROUTE_EVENTS.subject("tb", node="n3"), DRAINED, message_id="after the flood")
         lab.network.learn(mac(2), VTEP)
         await until(lambda: len(lab.rules) == 2, what="a rule as ever")
         assert lab.bus.counters["received"] == heard

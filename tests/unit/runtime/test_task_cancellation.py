@@ -1,4 +1,4 @@
-"""`services._runtime.cancelling`: tasks that do not listen at once."""
+"""`services._runtime.task_cancellation`: tasks that do not listen at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services._runtime.cancelling import cancel_all
+from services._runtime.task_cancellation import cancel_all
 
 
 async def _deaf(times: int) -> int:

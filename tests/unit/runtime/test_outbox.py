@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager
 
 from services._runtime.bus.api import BusUnavailableError
 from services._runtime.bus.dispatch import Dispatch
-from services._runtime.bus.outbox import Fact, FactOutbox
+from services._runtime.bus.outbox import DurableEvent, Outbox
 from tests.support.deadline import until
 
 
-def fact(number: int) -> Fact:
-    return Fact("s", b"", str(number))
+def fact(number: int) -> DurableEvent:
+    return DurableEvent("s", b"", str(number))
 
 
 @asynccontextmanager
 async def outbox(
-    send: Callable[[Fact], Awaitable[None]], limit: int = 10
-) -> AsyncIterator[tuple[FactOutbox, Dispatch]]:
+    send: Callable[[DurableEvent], Awaitable[None]], limit: int = 10
+) -> AsyncIterator[tuple[Outbox, Dispatch]]:
     dispatch = Dispatch()
-    made = FactOutbox(send, dispatch, limit=limit)
+    made = Outbox(send, dispatch, limit=limit)
     task = asyncio.create_task(made.run())
     yield made, dispatch
     task.cancel()
@@ -32,7 +32,7 @@ async def test_a_failing_fact_is_not_overtaken() -> None:
     sent: list[str] = []
     failures = [3]
 
-    async def send(item: Fact) -> None:
+    async def send(item: DurableEvent) -> None:
         if item.message_id == "1" and failures[0]:
             failures[0] -= 1
             raise BusUnavailableError("not now")
@@ -44,7 +44,7 @@ async def test_a_failing_fact_is_not_overtaken() -> None:
         assert await box.wait_empty(5)
 
     assert sent == ["0", "1", "2", "3"]
-    assert dispatch.counts["facts_published"] == 4
+    assert dispatch.counts["events_published"] == 4
 
 
 async def test_overflow_drops_the_oldest() -> None:
@@ -52,7 +52,7 @@ async def test_overflow_drops_the_oldest() -> None:
     sent: list[str] = []
     under_way, release = asyncio.Event(), asyncio.Event()
 
-    async def send(item: Fact) -> None:
+    async def send(item: DurableEvent) -> None:
         under_way.set()
         await release.wait()
         sent.append(item.message_id)
@@ -67,14 +67,14 @@ async def test_overflow_drops_the_oldest() -> None:
         assert await box.wait_empty(5)
 
     assert sent == ["0", "3", "4", "5"]
-    assert dispatch.counts["facts_dropped"] == 3
+    assert dispatch.counts["events_dropped"] == 3
 
 
 async def test_reconnection_ends_the_back_off() -> None:
     attempts = [0]
     online = [False]
 
-    async def send(_item: Fact) -> None:
+    async def send(_item: DurableEvent) -> None:
         attempts[0] += 1
         if not online[0]:
             raise BusUnavailableError("away")

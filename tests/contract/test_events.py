@@ -21,7 +21,7 @@ async def follow(bus: Bus, got: list[int]) -> Replay:
 
 
 def publish(bus: Bus, root: str, number: int, message_id: str | None = None) -> None:
-    bus.publish_fact(event_subject(root), container_event(number), message_id=message_id or f"event-{number}")
+    bus.publish_event(event_subject(root), container_event(number), message_id=message_id or f"event-{number}")
 
 
 async def test_facts_are_delivered_in_order_from_the_first(lab: BusLab) -> None:
@@ -39,8 +39,8 @@ async def test_facts_are_delivered_in_order_from_the_first(lab: BusLab) -> None:
 
     assert got == list(range(40))
     assert live == list(range(40))
-    assert bus.counters["facts_published"] == 40
-    assert bus.counters["facts_pending"] == 0
+    assert bus.counters["events_published"] == 40
+    assert bus.counters["events_pending"] == 0
 
 
 async def test_facts_are_deduplicated(lab: BusLab) -> None:
@@ -115,7 +115,7 @@ async def test_whether_a_fact_is_stored(lab: BusLab) -> None:
     """By its subject, also for those that did not send it; without a server an error, and no guess."""
     bus, other = await lab.bus(), await lab.bus()
     stored, missing = (ROUTE_EVENTS.subject(lab.root, node=node) for node in ("n1", "n2"))
-    bus.publish_fact(stored, container_event(1), message_id="1")
+    bus.publish_event(stored, container_event(1), message_id="1")
     await bus.flush(5)
 
     assert await other.is_stored(ROUTE_STREAM, stored)

@@ -1,6 +1,6 @@
-"""Cancel tasks until they have ended: one cancel may be lost.
+"""Task cancellation that is repeated until the tasks have ended: a single cancel can be lost.
 
-`asyncio.wait_for` of Python 3.11 swallows a cancel that comes just when what it waits for ends (cpython#86296).
+`asyncio.wait_for` of Python 3.11 swallows a cancel that arrives just when the awaited future ends (cpython#86296).
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ _AGAIN_S: Final = 0.1
 async def cancel_all(
     tasks: Iterable[asyncio.Task[Any]], within_s: float = math.inf, again_s: float = _AGAIN_S
 ) -> set[asyncio.Task[Any]]:
-    """Cancel tasks, again and again, and wait until they have ended.
+    """Cancel tasks repeatedly until they have ended.
 
     Args:
-        tasks: to be ended; those that are done already are left alone.
-        within_s: seconds after which those that still run are given up.
-        again_s: seconds between two cancels: what a task does when it is cancelled must not take longer, or it is cut
-            off.
+        tasks: those to cancel; ones that are done already are ignored.
+        within_s: timeout in seconds.
+        again_s: seconds between two cancels; a task whose cleanup takes longer is cancelled in its cleanup.
 
     Returns:
-        What still runs then.
+        The tasks that still run after the timeout.
     """
     clock = asyncio.get_running_loop().time
     running, deadline_s = {task for task in tasks if not task.done()}, clock() + within_s
