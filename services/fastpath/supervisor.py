@@ -26,7 +26,7 @@ from services.fastpath.config import Config
 from services.fastpath.control import LONGEST, Order
 
 _PACKAGE: Final = "services.fastpath"
-_IMPORT_ROOT: Final = Path(__file__).parents[3]
+_IMPORT_ROOT: Final = Path(__file__).parents[2]
 _NOT_FOR_THEM: Final = (signal.SIGINT, signal.SIGHUP)
 _LOCK_WITHIN_S: Final = 2.0
 """A watchdog may still be emptying the table of a fast path that was killed."""
