@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
+from services._runtime.service.interpreter import installed_services
 from tests.support import compose_lab
 from tests.support.compose_lab import COMPOSE, ROOT
 
@@ -64,7 +65,7 @@ def test_what_is_scaled_has_no_fixed_name_and_no_fixed_port():
     for name in FILES:
         for service, settings in content(name)["services"].items():
             assert "container_name" not in settings, (name, service)
-            if service in {"agent", "allocator", "reconciler", "collector", "advisor"}:
+            if service in installed_services():
                 assert "ports" not in settings, (name, service)
             assert all(port.startswith("127.0.0.1:") for port in settings.get("ports", [])), (name, service)
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,17 @@ import yaml
 
 from schemas.permissions import NODE_ROLES, Role
 from schemas.telemetry import METRICS
+from services._runtime.service.interpreter import installed_services
 from services._runtime.service.settings import CommonSettings
-from services.advisor.settings import AdvisorSettings
-from services.agent.settings import AgentSettings
-from services.allocator.settings import AllocatorSettings
 from services.cli.apps.app_file import load_app_file
-from services.collector.settings import CollectorSettings
-from services.reconciler.settings import ReconcilerSettings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "compose" / "kubernetes"
 SCHEMAS: dict[str, Any] = json.loads((ROOT / "tests/support/kubernetes-1.32.json").read_text(encoding="utf-8"))
 SETTINGS: dict[str, type[CommonSettings]] = {
-    "agent": AgentSettings,
-    "allocator": AllocatorSettings,
-    "reconciler": ReconcilerSettings,
-    "collector": CollectorSettings,
-    "advisor": AdvisorSettings,
+    name: getattr(import_module(f"services.{name}.settings"), f"{name.capitalize()}Settings")
+    for name in installed_services()
+    if name != "fastpath"  # a container of the reconciler's pod
 }
 PER_NODE = {"agent", "reconciler"}
 WORKLOADS = {"DaemonSet", "Deployment", "CronJob"}
@@ -147,7 +142,7 @@ def test_the_check_finds_mistakes(spoil: Any) -> None:
         check(agent)
 
 
-def test_it_is_the_five_services_and_the_announcer() -> None:
+def test_it_is_each_service_and_the_announcer() -> None:
     kinds = {manifest["metadata"]["name"]: manifest["kind"] for manifest in base() if manifest["kind"] in WORKLOADS}
 
     assert kinds == {name: "DaemonSet" if name in PER_NODE else "Deployment" for name in SETTINGS} | {"apps": "CronJob"}

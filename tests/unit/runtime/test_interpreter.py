@@ -77,7 +77,7 @@ def test_a_directory_that_was_removed_is_no_hindrance(tmp_path: Path, monkeypatc
 def test_services_are_found_with_a_line_each() -> None:
     found = installed_services()
 
-    assert found.keys() == {"agent", "allocator", "reconciler", "fastpath", "collector", "advisor"}
+    assert found.keys() >= {"agent", "allocator", "reconciler", "fastpath", "collector", "advisor"}
     assert found["fastpath"].module == "services.fastpath"
     assert all(20 < len(service.summary) <= 110 for service in found.values())
     assert all(service.summary.lower().startswith(("the " + name)[:7]) for name, service in found.items())

@@ -1,0 +1,71 @@
+"""The skeleton of a service, made in a copy of the tree: it passes the checks that every service passes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.new_service import SkeletonError, skeleton
+
+ROOT = Path(__file__).parents[2]
+CHECKS = (
+    "tests/unit/sketch",
+    "tests/unit/test_docs_fresh.py",
+    "tests/unit/test_compose_files.py",
+    "tests/unit/test_kubernetes_manifests.py",
+    "tests/unit/test_systemd_units.py",
+    "tests/unit/test_dashboards.py",
+    "tests/unit/test_links.py",
+    "tests/unit/test_words.py",
+    "tests/unit/schemas/test_permissions.py",
+    "tests/unit/schemas/test_schema_snapshots.py",
+    "tests/unit/schemas/test_subject_discipline.py",
+    "tests/unit/runtime/test_interpreter.py::test_services_are_found_with_a_line_each",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_new_service_passes_every_check(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+
+    def run(*command: str) -> str:
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    subprocess.run(["git", "init", "--quiet", "."], cwd=tree, check=True)  # tests list the tree's files by git
+    python = (sys.executable, "-m")
+    written = run(*python, "scripts.new_service", "sketch", "keeps links and jobs apart")
+    assert "services/sketch/service.py" in written
+    subprocess.run(["git", "add", "--all"], cwd=tree, check=True)
+    run(*python, "ruff", "check", ".")
+    run(*python, "ruff", "format", "--check", ".")
+    run(str(Path(sys.executable).parent / "lint-imports"), "--no-cache")
+    run(*python, "mypy", "services/sketch", "schemas", "tests/unit/sketch")
+    run(*python, "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "summary", "complaint"),
+    [
+        ("allocator", "keeps links apart", "is there already"),
+        ("New_One", "keeps links apart", "small letters"),
+        ("sketch", "short", "10 to 80 characters"),
+        ("sketch", "ends with a full stop.", "without a full stop"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is_written(name: str, summary: str, complaint: str) -> None:
+    with pytest.raises(SkeletonError, match=complaint):
+        skeleton(name, summary)
