@@ -271,13 +271,13 @@ class Host(Protocol):
 
 
 class ThrottleNotifier(Protocol):
-    """Rings when a container, or any other group with a quota, has used it up."""
+    """Becomes readable when a container, or any other group with a quota, has used it up."""
 
     def fileno(self) -> int:
         """Readable once a group was throttled."""
 
-    def drain(self) -> None:
-        """Until it rings again."""
+    def drain(self) -> int:
+        """Skip what has arrived: readable again at the next throttling. Returns how many records were skipped."""
 
 
 class Reserve(NamedTuple):

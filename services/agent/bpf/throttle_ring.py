@@ -11,6 +11,8 @@ import struct
 from typing import Final
 
 _POSITION: Final = struct.Struct("=Q")
+_RECORD_BYTES: Final = 16
+"""A header of 8 bytes (BPF_RINGBUF_HDR_SZ) and the group's id."""
 
 
 class ThrottleRing:
@@ -31,9 +33,12 @@ class ThrottleRing:
         """Readable once a group was throttled."""
         return self._descriptor
 
-    def drain(self) -> None:
-        """Until it rings again."""
-        self._consumer_position[: _POSITION.size] = self._producer_position[: _POSITION.size]
+    def drain(self) -> int:
+        """Skip what has arrived: readable again at the next record. Returns how many records were skipped."""
+        produced = self._producer_position[: _POSITION.size]
+        skipped = _POSITION.unpack(produced)[0] - _POSITION.unpack_from(self._consumer_position)[0]
+        self._consumer_position[: _POSITION.size] = produced
+        return int(skipped) // _RECORD_BYTES
 
     def close(self) -> None:
         """Close the descriptor; the loader's program ends with the loader."""
