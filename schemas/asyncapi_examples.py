@@ -82,7 +82,7 @@ _SMALL: Final = Configuration(
 )
 _PRICE: Final = Price(usd_per_hour=0.4370, as_of=date(2026, 11, 21), source="gcp-vertex", snapshot="3b1f0c")
 _MODEL: Final = ModelName(
-    model="ours", version="ours-03e5acd906a4-s0", data_hash="03e5acd906a4", records=464, tasks=8, trained_ns=_BORN
+    model="gp", version="gp-03e5acd906a4-s0", data_hash="03e5acd906a4", records=464, tasks=8, trained_ns=_BORN
 )
 _EXPECTED: Final = ConfigurationPrediction(
     configuration=_SMALL, time_s=Estimate(median=412.0, low=318.0, high=540.0),

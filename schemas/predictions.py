@@ -42,7 +42,7 @@ class ModelName(Message):
     type_name: ClassVar[str] = "turnbuckle.prediction.v1.ModelName"
 
     model: str
-    """The algorithm, such as ``ours``, ``boosting`` or ``thesis_bilstm``."""
+    """The algorithm, such as ``gp``, ``boosting`` or ``thesis_bilstm``."""
     version: str
     """Of the stored model."""
     data_hash: str

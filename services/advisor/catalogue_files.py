@@ -1,4 +1,4 @@
-"""The price catalogue as the service uses it: read again when its files change."""
+"""The service's price catalogue: snapshots reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Catalogue:
         self.snapshots: tuple[Snapshot, ...] = ()
 
     def read(self) -> None:
-        """Read the files again if any has come, gone or changed. What is wrong is logged, the rest counts."""
+        """Read the files again if any was added, removed or changed. Unusable files are logged and skipped."""
         seen = frozenset(_written(self._places))
         if seen == self._seen:
             return
@@ -34,14 +34,14 @@ class Catalogue:
         for problem in problems:
             self._log.error("price_file_unusable", error=problem)
         self.snapshots = tuple(found)
-        self._seen = seen  # last: this is a thread, and `listing` keeps what it made under this key
+        self._seen = seen  # last: this runs in a thread, and `listing` caches by this key
         self._log.info("prices_read", snapshots=len(found))
 
     def listing(self, as_of: date | None, records: Records) -> Listing:
-        """The prices of a day, or the newest; machines that only records know have the newest record's price.
+        """The prices of a day, or the newest; machines found only in records have the newest record's price.
 
         Raises:
-            BadQuestionError: nothing is as old as that.
+            BadQuestionError: there are no prices of that day or before.
         """
         key = (as_of, self._seen, id(records), len(records.priced))
         if self._cache is None or self._cache[0] != key:
@@ -56,5 +56,5 @@ class Catalogue:
 def _written(places: Iterable[Path]) -> Iterator[tuple[Path, int]]:
     """Files, and when each was written, ns."""
     for path in (one for place in places for one in place.glob("*.json")):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # deleted meanwhile
             yield path, path.stat().st_mtime_ns

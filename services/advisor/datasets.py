@@ -1,4 +1,4 @@
-"""Record files that an advisor knows beside the bus: the shipped one, and others."""
+"""Record files that an advisor reads besides the bus: the shipped one, and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_datasets(names: Sequence[str]) -> JobFile:
     """All records and local runs of the files named.
 
     Raises:
-        UnusableSettingsError: one cannot be read, or nothing is shipped.
+        UnusableSettingsError: one cannot be read, or there is no shipped data set.
     """
     records: list[JobRecord] = []
     profiles: list[RunProfile] = []

@@ -1,7 +1,7 @@
-r"""A trained model as bytes: a header that says what it is, a digest, and the model itself.
+r"""Model file: a header, a digest, and the pickled model.
 
 Layout: ``TBMODEL3\n``, four bytes of header length (big endian), the header as JSON, the SHA-256 of the rest, the
-rest: a pickle of the `Adviser`. The digest finds damage, not malice: who may write to the store may also write the
+rest: a pickle of the `TrainedModel`. The digest detects damage, not malice: a writer of the store can also write the
 digest. So the pickle is read through an allow-list: classes of the advisor's core and models and of the schemas, trees
 of scikit-learn and LightGBM, and a few functions that rebuild arrays; anything else refuses the file before it runs.
 """
@@ -20,7 +20,7 @@ from importlib.metadata import version
 from typing import Any, Final, cast
 
 from schemas.predictions import ModelName
-from services.advisor.core.advising import Adviser
+from services.advisor.core.trained_model import TrainedModel
 
 MAGIC: Final = b"TBMODEL3\n"
 _LIBRARIES: Final = ("numpy", "scikit-learn", "lightgbm")
@@ -42,17 +42,17 @@ _ALLOWED: Final = frozenset(
         ("sklearn.tree._classes", "DecisionTreeRegressor"), ("sklearn.tree._tree", "Tree"),
     }
 )  # fmt: skip
-"""Beside classes of `_CLASSES_OF`: what rebuilds plain values, and the trees of the libraries, one by one: others of
-their classes do more than hold values when they are made (`numpy.memmap` opens files)."""
+"""Besides classes of `_CLASSES_OF`: constructors of plain values, and the libraries' trees, listed one by one: other
+classes of theirs have side effects when constructed (`numpy.memmap` opens files)."""
 
 
 class UnusableModelError(ValueError):
-    """The bytes are no model that this version can use; the text says why. Training anew helps."""
+    """The bytes are not a model that this version can use; the text gives the reason. Remedy: train anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a stored model is."""
+    """Header of a model file."""
 
     algorithm: str
     version: str
@@ -64,7 +64,7 @@ class Header:
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     def name(self) -> ModelName:
-        """As it is told with every prediction."""
+        """The model's name in every answer."""
         return ModelName(
             model=self.algorithm, version=self.version, data_hash=self.data_hash,
             records=self.records, tasks=self.tasks, trained_ns=self.trained_ns,
@@ -72,45 +72,45 @@ class Header:
 
 
 def libraries() -> dict[str, str]:
-    """What a model's bytes depend on, with versions."""
+    """Versions of the libraries that a pickled model depends on."""
     return {name: version(name) for name in _LIBRARIES}
 
 
-def pack(header: Header, adviser: Adviser) -> bytes:
+def pack(header: Header, trained: TrainedModel) -> bytes:
     """Return the file's bytes."""
     written = io.BytesIO()
-    _Pickler(written, protocol=5).dump(adviser)
+    _Pickler(written, protocol=5).dump(trained)
     body = written.getvalue()
-    said = json.dumps(asdict(header), sort_keys=True).encode()
-    digest = hashlib.sha256(said + body).digest()
-    return MAGIC + len(said).to_bytes(_LENGTH_BYTES, "big") + said + digest + body
+    encoded = json.dumps(asdict(header), sort_keys=True).encode()
+    digest = hashlib.sha256(encoded + body).digest()
+    return MAGIC + len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded + digest + body
 
 
 def read_header(data: bytes) -> Header:
-    """Return what the file says it is.
+    """Return the file's header.
 
     Raises:
-        UnusableModelError: it is no such file, it is damaged, or it was made with other versions of its libraries.
+        UnusableModelError: it is not a model file, is damaged, or was written with other versions of the libraries.
     """
     return _split(data)[0]
 
 
-def unpack(data: bytes) -> tuple[Header, Adviser]:
+def unpack(data: bytes) -> tuple[Header, TrainedModel]:
     """Return the header and the model.
 
     Raises:
-        UnusableModelError: as `read_header`, or the model holds what a model may not hold.
+        UnusableModelError: as `read_header`, or the pickle contains a class outside of the allow-list.
     """
     header, body = _split(data)
     try:
-        adviser = _Unpickler(io.BytesIO(body)).load()
+        trained = _Unpickler(io.BytesIO(body)).load()
     except UnusableModelError:
         raise
     except Exception as error:  # a pickle's content can raise anything
         raise UnusableModelError(f"model {header.version} cannot be loaded: {type(error).__name__}: {error}") from error
-    if not all(hasattr(adviser, name) for name in ("outlook", "level", "encoder")):
-        raise UnusableModelError(f"model {header.version} is a {type(adviser).__name__}, no adviser")
-    return header, cast("Adviser", adviser)
+    if not all(hasattr(trained, name) for name in ("predict", "level", "encoder")):
+        raise UnusableModelError(f"model {header.version} is a {type(trained).__name__}, no trained")
+    return header, cast("TrainedModel", trained)
 
 
 def _split(data: bytes) -> tuple[Header, bytes]:
@@ -120,12 +120,12 @@ def _split(data: bytes) -> tuple[Header, bytes]:
     length = int.from_bytes(data[len(MAGIC) : start], "big")
     if length > _MAX_HEADER_BYTES or len(data) < start + length + _DIGEST_BYTES:
         raise UnusableModelError("the model file ends too early")
-    said, body = data[start : start + length], data[start + length + _DIGEST_BYTES :]
+    encoded, body = data[start : start + length], data[start + length + _DIGEST_BYTES :]
     digest = data[start + length : start + length + _DIGEST_BYTES]
-    if hashlib.sha256(said + body).digest() != digest:
+    if hashlib.sha256(encoded + body).digest() != digest:
         raise UnusableModelError("the model file is damaged: its digest differs")
     try:
-        header = Header(**json.loads(said))
+        header = Header(**json.loads(encoded))
     except (ValueError, TypeError) as error:
         raise UnusableModelError(f"the model file's header cannot be read: {error}") from error
     here = libraries()
@@ -144,7 +144,7 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Only what a model is made of."""
+        """Resolve allowed classes only."""
         if (module, name) in _ALLOWED:
             return super().find_class(module, name)
         if f"{module}.".startswith(_CLASSES_OF):

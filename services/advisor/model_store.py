@@ -1,4 +1,4 @@
-"""The models in the bus's object store: each under its version, the newest by the store's own order."""
+"""Model store: models in the bus's object store under their version, ordered by the store's revisions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from schemas.predictions import ModelName
 from services._runtime.bus.api import BusError, CorruptObjectError, ObjectInfo, ObjectStore, ObjectStoreFullError
 from services._runtime.telemetry.logging import Logger
-from services.advisor.core.advising import Adviser
+from services.advisor.core.trained_model import TrainedModel
 from services.advisor.model_file import UnusableModelError, read_header, unpack
+from services.advisor.settings import RENAMED_ALGORITHMS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,13 +19,13 @@ class Model:
     """A model in use."""
 
     name: ModelName
-    adviser: Adviser
+    trained: TrainedModel
     revision: int
-    """In the store; of one that could not be stored, that of the newest one there: what comes after it replaces it."""
+    """In the store; of a model that could not be stored, that of the newest one there."""
 
 
 class ModelStore:
-    """Keeps and finds models. What cannot be used is told once, and left until its place is taken by a better one."""
+    """Stores and loads models. An unusable one is logged once, and deleted when newer ones replace it."""
 
     def __init__(self, objects: ObjectStore, algorithm: str, kept: int, log: Logger, *, data: str = "") -> None:
         """Share the store: only models of `algorithm`, learned from `data` (see `learning.SHIPPED_TOO`), are seen."""
@@ -44,45 +45,44 @@ class ModelStore:
         Raises:
             BusError: the store cannot be read.
         """
-        for info in await self._mine():
+        for info in await self._list():
             if info.revision <= beyond_revision:
                 return None
             if info.revision not in self._unusable and (model := await self._load(info)) is not None:
                 return model
         return None
 
-    async def _mine(self) -> list[ObjectInfo]:
-        """The algorithm's objects, newest first; one that says of no algorithm may be anything."""
+    async def _list(self) -> list[ObjectInfo]:
+        """The lineage's objects, newest first; objects without an attribute `algorithm` are included."""
         found = (await self._objects.names()).values()
-        mine = [
+        matching = [
             one
             for one in found
-            if one.attributes.get("algorithm", self._algorithm) == self._algorithm
-            and one.attributes.get("data", "") == self._data
+            if _algorithm_of(one, self._algorithm) == self._algorithm and one.attributes.get("data", "") == self._data
         ]
-        self._newest_revision = max((one.revision for one in mine), default=self._newest_revision)
-        return sorted(mine, key=lambda one: -one.revision)
+        self._newest_revision = max((one.revision for one in matching), default=self._newest_revision)
+        return sorted(matching, key=lambda one: -one.revision)
 
     async def _load(self, info: ObjectInfo) -> Model | None:
         try:
             stored = await self._objects.get(info.name)
             if stored is None:
                 return None
-            header, adviser = await asyncio.to_thread(unpack, stored.data)
+            header, trained = await asyncio.to_thread(unpack, stored.data)
         except (CorruptObjectError, UnusableModelError) as error:
             self._unusable.add(info.revision)
             self.unusable_count += 1
             self._log.error("model_unusable", version=info.name, error=str(error), remedy="it is trained anew")
             return None
-        return Model(header.name(), adviser, stored.info.revision)
+        return Model(header.name(), trained, stored.info.revision)
 
     async def take_over(self, version: str) -> Model | None:
-        """The stored model of a version, made the newest where it is not; None: there is none that can be used.
+        """Load the stored model of a version and make it the newest; None: there is no usable one.
 
         Raises:
             BusError: the store cannot be read.
         """
-        found = await self._mine()
+        found = await self._list()
         info = next((one for one in found if one.name == version and one.revision not in self._unusable), None)
         model = await self._load(info) if info is not None else None
         if model is None or model.revision == found[0].revision:
@@ -91,10 +91,10 @@ class ModelStore:
         return await self.save(stored.data) if stored is not None else model
 
     async def save(self, data: bytes) -> Model:
-        """Store a model file and return the model; where it cannot be stored, it is used all the same.
+        """Store a model file and return the model, which is used even if it could not be stored.
 
         Raises:
-            UnusableModelError: the file is none.
+            UnusableModelError: it is not a model file.
         """
         header = read_header(data)
         attributes = {
@@ -110,14 +110,14 @@ class ModelStore:
         except BusError as error:
             revision = self._newest_revision
             self._log.error("model_not_stored", version=header.version, error=str(error))
-        _, adviser = await asyncio.to_thread(unpack, data)
-        return Model(header.name(), adviser, revision)
+        _, trained = await asyncio.to_thread(unpack, data)
+        return Model(header.name(), trained, revision)
 
     async def _put(self, version: str, data: bytes, attributes: Mapping[str, str]) -> ObjectInfo:
-        """Store it; older ones beyond those that are kept go first, and more of them where the store is full."""
+        """Store a model; first deletes older ones beyond `kept`, and more of them if the store is full."""
         kept = self._kept - 1
         while True:
-            found = await self._mine()
+            found = await self._list()
             for info in found[kept:]:
                 await self._objects.delete(info.name)
                 self._log.info("model_removed", version=info.name)
@@ -127,3 +127,8 @@ class ModelStore:
                 kept = min(kept, len(found)) - 1
                 if kept < 0:
                     raise
+
+
+def _algorithm_of(info: ObjectInfo, default: str) -> str:
+    name = info.attributes.get("algorithm", default)
+    return RENAMED_ALGORITHMS.get(name, name)

@@ -1,4 +1,4 @@
-"""What the advisor needs of the outside world beside the bus."""
+"""Ports of the advisor besides the bus: the trainer and its training set."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from schemas.runs import RunProfile
 
 
 class TrainingFailedError(Exception):
-    """No model came of it; the text says why. The records may be at fault, or the machine."""
+    """The training produced no model; the text gives the reason, in the records or on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What is learned from, and how."""
+class TrainingSet:
+    """Records, local runs and parameters of a training."""
 
     records: tuple[JobRecord, ...]
     profiles: tuple[RunProfile, ...]
@@ -25,16 +25,16 @@ class Lesson:
 
     @property
     def version(self) -> str:
-        """Of the model that comes of it: the same on every replica, because training is deterministic."""
+        """The trained model's version: the same on every replica, because training is deterministic."""
         return f"{self.algorithm}-{self.data_hash[:12]}-s{self.seed}"
 
 
 class Trainer(Protocol):
-    """Trains models, one at a time, without keeping the event loop from its work."""
+    """Trains models, one at a time, outside of the event loop."""
 
-    async def train(self, lesson: Lesson) -> bytes:
+    async def train(self, training_set: TrainingSet) -> bytes:
         """Return a model file (`model_file`); cancelling it ends the training.
 
         Raises:
-            TrainingFailedError: no model came of it.
+            TrainingFailedError: the training produced no model.
         """

@@ -1,4 +1,4 @@
-"""Price snapshots as files: read from every directory, written once and never changed."""
+"""Price snapshot files: read from several directories, written once and never changed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _MAX_BYTES: Final = 64 << 20
 
 
 def user_directory(environ: Mapping[str, str]) -> Path:
-    """Where refreshed snapshots are kept: ``$XDG_DATA_HOME/turnbuckle/prices``, by default below ``~/.local/share``."""
+    """Directory of refreshed snapshots: ``$XDG_DATA_HOME/turnbuckle/prices``, by default below ``~/.local/share``."""
     base = environ.get("XDG_DATA_HOME")
     home = Path(environ.get("HOME", "~")).expanduser()
     return (Path(base) if base else home / ".local" / "share") / "turnbuckle" / "prices"
 
 
 def directories(given: str, environ: Mapping[str, str] | None = None) -> tuple[Path, ...]:
-    """The directories that snapshots are read from: the shipped one, and the given or the user's."""
+    """Directories of snapshots: the shipped one, and the given or the user's."""
     own = Path(given).expanduser() if given else user_directory(os.environ if environ is None else environ)
     return SHIPPED, own
 
@@ -45,7 +45,7 @@ def read_text(path: Path) -> str:
 
 
 def read_snapshots(places: Iterable[Path]) -> tuple[list[Snapshot], list[str]]:
-    """All snapshots below the directories that exist, and what is wrong with those that cannot be used."""
+    """All snapshots in the directories, and the errors of unusable files."""
     found: list[Snapshot] = []
     problems: list[str] = []
     for path in sorted(one for place in places for one in place.glob("*.json")):
@@ -57,7 +57,7 @@ def read_snapshots(places: Iterable[Path]) -> tuple[list[Snapshot], list[str]]:
 
 
 def write_snapshot(snapshot: Snapshot, place: Path) -> tuple[Path, bool]:
-    """Write a snapshot beside the older ones.
+    """Write a snapshot as a new file.
 
     Returns:
         The file, and whether it is new: the same prices of the same day are written once.
@@ -85,7 +85,7 @@ def parse_day(text: str) -> date:
     """A day in ISO 8601.
 
     Raises:
-        BadCatalogueError: it is none.
+        BadCatalogueError: it is not a date.
     """
     try:
         return date.fromisoformat(text)

@@ -22,7 +22,7 @@ from services.advisor.price_files import directories, parse_day, read_snapshots,
 BAD_DATA: Final = 65
 
 
-def _tell(event: str, **fields: Any) -> None:
+def _emit(event: str, **fields: Any) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)  # noqa: T201 - the tool's output
 
 
@@ -60,15 +60,15 @@ def _list(options: argparse.Namespace) -> None:
         newest = wanted[-1]
         for machine in newest.machines:
             fields = {name: getattr(machine, name) for name in machine.__dataclass_fields__}
-            _tell("row", source=newest.source, as_of=newest.as_of.isoformat(), **fields)
-        _tell("result", **_told(newest))
+            _emit("row", source=newest.source, as_of=newest.as_of.isoformat(), **fields)
+        _emit("result", **_summary(newest))
         return
     for one in wanted:
-        _tell("row", **_told(one))
-    _tell("result", snapshots=len(wanted), problems=problems)
+        _emit("row", **_summary(one))
+    _emit("result", snapshots=len(wanted), problems=problems)
 
 
-def _told(one: Snapshot) -> dict[str, Any]:
+def _summary(one: Snapshot) -> dict[str, Any]:
     return {
         "source": one.source, "provider": one.provider, "region": one.region, "as_of": one.as_of.isoformat(),
         "machines": len(one.machines), "digest": one.digest, "note": one.note,
@@ -90,7 +90,7 @@ def _refresh(options: argparse.Namespace) -> None:
         if options.as_of or options.source:
             raise BadCatalogueError("--as-of and --source stand in the file itself")
     path, new = write_snapshot(snapshot, directories(options.directory)[1])
-    _tell("result", file=str(path), new=new, **_told(snapshot))
+    _emit("result", file=str(path), new=new, **_summary(snapshot))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         {"list": _list, "refresh": _refresh}[options.command](options)
     except BadCatalogueError as error:
-        _tell("error", message=str(error))
+        _emit("error", message=str(error))
         print(error, file=sys.stderr)  # noqa: T201 - for people
         return BAD_DATA
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""The records and local runs that an advisor holds in memory: each job once, whatever is told twice."""
+"""Job records and local runs in memory, without duplicates."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from schemas.codec import CodecError, encode
 from schemas.jobs import Attributes, JobRecord, TaskFeatures
 from schemas.message import Message
 from schemas.runs import RunEnd, RunProfile
-from services.advisor.core.questions import Measured, lasted_enough, tells_something
+from services.advisor.core.questions import MeasuredTasks, is_usable, lasted_enough
 
 
 class Records:
-    """What is known. Counts say what was left out, and why is logged by the caller."""
+    """Records and local runs, with counts of rejected and repeated ones; the caller logs the reasons."""
 
-    def __init__(self, leave_out: Collection[str] = ()) -> None:
-        """`leave_out`: tasks whose jobs are passed over."""
-        self._leave_out = frozenset(leave_out)
+    def __init__(self, held_out_tasks: Collection[str] = ()) -> None:
+        """`held_out_tasks`: tasks whose jobs are ignored."""
+        self._held_out_tasks = frozenset(held_out_tasks)
         self.jobs: dict[str, JobRecord] = {}
         self.runs: dict[str, RunProfile] = {}
         self.rejected = 0
         self.repeated = 0
         self._digests: dict[str, bytes] = {}
-        self._measured: Measured | None = None
+        self._measured: MeasuredTasks | None = None
         self._tasks: dict[str, TaskFeatures] = {}
         self._named_runs: dict[str, str] = {}
-        """Local run by task, as records name it; it may be told of later."""
+        """Local run by task, as records name it; its profile may arrive later."""
         self._batches: defaultdict[str, set[int]] = defaultdict(set)
         self._providers: set[str] = set()
         self._priced: dict[tuple[str, str, date], JobRecord] = {}
@@ -40,37 +40,37 @@ class Records:
 
     @property
     def priced(self) -> list[JobRecord]:
-        """One record per machine and day of its price: all that prices can be read from."""
+        """One record per machine and day of its price, for the price listing."""
         return list(self._priced.values())
 
     def add(self, record: JobRecord) -> str | None:
-        """Take a record in; returns why not, or None. A job that is known already is passed over."""
-        if record.task.task in self._leave_out:
+        """Add a record; returns why it is rejected, or None. A repeated job is ignored."""
+        if record.task.task in self._held_out_tasks:
             return None
         if record.job in self.jobs:
             self.repeated += 1
             return None
         if not _finite(record.task.attributes) or not _finite(record.configuration.attributes):
             return self._reject(f"job {record.job}: a feature is not finite")
-        if (reason := self._note_digest(f"job {record.job}", record)) is not None:
+        if (reason := self._add_digest(f"job {record.job}", record)) is not None:
             return self._reject(reason)
         self.jobs[record.job] = record
-        self._note(record)
+        self._index(record)
         return None
 
     def _reject(self, reason: str) -> str:
         self.rejected += 1
         return reason
 
-    def _note_digest(self, name: str, message: Message) -> str | None:
-        """Returns why it cannot be: a file, or JSON on the bus, may hold more than a message can on its way to us."""
+    def _add_digest(self, name: str, message: Message) -> str | None:
+        """Returns why a message cannot be encoded: files and JSON may exceed the limits of a message."""
         try:
             self._digests[name] = hashlib.sha256(encode(message)).digest()
         except CodecError as error:
             return f"{name}: {error}"
         return None
 
-    def _note(self, record: JobRecord) -> None:
+    def _index(self, record: JobRecord) -> None:
         task, where = record.task.task, record.configuration
         self._tasks[task] = record.task
         self._batches[task].add(where.batch_size)
@@ -82,37 +82,37 @@ class Records:
         self._measured = None
 
     def add_run(self, profile: RunProfile) -> str | None:
-        """Take a local run in; returns why not, or None. The first one of a name counts."""
+        """Add a local run; returns why it is rejected, or None. The first one of a name is kept."""
         if profile.run in self.runs:
             self.repeated += 1
             return None
-        if not _finite(profile.task.attributes) or not tells_something(profile):
+        if not _finite(profile.task.attributes) or not is_usable(profile):
             return self._reject(f"local run {profile.run}: no samples and not finished, or a feature is not finite")
-        if (reason := self._note_digest(f"run {profile.run}", profile)) is not None:
+        if (reason := self._add_digest(f"run {profile.run}", profile)) is not None:
             return self._reject(reason)
         self.runs[profile.run] = profile
         self._measured = None
         return None
 
     def data_hash(self) -> str:
-        """A digest of everything that a model learns from, in whatever order it came."""
+        """A digest of all training data, independent of their order."""
         whole = hashlib.sha256()
         for name in sorted(self._digests):
             whole.update(name.encode("utf-8", "surrogatepass") + b"\0" + self._digests[name])
         return whole.hexdigest()
 
-    def measured(self) -> Measured:
-        """What questions are completed from; a copy, for other threads."""
+    def measured(self) -> MeasuredTasks:
+        """Tasks, local runs and batch sizes for completing questions; a copy, for other threads."""
         if self._measured is None:
             runs = dict(self.runs)
             tasks = {profile.task.task: profile.task for profile in runs.values()} | self._tasks
             local: dict[str, str] = {}
-            # One that got to its end tells more than one that was cut.
+            # Finished runs first: they carry more information than stopped ones.
             for profile in sorted(runs.values(), key=lambda one: one.end is not RunEnd.FINISHED):
                 if profile.end is not RunEnd.FAILED and lasted_enough(profile):
                     local.setdefault(profile.task.task, profile.run)
             local |= {task: run for task, run in self._named_runs.items() if run in runs}
-            self._measured = Measured(
+            self._measured = MeasuredTasks(
                 MappingProxyType(tasks),
                 MappingProxyType(runs),
                 MappingProxyType(local),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from services._runtime.service.settings import CommonSettings
 from services.advisor.core.spot import SpotTerms
 
 SHIPPED = "shipped"
+RENAMED_ALGORITHMS: Final = {"ours": "gp"}
+"""Old name to new, in settings and in the model store."""
 _HOURS_PER_DAY = 24.0
 
 
 class AdvisorSettings(CommonSettings):
-    """What an advisor needs to know."""
+    """Settings of an advisor."""
 
     service: ClassVar[str] = "advisor"
     renamed: ClassVar[Mapping[str, str]] = {
@@ -27,9 +29,10 @@ class AdvisorSettings(CommonSettings):
     }
 
     algorithm: Annotated[
-        Literal["ours", "boosting", "forest", "linear", "thesis"],
-        Field(description="model: ours (a Gaussian process), or a baseline regression on the same features"),
-    ] = "ours"
+        Literal["gp", "boosting", "forest", "linear", "thesis"],
+        BeforeValidator(lambda name: RENAMED_ALGORITHMS.get(name, name) if isinstance(name, str) else name),
+        Field(description="model: gp (a Gaussian process), or a baseline regression on the same features"),
+    ] = "gp"
     seed: Annotated[
         int, Field(ge=0, description="random seed of automatic trainings: the same data and seed give the same model")
     ] = 0
@@ -78,5 +81,5 @@ class AdvisorSettings(CommonSettings):
     ] = 0.0
 
     def spot_terms(self) -> SpotTerms:
-        """What is assumed of spot machines."""
+        """The assumptions about spot machines."""
         return SpotTerms(self.spot_interruptions_per_day / _HOURS_PER_DAY, self.spot_restart_s, self.spot_checkpoint_s)

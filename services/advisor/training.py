@@ -1,8 +1,8 @@
-"""One training as a process: ``python -m services.advisor.training PARENT`` reads a lesson, writes a model file.
+"""Training process: ``python -m services.advisor.training PARENT`` reads a training set, writes a model file.
 
 Standard input: a line of JSON, then messages, each after four bytes of length (big endian). Standard output: the model
-file. Exit codes: 0; 65 where the records teach nothing; 70 where the parent is gone; 1 with a traceback. The last
-line of standard error is the reason. It works at a low priority, and dies with its parent however that dies.
+file. Exit codes: 0; 65 if the records are insufficient; 70 if the parent is gone; 1 with a traceback. The last
+line of standard error is the reason. Runs at a low priority, and is killed when its parent dies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
 from services.advisor.model_file import Header, libraries, pack
 from services.advisor.models.algorithms import ALGORITHMS
-from services.advisor.ports import Lesson
+from services.advisor.ports import TrainingSet
 
 BAD_DATA: Final = 65
 INTERNAL: Final = 70
@@ -31,11 +31,11 @@ _PDEATHSIG: Final = 1
 _NICE: Final = 10
 
 
-def unpack_lesson(stream: BinaryIO) -> Lesson:
-    """Read what the parent wrote."""
+def read_training_set(stream: BinaryIO) -> TrainingSet:
+    """Read the training set that the parent wrote."""
     head: dict[str, Any] = json.loads(stream.readline())
     messages = list(_messages(stream))
-    return Lesson(
+    return TrainingSet(
         tuple(one for one in messages if isinstance(one, JobRecord)),
         tuple(one for one in messages if isinstance(one, RunProfile)),
         str(head["algorithm"]), int(head["seed"]), str(head["data_hash"]),
@@ -47,38 +47,43 @@ def _messages(stream: BinaryIO) -> Iterator[object]:
         yield decode(stream.read(int.from_bytes(length, "big")))
 
 
-def learn(lesson: Lesson, trained_ns: int) -> bytes:
-    """Train here and now.
+def train(training_set: TrainingSet, trained_ns: int) -> bytes:
+    """Train in this process and return the model file.
 
     Raises:
-        ValueError: the records teach nothing.
+        ValueError: the records are insufficient.
     """
-    adviser = ALGORITHMS[lesson.algorithm]().fit(
-        lesson.records, {one.run: one for one in lesson.profiles}, seed=lesson.seed
+    trained = ALGORITHMS[training_set.algorithm]().fit(
+        training_set.records, {one.run: one for one in training_set.profiles}, seed=training_set.seed
     )
     header = Header(
-        algorithm=lesson.algorithm, version=lesson.version, data_hash=lesson.data_hash, records=len(lesson.records),
-        tasks=len({one.task.task for one in lesson.records}), trained_ns=trained_ns, seed=lesson.seed,
+        algorithm=training_set.algorithm,
+        version=training_set.version,
+        data_hash=training_set.data_hash,
+        records=len(training_set.records),
+        tasks=len({one.task.task for one in training_set.records}),
+        trained_ns=trained_ns,
+        seed=training_set.seed,
         libraries=libraries(),
-    )  # fmt: skip
-    return pack(header, adviser)
+    )
+    return pack(header, trained)
 
 
 def _die_with(parent: int) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has died before we asked
+    if os.getppid() != parent:  # the parent died before the prctl
         os._exit(INTERNAL)
 
 
 def main() -> int:
-    """Train as a process; returns the exit code."""
+    """Run as a process; returns the exit code."""
     _die_with(int(sys.argv[1]))
     with suppress(OSError):
         os.nice(_NICE)
-    lesson = unpack_lesson(sys.stdin.buffer)
+    training_set = read_training_set(sys.stdin.buffer)
     try:
-        model = learn(lesson, time.time_ns())
+        model = train(training_set, time.time_ns())
     except ValueError as error:
         print(str(error).replace("\n", " "), file=sys.stderr)  # noqa: T201 - the parent reads it
         return BAD_DATA

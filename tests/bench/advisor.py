@@ -19,7 +19,7 @@ from typing import Any, Final
 from schemas.predictions import Objective
 from tests.bench import advisor_figures, advisor_report
 from tests.bench.advisor_data import DEFAULT_DATA, SETS, DataSet, MissingDataError
-from tests.bench.advisor_models import RANKERS, REGRESSORS, SEARCHES
+from tests.bench.advisor_models import RANKERS, REGRESSORS, RENAMED, SEARCHES
 from tests.bench.advisor_runs import PROTOCOLS, Job, Plan, measured, planned
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, UNAVAILABLE, say, tell, write_record
@@ -64,7 +64,7 @@ def parse(arguments: list[str]) -> Order:
     """The order; exits with 2 where an option names what there is not."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    models = frozenset(one.strip() for one in given.models.split(",") if one.strip())
+    models = frozenset(RENAMED.get(name, name) for one in given.models.split(",") if (name := one.strip()))
     for name, asked, known in (
         ("sets", given.sets.split(","), tuple(SETS)),
         ("models", models, (*REGRESSORS, *RANKERS, *SEARCHES)),
@@ -100,10 +100,14 @@ def load(order: Order) -> list[DataSet]:
 
 
 def stored(path: Path, digest: str) -> dict[str, Any] | None:
-    """A part that was measured before on the same data; None where there is none."""
+    """A part that was measured before on the same data, also under its model's old name; None if there is none."""
+    for old, new in RENAMED.items():
+        if path.stem.endswith(f"-{new}") and not path.is_file():
+            path = path.with_stem(path.stem.removesuffix(new) + old)
     if not path.is_file():
         return None
     part: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    part["model"] = RENAMED.get(part["model"], part["model"])
     return part if part["digest"] == digest else None
 
 

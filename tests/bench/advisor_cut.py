@@ -26,7 +26,7 @@ from services._runtime.record_files import read_job_file
 from services.advisor.core.arrays import BoolArray, FloatArray
 from services.advisor.core.table import build
 from services.advisor.models import metrics
-from services.advisor.models.gp.adviser import OurAdviser, OurAlgorithm
+from services.advisor.models.gp.algorithm import GpAlgorithm, GpModel
 from services.collector.emulator.tasks import base_task
 from services.collector.profiler.cutting import PARTS, cut_name, cut_short
 from tests.bench.machine import this_machine
@@ -86,18 +86,18 @@ def _telling(run: RunProfile, told: Attributes) -> RunProfile:
     return run.model_copy(update={"configuration": run.configuration.model_copy(update={"attributes": dict(told)})})
 
 
-def answered(adviser: OurAdviser, records: Sequence[JobRecord], kind: str, run: RunProfile) -> Answered | None:
+def answered(trained: GpModel, records: Sequence[JobRecord], kind: str, run: RunProfile) -> Answered | None:
     """What the model says of one task's completed rows; None where there is none."""
     asked = [one.model_copy(update={"local_run": run.run}) for one in records]
-    table = build(asked, {run.run: run}, encoder=adviser.encoder)[0].without_repeats()
+    table = build(asked, {run.run: run}, encoder=trained.encoder)[0].without_repeats()
     table = table.select(table.completed(Objective.TIME) & ~table.contended)
     if not len(table):
         return None
-    outlook = adviser.outlook(table.without_outcomes())
+    predictions = trained.predict(table.without_outcomes())
     # An anchor that is not there is answered by `answers.judge` with "not known", whatever the model guesses.
-    known = np.array([not one for one in outlook.unknown]) & np.isfinite(table.anchor_time_s)
-    coverage = float("nan") if outlook.coverage is None else outlook.coverage
-    return Answered(str(table.task[0]), kind, table.time_s, outlook.time_s, known, coverage)
+    known = np.array([not one for one in predictions.unknown]) & np.isfinite(table.anchor_time_s)
+    coverage = float("nan") if predictions.coverage is None else predictions.coverage
+    return Answered(str(table.task[0]), kind, table.time_s, predictions.time_s, known, coverage)
 
 
 def measured(records: Sequence[JobRecord], profiles: Mapping[str, RunProfile]) -> list[Answered]:
@@ -110,11 +110,11 @@ def measured(records: Sequence[JobRecord], profiles: Mapping[str, RunProfile]) -
             return base_task(task)[0] == application
 
         others = {name: one for name, one in profiles.items() if not mine(one.task.task)}
-        adviser = OurAlgorithm().fit([one for one in records if not mine(one.task.task)], others, seed=0)
+        trained = GpAlgorithm().fit([one for one in records if not mine(one.task.task)], others, seed=0)
         for task in sorted({one.task.task for one in records if mine(one.task.task)}):
             rows = [one for one in records if one.task.task == task]
             for kind, run in local_runs(profiles, profiles[rows[0].local_run]):
-                if (one := answered(adviser, rows, kind, run)) is not None:
+                if (one := answered(trained, rows, kind, run)) is not None:
                     found.append(one)
         say(f"without {application}: {len(found)} answers so far")
     return found

@@ -15,7 +15,7 @@ from tests.bench.advisor_runs import LEFT_OUT, RANDOM, SEARCH
 from tests.bench.pictures import panels, save
 
 UNITS: Final = {"time": "training time (s)", "cost": "cost ($)"}
-_DRAWN: Final = ("ours", "thesis", "boosting", "random forest", "forest classifier", "linear", MEAN_RANKING)
+_DRAWN: Final = ("gp", "thesis", "boosting", "random forest", "forest classifier", "linear", MEAN_RANKING)
 """Those that are drawn where a picture has room for few, in this order."""
 
 _RATIOS: Final = (1, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)

@@ -24,12 +24,12 @@ import numpy as np
 from schemas.jobs import Configuration, JobState, TaskFeatures
 from schemas.predictions import ConfigurationPrediction, Estimate, ModelName, PredictRequest
 from services._runtime.record_files import JobFile, JobFileError, read_job_file
-from services.advisor.core.answers import FITS, Advice, predict
+from services.advisor.core.answers import FITS, ModelContext, predict
 from services.advisor.core.catalogue import listing
 from services.advisor.model_file import unpack
-from services.advisor.ports import Lesson
+from services.advisor.ports import TrainingSet
 from services.advisor.records import Records
-from services.advisor.training import learn
+from services.advisor.training import train
 from services.collector.emulator.checking import Predicted
 from services.collector.emulator.grid import SHIPPED
 from services.collector.write_ahead_log import Journal, JournalError
@@ -62,7 +62,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Comparison:
     """One estimate beside what was measured."""
 
     error: float | None
@@ -82,24 +82,24 @@ class Checked:
     cost_usd: float | None
 
     @property
-    def time(self) -> Judged:
+    def time(self) -> Comparison:
         """Of the duration."""
         return _judge(self.predicted.time_s, self.time_s, self.state)
 
     @property
-    def cost(self) -> Judged:
+    def cost(self) -> Comparison:
         """Of the cost."""
         return _judge(self.predicted.cost_usd, self.cost_usd, self.state)
 
 
-def _judge(predicted: Estimate | None, measured: float | None, state: JobState) -> Judged:
+def _judge(predicted: Estimate | None, measured: float | None, state: JobState) -> Comparison:
     if predicted is None or measured is None:
-        return Judged(None, None)
+        return Comparison(None, None)
     if state is JobState.TIMED_OUT:  # what was measured is a lower bound
-        return Judged(None, False if predicted.high < measured else None)
+        return Comparison(None, False if predicted.high < measured else None)
     if state is not JobState.SUCCEEDED or measured <= 0:
-        return Judged(None, None)
-    return Judged(predicted.median / measured - 1, predicted.low <= measured <= predicted.high)
+        return Comparison(None, None)
+    return Comparison(predicted.median / measured - 1, predicted.low <= measured <= predicted.high)
 
 
 def _key(task: str, where: Configuration) -> tuple[str, str, int, int]:
@@ -128,13 +128,13 @@ def joined(predictions: Sequence[Predicted], events: Iterable[Mapping[str, Any]]
     return found
 
 
-def figures(judged: Iterable[Judged]) -> dict[str, float | int | None]:
+def figures(scored: Iterable[Comparison]) -> dict[str, float | int | None]:
     """Coverage, and the median of the errors without their signs; None where there is nothing to count."""
-    every = list(judged)
+    every = list(scored)
     errors = [abs(one.error) for one in every if one.error is not None]
     inside = [one.inside for one in every if one.inside is not None]
     return {
-        "judged": len(inside),
+        "scored": len(inside),
         "inside": sum(inside),
         "coverage": sum(inside) / len(inside) if inside else None,
         "median_error": float(np.median(errors)) if errors else None,
@@ -197,14 +197,14 @@ def markdown(checked: Sequence[Checked], promise: Promise) -> str:
 def _cells(one: Checked) -> list[str]:
     cells = [one.task, _place(one.predicted.configuration)]
     ended = "" if one.state is JobState.SUCCEEDED else f"{one.state.value} "
-    for estimate, measured, judged in (
+    for estimate, measured, scored in (
         (one.predicted.time_s, one.time_s, one.time),
         (one.predicted.cost_usd, one.cost_usd, one.cost),
     ):
         cells.append("-" if estimate is None else f"{estimate.median:.3g} ({estimate.low:.3g} - {estimate.high:.3g})")
         cells.append(ended + ("-" if measured is None else f"{measured:.3g}"))
-        cells.append("-" if judged.error is None else f"{judged.error:+.0%}")
-        cells.append({None: "-", True: "yes", False: "no"}[judged.inside])
+        cells.append("-" if scored.error is None else f"{scored.error:+.0%}")
+        cells.append({None: "-", True: "yes", False: "no"}[scored.inside])
     if not one.predicted.known:
         cells[2] += ", not known"
     if one.predicted.feasible < FITS:
@@ -218,7 +218,7 @@ def _place(where: Configuration) -> str:
 
 def _summed(found: Mapping[str, float | int | None]) -> str:
     error = "-" if found["median_error"] is None else f"{found['median_error']:.0%}"
-    return f"{found['inside']} of {found['judged']} inside, median error {error}"
+    return f"{found['inside']} of {found['scored']} inside, median error {error}"
 
 
 # -- learning, asking, running ------------------------------------------------------------------------------------
@@ -230,19 +230,19 @@ def promised(found: JobFile, asked: Sequence[tuple[str, Configuration]], seed: i
     rejected = [records.add_run(one) for one in found.profiles] + [records.add(one) for one in found.records]
     for reason in filter(None, rejected):
         say(f"left out: {reason}")
-    lesson = Lesson(
+    training_set = TrainingSet(
         tuple(records.jobs[job] for job in sorted(records.jobs)),
         tuple(records.runs[run] for run in sorted(records.runs)),
-        "ours", seed, records.data_hash(),
+        "gp", seed, records.data_hash(),
     )  # fmt: skip
-    header, adviser = unpack(learn(lesson, int(datetime.now(UTC).timestamp() * 1e9)))
-    advice = Advice(adviser, header.name(), listing((), (), None, records.priced), records.measured())
+    header, trained = unpack(train(training_set, int(datetime.now(UTC).timestamp() * 1e9)))
+    advice = ModelContext(trained, header.name(), listing((), (), None, records.priced), records.measured())
     predictions = []
     for task in dict.fromkeys(task for task, _ in asked):
         wanted = tuple(where for one, where in asked if one == task)
         answered = predict(PredictRequest(task=TaskFeatures(task=task), configurations=wanted), advice).predictions
         predictions += [Predicted(task=task, prediction=one) for one in answered]
-    return Promise(header.name(), adviser.level, tuple(predictions))
+    return Promise(header.name(), trained.level, tuple(predictions))
 
 
 def emulate(grid: Path, out: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Who takes part in the advisor's benchmark."""
+"""The models of the advisor's benchmark."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from schemas.predictions import Objective
-from services.advisor.models.baselines.blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
 from services.advisor.models.baselines.learned import Boosting, Forest, ForestClassifier, Linear, Poisson
-from services.advisor.models.gp.model import Ours
+from services.advisor.models.baselines.workload_agnostic import CheapestHour, LargestMachine, MeanRanking, RandomChoice
+from services.advisor.models.gp.predictor import GpPredictor
 from services.advisor.models.model import Ranker, Regressor, Sequential
 from services.advisor.models.thesis_bilstm.model import ThesisClassifier, ThesisRegressor, Unit
 from tests.bench.evaluation.ernest import Ernest
-from tests.bench.evaluation.searches import Bayesian, ErnestSearch, FirstOf, RandomSearch
+from tests.bench.evaluation.search_strategies import Bayesian, ErnestSearch, FirstOf, RandomSearch
 
 MEAN_RANKING: Final = "mean ranking"
 """What everything is compared with."""
 
 REGRESSORS: Final[Mapping[str, Callable[[Objective], Regressor]]] = {
-    "ours": Ours,
+    "gp": GpPredictor,
     "linear": Linear,
     "poisson": Poisson,
     "random forest": Forest,
@@ -40,7 +40,7 @@ RANKERS: Final[Mapping[str, Callable[[Objective], Ranker]]] = {
 """Order configurations, and predict nothing."""
 
 SEARCHES: Final[Mapping[str, Callable[[Objective], Sequential]]] = {
-    "ours": Ours,
+    "gp": GpPredictor,
     "bayesian": Bayesian,
     "random search": RandomSearch,
     "ernest search": ErnestSearch,
@@ -54,6 +54,9 @@ ONLY_KNOWN_TASKS: Final = frozenset({"ernest"})
 
 BY_CHANCE: Final = frozenset({"random", "bayesian", "random search", "ernest search"})
 """Averaged over several seeds also where tasks are left out."""
+
+RENAMED: Final = {"ours": "gp"}
+"""Old name to new, in options and in parts measured before."""
 
 SLOW: Final = frozenset({"thesis", "thesis classifier"})
 """Fitted for fewer random splits; left-out applications in groups; thresholds tuned on two parts."""

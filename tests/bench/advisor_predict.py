@@ -135,7 +135,7 @@ def main() -> None:
     shipped = shipped_file()
     parser.add_argument("--data", type=Path, default=shipped, help="Parquet file of records (default: %(default)s)")
     parser.add_argument("--made-up", type=int, default=0, metavar="N", help="made-up records instead")
-    parser.add_argument("--algorithm", default="ours")
+    parser.add_argument("--algorithm", default="gp")
     parser.add_argument("--count", type=int, default=200, help="questions (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()

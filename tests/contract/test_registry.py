@@ -41,7 +41,7 @@ from schemas.subjects import (
 )
 from services._runtime.bus.api import Bus
 from services._runtime.service.app import run_in_process
-from services.advisor.ports import Lesson
+from services.advisor.ports import TrainingSet
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings
 from services.advisor.training import learn
@@ -193,9 +193,9 @@ class _Trainer:
     def __init__(self, _limit_s: float) -> None:
         self._trained = 0
 
-    async def train(self, lesson: Lesson) -> bytes:
+    async def train(self, training_set: TrainingSet) -> bytes:
         self._trained += 1
-        return learn(lesson, self._trained)
+        return learn(training_set, self._trained)
 
 
 async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

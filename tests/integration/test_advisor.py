@@ -196,7 +196,7 @@ async def test_bad_questions(ground: Ground) -> None:
 
 async def test_killed_in_the_middle_of_a_training(ground: Ground) -> None:
     """Kill -9 while it trains: the training dies with it, the next one learns everything again and stores one model."""
-    process = ground.start(algorithm="ours")
+    process = ground.start(algorithm="gp")
     await until(lambda: b"training_started" in ground.log.read_bytes(), within_s=100, what="a training")
     worker = await _child(process.pid)
     process.send_signal(signal.SIGKILL)
@@ -204,7 +204,7 @@ async def test_killed_in_the_middle_of_a_training(ground: Ground) -> None:
 
     await until(lambda: not Path(f"/proc/{worker}").exists(), within_s=30, what="the training's end")
     assert await ground.bus.objects(MODELS).names() == {}
-    ground.start(algorithm="ours")
+    ground.start(algorithm="gp")
     reply = await ground.ask_when_ready(ADVISOR_RANK, question())
 
     assert isinstance(reply, RankReply)

@@ -22,12 +22,12 @@ from services._runtime.bus.embedded_server import EmbeddedNats
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services._runtime.record_files import write_job_file
-from services.advisor.core.answers import Advice, rank
+from services.advisor.core.answers import ModelContext, rank
 from services.advisor.core.catalogue import listing
 from services.advisor.core.questions import BadQuestionError
 from services.advisor.records import Records
 from services.cli.main import app
-from tests.support.fake_adviser import FakeAdviser
+from tests.support.fake_model import FakeModel
 from tests.support.training_jobs import profile, records
 
 MODEL = ModelName(model="fake", version="fake-1", data_hash="h", records=9, tasks=3, trained_ns=1)
@@ -49,7 +49,7 @@ async def asked(bus: NatsBus) -> list[RankRequest]:
     for record in records(("a", "b")):
         assert held.add(record) is None
     assert held.add_run(profile("a")) is None
-    advice = Advice(FakeAdviser(), MODEL, listing((), (), None, held.jobs.values()), held.measured())
+    advice = ModelContext(FakeModel(), MODEL, listing((), (), None, held.jobs.values()), held.measured())
     requests: list[RankRequest] = []
 
     async def answer(delivery: Delivery) -> Message:

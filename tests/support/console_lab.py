@@ -126,7 +126,7 @@ async def tell_of_a_job(bus: NatsBus) -> None:
 
     prediction = Prediction(
         job="resnet", task=TaskFeatures(task="image"), prices_as_of=None, level=0.9, considered=3,
-        model=ModelName(model="ours", version="v1", data_hash="", records=1, tasks=1, trained_ns=0),
+        model=ModelName(model="gp", version="v1", data_hash="", records=1, tasks=1, trained_ns=0),
         predictions=(
             predicted("fast", 600, 3.0, pareto=True), predicted("cheap", 3600, 1.0, pareto=True),
             predicted("neither", 4000, 4.0, pareto=False),

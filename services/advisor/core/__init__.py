@@ -1,1 +1,1 @@
-"""Models, rankings and their evaluation, pure."""
+"""Questions, answers, prices and the table that models are fitted on. Pure."""

@@ -1,16 +1,16 @@
-"""What a local run says about how long the whole job takes at the local run's own configuration.
+"""Anchor: the whole job's duration at the local run's configuration, estimated from the local run.
 
-A run that got to its end after ``W`` seconds, of them ``s`` of start-up (imports, data, rendezvous), and a job with
+A run that finished after ``W`` seconds, of them ``s`` of start-up (imports, data, rendezvous), and a job with
 ``k`` times its work:
 
     ``T = s + (W - s) k``                      ``Var T = (1 - k)^2 Var s``
 
-A run that was cut, with the rate of training that was measured until then, tells ``W = s + N / r``: ``N`` units of
+A run that was stopped early, with a measured rate of training, has ``W = s + N / r``: ``N`` units of
 work (steps or epochs) at ``r`` per second, known to a relative standard error ``c``. By the delta method
 
     ``T = s + (W - s) k``                      ``Var T = (1 - k)^2 Var s + ((W - s) k c)^2``
 
-and ``Var log T = Var T / T^2``. Start-up is never multiplied. Without a rate the duration so far is a lower bound.
+and ``Var log T = Var T / T^2``. Start-up is never scaled. Without a rate the duration so far is a lower bound.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from schemas.runs import RunEnd, RunProfile
 
 NAN: Final = float("nan")
 RATE_ERROR: Final = 0.15
-"""Relative standard error of a rate whose own is not told (local runs of version 0.1)."""
+"""Relative standard error of a rate without one (local runs of version 0.1)."""
 _STARTUP_SHARE: Final = 0.5
-"""A start-up that is not told is uniform between nothing and so much of the run; its middle is taken as nothing."""
+"""An unknown start-up is uniform between 0 and this share of the run; its mean is taken as 0."""
 _GUESSED: Final = "period"
-"""A repetition of the series: a step or an epoch, nobody knows."""
+"""A period of the series: a step or an epoch, undetermined."""
 
 
 class AnchorKind(StrEnum):
-    """What sort of question it is: intervals are as good as they were found to be for its like."""
+    """Kind of the local run; the coverage of intervals is measured per kind."""
 
     FINISHED = "finished"
-    """The local run got to its end."""
+    """The local run finished."""
     CUT = "cut"
-    """It was stopped, and its rate is known."""
+    """The local run was stopped, and its rate is known."""
     NONE = "none"
-    """There is no local run, or it was stopped and its rate is not known."""
+    """No local run, or it was stopped and its rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The whole job's duration at the local run's configuration."""
+    """Estimate of the whole job's duration at the local run's configuration."""
 
     kind: AnchorKind = AnchorKind.NONE
     time_s: float = NAN
-    """NaN where it is not known."""
+    """NaN if unknown."""
     log_variance: float = 0.0
-    """Of the logarithm of `time_s` around the truth; 0 where the whole job was measured."""
+    """Of the logarithm of `time_s` extras the truth; 0 where the whole job was measured."""
     least_s: float = NAN
-    """A lower bound where that is all there is: how long the run lasted."""
+    """Lower bound from a run without a rate: its duration."""
     why_unknown: str = ""
-    """Why there is no `time_s`, and what to do; empty where there is one, and where there is no local run."""
+    """Why there is no `time_s`, and the remedy; empty if there is one, or no local run."""
 
 
 def work_ratio(task: TaskFeatures, profile: RunProfile) -> float:
-    """Return how many times the local run's samples the job trains on; 1 where either does not tell."""
+    """Return the job's training samples over the local run's; 1 if either is unknown."""
     ratio = 1.0
     for name in ("epochs", "samples_per_epoch"):
         here, there = getattr(task, name), getattr(profile.task, name)
@@ -69,7 +69,7 @@ def work_ratio(task: TaskFeatures, profile: RunProfile) -> float:
 
 
 def anchor_of(task: TaskFeatures, profile: RunProfile | None) -> Anchor:
-    """Return what a job's local run says about its duration."""
+    """Return the anchor from a job's features and its local run."""
     if profile is None or profile.duration_s <= 0 or profile.end is RunEnd.FAILED:
         return Anchor()
     if profile.end is RunEnd.FINISHED:
@@ -78,7 +78,7 @@ def anchor_of(task: TaskFeatures, profile: RunProfile | None) -> Anchor:
 
 
 def _finished(profile: RunProfile, ratio: float) -> Anchor:
-    whole_s, startup_s = profile.duration_s, _told(profile, "startup_s")
+    whole_s, startup_s = profile.duration_s, _estimate(profile, "startup_s")
     known_s = min(startup_s, whole_s) if startup_s is not None else 0.0
     time_s = known_s + (whole_s - known_s) * ratio
     error_s = _startup_error_s(profile, whole_s)
@@ -86,7 +86,7 @@ def _finished(profile: RunProfile, ratio: float) -> Anchor:
 
 
 def _cut(task: TaskFeatures, profile: RunProfile) -> Anchor:
-    startup_s = min(_told(profile, "startup_s") or 0.0, profile.duration_s)
+    startup_s = min(_estimate(profile, "startup_s") or 0.0, profile.duration_s)
     error = _rate_error(profile)
     if error is None:
         return Anchor(least_s=profile.duration_s, why_unknown=_no_rate(profile))
@@ -99,39 +99,44 @@ def _cut(task: TaskFeatures, profile: RunProfile) -> Anchor:
 
 
 def _training_s(task: TaskFeatures, profile: RunProfile, startup_s: float) -> tuple[float | None, float]:
-    """Return how long the training takes without its start-up, and what the job multiplies it by."""
-    if (whole_s := _told(profile, "whole_run_s")) is not None:
+    """Return the training's duration without its start-up, and the factor of the job's work over it."""
+    if (whole_s := _estimate(profile, "whole_run_s")) is not None:
         return max(whole_s, profile.duration_s) - startup_s, work_ratio(task, profile)
-    if (epoch_s := _told(profile, "epoch_s")) and task.epochs:
+    if (epoch_s := _estimate(profile, "epoch_s")) and task.epochs:
         samples = task.samples_per_epoch / (profile.task.samples_per_epoch or task.samples_per_epoch or 1)
         return epoch_s * task.epochs, samples or 1.0
     here = profile.configuration
-    if (steps_per_s := _told(profile, "steps_per_s")) and task.epochs and task.samples_per_epoch and here.batch_size:
+    if (
+        (steps_per_s := _estimate(profile, "steps_per_s"))
+        and task.epochs
+        and task.samples_per_epoch
+        and here.batch_size
+    ):
         batches = math.ceil(math.ceil(task.samples_per_epoch / here.workers) / here.batch_size)
         return task.epochs * batches / steps_per_s, 1.0
     return None, 1.0
 
 
 def _rate_error(profile: RunProfile) -> float | None:
-    """Return the rate's relative standard error; None where there is no rate that can be relied on."""
-    if _told(profile, "steps_per_s") is None and _told(profile, "epoch_s") is None:
+    """Return the rate's relative standard error; None without a reliable rate."""
+    if _estimate(profile, "steps_per_s") is None and _estimate(profile, "epoch_s") is None:
         return None
     if profile.configuration.attributes.get("steps_per_s_from") == _GUESSED:
         return None
-    error = _told(profile, "rate_error")
+    error = _estimate(profile, "rate_error")
     return RATE_ERROR if error is None else error
 
 
 def _startup_error_s(profile: RunProfile, lasted_s: float) -> float:
     """Return the standard error of the start-up's duration."""
-    if _told(profile, "startup_s") is not None:
-        return _told(profile, "startup_error_s") or 0.0
-    # Second moment of a uniform distribution on [0, a] around 0: a^2 / 3.
+    if _estimate(profile, "startup_s") is not None:
+        return _estimate(profile, "startup_error_s") or 0.0
+    # Second moment of a uniform distribution on [0, a] extras 0: a^2 / 3.
     return _STARTUP_SHARE * lasted_s / math.sqrt(3.0)
 
 
-def _told(profile: RunProfile, name: str) -> float | None:
-    """An estimate of the collector's (`core/throughput.py` there); None where it is not there or no use."""
+def _estimate(profile: RunProfile, name: str) -> float | None:
+    """An attribute estimated by the collector (its `profiler/rate.py`); None if absent, negative or not finite."""
     value = profile.configuration.attributes.get(name)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) and value >= 0 else None
 
@@ -149,7 +154,7 @@ def _no_rate(profile: RunProfile) -> str:
 
 
 def _no_work(profile: RunProfile) -> str:
-    if _told(profile, "epoch_s") is not None:
+    if _estimate(profile, "epoch_s") is not None:
         return f"{_stopped(profile)} and it is not known how many epochs the job has: say epochs in job.yaml"
     return (
         f"{_stopped(profile)} and it is not known how many steps the job has: say epochs and samples_per_epoch in "

@@ -1,4 +1,4 @@
-"""Names of the array types that the advisor's core passes around."""
+"""Names of the array types that the advisor's core passes extras."""
 
 from __future__ import annotations
 

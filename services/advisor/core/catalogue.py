@@ -1,4 +1,4 @@
-"""The price catalogue: snapshots of what machines cost, each of a day, and which of them answers a question."""
+"""Price catalogue: dated snapshots of machine prices, and the listing of a day."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORMAT: Final = 1
 _DIGEST_CHARACTERS: Final = 16
 _SKYPILOT_COLUMNS: Final = ("InstanceType", "vCPUs", "MemoryGiB", "AcceleratorName", "Region", "Price", "SpotPrice")
 RECORDED: Final = "recorded"
-"""Source of prices that are taken from records, where no snapshot knows the machine."""
+"""Source of prices taken from records, for machines in no snapshot."""
 
 
 class BadCatalogueError(ValueError):
@@ -51,12 +51,12 @@ class Snapshot:
     as_of: date
     region: str
     note: str
-    """Where the figures come from, and how far they can be trusted."""
+    """Origin and reliability of the figures."""
     machines: tuple[Machine, ...]
     made: str = ""
-    """When the file was written, in ISO 8601: of two snapshots of one day the later one holds."""
+    """When the file was written, in ISO 8601: of two snapshots of one day the later one wins."""
     checked: bool = True
-    """Whether the figures were read in a catalogue; else answers that use them say so."""
+    """Whether the figures were read in a catalogue; else answers that use them have a warning."""
     digest: str = field(default="", compare=False)
 
 
@@ -64,8 +64,8 @@ def digest_of(snapshot: Snapshot) -> str:
     """Return a digest of the prices themselves: the same text is the same snapshot."""
     rows = sorted((one.instance_type, one.vcpu, one.memory_gb, one.usd_per_hour, one.spot_usd_per_hour or -1.0)
                   for one in snapshot.machines)  # fmt: skip
-    said = json.dumps([snapshot.source, snapshot.as_of.isoformat(), snapshot.region, rows])
-    return hashlib.sha256(said.encode()).hexdigest()[:_DIGEST_CHARACTERS]
+    canonical = json.dumps([snapshot.source, snapshot.as_of.isoformat(), snapshot.region, rows])
+    return hashlib.sha256(canonical.encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 def to_plain(snapshot: Snapshot) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def parse_snapshot(text: str, where: str) -> Snapshot:
     """Read a snapshot's file.
 
     Raises:
-        BadCatalogueError: it is no snapshot of ours.
+        BadCatalogueError: it is no snapshot file.
     """
     try:
         fields = json.loads(text)
@@ -112,7 +112,7 @@ def _check_format(found: object, where: str) -> None:
 def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
     """Read SkyPilot's ``vms.csv`` (schemas v5 to v8): machines without accelerators, of the snapshot's region.
 
-    Zones of one region may differ in price: the lowest counts, as SkyPilot would choose it.
+    Zones of one region may differ in price: the lowest is used, as SkyPilot would choose it.
 
     Raises:
         BadCatalogueError: it is no such file, or holds nothing for the region.
@@ -142,7 +142,7 @@ def parse_skypilot(text: str, snapshot: Snapshot, where: str) -> Snapshot:
 
 
 def _skypilot_rows(text: str, where: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Lines with their number; what a line lacks is empty."""
+    """Lines with their number; missing cells are empty."""
     rows = csv.DictReader(io.StringIO(text), restval="")
     try:
         if missing := set(_SKYPILOT_COLUMNS) - set(rows.fieldnames or ()):
@@ -197,33 +197,33 @@ def _checked(snapshot: Snapshot, where: str) -> Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The machines that can be asked about, each with the one price that counts."""
+    """Machines with the price used for each."""
 
     machines: Mapping[tuple[str, str], tuple[Machine, Price]]
     """By provider and instance type."""
     unchecked: frozenset[str] = frozenset()
-    """Sources whose prices nobody has read in a catalogue."""
+    """Sources whose prices were not checked against a catalogue."""
 
     def providers_of(self, instance_type: str) -> list[str]:
-        """Who has such a machine."""
+        """Providers of such a machine."""
         return [provider for provider, name in self.machines if name == instance_type]
 
     def providers(self) -> frozenset[str]:
-        """Whose machines are listed."""
+        """Providers of the listed machines."""
         return frozenset(provider for provider, _ in self.machines)
 
 
 def listing(
     snapshots: Iterable[Snapshot], preferred: Sequence[str], as_of: date | None, records: Iterable[JobRecord] = ()
 ) -> Listing:
-    """Return the prices that hold: per source the newest snapshot of the day or before it.
+    """Return the prices of a day: per source the newest snapshot of that day or before it.
 
     Args:
         snapshots: Of any source and day.
-        preferred: Sources, best first: of a machine that several list, the first one's price counts. Others come last:
-            those that were checked before those that were not, in the order of their names.
+        preferred: Sources, best first: of a machine in several, the first one's price is used. Others come last:
+            checked ones before unchecked ones, in the order of their names.
         as_of: A day; None: the newest.
-        records: Where no snapshot lists a machine, the newest record's own price counts.
+        records: For machines in no snapshot, the newest record's own price is used.
     """
     newest: dict[str, Snapshot] = {}
     for one in sorted(snapshots, key=lambda each: (each.as_of, each.made)):

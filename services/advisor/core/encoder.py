@@ -1,4 +1,4 @@
-"""From a job's features to numbers: one column per known quantity, category and layer type."""
+"""Feature encoder: one column per known quantity, category and layer type."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SERIES: Final = "series."
 CATEGORY_MARK: Final = "="
 LAYERS: Final = "task.layers."
 ELSEWHERE: Final = "~"
-"""The `configuration_key` of a configuration that is none of the known ones."""
+"""The `configuration_key` of a configuration outside the training data."""
 _ZERO_IF_ABSENT: Final = (CATEGORY_MARK, LAYERS)
 
 
 @dataclass(frozen=True, slots=True)
 class JobFeatures:
-    """Everything that is known of a job before it runs."""
+    """Features of a job that are known before it runs."""
 
     task: TaskFeatures
     configuration: Configuration
@@ -38,7 +38,7 @@ class JobFeatures:
 
 
 def configuration_key(configuration: Configuration) -> str:
-    """Return the same text for the same configuration, whatever the task: machine, workers, batch and attributes."""
+    """Return a configuration's identity, independent of the task: machine, workers, batch and attributes."""
     attributes = "".join(f" {name}={value}" for name, value in sorted(configuration.attributes.items()))
     machine = f"{configuration.provider}/{configuration.instance_type}"
     return f"{machine} x{configuration.workers} b{configuration.batch_size}{attributes}"
@@ -109,7 +109,7 @@ def _local_columns(features: JobFeatures, known: dict[int, dict[str, float]]) ->
 def columns_of(jobs: Iterable[JobFeatures]) -> Iterator[Mapping[str, float]]:
     """Yield each job's known features by name. A name holds ``=`` where it is one category of a text.
 
-    A local run that many jobs share is summed up once.
+    A local run shared by many jobs is summarised once.
     """
     known: dict[int, dict[str, float]] = {}
     for job in jobs:
@@ -120,7 +120,7 @@ def columns_of(jobs: Iterable[JobFeatures]) -> Iterator[Mapping[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """The columns that were seen when it was fitted. It holds names only: no statistic of any value."""
+    """Columns of the jobs that it was fitted on. Holds names only, no statistics of values."""
 
     feature_names: tuple[str, ...]
     """Sorted. Prefixes: ``task.``, ``config.``, ``local.``, ``series.``."""

@@ -1,4 +1,4 @@
-"""The time-cost front: what no other configuration beats in both."""
+"""Pareto front of time and cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.advisor.core.arrays import BoolArray, FloatArray
 
 
 def pareto_front(time_s: FloatArray, cost_usd: FloatArray) -> BoolArray:
-    """Return which rows no other row beats: faster at no higher cost, or cheaper in no longer time.
+    """Return which rows no other row dominates: faster at no higher cost, or cheaper in no longer time.
 
     Rows with NaN in either are never on the front. Equal rows are on it together.
     """

@@ -1,4 +1,4 @@
-"""A question, checked and completed: the task, its local run, its configurations, and the table that models read."""
+"""Completion of a question: its task's features, local run, configurations and prices, and the table for the model."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from services.advisor.core.encoder import Encoder, JobFeatures, configuration_ke
 from services.advisor.core.table import Table, build
 
 EMULATED: Final = "emulated"
-"""Provider of machines that nobody can rent."""
+"""Provider of the emulated machines, which cannot be rented."""
 DEFAULT_WORKERS: Final = (1, 2, 4, 8)
 LEAST_PROFILE_S: Final = 5.0
-"""A local run that was stopped before shows the start-up and nothing else."""
+"""A local run that was stopped earlier has measured only its start-up."""
 _SHOWN: Final = 8
 
 
 class BadQuestionError(ValueError):
-    """The question cannot be answered as it is; the text says what is wrong and what to do."""
+    """The question cannot be answered; the text gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What is known of the tasks that were measured."""
+class MeasuredTasks:
+    """Features, local runs and batch sizes of the tasks in the records."""
 
     tasks: Mapping[str, TaskFeatures] = field(default_factory=lambda: MappingProxyType({}))
     """The newest features by task."""
@@ -46,14 +46,14 @@ class Measured:
     local_run: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The name of a task's local run, by task."""
     providers: frozenset[str] = frozenset()
-    """Whose machines have been measured."""
+    """Providers of the machines in the records."""
     batch_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Measured batch sizes by task."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """A question in full."""
+class CompletedQuestion:
+    """A question with its task's features, local run, configurations and prices filled in."""
 
     task: TaskFeatures
     profile: RunProfile | None
@@ -62,16 +62,16 @@ class Asked:
     """Per configuration; of one machine."""
     warnings: tuple[str, ...]
     why_unknown: str = ""
-    """Why no configuration's time can be told, and what to do; empty where it can."""
+    """Why no configuration's time can be predicted, and the remedy; empty if it can."""
 
     @property
     def prices_as_of(self) -> date | None:
-        """The day of the oldest price that is used: no answer is fresher than that."""
+        """The day of the oldest price used."""
         return min((one.as_of for one in self.prices if one is not None), default=None)
 
 
-def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
-    """Check a question and fill in what it leaves out.
+def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> CompletedQuestion:
+    """Validate a question and fill in what it leaves out.
 
     Raises:
         BadQuestionError: it cannot be answered.
@@ -102,7 +102,7 @@ def complete(question: Question, listing: Listing, measured: Measured) -> Asked:
         f"the prices of {source} ({day}) were not checked against the provider's list (turnbuckle prices refresh)"
         for source, day in sorted(doubtful)
     ]
-    return Asked(
+    return CompletedQuestion(
         task, profile, tuple(one for one, _ in pairs), tuple(price for _, price in pairs), tuple(warnings),
         anchor_of(task, profile).why_unknown,
     )  # fmt: skip
@@ -114,7 +114,7 @@ def _check_attributes(where: str, attributes: Attributes) -> None:
             raise BadQuestionError(f"{where}: {name} is {value}: it must be a finite number")
 
 
-def _profile(question: Question, measured: Measured) -> RunProfile | None:
+def _profile(question: Question, measured: MeasuredTasks) -> RunProfile | None:
     profile = question.profile
     if profile is None and question.run:
         profile = measured.runs.get(question.run)
@@ -129,31 +129,31 @@ def _profile(question: Question, measured: Measured) -> RunProfile | None:
             f"the local run {profile.run} lasted {profile.duration_s:.3g} s: at least {LEAST_PROFILE_S:g} s are needed "
             "to predict more than its start-up (turnbuckle profile --minutes 10)"
         )
-    if not tells_something(profile):
+    if not is_usable(profile):
         raise BadQuestionError(f"the local run {profile.run} holds no samples, and was not finished: it cannot be used")
     return profile
 
 
 def lasted_enough(profile: RunProfile) -> bool:
-    """Whether a local run got beyond its start-up; one that is finished has measured the whole training."""
+    """Whether a local run lasted beyond its start-up; a finished one has measured the whole training."""
     return profile.end is RunEnd.FINISHED or profile.duration_s >= LEAST_PROFILE_S
 
 
-def tells_something(profile: RunProfile) -> bool:
-    """Whether a local run has series, or at least the duration of the whole training (as references do)."""
+def is_usable(profile: RunProfile) -> bool:
+    """Whether a local run has series, or at least the duration of the whole training (as imported references do)."""
     return profile.end is RunEnd.FINISHED or any(worker.samples for worker in profile.workers)
 
 
-def _features(task: TaskFeatures, profile: RunProfile | None, measured: Measured) -> TaskFeatures:
-    """What the question tells, then what the local run tells, then what is known of the task."""
-    told = [one for one in (profile.task if profile else None, measured.tasks.get(task.task)) if one is not None]
-    if not _says_something(task) and not told:
+def _features(task: TaskFeatures, profile: RunProfile | None, measured: MeasuredTasks) -> TaskFeatures:
+    """The question's features, completed by the local run's, then by the records'."""
+    sources = [one for one in (profile.task if profile else None, measured.tasks.get(task.task)) if one is not None]
+    if not _has_features(task) and not sources:
         known = _near(task.task, measured.tasks)
         raise BadQuestionError(
             f"nothing is known of the task {task.task!r}{known}: give its features (turnbuckle features) "
             "or a local run (turnbuckle profile)"
         )
-    for other in told:
+    for other in sources:
         missing = {
             name: getattr(other, name)
             for name in TaskFeatures.model_fields
@@ -163,7 +163,7 @@ def _features(task: TaskFeatures, profile: RunProfile | None, measured: Measured
     return task
 
 
-def _says_something(task: TaskFeatures) -> bool:
+def _has_features(task: TaskFeatures) -> bool:
     return any(getattr(task, name) for name in TaskFeatures.model_fields if name != "task")
 
 
@@ -175,14 +175,14 @@ def _near(name: str, known: Iterable[str]) -> str:
     return f" (known: {shown})" if names else " (none is known)"
 
 
-def _providers(question: Question, listing: Listing, measured: Measured) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return whose machines are asked about, and what should be said of that.
+def _providers(question: Question, listing: Listing, measured: MeasuredTasks) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the providers of a question, and warnings about them.
 
-    Those named; else those measured, but emulated machines only where there are no others: nobody can rent both.
+    Those named; else those measured, but emulated machines only if there are no others: they cannot be rented.
     """
     known = frozenset(listing.providers())
-    if strange := sorted(set(question.providers) - known):
-        raise BadQuestionError(f"no machine of {', '.join(strange)} is listed{_near(strange[0], known)}")
+    if unlisted := sorted(set(question.providers) - known):
+        raise BadQuestionError(f"no machine of {', '.join(unlisted)} is listed{_near(unlisted[0], known)}")
     if question.providers:
         return frozenset(question.providers), ()
     found = (known & measured.providers) or known
@@ -194,10 +194,10 @@ def _providers(question: Question, listing: Listing, measured: Measured) -> tupl
 
 
 def _all(
-    question: Question, listing: Listing, measured: Measured, about: tuple[TaskFeatures, frozenset[str]]
+    question: Question, listing: Listing, measured: MeasuredTasks, scope: tuple[TaskFeatures, frozenset[str]]
 ) -> tuple[Configuration, ...]:
     """All machines of some providers, times workers, times batch sizes."""
-    task, providers = about
+    task, providers = scope
     machines = [(provider, name) for provider, name in sorted(listing.machines) if provider in providers]
     if not machines:
         raise BadQuestionError("the price catalogue lists no machine: name configurations, or refresh the catalogue")
@@ -220,7 +220,7 @@ def _all(
 
 
 def _priced(configuration: Configuration, listing: Listing) -> tuple[Configuration, Price | None]:
-    """The configuration with what the catalogue knows of its machine."""
+    """The configuration with its machine's sizes and price from the catalogue."""
     _check_attributes(configuration.instance_type, configuration.attributes)
     update: dict[str, object] = {}
     provider = configuration.provider
@@ -249,30 +249,30 @@ def _not_listed(configuration: Configuration, listing: Listing) -> str:
     )
 
 
-def question_table(asked: Asked, encoder: Encoder) -> Table:
-    """Return the table that a model is asked about: one row per configuration, without outcomes.
+def question_table(question: CompletedQuestion, encoder: Encoder) -> Table:
+    """Return the table for the model: one row per configuration, without outcomes.
 
-    As `table.build`, but what all rows have in common is encoded once: 500 rows take some 15 ms instead of 400.
+    As `table.build`, but features common to all rows are encoded once: 500 rows take some 15 ms instead of 400.
     """
-    first, _ = build([_record(asked, 0)], _runs(asked), encoder=encoder)
-    count = len(asked.configurations)
+    first, _ = build([_record(question, 0)], _runs(question), encoder=encoder)
+    count = len(question.configurations)
     table = first.select(np.zeros(count, dtype=np.int64))
     own = table.columns("config.")
     features = table.features.copy()
-    bare, machines = TaskFeatures(task=asked.task.task), Encoder(tuple(table.feature_names[at] for at in own))
+    bare, machines = TaskFeatures(task=question.task.task), Encoder(tuple(table.feature_names[at] for at in own))
     features[:, own] = machines.encode_all(
-        [JobFeatures(bare, where, price) for where, price in zip(asked.configurations, asked.prices, strict=True)]
+        [JobFeatures(bare, where, price) for where, price in zip(question.configurations, question.prices, strict=True)]
     )
-    keys = _texts([configuration_key(one) for one in asked.configurations])
-    local = configuration_key(asked.profile.configuration) if asked.profile is not None else ""
-    prices = [one.usd_per_hour if one is not None else math.nan for one in asked.prices]
+    keys = _texts([configuration_key(one) for one in question.configurations])
+    local = configuration_key(question.profile.configuration) if question.profile is not None else ""
+    prices = [one.usd_per_hour if one is not None else math.nan for one in question.prices]
     return replace(
         table,
         job=_texts([str(row) for row in range(count)]),
         configuration_key=keys,
         features=features,
         price_usd_per_hour=np.array(prices, dtype=np.float64),
-        workers=np.array([one.workers for one in asked.configurations], dtype=np.int64),
+        workers=np.array([one.workers for one in question.configurations], dtype=np.int64),
         is_anchor=np.asarray(keys == local),
     ).without_outcomes()
 
@@ -281,17 +281,17 @@ def _texts(values: Sequence[str]) -> TextArray:
     return np.array(values, dtype=np.str_)
 
 
-def _runs(asked: Asked) -> dict[str, RunProfile]:
-    return {asked.profile.run: asked.profile} if asked.profile is not None else {}
+def _runs(question: CompletedQuestion) -> dict[str, RunProfile]:
+    return {question.profile.run: question.profile} if question.profile is not None else {}
 
 
-def _record(asked: Asked, row: int) -> JobRecord:
+def _record(question: CompletedQuestion, row: int) -> JobRecord:
     return JobRecord(
         job="question",
         dataset="question",
-        task=asked.task,
-        configuration=asked.configurations[row],
+        task=question.task,
+        configuration=question.configurations[row],
         state=JobState.SUCCEEDED,
-        price=asked.prices[row],
-        local_run=asked.profile.run if asked.profile is not None else "",
+        price=question.prices[row],
+        local_run=question.profile.run if question.profile is not None else "",
     )

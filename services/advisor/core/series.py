@@ -1,4 +1,4 @@
-"""A local run's time series on a fixed grid, and what they amount to (thesis 4.3.1, Table 4.1)."""
+"""A local run's time series resampled to a fixed grid, and their summary statistics (thesis 4.3.1, Table 4.1)."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def series_of(profile: RunProfile) -> FloatArray | None:
 
 
 def series_features(series: FloatArray) -> Mapping[str, float]:
-    """Return summaries by feature name, such as ``series.master.cpu_cores.mean``.
+    """Return summary statistics by feature name, such as ``series.master.cpu_cores.mean``.
 
-    ``late`` is the mean of the last third: later use tells more than the start (thesis 4.5.2.2).
+    ``late`` is the mean of the last third: later usage predicts better than the start (thesis 4.5.2.2).
     """
     summaries = {
         "mean": series.mean(axis=1),

@@ -1,4 +1,4 @@
-"""Records as aligned arrays: what every model learns from and predicts for."""
+"""Job records as aligned arrays: training rows and questions of every model."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class Table:
     """Jobs, one element or row of each array per job."""
 
     task: TextArray
-    """The application: what is left out together."""
+    """The application; the group of leave-one-group-out."""
     job: TextArray
     configuration_key: TextArray
-    """Machine, workers, batch and attributes: the same text is the same configuration, whatever the task."""
+    """Machine, workers, batch and attributes: the identity of a configuration, independent of the task."""
     features: FloatArray
-    """Shape ``(rows, features)``. NaN: not known. Categories are columns of 0 and 1."""
+    """Shape ``(rows, features)``. NaN: unknown. Categories are one-hot columns."""
     feature_names: tuple[str, ...]
-    """Prefixes ``task.``, ``config.``, ``local.``, ``series.``, for models that choose families."""
+    """Prefixes ``task.``, ``config.``, ``local.``, ``series.``, by which models select families."""
     time_s: FloatArray
-    """NaN where it did not get there."""
+    """NaN if the job did not finish."""
     cost_usd: FloatArray
-    """Billed, else derived from the price; NaN where neither is known."""
+    """Billed, else derived from the price; NaN if neither is known."""
     price_usd_per_hour: FloatArray
-    """Of one machine; NaN where not known."""
+    """Of one machine; NaN if unknown."""
     workers: IntArray
     """Machines."""
     censored: BoolArray
     """Stopped at a limit: `time_s` and `cost_usd` are lower bounds."""
     feasible: BoolArray
-    """It ran: neither out of memory nor failed."""
+    """The job ran: neither out of memory nor failed."""
     contended: BoolArray
-    """The workers together had been promised more than the machine has."""
+    """The workers' limits together exceeded the machine."""
     anchor_time_s: FloatArray
-    """Duration of the whole job where its local run (or reference) was made: see `anchor`; NaN where not known."""
+    """Duration of the whole job where its local run (or reference) was made: see `anchor`; NaN if unknown."""
     anchor_variance: FloatArray
     """Of the logarithm of `anchor_time_s` (see `anchor.Anchor`); 0 where the local run measured the whole job."""
     anchor_cut: BoolArray
@@ -57,11 +57,11 @@ class Table:
     anchor_least_s: FloatArray
     """How long a local run that was stopped lasted: a lower bound of the job; NaN of others."""
     is_anchor: BoolArray
-    """The local run's own configuration: its outcome is known beforehand, so it is never scored."""
+    """The local run's own configuration: its outcome is known in advance, so it is never scored."""
     task_series: Mapping[str, FloatArray] = field(default_factory=dict)
     """Per task, shape ``(8, 60)``: see `SERIES_CHANNELS`. A task without a local run's series is absent."""
     task_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Per task, the types of its layers in order; a task that did not tell them is absent."""
+    """Per task, the types of its layers in order; tasks without them are absent."""
 
     def __len__(self) -> int:
         return len(self.task)
@@ -80,15 +80,15 @@ class Table:
         return np.asarray(self.feasible & ~self.censored & np.isfinite(values) & (values > 0))
 
     def without_outcomes(self) -> Table:
-        """Return the same questions without their answers: what a model may see of rows that it is scored on."""
+        """Return the rows without outcomes: what a model may see of rows that it is scored on."""
         unknown = np.full(len(self), np.nan)
         no, yes = np.zeros(len(self), dtype=bool), np.ones(len(self), dtype=bool)
         return replace(self, time_s=unknown, cost_usd=unknown, censored=no, feasible=yes)
 
     def without_repeats(self) -> Table:
-        """Return one row per task and configuration, in order of the first: geometric means of what ran through.
+        """Return one row per task and configuration, in order of the first: geometric means of finished repeats.
 
-        Where any repeat was stopped at a limit, so is the row. It is feasible where at least half of the repeats ran.
+        A row is censored if any repeat was stopped at a limit, and feasible if at least half of the repeats ran.
         """
         _, first, group = np.unique(
             np.char.add(np.char.add(self.task, "\n"), self.configuration_key), return_index=True, return_inverse=True
@@ -113,13 +113,13 @@ class Table:
         return np.array([at for at, name in enumerate(self.feature_names) if name.startswith(prefixes)], dtype=np.int64)
 
     def feature(self, name: str) -> FloatArray:
-        """Return one feature's column; NaN everywhere if there is none of that name."""
+        """Return one feature's column; all NaN without such a feature."""
         if name not in self.feature_names:
             return np.full(len(self), np.nan)
         return np.asarray(self.features[:, self.feature_names.index(name)])
 
     def _mean(self, values: FloatArray, rows: IntArray) -> float:
-        """Geometric mean over what ran; NaN of none."""
+        """Geometric mean of the feasible rows; NaN if none."""
         measured = values[rows[self.feasible[rows]]]
         measured = measured[np.isfinite(measured) & (measured > 0)]
         return float(np.exp(np.log(measured).mean())) if len(measured) else float("nan")
@@ -161,8 +161,7 @@ def build(
     """Return the records' table, and the encoder: the one given, or one fitted on these records.
 
     Args:
-        records: Any order; the rows keep it. A job that somebody cancelled is no row: it tells neither how long it
-            takes nor whether it runs.
+        records: Any order; the rows keep it. Cancelled jobs are omitted: they show neither a duration nor feasibility.
         profiles: Local runs by `RunProfile.run`; a record names its own in `local_run`.
         encoder: Of an earlier table, so that both have the same columns.
     """
@@ -201,7 +200,7 @@ def _text(values: Sequence[str]) -> AnyArray:
 
 
 def _cost(record: JobRecord) -> float | None:
-    """Dollars: as told, else price times machines times hours."""
+    """Dollars: as recorded, else price times machines times hours."""
     if record.cost_usd is not None or record.price is None or record.duration_s is None:
         return record.cost_usd
     return record.price.usd_per_hour * record.configuration.workers * record.duration_s / SECONDS_PER_HOUR

@@ -23,7 +23,7 @@ def top_labels(task: TextArray, values: FloatArray) -> BoolArray:
 
     Args:
         task: Shape ``(rows,)``.
-        values: Seconds or dollars; NaN (failed, or not known) is never a top configuration.
+        values: Seconds or dollars; NaN (failed, or unknown) is never a top configuration.
     """
     labels = np.zeros(len(values), dtype=bool)
     for one in np.unique(task):

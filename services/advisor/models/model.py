@@ -1,7 +1,7 @@
-"""What a model is: the interfaces that the evaluation, the service and every algorithm share.
+"""Protocols of regressors, rankers and sequential searches, for algorithms and their evaluation.
 
-A model is a small immutable description (its hyperparameters); `fit` returns what it has learned. Everything is
-deterministic under its seed. Rows that a model predicts have no outcomes (`Table.without_outcomes`).
+An estimator is a small immutable description (its hyperparameters); `fit` returns the fitted one. All are deterministic
+under their seed. Rows to predict have no outcomes (`Table.without_outcomes`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from services.advisor.core.table import Table
 
 @runtime_checkable
 class Fitted(Protocol):
-    """A regression that has learned."""
+    """A fitted regressor."""
 
     def predict(self, table: Table) -> FloatArray:
-        """Return positive seconds or dollars, shape ``(rows,)``; NaN where it cannot tell."""
+        """Return positive seconds or dollars, shape ``(rows,)``; NaN if unknown."""
         ...
 
 
@@ -40,13 +40,13 @@ class Regressor(Protocol):
         ...
 
     def fit(self, table: Table, *, seed: int) -> Fitted:
-        """Learn from the rows whose outcome is known; the others are there for those who can use them."""
+        """Fit to the rows with a known outcome; other rows may be used, too (features, feasibility)."""
         ...
 
 
 @runtime_checkable
 class FittedIntervals(Protocol):
-    """A regression that also knows how sure it is."""
+    """A fitted regressor with prediction intervals."""
 
     def interval(self, table: Table, level: float) -> tuple[FloatArray, FloatArray]:
         """Return lower and upper ends that hold the outcome with probability `level`, each of shape ``(rows,)``."""
@@ -55,7 +55,7 @@ class FittedIntervals(Protocol):
 
 @runtime_checkable
 class FittedCurves(Protocol):
-    """A model that tells how its training went (thesis Figure 4.4)."""
+    """A fitted model with training curves (thesis Figure 4.4)."""
 
     @property
     def curves(self) -> Mapping[str, FloatArray]:
@@ -64,17 +64,17 @@ class FittedCurves(Protocol):
 
 
 @runtime_checkable
-class Watching(Protocol):
-    """A model that can follow rows while it learns which it does not learn from: for validation curves."""
+class FitsValidated(Protocol):
+    """An estimator that evaluates validation rows during training, without learning from them."""
 
-    def fit_watching(self, table: Table, watched: Table | None, *, seed: int) -> Fitted | FittedRanker:
-        """Learn exactly what `fit` learns."""
+    def fit_validated(self, table: Table, validation: Table | None, *, seed: int) -> Fitted | FittedRanker:
+        """Fit exactly as `fit` does."""
         ...
 
 
 @runtime_checkable
 class FittedFeasibility(Protocol):
-    """A model that also knows what will not fit."""
+    """A fitted model with a probability of feasibility."""
 
     def feasible(self, table: Table) -> FloatArray:
         """Return the probability that each row runs at all, shape ``(rows,)``."""
@@ -83,10 +83,10 @@ class FittedFeasibility(Protocol):
 
 @runtime_checkable
 class FittedRanker(Protocol):
-    """A ranking that has learned."""
+    """A fitted ranker."""
 
     def score(self, table: Table) -> FloatArray:
-        """Return scores, shape ``(rows,)``: the higher, the rather a top configuration of its task. No NaN."""
+        """Return scores, shape ``(rows,)``: higher is better within a task. No NaN."""
         ...
 
 
@@ -100,19 +100,19 @@ class Ranker(Protocol):
 
     @property
     def target(self) -> Objective:
-        """What shall be small."""
+        """The objective that is minimised."""
         ...
 
     def fit(self, table: Table, *, seed: int) -> FittedRanker:
-        """Learn from the rows whose outcome is known."""
+        """Fit to the rows with a known outcome."""
         ...
 
 
 class FittedSequential(Protocol):
-    """A search that runs one configuration of the asked task after the other."""
+    """A fitted search that runs one configuration of a task after the other."""
 
     def propose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
-        """Return the row of `table` (one task, without outcomes) to run next: none of `measured`.
+        """Return the row of `table` (one task, without outcomes) to run next; not one of `measured`.
 
         Args:
             table: All candidates.
@@ -122,12 +122,12 @@ class FittedSequential(Protocol):
         ...
 
     def choose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
-        """Return the row to use in the end: the best measured one, or another that is thought to be better."""
+        """Return the row to use: the best measured one, or another that is predicted to be better."""
         ...
 
 
 class Sequential(Protocol):
-    """Searches with k runs in the cloud."""
+    """A search with k runs in the cloud."""
 
     @property
     def name(self) -> str:
@@ -136,17 +136,17 @@ class Sequential(Protocol):
 
     @property
     def target(self) -> Objective:
-        """What shall be small."""
+        """The objective that is minimised."""
         ...
 
     def fit(self, table: Table, *, seed: int) -> FittedSequential:
-        """Learn what the known tasks tell; a search that uses none ignores them."""
+        """Fit to the known tasks; a search that uses none ignores them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RegressorRanking:
-    """A regression's ranking: the smaller the prediction, the better. A row that it cannot tell comes last."""
+    """Ranking by a regressor: smaller predictions first, unknown ones last."""
 
     fitted: Fitted
 
@@ -156,14 +156,14 @@ class RegressorRanking:
 
 
 def scores_of(predicted: FloatArray) -> FloatArray:
-    """Return negative logarithms of predictions; what cannot be told (NaN) comes last."""
+    """Return negative logarithms of predictions; unknown ones (NaN) come last."""
     known = np.isfinite(predicted)
     worst = predicted[known].max(initial=1.0) * 2.0
     return np.asarray(-np.log(np.maximum(np.where(known, predicted, worst), np.finfo(float).tiny)))
 
 
 def ranking_of(fitted: Fitted | FittedRanker) -> FittedRanker:
-    """Return a model's own ranking where it has one, else its predictions'."""
+    """Return a model's own ranking if it has one, else that of its predictions."""
     return fitted if isinstance(fitted, FittedRanker) else RegressorRanking(fitted)
 
 
@@ -171,7 +171,7 @@ def remaining(table: Table, measured: IntArray) -> IntArray:
     """Return the rows that a search has not run.
 
     Raises:
-        ValueError: All were.
+        ValueError: every row was run.
     """
     rows = np.setdiff1d(np.arange(len(table)), measured)
     if not len(rows):
@@ -180,5 +180,5 @@ def remaining(table: Table, measured: IntArray) -> IntArray:
 
 
 def best_measured(measured: IntArray, values: FloatArray) -> int:
-    """Return the measured row of the smallest value; the first where all failed (NaN)."""
+    """Return the measured row of the smallest value; the first if all failed (NaN)."""
     return int(measured[int(np.argmin(np.where(np.isnan(values), np.inf, values)))])

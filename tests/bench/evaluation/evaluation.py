@@ -19,6 +19,7 @@ from services.advisor.core.table import Table
 from services.advisor.models.labels import top_labels
 from services.advisor.models.metrics import regret
 from services.advisor.models.model import (
+    FitsValidated,
     Fitted,
     FittedFeasibility,
     FittedIntervals,
@@ -26,7 +27,6 @@ from services.advisor.models.model import (
     Ranker,
     Regressor,
     Sequential,
-    Watching,
     ranking_of,
 )
 
@@ -147,12 +147,12 @@ def evaluate_split(
 ) -> tuple[Answer, Fitted | FittedRanker]:
     """Fit on one side and answer about all of the other at once; returns also what was fitted.
 
-    A model with training curves follows the other side, too; it learns nothing of it (`Watching`).
+    A model with training curves follows the other side, too; it learns nothing of it (`FitsValidated`).
     """
     training, rows = table.select(split.training), asked(table, split.test)
     fitted: Fitted | FittedRanker
-    if isinstance(model, Watching):
-        fitted = model.fit_watching(training, table.select(rows), seed=seed)
+    if isinstance(model, FitsValidated):
+        fitted = model.fit_validated(training, table.select(rows), seed=seed)
     else:
         fitted = model.fit(training, seed=seed)
     return answer_of(fitted, table, rows, _question(model, table, split, "", rows)), fitted

@@ -15,8 +15,8 @@ from schemas.jobs import JobState
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.core.table import Table, build
-from services.advisor.models.baselines.blind import MeanRanking
 from services.advisor.models.baselines.learned import Boosting
+from services.advisor.models.baselines.workload_agnostic import MeanRanking
 from services.advisor.models.metrics import confusion
 from tests.bench.evaluation.evaluation import (
     asked,

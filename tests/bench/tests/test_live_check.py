@@ -25,7 +25,7 @@ from tests.bench.advisor_live_check import (
 )
 from tests.support import training_jobs
 
-MODEL = ModelName(model="ours", version="ours-abc-s0", data_hash="abc", records=48, tasks=2, trained_ns=1)
+MODEL = ModelName(model="gp", version="gp-abc-s0", data_hash="abc", records=48, tasks=2, trained_ns=1)
 
 
 def estimate(median: float) -> Estimate:
@@ -117,7 +117,7 @@ def test_figures_count_what_can_be_judged() -> None:
     ]
     found = figures(one.time for one in joined(asked, events))
     assert found == {
-        "judged": 3,
+        "scored": 3,
         "inside": 2,
         "coverage": pytest.approx(2 / 3),
         "median_error": pytest.approx(0.2),

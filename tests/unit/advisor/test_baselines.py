@@ -11,9 +11,9 @@ import pytest
 from schemas.jobs import JobState
 from schemas.predictions import Objective
 from services.advisor.core.table import Table, build
-from services.advisor.models.baselines.blind import CheapestHour, LargestMachine, MeanRanking, RandomChoice
+from services.advisor.models.baselines.feature_preprocessing import Preprocessing
 from services.advisor.models.baselines.learned import Boosting, Forest, ForestClassifier, Linear, Poisson
-from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.models.baselines.workload_agnostic import CheapestHour, LargestMachine, MeanRanking, RandomChoice
 from services.advisor.models.metrics import median_ape
 from services.advisor.models.model import Ranker, Regressor, ranking_of
 from tests.bench.evaluation.ernest import Ernest
@@ -162,11 +162,11 @@ def test_nothing_can_be_learned_of_nothing(model: Regressor | Ranker) -> None:
 def test_prepared_features_come_from_the_training_rows_only() -> None:
     table = made_table()
     training = table.select(table.task != "dddd")
-    prepared = Preparation.fit(training).apply(training)
+    prepared = Preprocessing.fit(training).apply(training)
     assert prepared.mean(axis=0) == pytest.approx(0, abs=1e-9)
     assert prepared.std(axis=0) == pytest.approx(1, abs=1e-9)
-    assert np.isfinite(Preparation.fit(training).apply(table)).all()
-    assert Preparation.fit(training, ("nothing of the kind",)).apply(table).shape == (len(table), 0)
+    assert np.isfinite(Preprocessing.fit(training).apply(table)).all()
+    assert Preprocessing.fit(training, ("nothing of the kind",)).apply(table).shape == (len(table), 0)
 
 
 def test_shuffling_what_a_model_uses_hurts_and_the_rest_does_not() -> None:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from schemas.jobs import Configuration, Price, TaskFeatures
 from schemas.predictions import ModelName, RankReply, RankRequest
 from schemas.runs import RunEnd, RunProfile, WorkerSeries
-from services.advisor.core.answers import Advice, rank
+from services.advisor.core.answers import ModelContext, rank
 from services.advisor.core.catalogue import Listing, Machine
 from services.advisor.core.encoder import configuration_key
-from services.advisor.core.questions import Measured
+from services.advisor.core.questions import MeasuredTasks
 from services.advisor.core.table import build
-from services.advisor.models.gp.adviser import OurAdviser, OurAlgorithm
-from tests.support.ours_tables import LOCAL, MACHINES, World
+from services.advisor.models.gp.algorithm import GpAlgorithm, GpModel
+from tests.support.gp_tables import LOCAL, MACHINES, World
 
 WORLD = World(tasks=7)
 DAY = date(2026, 1, 1)
@@ -30,12 +30,12 @@ LONG = 5_000
 
 
 @pytest.fixture(scope="module")
-def adviser() -> OurAdviser:
+def trained() -> GpModel:
     records = [one for one in WORLD.records() if one.task.task != "delta"]
-    return OurAlgorithm().fit(records, WORLD.profiles(), seed=0)
+    return GpAlgorithm().fit(records, WORLD.profiles(), seed=0)
 
 
-def advice(adviser: OurAdviser) -> Advice:
+def advice(trained: GpModel) -> ModelContext:
     listing = Listing({
         ("emulated", name): (
             Machine(name, vcpu, memory, usd),
@@ -43,8 +43,8 @@ def advice(adviser: OurAdviser) -> Advice:
         )
         for name, (vcpu, memory, usd) in MACHINES.items()
     })  # fmt: skip
-    model = ModelName(model="ours", version="1", data_hash="h", records=9, tasks=6, trained_ns=1)
-    return Advice(adviser, model, listing, Measured())
+    model = ModelName(model="gp", version="1", data_hash="h", records=9, tasks=6, trained_ns=1)
+    return ModelContext(trained, model, listing, MeasuredTasks())
 
 
 def delta(epochs: int) -> TaskFeatures:
@@ -76,18 +76,18 @@ def cut_with_its_rate(task: TaskFeatures, duration_s: float = 600.0) -> RunProfi
     )  # fmt: skip
 
 
-def ask(adviser: OurAdviser, task: TaskFeatures, profile: RunProfile | None) -> RankReply:
+def ask(trained: GpModel, task: TaskFeatures, profile: RunProfile | None) -> RankReply:
     configurations = tuple(
         Configuration(instance_type=name, provider="emulated", workers=workers, batch_size=64)
         for name in MACHINES
         for workers in (1, 2, 4)
     )
-    return rank(RankRequest(task=task, profile=profile, configurations=configurations, top=20), advice(adviser))
+    return rank(RankRequest(task=task, profile=profile, configurations=configurations, top=20), advice(trained))
 
 
-def test_a_job_of_hours_whose_local_run_was_cut_is_answered_with_hours(adviser: OurAdviser) -> None:
+def test_a_job_of_hours_whose_local_run_was_cut_is_answered_with_hours(trained: GpModel) -> None:
     job = delta(LONG)
-    reply = ask(adviser, job, cut_with_its_rate(job))
+    reply = ask(trained, job, cut_with_its_rate(job))
     assert len(reply.ranked) == 12
     for one in reply.ranked:
         true_s = WORLD.seconds(job, one.configuration)
@@ -95,19 +95,19 @@ def test_a_job_of_hours_whose_local_run_was_cut_is_answered_with_hours(adviser: 
         assert 0.25 < one.time_s.median / true_s < 4.0
 
 
-def test_a_cut_run_agrees_with_the_finished_one_and_is_less_sure(adviser: OurAdviser) -> None:
+def test_a_cut_run_agrees_with_the_finished_one_and_is_less_sure(trained: GpModel) -> None:
     job = delta(LONG)
     whole = local_run(job, RunEnd.FINISHED, WORLD.seconds(job, LOCAL), startup_s=STARTUP_S)
-    finished = {configuration_key(one.configuration): one.time_s for one in ask(adviser, job, whole).ranked}
-    for one in ask(adviser, job, cut_with_its_rate(job)).ranked:
+    finished = {configuration_key(one.configuration): one.time_s for one in ask(trained, job, whole).ranked}
+    for one in ask(trained, job, cut_with_its_rate(job)).ranked:
         other = finished[configuration_key(one.configuration)]
         assert one.time_s.low < other.median < one.time_s.high
         assert one.time_s.high / one.time_s.low > other.high / other.low
 
 
-def test_without_a_rate_it_is_not_known_and_what_to_do_is_said(adviser: OurAdviser) -> None:
+def test_without_a_rate_it_is_not_known_and_what_to_do_is_said(trained: GpModel) -> None:
     job = delta(LONG)
-    reply = ask(adviser, job, local_run(job, RunEnd.TIMED_OUT, 600.0))
+    reply = ask(trained, job, local_run(job, RunEnd.TIMED_OUT, 600.0))
     assert reply.ranked == ()
     assert reply.rejected == {"not known": 12}
     (why,) = [one for one in reply.warnings if one.startswith("not known: ")]
@@ -115,39 +115,39 @@ def test_without_a_rate_it_is_not_known_and_what_to_do_is_said(adviser: OurAdvis
     assert "turnbuckle profile --features" in why
 
 
-def test_a_rate_that_may_be_of_steps_or_epochs_is_none(adviser: OurAdviser) -> None:
+def test_a_rate_that_may_be_of_steps_or_epochs_is_none(trained: GpModel) -> None:
     job = delta(LONG)
     guessed = local_run(
         job, RunEnd.TIMED_OUT, 600.0, startup_s=1.0, steps_per_s=0.5, steps_per_s_from="period", whole_run_s=9_999.0
     )
-    assert ask(adviser, job, guessed).ranked == ()
+    assert ask(trained, job, guessed).ranked == ()
 
 
-def test_a_rate_of_epochs_needs_their_number(adviser: OurAdviser) -> None:
+def test_a_rate_of_epochs_needs_their_number(trained: GpModel) -> None:
     told = {"startup_s": STARTUP_S, "rate_error": 0.02, "epoch_s": 7.0}
     unknown = delta(LONG).model_copy(update={"epochs": 0})
-    reply = ask(adviser, unknown, local_run(unknown, RunEnd.TIMED_OUT, 600.0, **told))
+    reply = ask(trained, unknown, local_run(unknown, RunEnd.TIMED_OUT, 600.0, **told))
     assert reply.ranked == ()
     assert any("epochs" in one and "job.yaml" in one for one in reply.warnings)
-    assert len(ask(adviser, delta(LONG), local_run(unknown, RunEnd.TIMED_OUT, 600.0, **told)).ranked) == 12
+    assert len(ask(trained, delta(LONG), local_run(unknown, RunEnd.TIMED_OUT, 600.0, **told)).ranked) == 12
 
 
-def test_a_stranger_without_any_local_run_is_not_known(adviser: OurAdviser) -> None:
+def test_a_stranger_without_any_local_run_is_not_known(trained: GpModel) -> None:
     """How long the known tasks last says nothing of how long this one does."""
-    reply = ask(adviser, delta(LONG), None)
+    reply = ask(trained, delta(LONG), None)
     assert reply.ranked == ()
     assert any("local run" in one for one in reply.warnings if one.startswith("not known: "))
 
 
-def test_the_duration_so_far_is_a_lower_bound(adviser: OurAdviser) -> None:
+def test_the_duration_so_far_is_a_lower_bound(trained: GpModel) -> None:
     """Also of what is not known: the guess that JSON shows is no less than what was seen already."""
     job = delta(LONG)
     stopped = local_run(job, RunEnd.TIMED_OUT, 3_600.0)
     here = WORLD.records()[0].model_copy(
         update={"task": job, "local_run": "my-run", "configuration": LOCAL.model_copy(update={"vcpu": 2.0})}
     )
-    table = build([here], {"my-run": stopped}, encoder=adviser.encoder)[0].without_outcomes()
-    assert adviser.outlook(replace(table, is_anchor=np.array([False]))).time_s[0, 1] > 1_800
+    table = build([here], {"my-run": stopped}, encoder=trained.encoder)[0].without_outcomes()
+    assert trained.predict(replace(table, is_anchor=np.array([False]))).time_s[0, 1] > 1_800
 
 
 def anchor_s(task: TaskFeatures, profile: RunProfile) -> float:
@@ -200,11 +200,11 @@ def with_cuts(error: float, told_error: float) -> dict[str, RunProfile]:
     return runs
 
 
-def test_the_coverage_that_is_told_is_the_measured_one_for_this_kind_of_local_run(adviser: OurAdviser) -> None:
+def test_the_coverage_that_is_told_is_the_measured_one_for_this_kind_of_local_run(trained: GpModel) -> None:
     """With rates that are nine tenths off, and claim one per cent, intervals of cut runs hold less than others."""
     records = [one for one in WORLD.records() if one.task.task != "delta"]
     runs = {name: one for name, one in with_cuts(0.9, 0.01).items() if "delta" not in name}
-    careless = OurAlgorithm().fit(records, runs, seed=0)
+    careless = GpAlgorithm().fit(records, runs, seed=0)
     job = delta(2)
     whole = local_run(job, RunEnd.FINISHED, WORLD.seconds(job, LOCAL), startup_s=STARTUP_S)
     finished, cut = ask(careless, job, whole), ask(careless, job, cut_with_its_rate(job, 5.0))
@@ -213,28 +213,28 @@ def test_the_coverage_that_is_told_is_the_measured_one_for_this_kind_of_local_ru
     assert 0.7 < finished.coverage <= 1.0
     assert cut.coverage < finished.coverage - 0.1
     # nobody has measured it where no local run was ever cut
-    assert ask(adviser, job, cut_with_its_rate(job, 5.0)).coverage is None
+    assert ask(trained, job, cut_with_its_rate(job, 5.0)).coverage is None
 
 
 def test_honest_rates_keep_the_coverage() -> None:
     records = [one for one in WORLD.records() if one.task.task != "delta"]
     runs = {name: one for name, one in with_cuts(0.1, 0.1).items() if "delta" not in name}
-    reply = ask(OurAlgorithm().fit(records, runs, seed=0), delta(2), cut_with_its_rate(delta(2), 5.0))
+    reply = ask(GpAlgorithm().fit(records, runs, seed=0), delta(2), cut_with_its_rate(delta(2), 5.0))
     assert reply.coverage is not None
     assert reply.coverage > 0.8
 
 
-def test_of_a_known_task_left_out_tasks_say_nothing(adviser: OurAdviser) -> None:
+def test_of_a_known_task_left_out_tasks_say_nothing(trained: GpModel) -> None:
     known = WORLD.task(0)
     whole = local_run(known, RunEnd.FINISHED, WORLD.seconds(known, LOCAL), startup_s=STARTUP_S)
-    assert ask(adviser, known, whole).coverage is None
+    assert ask(trained, known, whole).coverage is None
 
 
-def test_no_reason_is_empty_or_nan(adviser: OurAdviser) -> None:
+def test_no_reason_is_empty_or_nan(trained: GpModel) -> None:
     """Of a run that was cut without a rate, and of what known tasks have in common."""
     job = delta(LONG)
     for profile in (cut_with_its_rate(job), local_run(job, RunEnd.TIMED_OUT, 600.0), None):
-        reply = ask(adviser, job, profile)
+        reply = ask(trained, job, profile)
         said = [reason for one in (*reply.ranked, *reply.pareto) for reason in one.reasons]
         said += [word for one in reply.neighbours for word in one.alike]
         assert said or not reply.ranked

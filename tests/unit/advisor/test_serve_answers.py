@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from schemas.jobs import Configuration, Price, TaskFeatures
 from schemas.predictions import AdviceExplainRequest, ModelName, Objective, PredictRequest, RankRequest
 from schemas.runs import RunEnd
-from services.advisor.core.answers import Advice, best_first, explain, predict, rank
+from services.advisor.core.answers import ModelContext, best_first, explain, predict, rank
 from services.advisor.core.catalogue import Listing, Machine
 from services.advisor.core.encoder import Encoder
 from services.advisor.core.pareto import pareto_front
-from services.advisor.core.questions import BadQuestionError, Measured, complete, question_table
+from services.advisor.core.questions import BadQuestionError, MeasuredTasks, complete, question_table
 from services.advisor.core.spot import SpotTerms, expected_duration_s
 from services.advisor.core.table import build
-from tests.support.fake_adviser import FakeAdviser
+from tests.support.fake_model import FakeModel
 from tests.support.training_jobs import configuration, features, profile, records
 
 DAY = date(2026, 11, 20)
@@ -43,8 +43,8 @@ def listing(**spot: float) -> Listing:
     )
 
 
-def advice(prices: Listing | None = None, measured: Measured | None = None) -> Advice:
-    return Advice(FakeAdviser(), MODEL, prices or listing(), measured or Measured())
+def advice(prices: Listing | None = None, measured: MeasuredTasks | None = None) -> ModelContext:
+    return ModelContext(FakeModel(), MODEL, prices or listing(), measured or MeasuredTasks())
 
 
 def asked(**changes: Any) -> RankRequest:
@@ -164,7 +164,9 @@ def test_spot_prices_count_with_restarts() -> None:
 
 def test_spot_that_never_ends_is_told_from_spot_without_a_price() -> None:
     """Interrupted all the time: no machine, whatever it costs. Without a price: not offered, however fast."""
-    often = Advice(FakeAdviser(), MODEL, listing(two=0.2), Measured(), SpotTerms(interruptions_per_hour=1_000.0))
+    often = ModelContext(
+        FakeModel(), MODEL, listing(two=0.2), MeasuredTasks(), SpotTerms(interruptions_per_hour=1_000.0)
+    )
 
     hopeless = rank(asked(spot=True), often)
     unpriced = rank(asked(spot=True, objective=Objective.TIME), advice(listing(two=0.2)))
@@ -269,14 +271,14 @@ def test_best_first() -> None:
 def test_questions_that_cannot_be_answered(question: dict[str, Any], words: str) -> None:
     """A sentence says what is wrong and what to do."""
     with pytest.raises(BadQuestionError, match=words):
-        complete(asked(**question), listing(), Measured())
+        complete(asked(**question), listing(), MeasuredTasks())
 
 
 def test_a_short_local_run_that_is_finished_is_the_whole_training() -> None:
     """The shipped data set has one of 4.5 s."""
     short = profile("a", samples=3)
 
-    assert complete(asked(profile=short), listing(), Measured()).profile == short
+    assert complete(asked(profile=short), listing(), MeasuredTasks()).profile == short
 
 
 def test_a_machine_of_several_providers_wants_one_named() -> None:
@@ -284,8 +286,8 @@ def test_a_machine_of_several_providers_wants_one_named() -> None:
     machines = Listing({**listing().machines, ("emulated", "two"): listing().machines["gcp", "two"]})
 
     with pytest.raises(BadQuestionError, match="'two' is listed for 'gcp', 'emulated': name its provider"):
-        complete(asked(configurations=(where("two", 1),)), machines, Measured())
-    found = complete(asked(configurations=(where("two", 1, provider="emulated"),)), machines, Measured())
+        complete(asked(configurations=(where("two", 1),)), machines, MeasuredTasks())
+    found = complete(asked(configurations=(where("two", 1, provider="emulated"),)), machines, MeasuredTasks())
 
     assert found.configurations[0].vcpu == 2.0
 
@@ -301,7 +303,7 @@ def test_an_unknown_machine_that_is_described_is_answered_without_cost() -> None
 
 def test_a_known_task_brings_its_features_and_its_local_run_along() -> None:
     """What the question tells comes first; a slip in a run's name gets a hint."""
-    known = Measured(tasks={"a": features("a")}, runs={"run-a": profile("a")}, local_run={"a": "run-a"})
+    known = MeasuredTasks(tasks={"a": features("a")}, runs={"run-a": profile("a")}, local_run={"a": "run-a"})
     mine = TaskFeatures(task="a", epochs=50)
 
     found = complete(asked(task=mine), listing(), known)
@@ -317,8 +319,8 @@ def test_prices_that_nobody_has_checked_are_told() -> None:
     """In every answer that uses them, and in no other."""
     doubtful = Listing(listing().machines, frozenset({"test"}))
 
-    with_them = complete(asked(), doubtful, Measured())
-    without = complete(asked(configurations=(where("x", 1, vcpu=1.0, memory_gb=4.0),)), doubtful, Measured())
+    with_them = complete(asked(), doubtful, MeasuredTasks())
+    without = complete(asked(configurations=(where("x", 1, vcpu=1.0, memory_gb=4.0),)), doubtful, MeasuredTasks())
 
     words = "the prices of test (2026-11-20) were not checked against the provider's list (turnbuckle prices refresh)"
     assert words in with_them.warnings
@@ -328,7 +330,7 @@ def test_prices_that_nobody_has_checked_are_told() -> None:
 def test_machines_of_providers_that_were_measured_come_first() -> None:
     """Without configurations: those of measured providers, with the task's measured batch sizes."""
     machines = {**listing().machines, ("emulated", "em"): listing().machines["gcp", "two"]}
-    known = Measured(providers=frozenset({"emulated"}), batch_sizes={"a": (16, 64)})
+    known = MeasuredTasks(providers=frozenset({"emulated"}), batch_sizes={"a": (16, 64)})
 
     found = complete(asked(workers=(1,)), Listing(machines), known)
 
@@ -341,7 +343,7 @@ def test_a_finished_local_run_of_unknown_epochs_is_taken_for_the_whole_job_and_t
     job = features("a").model_copy(update={"epochs": 50})
 
     def warned(run: Any, task: TaskFeatures) -> bool:
-        found = complete(asked(task=task, profile=run), listing(), Measured()).warnings
+        found = complete(asked(task=task, profile=run), listing(), MeasuredTasks()).warnings
         return any("does not say how many epochs" in one for one in found)
 
     assert warned(silent, job)
@@ -354,7 +356,7 @@ def test_emulated_machines_are_no_part_of_a_list_of_real_ones() -> None:
     machines = Listing({**listing().machines, ("emulated", "em"): listing().machines["gcp", "two"]})
 
     def providers(measured: frozenset[str], *named: str) -> tuple[set[str], str]:
-        found = complete(asked(providers=named), machines, Measured(providers=measured))
+        found = complete(asked(providers=named), machines, MeasuredTasks(providers=measured))
         return {one.provider for one in found.configurations}, " ".join(found.warnings)
 
     both, nothing = frozenset({"gcp", "emulated"}), frozenset[str]()
@@ -392,7 +394,7 @@ def test_the_fast_table_is_the_plain_one() -> None:
     _, encoder = build(found, runs)
     wanted = tuple(configuration(name, workers, 64) for name in ("small", "fat") for workers in (1, 4))
     question = complete(
-        RankRequest(task=features("a"), profile=runs["run-a"], configurations=wanted), Listing({}), Measured()
+        RankRequest(task=features("a"), profile=runs["run-a"], configurations=wanted), Listing({}), MeasuredTasks()
     )
 
     fast = question_table(question, encoder)

@@ -21,16 +21,16 @@ from services._runtime.telemetry.logging import get_logger
 from services.advisor.model_file import MAGIC, Header, UnusableModelError, libraries, pack, read_header, unpack
 from services.advisor.model_store import ModelStore
 from services.advisor.models.algorithms import ALGORITHMS
-from services.advisor.models.baselines.plain import Plain
+from services.advisor.models.baselines.regressor_model import RegressorAlgorithm
 from services.advisor.models.thesis_bilstm.model import ThesisRegressor
-from services.advisor.ports import Lesson
+from services.advisor.ports import TrainingSet
 from services.advisor.settings import AdvisorSettings
-from services.advisor.training import learn, unpack_lesson
-from services.advisor.training_process import _pack_lesson
+from services.advisor.training import read_training_set, train
+from services.advisor.training_process import _pack_training_set
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.bus.memory_objects import MemoryObjects
-from tests.support.fake_adviser import FakeAdviser
+from tests.support.fake_model import FakeModel
 from tests.support.training_jobs import profile, records
 
 ROOT = Path(__file__).parents[3]
@@ -50,10 +50,10 @@ def small() -> bytes:
 
 def test_a_model_comes_back(small: bytes) -> None:
     """With what it says it is."""
-    found, adviser = unpack(small)
+    found, trained = unpack(small)
 
     assert found == header()
-    assert adviser.level == 0.9
+    assert trained.level == 0.9
     assert found.name().version == "fake-1"
 
 
@@ -77,7 +77,7 @@ def test_damage(small: bytes, spoiled: Any, words: str) -> None:
 
 def test_other_libraries() -> None:
     """A model of other versions is trained anew rather than trusted."""
-    data = pack(header(libraries=libraries() | {"numpy": "1.0"}), FakeAdviser())
+    data = pack(header(libraries=libraries() | {"numpy": "1.0"}), FakeModel())
 
     with pytest.raises(UnusableModelError, match=r"made with numpy 1\.0 \(here "):
         read_header(data)
@@ -133,43 +133,43 @@ def test_a_class_that_does_something_when_it_is_made_is_refused(tmp_path: Path) 
     ],
 )
 def test_functions_and_other_things_are_refused(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Classes of the core are welcome, its functions are not; a number is no adviser."""
+    """Classes of the core are welcome, its functions are not; a number is no trained."""
     monkeypatch.setattr(pickle, "dumps", lambda *_args, **_keywords: body)
 
     with pytest.raises(UnusableModelError):
-        unpack(pack(header(), FakeAdviser()))
+        unpack(pack(header(), FakeModel()))
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - {"thesis"}))
 def test_every_algorithm_can_be_stored(algorithm: str) -> None:
     """What the service can be told to use passes the allow-list, and learns the same under the same seed."""
-    lesson = Lesson(tuple(records(("a", "b", "c"))), tuple(map(profile, "abc")), algorithm, 3, "hash")
+    training_set = TrainingSet(tuple(records(("a", "b", "c"))), tuple(map(profile, "abc")), algorithm, 3, "hash")
 
-    data = learn(lesson, 1)
+    data = train(training_set, 1)
 
-    found, adviser = unpack(data)
+    found, trained = unpack(data)
     assert (found.algorithm, found.version, found.records, found.tasks) == (algorithm, f"{algorithm}-hash-s3", 72, 3)
-    assert adviser.level == 0.9
-    assert learn(lesson, 1) == data
+    assert trained.level == 0.9
+    assert train(training_set, 1) == data
 
 
 def test_enumerations_are_stored_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's Python 3.11.2 would pickle a call of `getattr`, which no model may hold: nothing could be trained."""
-    lesson = Lesson(tuple(records(("a", "b", "c"))), tuple(map(profile, "abc")), "ours", 3, "hash")
-    usual = learn(lesson, 1)
+    training_set = TrainingSet(tuple(records(("a", "b", "c"))), tuple(map(profile, "abc")), "gp", 3, "hash")
+    usual = train(training_set, 1)
 
     monkeypatch.setattr(Objective, "__reduce_ex__", lambda self, _protocol: (getattr, (type(self), self.name)))
 
-    assert learn(lesson, 1) == usual
+    assert train(training_set, 1) == usual
     unpack(usual)
 
 
 def test_the_thesis_networks_can_be_stored() -> None:
     """They hold arrays only; a few epochs show it as well as 400."""
-    short = Plain(ThesisRegressor(Objective.TIME, "thesis", epochs=2), folds=2)
-    adviser = short.fit(records(("a", "b", "c")), {f"run-{task}": profile(task) for task in "abc"}, seed=0)
+    short = RegressorAlgorithm(ThesisRegressor(Objective.TIME, "thesis", epochs=2), folds=2)
+    trained = short.fit(records(("a", "b", "c")), {f"run-{task}": profile(task) for task in "abc"}, seed=0)
 
-    found, again = unpack(pack(header(), adviser))
+    found, again = unpack(pack(header(), trained))
 
     assert found == header()
     assert again.level == 0.9
@@ -185,17 +185,17 @@ def test_the_settings_know_every_algorithm() -> None:
 
 def test_records_that_teach_nothing() -> None:
     """An error with a reason, not a model. Of the three one has run out of memory."""
-    few = Lesson(tuple(records(("a",))[:3]), (), "linear", 0, "hash")
+    few = TrainingSet(tuple(records(("a",))[:3]), (), "linear", 0, "hash")
 
     with pytest.raises(ValueError, match="2 finished jobs are known"):
-        learn(few, 1)
+        train(few, 1)
 
 
 def test_a_lesson_comes_back() -> None:
     """As it goes to the process that learns."""
-    lesson = Lesson(tuple(records(("a",))), (profile("a"),), "ours", 5, "hash")
+    training_set = TrainingSet(tuple(records(("a",))), (profile("a"),), "gp", 5, "hash")
 
-    assert unpack_lesson(io.BytesIO(_pack_lesson(lesson))) == lesson
+    assert read_training_set(io.BytesIO(_pack_training_set(training_set))) == training_set
 
 
 def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Pa
     (tmp_path / "schemas.py").write_text("raise SystemExit('not ours')")
     code = (
         "import asyncio\n"
-        "from services.advisor.ports import Lesson\n"
+        "from services.advisor.ports import TrainingSet\n"
         "from services.advisor.training_process import TrainingProcess\n"
-        "asyncio.run(TrainingProcess(60).train(Lesson((), (), 'linear', 0, 'hash')))"
+        "asyncio.run(TrainingProcess(60).train(TrainingSet((), (), 'linear', 0, 'hash')))"
     )
     ended = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -213,7 +213,7 @@ def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Pa
     )  # fmt: skip
 
     assert ended.stderr.splitlines()[-1].endswith(
-        "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to learn from"
+        "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to train from"
     )
 
 
@@ -225,9 +225,9 @@ async def test_the_newest_is_found_and_older_ones_go(small: bytes) -> None:
     """By the store's order; only so many stay."""
     broker = MemoryBroker()
     mine, other = store(broker), store(broker)
-    adviser = unpack(small)[1]
+    trained = unpack(small)[1]
     for version in ("c", "b", "a"):
-        await mine.save(pack(header(version), adviser))
+        await mine.save(pack(header(version), trained))
 
     found = await other.newest()
 
@@ -240,10 +240,10 @@ async def test_the_newest_is_found_and_older_ones_go(small: bytes) -> None:
 async def test_algorithms_share_a_store(small: bytes) -> None:
     """Each finds its own models, and removes no other's."""
     broker = MemoryBroker()
-    adviser = unpack(small)[1]
+    trained = unpack(small)[1]
     for version in ("a", "b", "c"):
-        await store(broker).save(pack(header(version), adviser))
-        await store(broker, "other").save(pack(header(f"other-{version}", algorithm="other"), adviser))
+        await store(broker).save(pack(header(version), trained))
+        await store(broker, "other").save(pack(header(f"other-{version}", algorithm="other"), trained))
 
     mine, others = await store(broker).newest(), await store(broker, "other").newest()
 
@@ -275,15 +275,15 @@ async def test_a_full_store_loses_its_oldest(small: bytes) -> None:
     """Rather than the newest; where not even an empty one has room, the model is used without it."""
     broker = MemoryBroker()
     mine = store(broker)
-    adviser = unpack(small)[1]
-    await mine.save(pack(header("a"), adviser))
+    trained = unpack(small)[1]
+    await mine.save(pack(header("a"), trained))
     held = broker.object_store(MODELS.bucket_name("tb"))
     assert held is not None
     held.spec = dataclasses.replace(held.spec, max_bytes=len(small) + 100)
 
-    newer = await mine.save(pack(header("b"), adviser))
+    newer = await mine.save(pack(header("b"), trained))
     held.spec = dataclasses.replace(held.spec, max_bytes=10)
-    newest = await mine.save(pack(header("c"), adviser))
+    newest = await mine.save(pack(header("c"), trained))
 
     assert newer.revision > 0
     assert (newest.name.version, newest.revision) == ("c", newer.revision)
@@ -307,19 +307,19 @@ async def test_what_could_not_be_stored_gives_way_to_nothing_older(
     """The store can be read and not written: the older model there must not come back into use."""
     broker = MemoryBroker()
     mine = store(broker)
-    adviser = unpack(small)[1]
-    await mine.save(pack(header("a"), adviser))
+    trained = unpack(small)[1]
+    await mine.save(pack(header("a"), trained))
 
     async def refused(*_arguments: object) -> None:
         raise BusError("no")
 
     with monkeypatch.context() as patch:
         patch.setattr(MemoryObjects, "put", refused)
-        newer = await mine.save(pack(header("b"), adviser))
+        newer = await mine.save(pack(header("b"), trained))
 
     assert newer.name.version == "b"
     assert await mine.newest(newer.revision) is None
-    await store(broker).save(pack(header("c"), adviser))
+    await store(broker).save(pack(header("c"), trained))
     newest = await mine.newest(newer.revision)
     assert newest is not None
     assert newest.name.version == "c"
@@ -329,9 +329,9 @@ async def test_an_older_model_that_is_taken_over_is_the_newest_again(small: byte
     """So that all replicas use it; the newest one is taken as it is; what is not there is not."""
     broker = MemoryBroker()
     mine = store(broker)
-    adviser = unpack(small)[1]
-    first = await mine.save(pack(header("a"), adviser))
-    second = await mine.save(pack(header("b"), adviser))
+    trained = unpack(small)[1]
+    first = await mine.save(pack(header("a"), trained))
+    second = await mine.save(pack(header("b"), trained))
 
     as_it_is, again = await mine.take_over("b"), await mine.take_over("a")
 

@@ -23,11 +23,11 @@ from schemas.subjects import JOB_RECORDS, RUN_PROFILES
 from services._runtime.bus.api import Delivery, RequestRefusedError
 from services._runtime.record_files import write_job_file
 from services._runtime.service.app import UnusableSettingsError, run_in_process
-from services.advisor.ports import Lesson, TrainingFailedError
+from services.advisor.ports import TrainingFailedError, TrainingSet
 from services.advisor.records import Records
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings
-from services.advisor.training import learn
+from services.advisor.training import train
 from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
@@ -40,14 +40,14 @@ class Tutor:
     """Trains here and now; can be held back, and can fail."""
 
     def __init__(self) -> None:
-        self.lessons: list[Lesson] = []
+        self.training_sets: list[TrainingSet] = []
         self.go = asyncio.Event()
         self.go.set()
         self.failure = ""
         self.cancelled = 0
 
-    async def train(self, lesson: Lesson) -> bytes:
-        self.lessons.append(lesson)
+    async def train(self, training_set: TrainingSet) -> bytes:
+        self.training_sets.append(training_set)
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -55,7 +55,7 @@ class Tutor:
             raise
         if self.failure:
             raise TrainingFailedError(self.failure)
-        return learn(lesson, len(self.lessons))
+        return train(training_set, len(self.training_sets))
 
 
 class Ground:
@@ -114,9 +114,9 @@ def question(**changes: Any) -> RankRequest:
 
 
 async def trained(advisor: Advisor, count: int) -> None:
-    learning = advisor.learning
-    assert learning is not None
-    await until(lambda: learning.model is not None and learning.model.name.records == count, within_s=30)
+    loop = advisor.retrain_loop
+    assert loop is not None
+    await until(lambda: loop.model is not None and loop.model.name.records == count, within_s=30)
 
 
 async def test_enough_records_bring_a_model(ground: Ground) -> None:
@@ -130,7 +130,7 @@ async def test_enough_records_bring_a_model(ground: Ground) -> None:
         reply = await ground.rank()
 
     assert refused.value.code == 503
-    assert len(ground.tutor.lessons) == 1
+    assert len(ground.tutor.training_sets) == 1
     assert reply.model.tasks == 2
 
 
@@ -145,11 +145,11 @@ async def test_retraining_waits_for_enough_new_records(ground: Ground) -> None:
         await ground.bus.flush(5)
         await until(lambda: advisor.records.repeated == 1)
         assert len(advisor.records) == 96
-        assert len(ground.tutor.lessons) == 1
+        assert len(ground.tutor.training_sets) == 1
         await ground.tell(records(("e",))[0])
         await trained(advisor, 97)
 
-    assert len(ground.tutor.lessons) == 2
+    assert len(ground.tutor.training_sets) == 2
 
 
 async def test_train_on_request(ground: Ground) -> None:
@@ -160,22 +160,22 @@ async def test_train_on_request(ground: Ground) -> None:
         ground.tutor.go.clear()
         unchanged = await ground.ask(ADVISOR_TRAIN, TrainRequest())
         forced = await ground.ask(ADVISOR_TRAIN, TrainRequest(force=True))
-        await until(lambda: len(ground.tutor.lessons) == 2)
+        await until(lambda: len(ground.tutor.training_sets) == 2)
         busy = await ground.ask(ADVISOR_TRAIN, TrainRequest(force=True))
         answered = await ground.rank()
         ground.tutor.go.set()
-        learning = advisor.learning
-        assert learning is not None
-        await until(lambda: learning.trainings == 2)
+        loop = advisor.retrain_loop
+        assert loop is not None
+        await until(lambda: loop.trainings == 2)
         other_seed = await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=7))
-        await until(lambda: learning.trainings == 3)
+        await until(lambda: loop.trainings == 3)
 
     for reply in (unchanged, forced, busy, other_seed):
         assert isinstance(reply, TrainReply)
     assert [unchanged.accepted, forced.accepted, busy.accepted, other_seed.accepted] == [False, True, False, True]  # type: ignore[attr-defined]
     assert "under way" in busy.reason  # type: ignore[attr-defined]
     assert answered.model.records == 72
-    assert [lesson.seed for lesson in ground.tutor.lessons] == [0, 0, 7]
+    assert [training_set.seed for training_set in ground.tutor.training_sets] == [0, 0, 7]
 
 
 async def test_stop_gives_a_training_up(ground: Ground) -> None:
@@ -183,7 +183,7 @@ async def test_stop_gives_a_training_up(ground: Ground) -> None:
     await ground.tell(*records(TASKS))
     ground.tutor.go.clear()
     async with ground.advisor():
-        await until(lambda: ground.tutor.lessons)
+        await until(lambda: ground.tutor.training_sets)
 
     assert ground.tutor.cancelled == 1
 
@@ -193,14 +193,14 @@ async def test_a_failed_training_is_told_and_not_repeated_at_once(ground: Ground
     await ground.tell(*records(TASKS))
     ground.tutor.failure = "the sun shines"
     async with ground.advisor() as advisor:
-        learning = advisor.learning
-        assert learning is not None
-        await until(lambda: learning.failed_trainings == 1)
+        loop = advisor.retrain_loop
+        assert loop is not None
+        await until(lambda: loop.failed_trainings == 1)
         with pytest.raises(RequestRefusedError, match="no model could be trained: the sun shines") as refused:
             await ground.rank()
         assert refused.value.code == 500  # not 503: whoever has patience need not wait
         ground.tutor.failure = ""
-        assert len(ground.tutor.lessons) == 1
+        assert len(ground.tutor.training_sets) == 1
         await ground.ask(ADVISOR_TRAIN, TrainRequest())
         await trained(advisor, 72)
 
@@ -214,7 +214,7 @@ async def test_a_restart_takes_the_stored_model(ground: Ground) -> None:
         await trained(again, 72)
         await trained(replica, 72)
 
-    assert len(ground.tutor.lessons) == 1
+    assert len(ground.tutor.training_sets) == 1
 
 
 async def test_a_corrupt_model_is_trained_anew(ground: Ground) -> None:
@@ -228,11 +228,11 @@ async def test_a_corrupt_model_is_trained_anew(ground: Ground) -> None:
 
     async with ground.advisor() as advisor:
         await trained(advisor, 72)
-        learning = advisor.learning
-        assert learning is not None
-        assert learning.unusable_models == 1
+        loop = advisor.retrain_loop
+        assert loop is not None
+        assert loop.unusable_models == 1
 
-    assert len(ground.tutor.lessons) == 2
+    assert len(ground.tutor.training_sets) == 2
     assert (await objects.get(version)).data != b"garbage"  # type: ignore[union-attr]
 
 
@@ -313,15 +313,15 @@ async def test_the_shipped_data_set_is_learned_where_a_question_asks_for_it(
         with pytest.raises(RequestRefusedError, match="first model") as refused:
             await ground.rank(shipped_data=True)
         assert refused.value.code == 503
-        learned = await advisor.knowledge.for_question(shipped_data=True)
-        await until(lambda: learned.learning.model is not None, within_s=20)
+        lineage = await advisor.lineages.for_question(shipped_data=True)
+        await until(lambda: lineage.retrain_loop.model is not None, within_s=20)
         assert (await ground.rank(shipped_data=True)).model.records == len(records(TASKS))
         assert len(advisor.records) == 0
         with pytest.raises(RequestRefusedError, match="0 records are known"):
             await ground.rank()
 
         await ground.tell(*records(("d", "e")))  # the user's own records are learned beside them
-        await until(lambda: len(learned.records) == len(records((*TASKS, "d", "e"))), within_s=20)
+        await until(lambda: len(lineage.records) == len(records((*TASKS, "d", "e"))), within_s=20)
         assert {record.task.task for record in advisor.records.jobs.values()} == {"d", "e"}
         await trained(advisor, len(records(("d", "e"))))
         assert (await ground.rank()).model.records == len(records(("d", "e")))
@@ -398,17 +398,17 @@ async def test_what_was_trained_before_is_used_again_where_it_is_asked_for(groun
     async with ground.advisor() as advisor, ground.advisor() as replica:
         await trained(advisor, 72)
         await trained(replica, 72)
-        taught = len(ground.tutor.lessons)
+        taught = len(ground.tutor.training_sets)
         await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=7))
         await until(lambda: all(in_use(one).endswith("-s7") for one in (advisor, replica)), within_s=30)
         await ground.ask(ADVISOR_TRAIN, TrainRequest(seed=0))
         await until(lambda: all(in_use(one).endswith("-s0") for one in (advisor, replica)), within_s=30)
 
-    assert len(ground.tutor.lessons) == taught + 1
+    assert len(ground.tutor.training_sets) == taught + 1
 
 
 def in_use(advisor: Advisor) -> str:
     """The version of its model."""
-    assert advisor.learning is not None
-    assert advisor.learning.model is not None
-    return advisor.learning.model.name.version
+    assert advisor.retrain_loop is not None
+    assert advisor.retrain_loop.model is not None
+    return advisor.retrain_loop.model.name.version

@@ -1,4 +1,4 @@
-"""The usual learners over all features: linear and Poisson regression, forests, boosting (thesis 4.5.2)."""
+"""Baseline regressors and classifiers over all features: linear, Poisson, random forest, boosting (thesis 4.5.2)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
 from services.advisor.core.table import Table, training_rows
 from services.advisor.models.baselines.boosted_trees import grown
-from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.models.baselines.feature_preprocessing import Preprocessing
 from services.advisor.models.labels import top_labels
 
 _BEYOND: Final = 10.0
-"""A straight line is not followed further than this many times beyond the known values."""
+"""Linear predictions are clipped to this factor beyond the training values."""
 
 
 @dataclass(frozen=True, eq=False)
 class FittedLine:
-    """A product of powers of the features, followed no further than ten times beyond the known values."""
+    """A log-linear model, clipped to ten times beyond the training values."""
 
-    preparation: Preparation
+    preprocessing: Preprocessing
     weights: FloatArray
     intercept: float
     least: float
@@ -35,25 +35,25 @@ class FittedLine:
 
     def predict(self, table: Table) -> FloatArray:
         """Return seconds or dollars."""
-        logs = self.preparation.apply(table) @ self.weights + self.intercept
+        logs = self.preprocessing.apply(table) @ self.weights + self.intercept
         return np.asarray(np.exp(np.clip(logs, np.log(self.least / _BEYOND), np.log(self.most * _BEYOND))))
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Ordinary least squares of logarithms."""
+    """Ordinary least squares on logarithms."""
 
     target: Objective
     name: str = "linear"
 
     def fit(self, table: Table, *, seed: int) -> FittedLine:
-        """Learn; the seed changes nothing."""
+        """Fit; deterministic, without a seed."""
         del seed
         rows = training_rows(table, self.target)
-        values, preparation = rows.value(self.target), Preparation.fit(rows)
-        model = LinearRegression().fit(preparation.apply(rows), np.log(values))
+        values, preprocessing = rows.value(self.target), Preprocessing.fit(rows)
+        model = LinearRegression().fit(preprocessing.apply(rows), np.log(values))
         return FittedLine(
-            preparation, np.asarray(model.coef_), float(model.intercept_), float(values.min()), float(values.max())
+            preprocessing, np.asarray(model.coef_), float(model.intercept_), float(values.min()), float(values.max())
         )
 
 
@@ -65,27 +65,27 @@ class Poisson:
     name: str = "poisson"
 
     def fit(self, table: Table, *, seed: int) -> FittedLine:
-        """Learn; the seed changes nothing."""
+        """Fit; deterministic, without a seed."""
         del seed
         rows = training_rows(table, self.target)
-        values, preparation = rows.value(self.target), Preparation.fit(rows)
+        values, preprocessing = rows.value(self.target), Preprocessing.fit(rows)
         unit = float(values.mean())  # the solver likes numbers near 1
         with warnings.catch_warnings():  # hundreds of collinear columns: the last steps gain nothing
             warnings.simplefilter("ignore", ConvergenceWarning)
-            model = PoissonRegressor(alpha=1e-3, max_iter=300).fit(preparation.apply(rows), values / unit)
+            model = PoissonRegressor(alpha=1e-3, max_iter=300).fit(preprocessing.apply(rows), values / unit)
         intercept = float(model.intercept_) + float(np.log(unit))
-        return FittedLine(preparation, np.asarray(model.coef_), intercept, float(values.min()), float(values.max()))
+        return FittedLine(preprocessing, np.asarray(model.coef_), intercept, float(values.min()), float(values.max()))
 
 
 def _scale(table: Table, *, ratio: bool) -> FloatArray:
-    """What predictions are multiples of: the local run's time, where that is asked for and known; else 1."""
+    """The unit of predictions: the local run's time if `ratio` and known, else 1."""
     anchor = table.anchor_time_s
     return np.where(np.isfinite(anchor) & (anchor > 0), anchor, 1.0) if ratio else np.ones(len(table))
 
 
 @dataclass(frozen=True, eq=False)
 class FittedTrees:
-    """Trees of the logarithm over raw features."""
+    """Trees for the logarithm over raw features."""
 
     trees: RandomForestRegressor | lightgbm.Booster
     ratio: bool
@@ -105,10 +105,10 @@ class Forest:
     name: str = "random forest"
     trees: int = 200
     ratio: bool = False
-    """Learn the ratio to the local run's time."""
+    """Predict the ratio to the local run's time."""
 
     def fit(self, table: Table, *, seed: int) -> FittedTrees:
-        """Learn."""
+        """Fit."""
         rows = training_rows(table, self.target)
         model = RandomForestRegressor(self.trees, min_samples_leaf=2, max_features=0.5, n_jobs=1, random_state=seed)
         model.fit(rows.features, np.log(rows.value(self.target) / _scale(rows, ratio=self.ratio)))
@@ -123,10 +123,10 @@ class Boosting:
     name: str = "boosting"
     rounds: int = 300
     ratio: bool = False
-    """Learn the ratio to the local run's time."""
+    """Predict the ratio to the local run's time."""
 
     def fit(self, table: Table, *, seed: int) -> FittedTrees:
-        """Learn."""
+        """Fit."""
         rows = training_rows(table, self.target)
         known = np.log(rows.value(self.target) / _scale(rows, ratio=self.ratio))
         trees = grown(rows.features, known, rounds=self.rounds, learning_rate=0.05, seed=seed)
@@ -140,7 +140,7 @@ class FittedClassifier:
     forest: RandomForestClassifier
 
     def score(self, table: Table) -> FloatArray:
-        """Return probabilities; 0 everywhere where no top configuration was known."""
+        """Return probabilities; 0 without any top configuration in the training rows."""
         classes = list(self.forest.classes_)
         if True not in classes or not len(table):
             return np.zeros(len(table))
@@ -156,7 +156,7 @@ class ForestClassifier:
     trees: int = 200
 
     def fit(self, table: Table, *, seed: int) -> FittedClassifier:
-        """Learn."""
+        """Fit."""
         rows = training_rows(table, self.target)
         labels = top_labels(rows.task, rows.value(self.target))
         forest = RandomForestClassifier(

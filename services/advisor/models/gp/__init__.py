@@ -1,1 +1,1 @@
-"""The Gaussian process that is served."""
+"""The served model: a Gaussian process over tasks and configurations."""

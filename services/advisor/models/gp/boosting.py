@@ -1,7 +1,7 @@
-"""Boosted trees beside the process: for the order of configurations, with the weight that they earn.
+"""Boosted trees mixed into the ranking, with a weight chosen on left-out training tasks.
 
-On left-out training tasks the process predicts quantities better than the trees, and than any mixture with them; for
-the order, a mixture may be better. So only the order has them, and only as far as the training tasks show.
+On left-out tasks the Gaussian process predicts quantities better than the trees, and than any mixture with them; for
+the ranking a mixture may be better. So only the ranking uses them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from services.advisor.core.table import Table
 from services.advisor.models.baselines.boosted_trees import grown
 
 WEIGHTS: Final = (0.0, 0.25, 0.5, 0.75)
-"""Candidates for the trees' part. Boosting the process' residual instead was tried and earned nothing."""
+"""Candidates for the trees' share. Boosting the process' residuals instead gained nothing."""
 FOLDS: Final = 40
-"""Up to so many tasks, each is left out alone, as it is for the process: its relatives stay."""
+"""Up to this number of tasks each is left out alone, as for the process."""
 LEAST_TASKS: Final = 3
 LEAST_ROWS: Final = 3
 ROUNDS: Final = 150
@@ -30,33 +30,33 @@ ROUNDS: Final = 150
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeftOut:
-    """Training rows, with what the process said of each when its task was left out."""
+    """Training rows with the process' prediction of each, with its task left out."""
 
     rows: Table
     targets: FloatArray
     """Logarithmic ratios."""
     predicted: FloatArray
-    """By the process; NaN where that was not done."""
+    """By the process; NaN for anchors."""
     rates: FloatArray
-    """Logarithms of dollars per second of the whole job; NaN where not known."""
+    """Logarithms of dollars per second of the whole job; NaN if unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trees:
-    """LightGBM of the logarithmic ratio over raw features, weighed against the process."""
+    """LightGBM for the logarithmic ratio over raw features, with its weight against the process."""
 
     booster: lightgbm.Booster | None
     weights: Mapping[Objective, float]
 
     def moves(self, table: Table, mean: FloatArray, objective: Objective) -> FloatArray:
-        """Return what is to be added to the process' means for the order, shape ``(rows,)``."""
+        """Return the shift of the process' means for the ranking, shape ``(rows,)``."""
         if self.booster is None or not len(table):
             return np.zeros(len(table))
         return self.weights[objective] * (np.asarray(self.booster.predict(table.features)) - mean)
 
     @staticmethod
     def of(known: LeftOut, seed: int) -> Trees:
-        """Learn, and choose the weights by leaving groups of tasks out."""
+        """Fit, and choose the weights by leave-one-group-out over tasks."""
         none = dict.fromkeys(Objective, 0.0)
         if len(np.unique(known.rows.task)) < LEAST_TASKS:
             return Trees(None, none)

@@ -1,4 +1,4 @@
-"""Intervals that hold on tasks never seen: the half-width's factor is read off tasks that were left out in turn."""
+"""Conformal calibration: the intervals' half-width factor from errors on left-out tasks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scipy import stats
 from services.advisor.core.arrays import FloatArray, TextArray
 
 LEAST_TASKS: Final = 3
-"""Of fewer tasks nothing is said about how often intervals hold."""
+"""Of fewer tasks no coverage is reported."""
 _GRID: Final = (np.arange(200) + 0.5) / 200
 _FREEDOM: Final = 4.0
-"""Degrees of freedom of the pseudo-task that stands for the tasks not yet seen."""
+"""Degrees of freedom of the pseudo-task that represents unseen tasks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Sorted absolute standardised errors on left-out tasks, with weights that sum to 1: each task counts the same.
+    """Sorted absolute standardised errors on left-out tasks, with weights that sum to 1 and are equal for each task.
 
-    Grouped conformal prediction (Dunn, Wasserman and Ramdas 2022, the pooled distribution over groups), but for the
-    mass that their bound puts at infinity for the next group: with few tasks, as there are, it would make every
-    interval infinite. Here one pseudo-task with Student's t errors has that mass.
+    Grouped conformal prediction (Dunn, Wasserman and Ramdas 2022, the pooled distribution over groups), except
+    for the mass that their bound puts at infinity for the next group: with few tasks it would make every interval
+    infinite. Here one pseudo-task with Student's t errors has that mass.
     """
 
     errors: FloatArray
@@ -32,7 +32,7 @@ class Calibration:
 
     @staticmethod
     def of(task: TextArray, errors: FloatArray) -> Calibration:
-        """Take errors, standardised, and the task of each."""
+        """Calibrate on standardised errors and the task of each."""
         names, group = np.unique(task, return_inverse=True)
         weights = 1.0 / np.bincount(group)[group]
         pseudo = np.abs(stats.t.ppf(0.5 + _GRID / 2.0, _FREEDOM))
@@ -42,24 +42,24 @@ class Calibration:
         return Calibration(values[order], masses[order])
 
     def factor(self, level: float) -> float:
-        """Return how many standard deviations hold the outcome with probability `level`."""
+        """Return the number of standard deviations that cover the outcome with probability `level`."""
         reached = np.searchsorted(np.cumsum(self.weights), level - 1e-12)
         return float(self.errors[min(int(reached), len(self.errors) - 1)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeftOutErrors:
-    """Errors of logarithms, with the task of each row left out; one element per row that has one."""
+    """Errors of logarithms with each row's task left out; one element per row that has one."""
 
     task: TextArray
     errors: FloatArray
     """Outcome less mean."""
     deviation: FloatArray
 
-    def held(self, level: float) -> float | None:
-        """Return the share of outcomes inside of their intervals, each task counting the same; None of few tasks.
+    def coverage(self, level: float) -> float | None:
+        """Return the share of outcomes inside their intervals, averaged over tasks; None for few tasks.
 
-        A task's intervals are calibrated on the other tasks alone. The hyperparameters have seen its rows.
+        A task's intervals are calibrated on the other tasks alone. The hyperparameters were fitted with its rows.
         """
         tasks = np.unique(self.task)
         if len(tasks) < LEAST_TASKS:
@@ -72,11 +72,11 @@ class LeftOutErrors:
             shares.append(float((np.abs(standardised[mine]) <= factor).mean()))
         return float(np.mean(shares))
 
-    def moved(self, by: Mapping[str, Sequence[tuple[float, float]]]) -> LeftOutErrors:
-        """Return the errors as if each task's level were off.
+    def shifted(self, by: Mapping[str, Sequence[tuple[float, float]]]) -> LeftOutErrors:
+        """Return the errors with each task's level shifted.
 
         Args:
-            by: Per task, pairs of what is to be added to its errors and the variance that its intervals know of.
+            by: Per task, pairs of a shift of its errors and a variance added to its intervals.
         """
         parts = [(rows, *move) for one, moves in by.items() for rows in [self.task == one] for move in moves]
         return LeftOutErrors(

@@ -1,4 +1,4 @@
-"""From seconds to dollars: the dated price times machines, with a remainder learned from what was billed."""
+"""Cost model: price times machines, with a remainder fitted to billed costs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.advisor.core.arrays import FloatArray, TextArray
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
 
 SHRINKAGE: Final = 4.0
-"""Records of a machine at which its own remainder counts as much as that of all machines."""
+"""Records of a machine at which its own remainder has the same weight as that of all machines."""
 _MACHINE: Final = "config.instance_type="
 _EXACT: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rates:
-    """Logarithms of dollars per second and machine: the list price plus a remainder, or learned where none is known."""
+    """Logarithms of dollars per second and machine: the list price plus a remainder; fitted if there is no price."""
 
     remainder: float
     """Mean logarithm of cost over price x machines x time: disks, start-up, rounding to the minute."""
@@ -28,12 +28,12 @@ class Rates:
     variance: float
     """Of a record's remainder around its machine's."""
     rate_of: dict[str, float]
-    """By machine: what was paid, where the price is not known."""
+    """By machine: the paid rate, for unknown prices."""
     rate_variance: float
 
     @staticmethod
     def of(table: Table) -> Rates | None:
-        """Learn from rows with cost and time; None where there is none."""
+        """Fit to rows with cost and time; None if there are none."""
         known = table.completed(Objective.COST) & np.isfinite(table.time_s) & (table.time_s > 0)
         if not known.any():
             return None
@@ -52,7 +52,7 @@ class Rates:
     def logarithms(self, table: Table) -> tuple[FloatArray, FloatArray]:
         """Return means and variances of the logarithm of dollars per second of the whole job, shape ``(rows,)``.
 
-        NaN where neither the price is known nor anything was paid for such a machine.
+        NaN if neither the price nor a paid rate of the machine is known.
         """
         machine = machines(table)
         listed = np.isfinite(table.price_usd_per_hour) & (table.price_usd_per_hour > 0)
@@ -63,12 +63,12 @@ class Rates:
         return mean, np.where(listed, self.variance, self.rate_variance)
 
     def ratio(self, table: Table) -> FloatArray:
-        """Return what is billed, over price x machines x time, shape ``(rows,)``."""
+        """Return billed cost over price x machines x time, shape ``(rows,)``."""
         return np.asarray(np.exp([self.remainder_of.get(one, self.remainder) for one in machines(table)]))
 
 
 def machines(table: Table) -> TextArray:
-    """Return each row's machine by name; empty where it is none of those known to the table's encoder."""
+    """Return each row's machine by name; empty if unknown to the table's encoder."""
     columns = table.columns(_MACHINE)
     if not len(columns):
         return np.full(len(table), "", dtype=np.str_)

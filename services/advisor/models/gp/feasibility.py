@@ -1,4 +1,4 @@
-"""Whether a job will run at all: its own model, of what was refused or ran out of memory."""
+"""Feasibility: probability that a job runs, by logistic regression on failed and out-of-memory jobs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from services.advisor.core.table import Table
 from services.advisor.models.gp.space import Space, configuration_space, task_space
 
 PENALTIES: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
-"""Candidates for the precision of the coefficients; chosen by leaving training tasks out."""
+"""Candidates for the precision of the coefficients' prior; chosen by cross-validation over tasks."""
 FOLDS: Final = 5
 BYTES_PER_PARAMETER: Final = 16.0
 """Weights, gradients and two moments of Adam in single precision."""
 _BYTES_PER_ELEMENT: Final = 4.0
 _BYTES_PER_GB: Final = 2.0**30
 _NEVER: Final = 0.5
-"""Failures that are imagined where none was seen: nothing is certain to run."""
+"""Pseudo-failures, so that no probability is 1."""
 
 
 def memory_pressure(table: Table) -> FloatArray:
-    """Return logarithms of needed over given memory, shape ``(rows,)``; NaN where either is not known.
+    """Return logarithms of needed over given memory, shape ``(rows,)``; NaN if either is unknown.
 
     Needed is the larger of two lower bounds: parameters with their optimizer state plus a batch of inputs, and what a
     worker of the local run used at its peak, which holds the framework too.
@@ -49,13 +49,13 @@ class Feasibility:
     middle: float
     """Of the known memory pressures."""
     weights: FloatArray
-    """The intercept first; empty where nothing ever failed."""
+    """The intercept first; empty without failures."""
     base: float
-    """Share of jobs that ran, with half an imagined failure."""
+    """Share of jobs that ran, with half a pseudo-failure."""
 
     @staticmethod
     def of(table: Table, seed: int) -> Feasibility:
-        """Learn from all rows, the failed ones too."""
+        """Fit to all rows, failed ones included."""
         pressure = memory_pressure(table)
         middle = float(np.nanmedian(pressure)) if np.isfinite(pressure).any() else 0.0
         base = (float(table.feasible.sum()) + _NEVER) / (len(table) + 2.0 * _NEVER)
@@ -68,7 +68,7 @@ class Feasibility:
         return Feasibility(blank.configurations, blank.tasks, middle, weights, base)
 
     def inputs(self, table: Table) -> FloatArray:
-        """Return shape ``(rows, 1 + coordinates)``; each family of coordinates has the same prior variance in all."""
+        """Return shape ``(rows, 1 + coordinates)``; each family of coordinates has the same total prior variance."""
         pressure = memory_pressure(table) - self.middle
         parts = [np.ones((len(table), 1)), np.nan_to_num(pressure)[:, None]]
         for space in (self.configurations, self.tasks):
@@ -84,7 +84,7 @@ class Feasibility:
 
 
 def _fit(inputs: FloatArray, ran: FloatArray, penalty: float) -> FloatArray:
-    """Return the most likely coefficients; the intercept's prior is vague."""
+    """Return the maximum a posteriori coefficients; the intercept's prior is vague."""
     precision = np.full(inputs.shape[1], penalty)
     precision[0] = 1e-3
 
@@ -98,7 +98,7 @@ def _fit(inputs: FloatArray, ran: FloatArray, penalty: float) -> FloatArray:
 
 
 def _chosen(inputs: FloatArray, table: Table, seed: int) -> float:
-    """Return the penalty of the smallest loss on left-out groups of tasks."""
+    """Return the penalty of the smallest loss in cross-validation over tasks."""
     tasks, task_of = np.unique(table.task, return_inverse=True)
     if len(tasks) < 2:
         return PENALTIES[len(PENALTIES) // 2]

@@ -1,16 +1,15 @@
-"""The process' covariance: which configurations, and which tasks, tell about each other.
+"""Kernel: covariance over tasks and configurations.
 
 The logarithm of a job's duration over its task's local run is
 
     ``r(t, c) = m(c) + g(k(t), c) + f(t, c) + e``
 
-with ``m``, what configurations have in common for all tasks, a Gaussian process over configurations, ``g`` its like
-for tasks of one kind (where all known tasks are of one kind, another one may differ: the data cannot tell by how much,
-so the prior does), ``f``, what is
-particular to a task, one over tasks and configurations with covariance ``K_T(t, t') K_F(c, c')``, and noise ``e`` of
-two parts: a relative one, and one in seconds, such as the start's, which makes short jobs the noisier ones.
-Without ``f`` the posterior of ``m`` orders configurations by their mean logarithmic ratio, shrunk where there are few
-tasks: mean ranking is the special case, and the marginal likelihood decides how far to leave it.
+with ``m``, common to all tasks, a Gaussian process over configurations; ``g`` the same for tasks of one kind (if all
+known tasks are of one kind the data do not determine how another differs: the prior does); ``f``, particular to a task,
+a process over tasks and configurations with covariance ``K_T(t, t') K_F(c, c')``; and noise ``e`` with a relative part
+and one in seconds, such as start-up, by which short jobs are noisier. Without ``f`` the posterior of ``m`` ranks
+configurations by their mean logarithmic ratio, shrunk for few tasks: mean ranking is that special case, and the
+marginal likelihood determines the weight of ``f``.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from services.advisor.core.arrays import FloatArray, IntArray
 from services.advisor.models.gp.space import CATEGORY, Points, Space
 
 VAGUE: Final = 25.0
-"""Variance of the level that all tasks share: it is not assumed to be known."""
+"""Prior variance of the level common to all tasks: a vague prior."""
 
 _PRIOR_MEANS: Final = {
     "length": 1.0, "common.smooth": 0.1, "common.own": 0.01, "common.linear": 0.1,
     "particular.level": 0.1, "particular.smooth": 0.05, "particular.linear": 0.02,
-    "common.kind": 0.3, "task.kind": 1.0, "task.variant": 0.1, "task.linear": 0.1, "task.alike": 0.3,
+    "common.kind": 0.3, "task.kind": 1.0, "task.variant": 0.1, "task.linear": 0.1, "task.rbf": 0.3,
     "task.length": 1.0, "noise.relative": 0.01, "noise.absolute": 0.1,
 }  # fmt: skip
-"""Medians of the hyperparameters' logarithmic normal priors: variances of logarithms, and lengths in deviations."""
+"""Medians of the hyperparameters' log-normal priors: variances of logarithms, and lengths in deviations."""
 
 _PRIOR_DEVIATIONS: Final = {"length": 0.7, "task.length": 0.7, "common.kind": 0.7, "task.kind": 0.7}
 _PRIOR_DEVIATION: Final = 2.0
@@ -40,7 +39,7 @@ _PRIOR_DEVIATION: Final = 2.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """The covariance's form; its hyperparameters are passed as logarithms in the order of `names`."""
+    """The kernel's form; hyperparameters are passed as logarithms in the order of `names`."""
 
     configurations: Space
     tasks: Space
@@ -53,11 +52,11 @@ class Kernel:
             *(f"length.{one}" for one in groups), "common.smooth", "common.own", "common.kind",
             *(f"common.linear.{one}" for one in groups), "particular.level", "particular.smooth",
             *(f"particular.linear.{one}" for one in groups),
-            "task.variant", "task.kind", "task.linear", "task.alike", "task.length", "noise.relative", "noise.absolute",
+            "task.variant", "task.kind", "task.linear", "task.rbf", "task.length", "noise.relative", "noise.absolute",
         )  # fmt: skip
 
     def prior(self) -> tuple[FloatArray, FloatArray]:
-        """Return means and standard deviations of the logarithms: weak, so that no component runs away."""
+        """Return means and standard deviations of the logarithms: weakly informative."""
         kinds = [next(kind for kind in _PRIOR_MEANS if name.startswith(kind)) for name in self.names]
         means = np.log(np.array([_PRIOR_MEANS[kind] for kind in kinds]))
         return means, np.array([_PRIOR_DEVIATIONS.get(kind, _PRIOR_DEVIATION) for kind in kinds])
@@ -68,8 +67,8 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Likeness:
-    """What of the covariance between two sets of points does not depend on hyperparameters."""
+class Similarity:
+    """Distances and products between two sets of points, independent of hyperparameters."""
 
     groups: tuple[str, ...]
     squared: tuple[FloatArray, ...]
@@ -77,13 +76,13 @@ class Likeness:
     products: tuple[FloatArray, ...]
     """Per group: mean products of coordinates."""
     same: FloatArray
-    """1 where both points have the same name."""
+    """1 if both points have the same name."""
     identical: FloatArray
-    """1 where they have the same name and coordinates."""
+    """1 if they have the same name and coordinates."""
 
     @staticmethod
-    def between(space: Space, a: Points, b: Points) -> Likeness:
-        """Compare every point of `a` with every one of `b`."""
+    def between(space: Space, a: Points, b: Points) -> Similarity:
+        """Compare every point of `a` with every point of `b`."""
         squared, products = [], []
         for columns, count in zip(space.members(), space.sources(), strict=True):
             left, right = a.coordinates[:, columns], b.coordinates[:, columns]
@@ -93,19 +92,19 @@ class Likeness:
             products.append(product / count)
         same = (a.names[:, None] == b.names[None, :]).astype(np.float64)
         apart = np.sum(squared, axis=0) if squared else np.zeros_like(same)
-        return Likeness(space.groups, tuple(squared), tuple(products), same, same * (apart < 1e-12))
+        return Similarity(space.groups, tuple(squared), tuple(products), same, same * (apart < 1e-12))
 
     @staticmethod
-    def of_itself(space: Space, points: Points) -> Likeness:
-        """Compare every point with itself only: all arrays are of shape ``(points,)``."""
+    def of_itself(space: Space, points: Points) -> Similarity:
+        """Compare every point with itself only: all arrays have shape ``(points,)``."""
         alone, ones = np.zeros(len(points)), np.ones(len(points))
         pairs = zip(space.members(), space.sources(), strict=True)
         products = tuple((points.coordinates[:, columns] ** 2).sum(1) / count for columns, count in pairs)
-        return Likeness(space.groups, (alone,) * len(products), products, ones, ones)
+        return Similarity(space.groups, (alone,) * len(products), products, ones, ones)
 
     @property
     def kind(self) -> FloatArray:
-        """Part of the categories that are the same; of tasks without any, whether they are the same task."""
+        """Share of equal categories; for tasks without categories, whether they are the same task."""
         return self.products[self.groups.index(CATEGORY)] if CATEGORY in self.groups else self.same
 
     @property
@@ -130,15 +129,15 @@ class ConfigurationCovariance:
     """``K_F``."""
 
     @staticmethod
-    def of(like: Likeness, value: dict[str, float]) -> ConfigurationCovariance:
+    def of(similarity: Similarity, value: dict[str, float]) -> ConfigurationCovariance:
         """Evaluate at hyperparameters by name."""
-        exponent = np.zeros_like(like.same)
-        for group, squared in zip(like.groups, like.squared, strict=True):
+        exponent = np.zeros_like(similarity.same)
+        for group, squared in zip(similarity.groups, similarity.squared, strict=True):
             exponent += squared / (2.0 * value[f"length.{group}"] ** 2)
         smooth = np.exp(-exponent)
-        common = value["common.smooth"] * smooth + value["common.own"] * like.same
+        common = value["common.smooth"] * smooth + value["common.own"] * similarity.same
         particular = value["particular.level"] + value["particular.smooth"] * smooth
-        for group, product in zip(like.groups, like.products, strict=True):
+        for group, product in zip(similarity.groups, similarity.products, strict=True):
             common += value[f"common.linear.{group}"] * product
             particular += value[f"particular.linear.{group}"] * product
         return ConfigurationCovariance(smooth, common, particular)
@@ -146,27 +145,32 @@ class ConfigurationCovariance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskCovariance:
-    """``K_T`` between two sets of tasks: 1 for the same task, more for the same variant, less for one that is alike."""
+    """``K_T`` between two sets of tasks: 1 for the same task, more for the same variant, less for a similar one."""
 
-    alike: FloatArray
+    rbf: FloatArray
+    """Squared exponential kernel over the coordinates."""
     kind: FloatArray
-    """Which part of their texts, such as the network's name, is the same; without any, whether the task is."""
-    moved: FloatArray
-    """Covariance by coordinates, for tasks of different kinds."""
+    """As `Similarity.kind`."""
+    by_coordinates: FloatArray
+    """Covariance of tasks of different kinds."""
     total: FloatArray
 
     @staticmethod
-    def of(like: Likeness, value: dict[str, float]) -> TaskCovariance:
+    def of(similarity: Similarity, value: dict[str, float]) -> TaskCovariance:
         """Evaluate at hyperparameters by name."""
-        alike = np.exp(-like.distance / (2.0 * value["task.length"] ** 2))
-        moved = value["task.linear"] * like.product + value["task.alike"] * alike
-        total = like.same + value["task.variant"] * like.identical + moved * (1.0 + value["task.kind"] * like.kind)
-        return TaskCovariance(alike, like.kind, moved, total)
+        rbf = np.exp(-similarity.distance / (2.0 * value["task.length"] ** 2))
+        by_coordinates = value["task.linear"] * similarity.product + value["task.rbf"] * rbf
+        total = (
+            similarity.same
+            + value["task.variant"] * similarity.identical
+            + by_coordinates * (1.0 + value["task.kind"] * similarity.kind)
+        )
+        return TaskCovariance(rbf, similarity.kind, by_coordinates, total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Design:
-    """Which configuration and which task each row is of."""
+    """The configuration and the task of each row."""
 
     kernel: Kernel
     configurations: Points
@@ -175,13 +179,13 @@ class Design:
     task_of: IntArray
 
     duration_s: FloatArray
-    """About how long each row's job takes: what its noise in seconds is divided by."""
+    """Approximate duration of each row's job, which divides its noise in seconds."""
 
     def __len__(self) -> int:
         return len(self.task_of)
 
     def part(self, rows: IntArray) -> Design:
-        """Return some rows; of the configurations and tasks only theirs."""
+        """Return some rows, with only their configurations and tasks."""
         configurations, configuration_of = np.unique(self.configuration_of[rows], return_inverse=True)
         tasks, task_of = np.unique(self.task_of[rows], return_inverse=True)
         return Design(
@@ -194,5 +198,5 @@ class Design:
         )
 
     def noise(self, value: dict[str, float]) -> FloatArray:
-        """Return the variance of each row's logarithm around what is to be expected, from hyperparameters by name."""
+        """Return the noise variance of each row's logarithm, from hyperparameters by name."""
         return value["noise.relative"] + value["noise.absolute"] / self.duration_s**2

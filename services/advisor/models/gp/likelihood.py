@@ -10,7 +10,7 @@ from scipy.linalg import cho_solve, cholesky
 from scipy.optimize import minimize
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.models.gp.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
+from services.advisor.models.gp.kernel import VAGUE, ConfigurationCovariance, Design, Similarity, TaskCovariance
 
 JITTER: Final = 1e-8
 ITERATIONS: Final = 40
@@ -20,7 +20,7 @@ _BOUND: Final = 12.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Covariances:
-    """All that the rows' covariance is made of, at some hyperparameters."""
+    """Components of the rows' covariance at given hyperparameters."""
 
     value: dict[str, float]
     configuration: ConfigurationCovariance
@@ -41,13 +41,13 @@ class MarginalLikelihood:
     """Negative logarithm of the posterior of the hyperparameters, as a function of their logarithms."""
 
     def __init__(self, design: Design, targets: FloatArray) -> None:
-        """Take rows and their logarithmic ratios."""
+        """Of these rows and their logarithmic ratios."""
         self._design = design
         self._targets = targets
-        self._configurations = Likeness.between(
+        self._configurations = Similarity.between(
             design.kernel.configurations, design.configurations, design.configurations
         )
-        self._tasks = Likeness.between(design.kernel.tasks, design.tasks, design.tasks)
+        self._tasks = Similarity.between(design.kernel.tasks, design.tasks, design.tasks)
         self._prior = design.kernel.prior()
 
     def covariances(self, logarithms: FloatArray) -> Covariances:
@@ -83,31 +83,31 @@ class MarginalLikelihood:
         return value + 0.5 * float(from_prior @ from_prior), gradient + from_prior / deviations
 
     def _slopes(self, parts: Covariances, outer: FloatArray) -> dict[str, float]:
-        """Return derivatives by each hyperparameter (not its logarithm) from that by the covariance, `outer`."""
-        design, like, value = self._design, self._configurations, parts.value
+        """Return derivatives by each hyperparameter (not its logarithm); `outer`: by the covariance."""
+        design, similarity, value = self._design, self._configurations, parts.value
         common = _summed(outer * parts.kinds, design.configuration_of, len(design.configurations))
         particular = _summed(outer * parts.between_tasks, design.configuration_of, len(design.configurations))
         tasks = _summed(outer * parts.particular, design.task_of, len(design.tasks))
-        moved = tasks * (1.0 + value["task.kind"] * parts.task.kind)
+        weighted = tasks * (1.0 + value["task.kind"] * parts.task.kind)
         kinds = _summed(outer * parts.common, design.task_of, len(design.tasks))
         smooth = parts.configuration.smooth
         slopes = {
             "common.kind": float((kinds * parts.task.kind).sum()),
             "common.smooth": float((common * smooth).sum()),
-            "common.own": float((common * like.same).sum()),
+            "common.own": float((common * similarity.same).sum()),
             "particular.level": float(particular.sum()),
             "particular.smooth": float((particular * smooth).sum()),
             "task.variant": float((tasks * self._tasks.identical).sum()),
-            "task.kind": float((tasks * parts.task.kind * parts.task.moved).sum()),
-            "task.linear": float((moved * self._tasks.product).sum()),
-            "task.alike": float((moved * parts.task.alike).sum()),
+            "task.kind": float((tasks * parts.task.kind * parts.task.by_coordinates).sum()),
+            "task.linear": float((weighted * self._tasks.product).sum()),
+            "task.rbf": float((weighted * parts.task.rbf).sum()),
             "noise.relative": float(np.trace(outer)),
             "noise.absolute": float((np.diag(outer) / design.duration_s**2).sum()),
         }
-        stretched = value["task.alike"] * parts.task.alike * self._tasks.distance / value["task.length"] ** 3
-        slopes["task.length"] = float((moved * stretched).sum())
+        stretched = value["task.rbf"] * parts.task.rbf * self._tasks.distance / value["task.length"] ** 3
+        slopes["task.length"] = float((weighted * stretched).sum())
         both = (value["common.smooth"] * common + value["particular.smooth"] * particular) * smooth
-        for group, squared, product in zip(like.groups, like.squared, like.products, strict=True):
+        for group, squared, product in zip(similarity.groups, similarity.squared, similarity.products, strict=True):
             slopes[f"length.{group}"] = float((both * squared).sum()) / value[f"length.{group}"] ** 3
             slopes[f"common.linear.{group}"] = float((common * product).sum())
             slopes[f"particular.linear.{group}"] = float((particular * product).sum())
@@ -115,7 +115,7 @@ class MarginalLikelihood:
 
 
 def _summed(matrix: FloatArray, rows: IntArray, count: int) -> FloatArray:
-    """Return sums over the rows of each pair, shape ``(count, count)``."""
+    """Return sums over the rows of each pair of groups, shape ``(count, count)``."""
     order = np.argsort(rows, kind="stable")
     starts = np.searchsorted(rows[order], np.arange(count))
     by_row = np.add.reduceat(matrix[order], starts, axis=0)
@@ -123,7 +123,7 @@ def _summed(matrix: FloatArray, rows: IntArray, count: int) -> FloatArray:
 
 
 def most_likely(likelihood: MarginalLikelihood, start: FloatArray) -> FloatArray:
-    """Return the logarithms of the hyperparameters that explain the rows best, from `start` on."""
+    """Return the maximum a posteriori logarithms of the hyperparameters, from `start`."""
     bounds = [(-_BOUND, _BOUND)] * len(start)
     found = minimize(likelihood, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": ITERATIONS})
     return np.asarray(found.x)

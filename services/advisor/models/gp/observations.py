@@ -1,4 +1,4 @@
-"""What the process learns from: logarithmic ratios of durations to the task's local run."""
+"""Observations of the process: logarithmic ratios of durations to the task's local run."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from services.advisor.core.table import Table
 from services.advisor.models.gp.kernel import Design, Kernel
 from services.advisor.models.gp.space import Points, distinct
 
-STRANGER_SPREAD: Final = 2.66
-"""Standard deviation of the logarithm of a job's duration of which nothing is known: the uniform distribution between
-a minute and a week has log(10,080) / sqrt(12). What the known tasks last says nothing of another one."""
+UNKNOWN_LEVEL_DEVIATION: Final = 2.66
+"""Prior standard deviation of the logarithm of an unknown job's duration: the uniform distribution between a minute and
+a week has log(10,080) / sqrt(12). Durations of known tasks say nothing about another one's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """What durations are compared with where no local run tells how long a task takes."""
+    """Reference durations of tasks without a local run."""
 
     mean: float
     """Of the logarithms of the known local runs' durations."""
     variance: float
     own: Mapping[str, float]
-    """Mean logarithm of the durations of known tasks without a local run: their level is known by their rows."""
+    """Mean logarithm of the durations of known tasks without a local run."""
 
     @staticmethod
     def of(table: Table) -> Level:
-        """Return the level of the known tasks, each counting once; all rows ran through."""
+        """Return the level of the known tasks, each counting once; all rows have finished."""
         known: dict[str, float] = {}
         for task, anchor in zip(table.task, table.anchor_time_s, strict=True):
             if np.isfinite(anchor) and anchor > 0:
@@ -42,34 +42,34 @@ class Level:
         }
         values = np.array(list(known.values()) or list(own.values()))
         spread = float(values.var()) if len(values) > 1 else 0.0
-        return Level(float(values.mean()), max(spread, STRANGER_SPREAD**2), own)
+        return Level(float(values.mean()), max(spread, UNKNOWN_LEVEL_DEVIATION**2), own)
 
     def logarithms(self, table: Table) -> FloatArray:
-        """Return the logarithm of what each row's duration is divided by, shape ``(rows,)``."""
+        """Return the logarithm of each row's reference duration, shape ``(rows,)``."""
         known = has_anchor(table)
         least = np.log(np.where(table.anchor_least_s > 0, table.anchor_least_s, np.finfo(np.float64).tiny))
-        stranger = np.maximum(self.mean, least)  # it has lasted so long already
-        own = np.array([self.own.get(str(task), stranger[row]) for row, task in enumerate(table.task)])
+        unknown = np.maximum(self.mean, least)  # at least as long as its local run
+        own = np.array([self.own.get(str(task), unknown[row]) for row, task in enumerate(table.task)])
         return np.where(known, np.log(np.where(known, table.anchor_time_s, 1.0)), own)
 
-    def doubt(self, table: Table) -> float:
-        """Return the variance of the level of one task's rows: 0 where a local run, or its own rows, tell it."""
+    def level_variance(self, table: Table) -> float:
+        """Return the variance of the level of one task's rows: 0 with a local run or known rows."""
         known = bool(has_anchor(table).any()) or bool(len(table) and str(table.task[0]) in self.own)
         return 0.0 if known else self.variance
 
 
 def anchor_variance(table: Table) -> FloatArray:
-    """Return the variance of the logarithm of each row's anchor, shape ``(rows,)``; 0 where there is none."""
+    """Return the variance of the logarithm of each row's anchor, shape ``(rows,)``; 0 without one."""
     return np.where(has_anchor(table), table.anchor_variance, 0.0)
 
 
 def has_anchor(table: Table) -> BoolArray:
-    """Return which rows' task has a local run that tells how long the whole job takes there."""
+    """Return which rows have an anchor: a local run with a known duration of the whole job."""
     return np.asarray(np.isfinite(table.anchor_time_s) & (table.anchor_time_s > 0))
 
 
 def design_of(kernel: Kernel, table: Table, level: Level) -> Design:
-    """Return the rows' configurations and tasks; variants of a task (such as other data sizes) are told apart."""
+    """Return the design of the rows; variants of a task (such as other data sizes) are distinct."""
     at, of = kernel.configurations.coordinates(table), kernel.tasks.coordinates(table)
     first, configuration_of = distinct(table.configuration_key, at)
     first_task, task_of = distinct(table.task, of)
@@ -83,8 +83,8 @@ def design_of(kernel: Kernel, table: Table, level: Level) -> Design:
     )
 
 
-def thinned(table: Table, limit: int, seed: int) -> IntArray:
-    """Return about `limit` rows at most, in order: each task keeps the same share, and at least five, by chance."""
+def subsampled(table: Table, limit: int, seed: int) -> IntArray:
+    """Return a stratified random sample of about `limit` rows at most, in order, with at least five per task."""
     if len(table) <= limit:
         return np.arange(len(table))
     random = np.random.default_rng(seed)

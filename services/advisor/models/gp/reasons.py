@@ -1,4 +1,4 @@
-"""Why a prediction is as it is: features put to the middle of the known values one after the other, and known tasks."""
+"""Explanations: each feature's factor against its training median, and the nearest known tasks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from schemas.predictions import Contribution, Neighbour
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.encoder import CONFIGURATION, ELSEWHERE
 from services.advisor.core.table import Table, concatenated
-from services.advisor.models.gp.kernel import Likeness
-from services.advisor.models.gp.model import FittedOurs
+from services.advisor.models.gp.kernel import Similarity
+from services.advisor.models.gp.predictor import FittedGpPredictor
 from services.advisor.models.gp.space import Points
 
 _MACHINE: Final = (
@@ -22,18 +22,18 @@ _MACHINE: Final = (
 )  # fmt: skip
 _RATIOS: Final = {
     "cores": "cores of all workers",
-    "talk": "gradient bytes per operation",
-    "local talk": "local run's bytes per core second",
-    "busy": "local run's use of its cores",
+    "comm_compute_ratio": "gradient bytes per operation",
+    "local_comm_compute_ratio": "local run's bytes per core second",
+    "cpu_utilisation": "local run's use of its cores",
 }
-"""Coordinates that are no feature of their own, see `space`."""
+"""Derived coordinates, see `space`."""
 OF_LOCAL_RUN: Final = "local run's "
 _NOTHING: Final = 0.02
-"""A logarithmic factor closer to 0 than this is no reason."""
+"""Logarithmic factors closer to 0 than this are not reported."""
 
 
 def family(feature: str) -> str:
-    """Return what a feature is told as: the machine is one thing, so are a series' summaries and the layers' counts."""
+    """Return the name under which a feature is reported: one for the machine, one per series, one for all layers."""
     name = feature.partition("=")[0]
     if name in _RATIOS:
         return _RATIOS[name]
@@ -49,11 +49,11 @@ def family(feature: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Middles:
-    """The middle of the known values, and their ends, per feature."""
+class Medians:
+    """Median and range of the training values, per feature."""
 
     median: FloatArray
-    """Of numbers; 0 of categories, NaN where nothing is known."""
+    """Of numbers; 0 for categories, NaN without values."""
     least: FloatArray
     most: FloatArray
     anchor_time_s: float
@@ -61,8 +61,8 @@ class Middles:
     """Columns that vary, by `family`."""
 
     @staticmethod
-    def of(table: Table) -> Middles:
-        """Learn from the rows."""
+    def of(table: Table) -> Medians:
+        """Compute from the rows."""
         features = table.features
         known = np.isfinite(features)
         least = np.where(known, features, np.inf).min(axis=0, initial=np.inf)
@@ -74,31 +74,35 @@ class Middles:
             found.setdefault(family(table.feature_names[at]), []).append(at)
         families = {name: np.array(columns, dtype=np.int64) for name, columns in found.items()}
         anchors = table.anchor_time_s[np.isfinite(table.anchor_time_s)]
-        return Middles(np.where(category, 0.0, median), least, most, _median(anchors), families)
+        return Medians(np.where(category, 0.0, median), least, most, _median(anchors), families)
 
     def outside(self, table: Table) -> tuple[tuple[str, ...], ...]:
-        """Return what of each row lies beyond all known values, such as ``workers 64 (measured: 1 to 8)``."""
+        """Return each row's features outside the training range, such as ``workers 64 (measured: 1 to 8)``."""
         with np.errstate(invalid="ignore"):
             slack = 1e-9 * np.maximum(np.abs(self.least), np.abs(self.most))
             beyond = (table.features < self.least - slack) | (table.features > self.most + slack)
         beyond &= np.isfinite(self.least) & ~np.char.startswith(np.array(table.feature_names), "series.")
 
         def of_job(at: int) -> bool:
-            return not table.feature_names[at].startswith(CONFIGURATION)  # what was chosen comes first
+            return not table.feature_names[at].startswith(CONFIGURATION)  # configuration first
 
         named = np.array(["config.instance_type=" in name for name in table.feature_names], dtype=bool)
         return tuple(
             (
-                *(self._told(table, row, at) for at in sorted(np.flatnonzero(beyond[row]).tolist(), key=of_job)),
-                *((f"machine {_machine(table, row)} (never measured)",) if self._strange(table, row, named) else ()),
+                *(self._described(table, row, at) for at in sorted(np.flatnonzero(beyond[row]).tolist(), key=of_job)),
+                *(
+                    (f"machine {_machine(table, row)} (never measured)",)
+                    if self._is_new_machine(table, row, named)
+                    else ()
+                ),
             )
             for row in range(len(table))
         )
 
-    def _strange(self, table: Table, row: int, named: BoolArray) -> bool:
+    def _is_new_machine(self, table: Table, row: int, named: BoolArray) -> bool:
         return bool(named.any()) and not bool((table.features[row, named] > 0.5).any())
 
-    def _told(self, table: Table, row: int, at: int) -> str:
+    def _described(self, table: Table, row: int, at: int) -> str:
         family, _, name = table.feature_names[at].partition(".")
         name = f"{OF_LOCAL_RUN if family == 'local' else ''}{name.removeprefix('attr.')}"
         return f"{name} {table.features[row, at]:g} (measured: {self.least[at]:g} to {self.most[at]:g})"
@@ -108,22 +112,24 @@ def _median(values: FloatArray) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def contributions(fitted: FittedOurs, middles: Middles, table: Table, count: int) -> list[tuple[Contribution, ...]]:
+def contributions(
+    fitted: FittedGpPredictor, medians: Medians, table: Table, count: int
+) -> list[tuple[Contribution, ...]]:
     """Return, per row of one task, what a feature does against its middle, strongest first."""
-    names = list(middles.families)
-    variants = [table, *(_changed(table, middles, name) for name in names)]
-    mean = fitted.medians(concatenated(variants)).reshape(len(variants), len(table))
+    names = list(medians.families)
+    variants = [table, *(_changed(table, medians, name) for name in names)]
+    mean = fitted.log_medians(concatenated(variants)).reshape(len(variants), len(table))
     told = []
     for row in range(len(table)):
         effects = mean[0, row] - mean[1:, row]
         strongest = np.argsort(-np.abs(effects), kind="stable").tolist()
-        known = [bool(np.isfinite(table.features[row, middles.families[name]]).any()) for name in names]
+        known = [bool(np.isfinite(table.features[row, medians.families[name]]).any()) for name in names]
         order = [at for at in strongest if known[at] and abs(effects[at]) > _NOTHING][:count]
         told.append(
             tuple(
                 Contribution(
                     feature=names[at],
-                    value=_value(table, middles, names[at], row),
+                    value=_value(table, medians, names[at], row),
                     factor=float(np.exp(effects[at])),
                 )
                 for at in order
@@ -132,17 +138,17 @@ def contributions(fitted: FittedOurs, middles: Middles, table: Table, count: int
     return told
 
 
-def _changed(table: Table, middles: Middles, name: str) -> Table:
-    columns = middles.families[name]
+def _changed(table: Table, medians: Medians, name: str) -> Table:
+    columns = medians.families[name]
     features = table.features.copy()
-    features[:, columns] = middles.median[columns]
+    features[:, columns] = medians.median[columns]
     changed = replace(table, features=features)
     if any(table.feature_names[at].startswith(CONFIGURATION) for at in columns.tolist()):
         moved = (features != table.features) & np.isfinite(table.features)
         key = np.where(moved.any(axis=1), ELSEWHERE, table.configuration_key)
         changed = replace(changed, configuration_key=key, is_anchor=table.is_anchor & ~moved.any(axis=1))
     if any(table.feature_names[at] == "local.time_s" for at in columns.tolist()):
-        changed = replace(changed, anchor_time_s=np.full(len(table), middles.anchor_time_s))
+        changed = replace(changed, anchor_time_s=np.full(len(table), medians.anchor_time_s))
     return changed
 
 
@@ -150,10 +156,10 @@ def _machine(table: Table, row: int) -> str:
     return str(table.configuration_key[row]).partition(" ")[0].partition("/")[2]
 
 
-def _value(table: Table, middles: Middles, name: str, row: int) -> str:
+def _value(table: Table, medians: Medians, name: str, row: int) -> str:
     if name == "machine":
         return _machine(table, row)
-    columns = middles.families[name].tolist()
+    columns = medians.families[name].tolist()
     for at in columns:
         feature, value = table.feature_names[at], float(table.features[row, at])
         if "=" not in feature:
@@ -165,30 +171,30 @@ def _value(table: Table, middles: Middles, name: str, row: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownTasks:
-    """The tasks that were learned from, in the process' coordinates of tasks."""
+    """The training tasks in the process' coordinates of tasks."""
 
     points: Points
     records: IntArray
     unit: float
-    """Median distance of two of them."""
+    """Median distance of two tasks."""
 
     @staticmethod
-    def of(fitted: FittedOurs) -> KnownTasks:
-        """Collect; of a task's variants each is a point of its own."""
+    def of(fitted: FittedGpPredictor) -> KnownTasks:
+        """Collect; each variant of a task is a point."""
         design = fitted.process.design
-        apart = np.sqrt(Likeness.between(design.kernel.tasks, design.tasks, design.tasks).distance)
+        apart = np.sqrt(Similarity.between(design.kernel.tasks, design.tasks, design.tasks).distance)
         pairs = apart[np.triu_indices(len(apart), 1)]
         pairs = pairs[pairs > 0]
         records = np.bincount(design.task_of, minlength=len(design.tasks)).astype(np.int64)
         return KnownTasks(design.tasks, records, float(np.median(pairs)) if len(pairs) else 1.0)
 
-    def nearest(self, fitted: FittedOurs, table: Table, count: int) -> tuple[Neighbour, ...]:
-        """Return the known tasks that are most like the first row's; none where tasks have no features."""
+    def nearest(self, fitted: FittedGpPredictor, table: Table, count: int) -> tuple[Neighbour, ...]:
+        """Return the known tasks most similar to the first row's; none if tasks have no features."""
         space = fitted.process.design.kernel.tasks
         if not len(table) or not space.columns:
             return ()
         asked = Points(table.task[:1], space.coordinates(table.select(np.arange(1))))
-        distance = np.sqrt(Likeness.between(space, asked, self.points).distance[0]) / self.unit
+        distance = np.sqrt(Similarity.between(space, asked, self.points).distance[0]) / self.unit
         found: list[Neighbour] = []
         for at in np.argsort(distance, kind="stable").tolist():
             name = str(self.points.names[at])
@@ -198,7 +204,7 @@ class KnownTasks:
                 found.append(Neighbour(task=name, distance=float(distance[at]), records=rows, alike=alike))
         return tuple(found)
 
-    def _alike(self, fitted: FittedOurs, place: FloatArray, at: int) -> tuple[str, ...]:
+    def _alike(self, fitted: FittedGpPredictor, place: FloatArray, at: int) -> tuple[str, ...]:
         columns = fitted.process.design.kernel.tasks.columns
         apart = np.abs(self.points.coordinates[at] - place)
         plain = [index for index, column in enumerate(columns) if "=" not in column.source]

@@ -1,10 +1,10 @@
-"""Coordinates of configurations and of tasks, in which the process measures likeness.
+"""Coordinates of configurations and of tasks, in which the kernel measures distance.
 
 A configuration's coordinates are the physics of data-parallel training: the scaling terms of Ernest and Amdahl
 (``1/n``, ``log n``, and the logarithm of all cores), the machine's logarithmic sizes and its name, and the logarithmic
-batch. Whatever else a record holds is a group of its own. A task's coordinates are the logarithms of Table 4.1, what
-it talks per operation, how busy the local run was, and its series' summaries, by family, so that many summaries do
-not outvote the few features.
+batch; other attributes form a group. A task's coordinates are the logarithms of Table 4.1, its communication to
+computation ratio, the local run's CPU utilisation, and its series' summaries, by family, so that the many summaries do
+not dominate the few features.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.advisor.core.table import Table
 
 SIZE: Final = "local.time_s"
 CATEGORY: Final = "category"
-"""The group of a task's texts, one column per value; kept also where all known tasks share it: another may not."""
+"""The group of a task's categories, one column per value; kept even if all known tasks share it."""
 _MACHINE: Final = ("config.vcpu", "config.memory_gb", "config.disk_gb", "config.network_gbps")
 _MACHINE_NAMES: Final = ("config.instance_type=", "config.provider=")
 _DERIVED: Final = frozenset({"config.workers", "config.batch_size", "config.price_usd_per_hour", *_MACHINE})
@@ -27,15 +27,15 @@ _TASK_FAMILIES: Final = ("task.layers.", "task.", "series.")
 _RATIOS: Final = {
     # All cores: compute is divided by them.
     "cores": (("config.vcpu", "config.workers"), ()),
-    # Bytes of gradients per operation, but for constants: what a worker talks while it computes.
-    "talk": (("task.parameter_count",), ("task.forward_flops",)),
-    "local talk": (("series.workers.network_out_bytes_per_s.mean",), ("series.workers.cpu_cores.mean",)),
-    # Part of its cores that the local run used: less than 1 cannot use more cores.
-    "busy": (("series.workers.cpu_cores.mean",), ("local.vcpu",)),
+    # Bytes of gradients per operation, up to constants.
+    "comm_compute_ratio": (("task.parameter_count",), ("task.forward_flops",)),
+    "local_comm_compute_ratio": (("series.workers.network_out_bytes_per_s.mean",), ("series.workers.cpu_cores.mean",)),
+    # Share of its cores that the local run used: below 1 it does not benefit from more cores.
+    "cpu_utilisation": (("series.workers.cpu_cores.mean",), ("local.vcpu",)),
 }
 _PHYSICS: Final = "physics"
 _WIDE: Final = 3.0
-"""A positive feature whose largest value is this many times its smallest one is measured by its logarithm."""
+"""A positive feature whose largest value exceeds this many times its smallest one is on a logarithmic scale."""
 
 
 def _raw(table: Table, source: str) -> FloatArray:
@@ -50,7 +50,7 @@ def _raw(table: Table, source: str) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """One coordinate: what it is made of and how it is scaled."""
+    """One coordinate: its source and scaling."""
 
     source: str
     """The table's feature, or one of the ratios."""
@@ -63,10 +63,10 @@ class Column:
     scale: float = 1.0
     least: float = -np.inf
     most: float = np.inf
-    """Beyond these a coordinate stays where it is: nothing is followed further than it was seen."""
+    """Coordinates are clipped to the training range."""
 
     def values(self, table: Table) -> FloatArray:
-        """Return the scaled coordinate, shape ``(rows,)``; 0, the middle, where not known."""
+        """Return the scaled coordinate, shape ``(rows,)``; 0, the mean, if unknown."""
         formed = np.clip(_formed(_raw(table, self.source), self.form, self.middle), self.least, self.most)
         scaled = (formed - self.centre) / self.scale
         return np.where(np.isfinite(scaled), scaled, 0.0)
@@ -95,7 +95,7 @@ class Space:
         )
 
     def sources(self) -> tuple[int, ...]:
-        """Return how many quantities each group holds: the categories of one text are one."""
+        """Return the number of quantities in each group: the categories of one text are one."""
         return tuple(
             len({(column.source.partition("=")[0], column.form) for column in self.columns if column.group == group})
             for group in self.groups
@@ -122,11 +122,13 @@ def configuration_space(table: Table) -> Space:
 def task_space(table: Table) -> Space:
     """Return the coordinates in which the rows' tasks differ.
 
-    Of the local run's own machine nothing is one; of its duration, the part that can be shared among workers is: by
-    Amdahl's law, what is small against a fixed overhead gains nothing by more of them.
+    The local run's machine is not a coordinate; of its duration the parallel share is: by Amdahl's law, jobs that are
+    short against a fixed overhead gain nothing from more workers.
     """
     columns = [Column(SIZE, "share", "size")]
-    columns += [Column(name, "log", _PHYSICS) for name in ("talk", "local talk", "busy")]
+    columns += [
+        Column(name, "log", _PHYSICS) for name in ("comm_compute_ratio", "local_comm_compute_ratio", "cpu_utilisation")
+    ]
     for name in table.feature_names:
         family = next((one for one in _TASK_FAMILIES if name.startswith(one)), None)
         if family is not None:
@@ -137,7 +139,7 @@ def task_space(table: Table) -> Space:
 
 
 def _fitted(table: Table, column: Column, *, clip: bool) -> tuple[Column, ...]:
-    """Return the column with its scale; nothing where it is the same for all rows."""
+    """Return the column with its scale; empty if it is constant."""
     raw = _raw(table, column.source)
     raw = raw[np.isfinite(raw)]
     middle = float(np.median(raw)) if len(raw) else 1.0

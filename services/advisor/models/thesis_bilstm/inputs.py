@@ -1,4 +1,4 @@
-"""What the networks see: Table 4.1's features of every job, and the series of every task's local run.
+"""Inputs of the networks: Table 4.1's features of every job, and the series of every task's local run.
 
 The thesis does not say how numbers are scaled. Here, numbers are taken as logarithms and standardised, series are
 standardised per channel; all of it is learned from the training rows alone.
@@ -16,7 +16,7 @@ import torch
 from services.advisor.core.arrays import AnyArray, FloatArray, IntArray
 from services.advisor.core.series import SERIES_CHANNELS, SERIES_STEPS, resampled
 from services.advisor.core.table import Table
-from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.models.baselines.feature_preprocessing import Preprocessing
 
 TABLE_4_1: Final = (
     "task.parameter_count", "task.frozen_parameter_count", "task.learning_rate", "task.epochs", "task.layer_count",
@@ -89,9 +89,9 @@ def ordered_layers(layers: tuple[str, ...], types: tuple[str, ...]) -> FloatArra
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What was learned of the training rows' features."""
+    """Scaling of features and series, fitted on the training rows."""
 
-    preparation: Preparation
+    preprocessing: Preprocessing
     layer_types: tuple[str, ...]
     series_scale: SeriesScale
 
@@ -105,12 +105,12 @@ class Inputs:
         """
         tasks = np.unique(table.task).tolist()
         types = sorted({layer for task in tasks for layer in table.task_layers.get(task, ())})
-        return Inputs(Preparation.fit(table, statics), tuple(types), SeriesScale.fit(table))
+        return Inputs(Preprocessing.fit(table, statics), tuple(types), SeriesScale.fit(table))
 
     @property
     def static_width(self) -> int:
         """Number of static inputs."""
-        return len(self.preparation.kept) + LAYER_SEGMENTS * len(self.layer_types) + 1
+        return len(self.preprocessing.kept) + LAYER_SEGMENTS * len(self.layer_types) + 1
 
     def apply(self, table: Table) -> Rows:
         """Return inputs of a table's rows."""
@@ -121,7 +121,7 @@ class Inputs:
         places = {name: at for at, name in enumerate(with_series)}
         place = np.array([places.get(name, -1) for name in names], dtype=np.int64)[of]
         order = np.array(layers).reshape(len(names), LAYER_SEGMENTS * len(self.layer_types))[of]
-        static = np.concatenate((self.preparation.apply(table), order, (place >= 0)[:, None]), axis=1)
+        static = np.concatenate((self.preprocessing.apply(table), order, (place >= 0)[:, None]), axis=1)
         return Rows(
             torch.from_numpy(static.astype(np.float32)),
             torch.from_numpy(self._series(table.task_series, with_series)),

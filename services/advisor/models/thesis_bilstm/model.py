@@ -15,18 +15,18 @@ from services.advisor.core.arrays import BoolArray, FloatArray
 from services.advisor.core.table import SECONDS_PER_HOUR, Table, training_rows
 from services.advisor.models.labels import top_labels
 from services.advisor.models.thesis_bilstm.inputs import TABLE_4_1, Inputs
-from services.advisor.models.thesis_bilstm.learning import (
+from services.advisor.models.thesis_bilstm.network import Architecture, Output
+from services.advisor.models.thesis_bilstm.training import (
     CLASSIFICATION,
     EPOCHS,
     REGRESSION,
-    Lesson,
+    LabelledRows,
     Trained,
     one_thread,
     restored,
     train,
     with_epochs,
 )
-from services.advisor.models.thesis_bilstm.network import Architecture, Output
 
 THESIS_MEAN: Final[Mapping[Objective, float]] = {Objective.COST: 3.8, Objective.TIME: 1.6}
 """Dollars and hours: means of the thesis' training set (4.5.1)."""
@@ -38,7 +38,7 @@ _LEAST: Final = 1e-9
 
 
 class Unit(StrEnum):
-    """In which unit the networks see time and cost."""
+    """Unit of time and cost in the network's targets."""
 
     THESIS = "thesis"
     """Hours and dollars."""
@@ -64,8 +64,8 @@ def thesis_values(table: Table, objective: Objective) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """A trained network with what was learned of its inputs. It holds plain arrays, so that it can be stored."""
+class FittedNetwork:
+    """A trained network and its input scaling. Holds plain arrays, so that it can be pickled."""
 
     inputs: Inputs
     architecture: Architecture
@@ -75,12 +75,12 @@ class Asked:
     def curves(self) -> Mapping[str, FloatArray]:
         """Figure 4.4: training and validation loss, R2 and RMSE (classifiers: AUC) after each epoch.
 
-        Losses are of the unit of training, RMSE is in hours or dollars. Validation is there where it was watched.
+        Losses are of the unit of training, RMSE is in hours or dollars. With validation rows, theirs too.
         """
         return self.trained.curves
 
     def before_output(self, table: Table) -> FloatArray:
-        """Return what stands before the last activation, shape ``(rows,)``."""
+        """Return the network's output before the last activation, shape ``(rows,)``."""
         if not len(table):
             return np.zeros(0)
         with one_thread(), torch.no_grad():
@@ -89,7 +89,7 @@ class Asked:
 
 
 @dataclass(frozen=True, eq=False)
-class FittedRegressor(Asked):
+class FittedRegressor(FittedNetwork):
     """A network of Figure 4.2."""
 
     unit: float
@@ -103,7 +103,7 @@ class FittedRegressor(Asked):
 
 
 @dataclass(frozen=True, eq=False)
-class FittedClassifier(Asked):
+class FittedClassifier(FittedNetwork):
     """A network of Figure 4.3."""
 
     def probability(self, table: Table) -> FloatArray:
@@ -133,19 +133,19 @@ class ThesisRegressor:
         Raises:
             ValueError: There are fewer than two.
         """
-        return self.fit_watching(table, None, seed=seed)
+        return self.fit_validated(table, None, seed=seed)
 
-    def fit_watching(self, table: Table, watched: Table | None, *, seed: int) -> FittedRegressor:
-        """Learn as `fit` does, and follow the loss of rows that are not learned from: the result is the same."""
+    def fit_validated(self, table: Table, validation: Table | None, *, seed: int) -> FittedRegressor:
+        """Fit as `fit` does, and record the loss on validation rows; the weights are the same."""
         rows = _enough(training_rows(table, self.target))
         values = thesis_values(rows, self.target)
         unit, inputs = self.unit.of(self.target, values), Inputs.fit(rows, self.statics)
         architecture = Architecture.regression(self.target, self.output, inputs.static_width)
         recipe = with_epochs(REGRESSION[self.target], self.epochs, self.beta_1)
-        lesson = _lesson(inputs, rows, values / unit)
-        seen = _completed(watched, self.target)
-        watch = None if seen is None else _lesson(inputs, seen, thesis_values(seen, self.target) / unit)
-        trained = train(architecture, recipe, lesson, watch, seed)
+        training_set = _training_set(inputs, rows, values / unit)
+        seen = _completed(validation, self.target)
+        watch = None if seen is None else _training_set(inputs, seen, thesis_values(seen, self.target) / unit)
+        trained = train(architecture, recipe, training_set, watch, seed)
         curves = {name: each * (unit if "RMSE" in name else 1.0) for name, each in trained.curves.items()}
         return FittedRegressor(inputs, architecture, Trained(trained.tensors, curves), unit)
 
@@ -166,18 +166,18 @@ class ThesisClassifier:
         Raises:
             ValueError: There are fewer than two rows.
         """
-        return self.fit_watching(table, None, seed=seed)
+        return self.fit_validated(table, None, seed=seed)
 
-    def fit_watching(self, table: Table, watched: Table | None, *, seed: int) -> FittedClassifier:
-        """Learn as `fit` does, and follow the loss of rows that are not learned from: the result is the same."""
+    def fit_validated(self, table: Table, validation: Table | None, *, seed: int) -> FittedClassifier:
+        """Fit as `fit` does, and record the loss on validation rows; the weights are the same."""
         rows = _enough(training_rows(table, self.target))
         inputs = Inputs.fit(rows, self.statics)
         architecture = Architecture.classification(self.target, inputs.static_width)
         recipe = with_epochs(CLASSIFICATION, self.epochs, self.beta_1)
-        lesson = _lesson(inputs, rows, _labels(rows, self.target))
-        seen = _completed(watched, self.target)
-        watch = None if seen is None else _lesson(inputs, seen, _labels(seen, self.target))
-        return FittedClassifier(inputs, architecture, train(architecture, recipe, lesson, watch, seed))
+        training_set = _training_set(inputs, rows, _labels(rows, self.target))
+        seen = _completed(validation, self.target)
+        watch = None if seen is None else _training_set(inputs, seen, _labels(seen, self.target))
+        return FittedClassifier(inputs, architecture, train(architecture, recipe, training_set, watch, seed))
 
 
 def _enough(rows: Table) -> Table:
@@ -196,5 +196,5 @@ def _labels(rows: Table, objective: Objective) -> BoolArray:
     return top_labels(rows.task, rows.value(objective))
 
 
-def _lesson(inputs: Inputs, rows: Table, targets: FloatArray | BoolArray) -> Lesson:
-    return Lesson(inputs.apply(rows), torch.from_numpy(targets.astype(np.float32)))
+def _training_set(inputs: Inputs, rows: Table, targets: FloatArray | BoolArray) -> LabelledRows:
+    return LabelledRows(inputs.apply(rows), torch.from_numpy(targets.astype(np.float32)))

@@ -29,14 +29,14 @@ def table() -> Table:
 
 def _same(left: Inputs, right: Inputs) -> None:
     for name in ("kept", "logarithmic", "middle", "scale"):
-        np.testing.assert_array_equal(getattr(left.preparation, name), getattr(right.preparation, name))
+        np.testing.assert_array_equal(getattr(left.preprocessing, name), getattr(right.preprocessing, name))
     np.testing.assert_array_equal(left.series_scale.middle, right.series_scale.middle)
     np.testing.assert_array_equal(left.series_scale.deviation, right.series_scale.deviation)
     assert left.layer_types == right.layer_types
 
 
 def _used(inputs: Inputs, table: Table) -> set[str]:
-    return {table.feature_names[at] for at in inputs.preparation.kept}
+    return {table.feature_names[at] for at in inputs.preprocessing.kept}
 
 
 def test_statics_are_those_of_table_4_1(table: Table) -> None:
@@ -56,7 +56,7 @@ def test_the_local_run_can_be_among_the_statics(table: Table) -> None:
 
 def test_static_numbers_are_standardised_on_the_training_rows(table: Table) -> None:
     inputs = Inputs.fit(table, TABLE_4_1)
-    prepared = inputs.apply(table).static.numpy()[:, : len(inputs.preparation.kept)]
+    prepared = inputs.apply(table).static.numpy()[:, : len(inputs.preprocessing.kept)]
     np.testing.assert_allclose(prepared.mean(axis=0), 0.0, atol=1e-5)
     np.testing.assert_allclose(prepared.std(axis=0), 1.0, atol=1e-5)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from schemas.predictions import Objective
-from services.advisor.core.advising import Algorithm
 from services.advisor.core.table import Table
+from services.advisor.core.trained_model import Algorithm
 from services.advisor.model_file import Header, libraries, pack, unpack
-from services.advisor.models.baselines.plain import Plain
+from services.advisor.models.baselines.regressor_model import RegressorAlgorithm
 from services.advisor.models.labels import top_labels
 from services.advisor.models.model import Fitted, FittedCurves, FittedRanker, ranking_of
 from services.advisor.models.thesis_bilstm.model import (
@@ -94,9 +94,9 @@ def test_a_matched_unit_makes_short_jobs_look_like_the_thesis(table: Table) -> N
 
 
 def test_the_unit_is_learned_of_training_rows_only(table: Table) -> None:
-    watched = replace(table, time_s=table.time_s * 50.0)
+    validation = replace(table, time_s=table.time_s * 50.0)
     model = ThesisRegressor(Objective.TIME, unit=Unit.MATCHED, epochs=1)
-    assert model.fit_watching(table, watched, seed=0).unit == model.fit(table, seed=0).unit
+    assert model.fit_validated(table, validation, seed=0).unit == model.fit(table, seed=0).unit
 
 
 def test_failed_and_stopped_rows_are_not_learned_from(table: Table) -> None:
@@ -187,9 +187,9 @@ def test_eight_rows_are_learned_by_heart(table: Table) -> None:
 
 def test_the_service_can_keep_one_in_its_model_file(table: Table) -> None:
     """Its allow-list knows nothing of torch: fitted networks are plain arrays."""
-    algorithm: Algorithm = Plain(ThesisRegressor(Objective.TIME, epochs=1))
+    algorithm: Algorithm = RegressorAlgorithm(ThesisRegressor(Objective.TIME, epochs=1))
     runs = {f"run-{task}": local_run(task) for task in ("a", "b")}
-    adviser = algorithm.fit(jobs(("a", "b"), each=10), runs, seed=0)
+    trained = algorithm.fit(jobs(("a", "b"), each=10), runs, seed=0)
     header = Header("thesis_bilstm", "v", "d", 20, 2, 0, 0, libraries())
-    _, read = unpack(pack(header, adviser))
-    np.testing.assert_array_equal(read.outlook(table).time_s, adviser.outlook(table).time_s)
+    _, read = unpack(pack(header, trained))
+    np.testing.assert_array_equal(read.predict(table).time_s, trained.predict(table).time_s)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from schemas.jobs import JobState
 from schemas.predictions import Objective
 from services.advisor.core.table import Table, build
-from services.advisor.models.baselines.blind import MeanRanking
-from services.advisor.models.gp.model import FittedOurs, Ours
+from services.advisor.models.baselines.workload_agnostic import MeanRanking
+from services.advisor.models.gp.predictor import FittedGpPredictor, GpPredictor
 from services.advisor.models.metrics import regret
 from services.advisor.models.model import Fitted, FittedFeasibility, FittedIntervals, FittedRanker
-from tests.support.ours_tables import World, in_kind
+from tests.support.gp_tables import World, in_kind
 
 LEFT_OUT = "epsilon"
 
@@ -40,13 +40,13 @@ def world() -> Table:
 
 
 @pytest.fixture(scope="module")
-def fitted_without(world) -> Callable[[str], FittedOurs]:
+def fitted_without(world) -> Callable[[str], FittedGpPredictor]:
     """Task -> the model that was trained on all others, once."""
-    return cache(lambda task: Ours(Objective.TIME).fit(split(world, task)[0], seed=0))
+    return cache(lambda task: GpPredictor(Objective.TIME).fit(split(world, task)[0], seed=0))
 
 
 @pytest.fixture(scope="module")
-def fitted(fitted_without) -> FittedOurs:
+def fitted(fitted_without) -> FittedGpPredictor:
     return fitted_without(LEFT_OUT)
 
 
@@ -62,14 +62,14 @@ def test_a_left_out_task_is_predicted_well(world, fitted):
 
 
 def test_its_choices_on_left_out_tasks_cost_no_more_than_the_mean_ranking(world, fitted_without):
-    ours, ranking = [], []
+    learned, ranking = [], []
     for task in map(str, np.unique(world.task)):
         training, questions, truth = split(world, task)
         blind = MeanRanking(Objective.TIME).fit(training, seed=0)
-        for model, regrets in ((fitted_without(task), ours), (blind, ranking)):
+        for model, regrets in ((fitted_without(task), learned), (blind, ranking)):
             regrets.append(regret(truth.time_s, int(np.argmax(model.score(questions)))))
-    assert np.mean(ours) <= np.mean(ranking)
-    assert np.mean(ours) < 1.2
+    assert np.mean(learned) <= np.mean(ranking)
+    assert np.mean(learned) < 1.2
 
 
 def test_intervals_hold_what_they_promise_on_left_out_tasks(world, fitted_without):
@@ -91,7 +91,7 @@ def test_intervals_are_nested_and_hold_the_median(world, fitted):
 
 def test_the_same_seed_gives_the_same_and_the_order_of_questions_is_nothing(world, fitted):
     training, questions, _ = split(world)
-    again = Ours(Objective.TIME).fit(training, seed=0)
+    again = GpPredictor(Objective.TIME).fit(training, seed=0)
     assert again.predict(questions).tolist() == fitted.predict(questions).tolist()
     assert again.score(questions).tolist() == fitted.score(questions).tolist()
     order = np.random.default_rng(0).permutation(len(questions))
@@ -115,7 +115,7 @@ def test_a_derived_cost_is_price_times_machines_times_time(world, fitted):
 
 def test_what_is_billed_beyond_the_price_is_learned():
     training, questions, truth = split(table_of(World(tasks=5, billed=1.3)))
-    fitted = Ours(Objective.COST).fit(training, seed=0)
+    fitted = GpPredictor(Objective.COST).fit(training, seed=0)
     derived = fitted.aimed_at(Objective.TIME).predict(questions) * truth.workers * truth.price_usd_per_hour / 3600.0
     assert fitted.predict(questions) / derived == pytest.approx(np.full(len(truth), 1.3), rel=1e-6)
 
@@ -123,7 +123,7 @@ def test_what_is_billed_beyond_the_price_is_learned():
 def test_without_any_price_what_was_paid_for_a_machine_is_used_and_a_stranger_has_no_cost():
     training, questions, truth = split(table_of(World(tasks=5)))
     unlisted = replace(training, price_usd_per_hour=np.full(len(training), np.nan))
-    fitted = Ours(Objective.COST).fit(unlisted, seed=0)
+    fitted = GpPredictor(Objective.COST).fit(unlisted, seed=0)
     asked = replace(questions, price_usd_per_hour=np.full(len(questions), np.nan))
     assert fitted.predict(asked) / truth.cost_usd == pytest.approx(np.ones(len(truth)), abs=0.5)
     features = asked.features.copy()
@@ -138,7 +138,7 @@ def test_memory_that_does_not_suffice_is_foreseen():
     training = table.select(table.task != LEFT_OUT)
     asked = table.select(table.task == LEFT_OUT)
     assert not asked.feasible.all()
-    chance = Ours(Objective.TIME).fit(training, seed=0).feasible(asked.without_outcomes())
+    chance = GpPredictor(Objective.TIME).fit(training, seed=0).feasible(asked.without_outcomes())
     assert ((chance > 0) & (chance < 1)).all()
     assert chance[asked.feasible].min() > chance[~asked.feasible].max()
 
@@ -175,8 +175,8 @@ def test_every_run_can_be_proposed_and_a_failed_one_is_never_chosen(world, fitte
 def test_a_measured_run_corrects_the_others(world, fitted):
     _, questions, truth = split(world)
     slower = truth.time_s * 5.0
-    before = fitted.beliefs(questions)
-    after = fitted.beliefs(questions, np.array([3]), slower[[3]])
+    before = fitted.posterior(questions)
+    after = fitted.posterior(questions, np.array([3]), slower[[3]])
     others = np.setdiff1d(np.arange(len(truth)), [3])
     assert (after.mean[others] > before.mean[others]).mean() > 0.9
 
@@ -192,7 +192,7 @@ def test_without_a_local_run_it_answers_and_is_less_sure(world, fitted):
 
 def test_training_tasks_without_local_runs_teach_what_configurations_are_like():
     training, questions, truth = split(table_of(World(tasks=6, local_runs=False)))
-    fitted = Ours(Objective.TIME).fit(training, seed=0)
+    fitted = GpPredictor(Objective.TIME).fit(training, seed=0)
     assert regret(truth.time_s, int(np.argmax(fitted.score(questions)))) < 1.5
 
 
@@ -200,7 +200,7 @@ def test_a_known_task_without_a_local_run_keeps_its_level():
     """Its other rows are known: a row that is held out is predicted from them, not from other tasks' level."""
     table = table_of(World(tasks=5, local_runs=False))
     held_out = (table.task == "gamma") & (np.arange(len(table)) % 4 == 0)
-    fitted = Ours(Objective.TIME).fit(table.select(~held_out), seed=0)
+    fitted = GpPredictor(Objective.TIME).fit(table.select(~held_out), seed=0)
     predicted = fitted.predict(table.select(held_out).without_outcomes())
     assert np.median(np.abs(np.log(predicted / table.time_s[held_out]))) < 0.1
 
@@ -210,7 +210,7 @@ def test_a_known_task_without_a_local_run_keeps_its_level():
 def test_it_learns_from_any_few_rows_and_never_answers_with_nan(world, seed):
     random = np.random.default_rng(seed)
     rows = random.permutation(len(world))[: int(random.integers(1, 12))]
-    fitted = Ours(Objective.TIME).fit(world.select(rows), seed=seed)
+    fitted = GpPredictor(Objective.TIME).fit(world.select(rows), seed=seed)
     predicted = fitted.predict(world.without_outcomes())
     low, high = fitted.interval(world.without_outcomes(), 0.9)
     assert (predicted > 0).all()
@@ -231,14 +231,14 @@ def test_lower_bounds_and_failures_teach_no_durations():
     with_cut = build([*rest, *cut], world.profiles())[0]
     without = with_cut.select(with_cut.task != "alpha")
     questions = with_cut.select(with_cut.task == "alpha").without_outcomes()
-    one, other = (Ours(Objective.TIME).fit(table, seed=0) for table in (with_cut, without))
+    one, other = (GpPredictor(Objective.TIME).fit(table, seed=0) for table in (with_cut, without))
     assert one.predict(questions) == pytest.approx(other.predict(questions), rel=1e-9)
 
 
 def test_nothing_that_ran_through_is_refused():
     table = table_of(World(tasks=1))
     with pytest.raises(ValueError, match="no job ran through"):
-        Ours(Objective.TIME).fit(table.without_outcomes(), seed=0)
+        GpPredictor(Objective.TIME).fit(table.without_outcomes(), seed=0)
 
 
 def test_it_survives_being_stored(world, fitted):
@@ -257,7 +257,10 @@ def of_kinds(kinds: dict[str, str]) -> Table:
 def test_where_one_kind_is_known_a_stranger_is_ranked_as_the_mean_ranking_does_and_a_relative_is_not():
     table = of_kinds({"alpha": "cnn", "beta": "cnn", "gamma": "cnn", "delta": "rnn"})
     training = table.select(np.isin(table.task, ["alpha", "beta"]))
-    fitted, ranking = Ours(Objective.COST).fit(training, seed=0), MeanRanking(Objective.COST).fit(training, seed=0)
+    fitted, ranking = (
+        GpPredictor(Objective.COST).fit(training, seed=0),
+        MeanRanking(Objective.COST).fit(training, seed=0),
+    )
     stranger = table.select(table.task == "delta").without_outcomes()
     relative = table.select(table.task == "gamma").without_outcomes()
     assert fitted.score(stranger).tolist() == ranking.score(stranger).tolist()
@@ -266,7 +269,7 @@ def test_where_one_kind_is_known_a_stranger_is_ranked_as_the_mean_ranking_does_a
 
 def test_where_two_kinds_are_known_the_model_ranks():
     table = of_kinds({"alpha": "cnn", "beta": "rnn", "gamma": "mlp"})
-    fitted = Ours(Objective.TIME).fit(table.select(table.task != "gamma"), seed=0)
+    fitted = GpPredictor(Objective.TIME).fit(table.select(table.task != "gamma"), seed=0)
     asked = table.select(table.task == "gamma").without_outcomes()
     assert fitted.score(asked) == pytest.approx(-np.log(fitted.predict(asked)), rel=1e-9)
 
@@ -276,5 +279,5 @@ def test_tasks_of_one_name_whose_networks_differ_are_several_kinds():
     named = {"attributes": {"library": "torch"}}
     records = [one.model_copy(update={"task": one.task.model_copy(update=named)}) for one in world.records()]
     table = build(records, world.profiles())[0]
-    fitted = Ours(Objective.TIME).fit(table.select(table.task != "delta"), seed=0)
-    assert fitted.around.one_kind is None
+    fitted = GpPredictor(Objective.TIME).fit(table.select(table.task != "delta"), seed=0)
+    assert fitted.extras.one_kind is None

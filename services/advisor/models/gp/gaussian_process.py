@@ -1,4 +1,4 @@
-"""The process after it has seen the known tasks, and what it says of a task's configurations."""
+"""The Gaussian process conditioned on the known tasks, and its posterior for a task's configurations."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.models.gp.kernel import VAGUE, ConfigurationCovariance, Design, Likeness, TaskCovariance
+from services.advisor.models.gp.kernel import VAGUE, ConfigurationCovariance, Design, Similarity, TaskCovariance
 from services.advisor.models.gp.likelihood import JITTER, MarginalLikelihood
 
 EXACT: Final = 1e-6
-"""Noise variance of a row whose own outcome is known: nothing but rounding."""
+"""Noise variance of a row whose own outcome is known: rounding only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beliefs:
+class Posterior:
     """A joint normal distribution of logarithms, one per row of a question about one task."""
 
     mean: FloatArray
     covariance: FloatArray
-    """Of what a run would show: the noise is in the diagonal."""
+    """Of observations: the diagonal includes the noise."""
 
-    def given(self, rows: IntArray, values: FloatArray, noise: float) -> Beliefs:
-        """Return the beliefs after some rows' logarithms became known, up to a noise variance."""
+    def conditioned_on(self, rows: IntArray, values: FloatArray, noise: float) -> Posterior:
+        """Return the posterior conditioned on some rows' logarithms, up to a noise variance."""
         if not len(rows):
             return self
         within = self.covariance[np.ix_(rows, rows)] + (noise + JITTER) * np.eye(len(rows))
         across = self.covariance[:, rows]
         factor = cho_factor(within, lower=True)
         mean = self.mean + across @ cho_solve(factor, values - self.mean[rows])
-        return Beliefs(mean, self.covariance - across @ cho_solve(factor, across.T))
+        return Posterior(mean, self.covariance - across @ cho_solve(factor, across.T))
 
-    def deviation(self) -> FloatArray:
+    def standard_deviation(self) -> FloatArray:
         """Return standard deviations, shape ``(rows,)``."""
         return np.sqrt(np.maximum(np.diag(self.covariance), JITTER))
 
-    def moved(self, by: FloatArray) -> Beliefs:
-        """Return the beliefs of the logarithms plus something that is known."""
+    def shifted(self, by: FloatArray) -> Posterior:
+        """Return the posterior with its means shifted."""
         return replace(self, mean=self.mean + by)
 
-    def draws(self, count: int, seed: int) -> FloatArray:
+    def samples(self, count: int, seed: int) -> FloatArray:
         """Return samples in antithetic pairs, shape ``(count, rows)``."""
         half = np.random.default_rng(seed).standard_normal((count // 2, len(self.mean)))
         root = _root(self.covariance)
@@ -56,8 +56,8 @@ def _root(covariance: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Process:
-    """What was learned."""
+class GaussianProcess:
+    """A Gaussian process conditioned on training rows."""
 
     design: Design
     value: dict[str, float]
@@ -67,23 +67,23 @@ class Process:
     weights: FloatArray
     """Its inverse times the targets."""
 
-    def beliefs(self, asked: Design, extra_level: float = 0.0) -> Beliefs:
-        """Return what is to be expected of the rows asked about.
+    def posterior(self, asked: Design, extra_level: float = 0.0) -> Posterior:
+        """Return the posterior of new rows.
 
         Args:
             asked: Rows of one task.
-            extra_level: Variance of the task's level, where it has no local run.
+            extra_level: Variance of the task's level, if it has no local run.
         """
         cross = self._between(asked, self.design)
         half = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
         covariance = self._between(asked, asked) - half.T @ half + extra_level
         covariance[np.diag_indices_from(covariance)] += asked.noise(self.value)
-        return Beliefs(cross @ self.weights, covariance)
+        return Posterior(cross @ self.weights, covariance)
 
     def marginals(self, asked: Design, known: IntArray, extra_level: float = 0.0) -> tuple[FloatArray, FloatArray]:
-        """Return each row's mean and standard deviation, given that the ratio of the rows `known` is 1.
+        """Return each row's mean and standard deviation, conditioned on ratio 1 of the rows `known`.
 
-        The same as `beliefs` and `Beliefs.given`, without the covariances of all pairs.
+        Equals `posterior` and `Posterior.conditioned_on`, without the covariances of all pairs.
         """
         cross = self._between(asked, self.design)
         half = solve_triangular(self.lower, cross.T, lower=True, check_finite=False)
@@ -102,9 +102,9 @@ class Process:
         """Return prior variances without noise, shape ``(rows,)``."""
         kernel = asked.kernel
         configuration = ConfigurationCovariance.of(
-            Likeness.of_itself(kernel.configurations, asked.configurations), self.value
+            Similarity.of_itself(kernel.configurations, asked.configurations), self.value
         )
-        task = TaskCovariance.of(Likeness.of_itself(kernel.tasks, asked.tasks), self.value)
+        task = TaskCovariance.of(Similarity.of_itself(kernel.tasks, asked.tasks), self.value)
         common = configuration.common[asked.configuration_of]
         kinds = 1.0 + self.value["common.kind"] * task.kind[asked.task_of]
         return np.asarray(
@@ -115,9 +115,9 @@ class Process:
         """Return covariances without noise, shape ``(rows of a, rows of b)``."""
         kernel = self.design.kernel
         configuration = ConfigurationCovariance.of(
-            Likeness.between(kernel.configurations, a.configurations, b.configurations), self.value
+            Similarity.between(kernel.configurations, a.configurations, b.configurations), self.value
         )
-        task = TaskCovariance.of(Likeness.between(kernel.tasks, a.tasks, b.tasks), self.value)
+        task = TaskCovariance.of(Similarity.between(kernel.tasks, a.tasks, b.tasks), self.value)
         kind, total = (_spread(one, a.task_of, b.task_of) for one in (task.kind, task.total))
         common, particular = (
             _spread(one, a.configuration_of, b.configuration_of)
@@ -127,20 +127,20 @@ class Process:
 
 
 def _spread(matrix: FloatArray, left: IntArray, right: IntArray) -> FloatArray:
-    """Return a matrix of points as one of rows; of a single point on the left, one row that stands for all."""
+    """Return a matrix of points expanded to rows; for a single point on the left, one row for all."""
     return np.asarray(matrix[:, right] if len(matrix) == 1 else matrix[left][:, right])
 
 
-def learned(design: Design, targets: FloatArray, logarithms: FloatArray) -> Process:
-    """Return the process after the rows."""
+def fit_process(design: Design, targets: FloatArray, logarithms: FloatArray) -> GaussianProcess:
+    """Return the process conditioned on the rows."""
     likelihood = MarginalLikelihood(design, targets)
     parts = likelihood.covariances(logarithms)
     lower = likelihood.factor(parts)
-    return Process(design, parts.value, lower, cho_solve((lower, True), targets, check_finite=False))
+    return GaussianProcess(design, parts.value, lower, cho_solve((lower, True), targets, check_finite=False))
 
 
-def left_out(process: Process, targets: FloatArray, rows: IntArray) -> Beliefs:
-    """Return what would be believed of some known rows, had they not been seen, as errors: outcome minus mean.
+def left_out(process: GaussianProcess, targets: FloatArray, rows: IntArray) -> Posterior:
+    """Return the posterior of some training rows with them left out, as errors: outcome minus mean.
 
     In closed form from the inverse of the covariance, so that leaving out every task in turn costs one factorisation.
     """
@@ -149,4 +149,4 @@ def left_out(process: Process, targets: FloatArray, rows: IntArray) -> Beliefs:
     block = columns[rows]
     root = cholesky(block + JITTER * np.eye(len(rows)), lower=True)
     covariance = cho_solve((root, True), np.eye(len(rows)))
-    return Beliefs(covariance @ (columns.T @ targets), covariance)
+    return Posterior(covariance @ (columns.T @ targets), covariance)

@@ -10,15 +10,15 @@ from scipy.optimize import approx_fprime
 
 from schemas.predictions import Objective
 from services.advisor.core.table import Table, build
+from services.advisor.models.gp.acquisition import expected_improvement, select_jointly
 from services.advisor.models.gp.calibration import Calibration
-from services.advisor.models.gp.decision import best_together, expected_improvement
+from services.advisor.models.gp.gaussian_process import EXACT, GaussianProcess, Posterior, fit_process, left_out
 from services.advisor.models.gp.kernel import Kernel
 from services.advisor.models.gp.likelihood import MarginalLikelihood
-from services.advisor.models.gp.observations import Level, design_of, thinned
-from services.advisor.models.gp.process import EXACT, Beliefs, Process, learned, left_out
+from services.advisor.models.gp.observations import Level, design_of, subsampled
 from services.advisor.models.gp.space import Space, configuration_space, task_space
 from tests.support.examples import examples
-from tests.support.ours_tables import World
+from tests.support.gp_tables import World
 
 
 def table_of(world: World) -> Table:
@@ -30,10 +30,10 @@ def prepared(table: Table) -> tuple[Kernel, Level, np.ndarray]:
     return kernel, level, np.log(table.time_s) - level.logarithms(table)
 
 
-def processed(table: Table, rows: np.ndarray) -> tuple[Process, np.ndarray]:
+def processed(table: Table, rows: np.ndarray) -> tuple[GaussianProcess, np.ndarray]:
     """A process after some rows, at the prior's hyperparameters."""
     kernel, level, targets = prepared(table)
-    return learned(design_of(kernel, table.select(rows), level), targets[rows], kernel.prior()[0]), targets
+    return fit_process(design_of(kernel, table.select(rows), level), targets[rows], kernel.prior()[0]), targets
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -54,10 +54,10 @@ def test_leaving_out_in_closed_form_is_learning_without_the_rows():
     errors = left_out(whole, targets, out)
     kernel, level, _ = prepared(table)
     rest = np.setdiff1d(everything, out)
-    without = learned(design_of(kernel, table.select(rest), level), targets[rest], kernel.prior()[0])
-    beliefs = without.beliefs(design_of(kernel, table.select(out), level))
-    assert targets[out] - errors.mean == pytest.approx(beliefs.mean, abs=1e-5)
-    assert errors.covariance == pytest.approx(beliefs.covariance, abs=1e-5)
+    without = fit_process(design_of(kernel, table.select(rest), level), targets[rest], kernel.prior()[0])
+    posterior = without.posterior(design_of(kernel, table.select(out), level))
+    assert targets[out] - errors.mean == pytest.approx(posterior.mean, abs=1e-5)
+    assert errors.covariance == pytest.approx(posterior.covariance, abs=1e-5)
 
 
 def test_a_row_that_is_known_is_believed_and_its_neighbours_get_surer():
@@ -65,12 +65,12 @@ def test_a_row_that_is_known_is_believed_and_its_neighbours_get_surer():
     process, targets = processed(table, np.flatnonzero(table.task != "beta"))
     kernel, level, _ = prepared(table)
     asked = table.select(table.task == "beta")
-    before = process.beliefs(design_of(kernel, asked, level))
+    before = process.posterior(design_of(kernel, asked, level))
     row = np.array([5])
-    after = before.given(row, targets[table.task == "beta"][row], 1e-6)
+    after = before.conditioned_on(row, targets[table.task == "beta"][row], 1e-6)
     assert after.mean[5] == pytest.approx(targets[table.task == "beta"][5], abs=1e-3)
-    assert (after.deviation() <= before.deviation() + 1e-9).all()
-    assert after.deviation()[5] < 0.01 < before.deviation()[5]
+    assert (after.standard_deviation() <= before.standard_deviation() + 1e-9).all()
+    assert after.standard_deviation()[5] < 0.01 < before.standard_deviation()[5]
 
 
 def test_marginals_are_those_of_the_joint_beliefs():
@@ -79,10 +79,10 @@ def test_marginals_are_those_of_the_joint_beliefs():
     kernel, level, _ = prepared(table)
     design = design_of(kernel, table.select(table.task == "beta"), level)
     for known in (np.zeros(0, dtype=np.int64), np.array([7]), np.array([2, 9])):
-        joint = process.beliefs(design, 0.3).given(known, np.zeros(len(known)), EXACT)
+        joint = process.posterior(design, 0.3).conditioned_on(known, np.zeros(len(known)), EXACT)
         mean, deviation = process.marginals(design, known, 0.3)
         assert mean == pytest.approx(joint.mean, abs=1e-6)
-        assert deviation == pytest.approx(joint.deviation(), abs=1e-4)
+        assert deviation == pytest.approx(joint.standard_deviation(), abs=1e-4)
 
 
 def test_the_mean_ranking_is_the_special_case_without_features():
@@ -90,11 +90,11 @@ def test_the_mean_ranking_is_the_special_case_without_features():
     table = table_of(World(tasks=5, noise=0.3))
     _, level, targets = prepared(table)
     bare = Kernel(Space(()), Space(()))
-    process = learned(design_of(bare, table, level), targets, bare.prior()[0])
+    process = fit_process(design_of(bare, table, level), targets, bare.prior()[0])
     asked = table.select(table.task == "alpha")
     stranger = asked.select(np.arange(len(asked)))
     object.__setattr__(stranger, "task", np.full(len(stranger), "stranger"))
-    believed = process.beliefs(design_of(bare, stranger, level)).mean
+    believed = process.posterior(design_of(bare, stranger, level)).mean
     means = [targets[table.configuration_key == key].mean() for key in stranger.configuration_key]
     assert np.argsort(believed).tolist() == np.argsort(means).tolist()
 
@@ -103,8 +103,8 @@ def test_the_mean_ranking_is_the_special_case_without_features():
 def test_runs_that_are_best_together_are_new_and_each_brings_the_best_nearer(count, seed):
     random = np.random.default_rng(seed)
     root = random.standard_normal((count, count))
-    beliefs = Beliefs(random.standard_normal(count), root @ root.T + 0.01 * np.eye(count))
-    chosen = best_together(beliefs, 4, seed)
+    posterior = Posterior(random.standard_normal(count), root @ root.T + 0.01 * np.eye(count))
+    chosen = select_jointly(posterior, 4, seed)
     expected = [one for _, one in chosen]
     assert len({row for row, _ in chosen}) == len(chosen) == min(4, count)
     assert expected == sorted(expected, reverse=True)
@@ -116,8 +116,8 @@ def test_runs_that_are_best_together_are_new_and_each_brings_the_best_nearer(cou
 def test_the_second_run_is_another_kind_than_the_first():
     """Rows 0 and 1 are the same but for little; row 2 is worse in the middle, but might be anything."""
     covariance = np.array([[0.04, 0.039, 0.0], [0.039, 0.04, 0.0], [0.0, 0.0, 0.25]])
-    beliefs = Beliefs(np.array([0.0, 0.02, 0.15]), covariance)
-    assert [row for row, _ in best_together(beliefs, 2, 0)] == [0, 2]
+    posterior = Posterior(np.array([0.0, 0.02, 0.15]), covariance)
+    assert [row for row, _ in select_jointly(posterior, 2, 0)] == [0, 2]
 
 
 @settings(max_examples=examples(25))
@@ -146,12 +146,12 @@ def test_calibration_factors_grow_with_the_level(errors):
 
 def test_thinning_keeps_every_task_and_is_the_same_under_the_same_seed():
     table = table_of(World(tasks=6))
-    rows = thinned(table, 60, 3)
+    rows = subsampled(table, 60, 3)
     assert set(table.task[rows]) == set(table.task)
     assert len(rows) == 60
-    assert rows.tolist() == thinned(table, 60, 3).tolist()
+    assert rows.tolist() == subsampled(table, 60, 3).tolist()
     assert rows.tolist() == sorted(set(rows.tolist()))
-    assert thinned(table, 10_000, 3).tolist() == list(range(len(table)))
+    assert subsampled(table, 10_000, 3).tolist() == list(range(len(table)))
 
 
 def test_level_counts_each_task_once():

@@ -1,4 +1,4 @@
-"""Features as linear models and distances want them: logarithms, standardised, nothing unknown."""
+"""Feature preprocessing for linear models and distances: logarithms, standardised, unknown values set to the mean."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _FLAT: Final = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Preparation:
-    """What was learned of the training rows' features. Nothing of it comes from rows that are scored."""
+class Preprocessing:
+    """Scaling of features, fitted on the training rows alone."""
 
     kept: IntArray
-    """Features that are known somewhere and are not the same everywhere."""
+    """Features with at least two different known values."""
     logarithmic: FloatArray
-    """1 where the logarithm is taken, shape ``(kept,)``."""
+    """1 for features on a logarithmic scale, shape ``(kept,)``."""
     middle: FloatArray
     scale: FloatArray
 
     @staticmethod
-    def fit(table: Table, prefixes: tuple[str, ...] = ("",)) -> Preparation:
-        """Learn from a table's features whose names begin with any of `prefixes`."""
+    def fit(table: Table, prefixes: tuple[str, ...] = ("",)) -> Preprocessing:
+        """Fit to a table's features whose names begin with any of `prefixes`."""
         candidates = table.columns(*prefixes)
         features = table.features[:, candidates]
         known = np.isfinite(features)
@@ -39,14 +39,14 @@ class Preparation:
         values = _logarithms(table.features[:, kept], numeric)
         middle = np.nanmean(values, axis=0) if len(kept) else np.zeros(0)
         scale = np.nanstd(values, axis=0) if len(kept) else np.ones(0)
-        return Preparation(kept, numeric, middle, np.where(scale > _FLAT, scale, 1.0))
+        return Preprocessing(kept, numeric, middle, np.where(scale > _FLAT, scale, 1.0))
 
     def apply(self, table: Table) -> FloatArray:
-        """Return rows of mean 0 and deviation 1 over the training rows; 0 where not known."""
+        """Return features of mean 0 and standard deviation 1 over the training rows; 0 if unknown."""
         values = _logarithms(table.features[:, self.kept], self.logarithmic)
         return np.nan_to_num((values - self.middle) / self.scale, nan=0.0)
 
 
 def _logarithms(values: FloatArray, where: FloatArray) -> FloatArray:
-    """``sign(x) log(1 + |x|)`` in the columns that span orders of magnitude."""
+    """``sign(x) log(1 + |x|)`` of the logarithmic columns."""
     return np.asarray(np.where(where > 0, np.sign(values) * np.log1p(np.abs(values)), values))

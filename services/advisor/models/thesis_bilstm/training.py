@@ -25,7 +25,7 @@ _POISSON_EPSILON: Final = 1e-8
 
 
 class Loss(StrEnum):
-    """What is made small."""
+    """The loss function."""
 
     HUBER = "huber"
     POISSON = "poisson"
@@ -36,8 +36,8 @@ class Loss(StrEnum):
 
         Args:
             output: The network's last activation.
-            before: What stands before it.
-            targets: What it should be.
+            before: The network's output before that activation.
+            targets: The expected outputs.
         """
         if self is Loss.CROSS_ENTROPY:  # of the sigmoid, in the form that does not saturate
             return functional.binary_cross_entropy_with_logits(before, targets)
@@ -71,8 +71,8 @@ CLASSIFICATION: Final = Recipe(Loss.CROSS_ENTROPY, 1e-4)
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
-    """Rows with what is to be learned of them."""
+class LabelledRows:
+    """Rows and their targets."""
 
     rows: Rows
     targets: torch.Tensor
@@ -81,7 +81,7 @@ class Lesson:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a training leaves."""
+    """Weights and curves after a training."""
 
     tensors: Mapping[str, AnyArray]
     curves: Mapping[str, FloatArray]
@@ -109,16 +109,18 @@ def batches(count: int, size: int, random: torch.Generator) -> list[torch.Tensor
     return parts
 
 
-def train(architecture: Architecture, recipe: Recipe, lesson: Lesson, watched: Lesson | None, seed: int) -> Trained:
+def train(
+    architecture: Architecture, recipe: Recipe, training_set: LabelledRows, validation: LabelledRows | None, seed: int
+) -> Trained:
     """Train a new network.
 
     Args:
-        architecture: Which.
-        recipe: How.
-        lesson: At least two rows.
-        watched: Validation rows: followed by the curves, never learned from and never chosen by. The weights are those
-            after the last epoch.
-        seed: Of the first weights and of the order of rows.
+        architecture: Of the network.
+        recipe: Hyperparameters of the training.
+        training_set: At least two rows.
+        validation: Validation rows: in the curves only; not used for training or early stopping. The weights are
+            those after the last epoch.
+        seed: Of the initial weights and of the order of rows.
     """
     random = torch.Generator().manual_seed(seed)
     with one_thread(), torch.enable_grad():
@@ -126,32 +128,32 @@ def train(architecture: Architecture, recipe: Recipe, lesson: Lesson, watched: L
         optimizer = torch.optim.Adam(
             network.parameters(), recipe.learning_rate, betas=(recipe.beta_1, 0.999), fused=True
         )
-        told: list[dict[str, float]] = []
+        measured: list[dict[str, float]] = []
         for _ in range(recipe.epochs):
             network.train()
-            for batch in batches(len(lesson.rows), recipe.batch_rows, random):
+            for batch in batches(len(training_set.rows), recipe.batch_rows, random):
                 optimizer.zero_grad()
-                before = network(lesson.rows.take(batch))
-                loss = recipe.loss.of(network.output, before, lesson.targets[batch])
+                before = network(training_set.rows.take(batch))
+                loss = recipe.loss.of(network.output, before, training_set.targets[batch])
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-            told.append(figures(network, recipe.loss, {"training": lesson, "validation": watched}))
-        names = told[0] if told else {}
-        curves = {name: np.array([one[name] for one in told]) for name in names}
+            measured.append(figures(network, recipe.loss, {"training": training_set, "validation": validation}))
+        names = measured[0] if measured else {}
+        curves = {name: np.array([one[name] for one in measured]) for name in names}
         return Trained({name: values.numpy().copy() for name, values in network.state_dict().items()}, curves)
 
 
-def figures(network: Network, loss: Loss, lessons: Mapping[str, Lesson | None]) -> dict[str, float]:
-    """Return loss with R2 and RMSE (of a classifier: the area under the ROC curve) of each set, as if asked now."""
+def figures(network: Network, loss: Loss, sets: Mapping[str, LabelledRows | None]) -> dict[str, float]:
+    """Return loss with R2 and RMSE (of a classifier: the area under the ROC curve) of each set, in evaluation mode."""
     network.eval()
     found: dict[str, float] = {}
     with torch.no_grad():
-        for name, lesson in lessons.items():
-            if lesson is None:
+        for name, training_set in sets.items():
+            if training_set is None:
                 continue
-            before = network(lesson.rows)
-            found[f"{name} loss"] = float(loss.of(network.output, before, lesson.targets))
-            actual = lesson.targets.numpy().astype(np.float64)
+            before = network(training_set.rows)
+            found[f"{name} loss"] = float(loss.of(network.output, before, training_set.targets))
+            actual = training_set.targets.numpy().astype(np.float64)
             predicted = network.output.of(before).numpy().astype(np.float64)
             if loss is Loss.CROSS_ENTROPY:
                 found[f"{name} AUC"] = metrics.auc(actual > 0.5, predicted)
@@ -162,7 +164,7 @@ def figures(network: Network, loss: Loss, lessons: Mapping[str, Lesson | None]) 
 
 
 def restored(architecture: Architecture, trained: Trained) -> Network:
-    """Return the network, ready to be asked."""
+    """Return the network in evaluation mode."""
     with torch.device("meta"):
         network = Network(architecture)
     network.to_empty(device="cpu")
@@ -171,5 +173,5 @@ def restored(architecture: Architecture, trained: Trained) -> Network:
 
 
 def with_epochs(recipe: Recipe, epochs: int, beta_1: float) -> Recipe:
-    """Return another length and momentum."""
+    """Return the recipe with other epochs and momentum."""
     return replace(recipe, epochs=epochs, beta_1=beta_1)

@@ -11,11 +11,11 @@ from sklearn.gaussian_process.kernels import Matern, WhiteKernel
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray
-from services.advisor.core.chance import generator
 from services.advisor.core.encoder import CONFIGURATION
+from services.advisor.core.rng import task_rng
 from services.advisor.core.table import SECONDS_PER_HOUR, Table
-from services.advisor.models.baselines.preparation import Preparation
-from services.advisor.models.gp.decision import expected_improvement
+from services.advisor.models.baselines.feature_preprocessing import Preprocessing
+from services.advisor.models.gp.acquisition import expected_improvement
 from services.advisor.models.model import FittedRanker, Ranker, Regressor, best_measured, ranking_of, remaining
 from tests.bench.evaluation.ernest import fit_terms, parallelism, terms
 
@@ -52,7 +52,7 @@ class FittedBayesian(_BestMeasured):
         """Return the first runs far from each other, then the row of most expected improvement."""
         free, features = remaining(table, measured), _space(table)
         if not len(measured):
-            return int(generator(self.seed, table).choice(free))
+            return int(task_rng(self.seed, table).choice(free))
         if len(measured) < self.first:
             gaps = np.linalg.norm(features[free][:, None] - features[measured][None], axis=2).min(axis=1)
             return int(free[int(np.argmax(gaps))])
@@ -61,10 +61,10 @@ class FittedBayesian(_BestMeasured):
 
 def _space(table: Table) -> FloatArray:
     """Configurations as points of about unit length: numbers of deviation 1, categories of `_CATEGORY_WEIGHT`."""
-    preparation = Preparation.fit(table, (CONFIGURATION,))
-    numeric = preparation.logarithmic > 0
-    categories = _CATEGORY_WEIGHT * table.features[:, preparation.kept]
-    points = np.where(numeric, preparation.apply(table), categories)
+    preprocessing = Preprocessing.fit(table, (CONFIGURATION,))
+    numeric = preprocessing.logarithmic > 0
+    categories = _CATEGORY_WEIGHT * table.features[:, preprocessing.kept]
+    points = np.where(numeric, preprocessing.apply(table), categories)
     return np.asarray(points / np.sqrt(numeric.sum() + 2 * _CATEGORY_WEIGHT**2))
 
 
@@ -103,7 +103,7 @@ class _FittedChance(_BestMeasured):
     def propose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
         """Return any row that was not run."""
         del values
-        return int(generator(self.seed, table, len(measured)).choice(remaining(table, measured)))
+        return int(task_rng(self.seed, table, len(measured)).choice(remaining(table, measured)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class _FittedErnestSearch:
         free = remaining(table, measured)
         size = np.log(parallelism(table))
         if not len(measured):
-            return int(generator(self.seed, table).choice(free))
+            return int(task_rng(self.seed, table).choice(free))
         gaps = np.abs(size[free][:, None] - size[measured][None]).min(axis=1)
         return int(free[int(np.argmax(gaps))])
 

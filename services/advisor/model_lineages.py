@@ -1,7 +1,7 @@
-"""Records and the models that learn from them: those of the bus, and on request those with the shipped data set, too.
+"""Model lineages: records with their retrain loop, for the bus's records alone and with the shipped data set.
 
-Emulated machines are no part of what a team has measured, so the shipped data set is learned from by a model of its
-own, made when the first question asks for it (`Question.shipped_data`); it hears of every record as the other one does.
+Emulated machines are not part of a team's measurements, so the shipped data set has a model of its own, created by the
+first question that requests it (`Question.shipped_data`); both lineages receive every record of the bus.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from schemas.streams import MODELS
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.tracing import Carrier
 from services.advisor.datasets import read_datasets
-from services.advisor.learning import SHIPPED_TOO, Learning
 from services.advisor.model_store import ModelStore
 from services.advisor.ports import Trainer
 from services.advisor.records import Records
+from services.advisor.retrain_loop import WITH_SHIPPED, RetrainLoop
 from services.advisor.settings import SHIPPED, AdvisorSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What is known, and what is learned from it."""
+class ModelLineage:
+    """Records, and the loop that trains models on them."""
 
     records: Records
-    learning: Learning
+    retrain_loop: RetrainLoop
 
 
-class KnowledgeBase:
-    """All of it. A task and a lineage of models each."""
+class ModelLineages:
+    """The lineages of an advisor; each has a task and its own models in the store."""
 
     def __init__(self, runtime: Runtime[AdvisorSettings], trainer: Trainer) -> None:
         self._runtime = runtime
         self._trainer = trainer
         self._settings = runtime.settings
-        self.own = self._made(Records(self._settings.held_out_tasks), "")
-        self._shipped: Knowledge | None = None
-        self._making = asyncio.Lock()
+        self.own = self._create(Records(self._settings.held_out_tasks), "")
+        self._shipped: ModelLineage | None = None
+        self._creating = asyncio.Lock()
 
-    def _made(self, records: Records, data: str) -> Knowledge:
+    def _create(self, records: Records, data: str) -> ModelLineage:
         settings, log = self._settings, self._runtime.log
         store = ModelStore(self._runtime.bus.objects(MODELS), settings.algorithm, settings.models_kept, log, data=data)
-        return Knowledge(records, Learning(self._runtime, records, store, self._trainer))
+        return ModelLineage(records, RetrainLoop(self._runtime, records, store, self._trainer))
 
     async def read_datasets(self) -> None:
-        """Take in the files that the settings name.
+        """Add the records of the files in the settings.
 
         Raises:
             UnusableSettingsError: one cannot be read.
@@ -57,45 +57,45 @@ class KnowledgeBase:
     async def _read(self, records: Records, names: tuple[str, ...]) -> None:
         found = await asyncio.to_thread(read_datasets, names)
         for profile in found.profiles:
-            self._note(records.add_run(profile))
+            self._log_rejected(records.add_run(profile))
         for record in found.records:
-            self._note(records.add(record))
+            self._log_rejected(records.add(record))
         if names:
             self._runtime.log.info("datasets_read", records=len(records), runs=len(records.runs))
 
     def add(self, message: JobRecord | RunProfile, cause: Carrier | None) -> None:
-        """Take in a record or a local run from the bus."""
+        """Add a record or a local run from the bus."""
         for one in (self.own, self._shipped):
             if one is None:
                 continue
             problem = one.records.add(message) if isinstance(message, JobRecord) else one.records.add_run(message)
-            self._note(problem)
-            one.learning.heard(cause)
+            self._log_rejected(problem)
+            one.retrain_loop.notify(cause)
 
-    def _note(self, problem: str | None) -> None:
+    def _log_rejected(self, problem: str | None) -> None:
         if problem is not None:
             self._runtime.log.warning("record_rejected", reason=problem)
 
     def start(self) -> None:
-        """Begin to learn."""
-        self._runtime.spawn(self.own.learning.run(), name="learning")
+        """Start the retrain loop."""
+        self._runtime.spawn(self.own.retrain_loop.run(), name="retrain-loop")
 
-    async def for_question(self, *, shipped_data: bool) -> Knowledge:
-        """Return what a question is answered from; the first one with the shipped data set begins to learn it.
+    async def for_question(self, *, shipped_data: bool) -> ModelLineage:
+        """Return the lineage that answers a question; the first one with the shipped data set creates its lineage.
 
         Raises:
-            UnusableSettingsError: nothing is shipped with this installation.
+            UnusableSettingsError: this installation has no shipped data set.
         """
         if not shipped_data or SHIPPED in self._settings.datasets:
             return self.own
-        async with self._making:
+        async with self._creating:
             if self._shipped is None:
-                made = self._made(Records(self._settings.held_out_tasks), SHIPPED_TOO)
-                await self._read(made.records, (SHIPPED,))
+                created = self._create(Records(self._settings.held_out_tasks), WITH_SHIPPED)
+                await self._read(created.records, (SHIPPED,))
                 for profile in self.own.records.runs.values():
-                    made.records.add_run(profile)
+                    created.records.add_run(profile)
                 for record in self.own.records.jobs.values():
-                    made.records.add(record)
-                self._runtime.spawn(made.learning.run(), name="learning-shipped")
-                self._shipped = made
+                    created.records.add(record)
+                self._runtime.spawn(created.retrain_loop.run(), name="retrain-loop-shipped")
+                self._shipped = created
             return self._shipped

@@ -1,6 +1,6 @@
-"""Rankings that know nothing of the task: what every learned model has to beat.
+"""Workload-agnostic baselines: rankings without any feature of the task.
 
-The mean ranking explains nearly all of what an area under the ROC curve shows on left-out tasks.
+The mean ranking alone explains nearly all of the area under the ROC curve on left-out tasks.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import numpy as np
 
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
-from services.advisor.core.chance import generator
+from services.advisor.core.rng import task_rng
 from services.advisor.core.table import Table
 from services.advisor.models.labels import ranks
 
 
 @dataclass(frozen=True, slots=True)
 class FittedMeanRanking:
-    """Mean logarithm of the rank that each configuration had."""
+    """Mean logarithmic rank of each configuration over the training tasks."""
 
     mean_log_rank: Mapping[str, float]
     neutral: float
-    """Of a configuration that no known task has run on."""
+    """Of a configuration without training rows."""
 
     def score(self, table: Table) -> FloatArray:
         """Return the negative mean log rank by configuration key."""
@@ -32,7 +32,7 @@ class FittedMeanRanking:
 
 @dataclass(frozen=True, slots=True)
 class MeanRanking:
-    """Orders configurations by how they did on the known tasks. It uses the configuration key only: no feature."""
+    """Ranks configurations by their mean logarithmic rank on the known tasks, by configuration key only."""
 
     target: Objective
     name: str = "mean ranking"
@@ -53,7 +53,7 @@ class MeanRanking:
 @dataclass(frozen=True, slots=True)
 class _ByPrice:
     def score(self, table: Table) -> FloatArray:
-        """Return the negative dollars per hour of all machines together; a job without a price comes last."""
+        """Return the negative dollars per hour of all machines together; jobs without a price come last."""
         return _last_where_unknown(-(table.price_usd_per_hour * table.workers))
 
 
@@ -65,7 +65,7 @@ class CheapestHour:
     name: str = "cheapest $/h"
 
     def fit(self, table: Table, *, seed: int) -> _ByPrice:
-        """Nothing to learn."""
+        """Return the ranking; it has no parameters."""
         del table, seed
         return _ByPrice()
 
@@ -73,7 +73,7 @@ class CheapestHour:
 @dataclass(frozen=True, slots=True)
 class _BySize:
     def score(self, table: Table) -> FloatArray:
-        """Return the vCPUs of all machines together, and their price where vCPUs are not known."""
+        """Return the vCPUs of all machines together, or their price if vCPUs are unknown."""
         vcpu = table.feature("config.vcpu") * table.workers
         price = table.price_usd_per_hour * table.workers
         return _last_where_unknown(vcpu if np.isfinite(vcpu).any() else price)
@@ -87,7 +87,7 @@ class LargestMachine:
     name: str = "largest machine"
 
     def fit(self, table: Table, *, seed: int) -> _BySize:
-        """Nothing to learn."""
+        """Return the ranking; it has no parameters."""
         del table, seed
         return _BySize()
 
@@ -97,19 +97,19 @@ class _ByChance:
     seed: int
 
     def score(self, table: Table) -> FloatArray:
-        """Return numbers drawn for each job anew, the same under the same seed."""
-        return generator(self.seed, table).random(len(table))
+        """Return a random score for each job, the same under the same seed."""
+        return task_rng(self.seed, table).random(len(table))
 
 
 @dataclass(frozen=True, slots=True)
 class RandomChoice:
-    """Any configuration."""
+    """A random configuration."""
 
     target: Objective
     name: str = "random"
 
     def fit(self, table: Table, *, seed: int) -> _ByChance:
-        """Nothing to learn."""
+        """Return the ranking; it has no parameters."""
         del table
         return _ByChance(seed)
 

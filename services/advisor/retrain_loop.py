@@ -1,4 +1,4 @@
-"""When to train, and which model is in use: one training at a time, beside everything else."""
+"""Retrain loop: when to train, and which model is in use. One training at a time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from services._runtime.service.app import Runtime
 from services._runtime.telemetry.tracing import NEW_TRACE, Begin, Carrier, span, trace_headers
 from services.advisor.model_file import UnusableModelError
 from services.advisor.model_store import Model, ModelStore
-from services.advisor.ports import Lesson, Trainer, TrainingFailedError
+from services.advisor.ports import Trainer, TrainingFailedError, TrainingSet
 from services.advisor.records import Records
 from services.advisor.settings import AdvisorSettings
 
-SHIPPED_TOO: Final = "shipped too"
-"""Which models learned the project's own data set beside the records of the bus, because a question asked for it."""
-_LEAST_WAIT_S: Final = 0.02
-_MOST_CAUSES: Final = 32
+WITH_SHIPPED: Final = "shipped too"
+"""Attribute ``data`` in the store of models trained on the shipped data set besides the records of the bus."""
+_MIN_WAIT_S: Final = 0.02
+_MAX_CAUSES: Final = 32
 
 
-class Learning:
-    """Follows the records and the store. Run `run` as a task; cancelling it ends a training."""
+class RetrainLoop:
+    """Trains on new records, adopts newer models of the store. Run `run` as a task; cancelling it ends a training."""
 
     def __init__(
         self, runtime: Runtime[AdvisorSettings], records: Records, store: ModelStore, trainer: Trainer
@@ -37,16 +37,16 @@ class Learning:
         self._store = store
         self._trainer = trainer
         self._wake = asyncio.Event()
-        self._asked: TrainRequest | None = None
-        self._heard_s = self._clock.monotonic()
+        self._requested: TrainRequest | None = None
+        self._last_record_s = self._clock.monotonic()
         self._failed_records: int | None = None
-        """Known when a training failed: none is tried again by itself until enough more have come."""
+        """Number of records at a failed training: the next automatic one waits for `retrain_after` more."""
         self._failure = ""
-        self._began_s: float | None = None
-        self._causes: deque[Carrier] = deque(maxlen=_MOST_CAUSES)
-        """What the next training follows from."""
-        self._looked_s = -math.inf
-        """At the store."""
+        self._started_s: float | None = None
+        self._causes: deque[Carrier] = deque(maxlen=_MAX_CAUSES)
+        """Traces that caused the next training."""
+        self._polled_s = -math.inf
+        """Last poll of the store."""
         self.model: Model | None = None
         self.trainings = 0
         self.failed_trainings = 0
@@ -56,23 +56,23 @@ class Learning:
         """Models in the store that could not be used."""
         return self._store.unusable_count
 
-    def heard(self, cause: Carrier | None = None) -> None:
-        """A record has come, by this trace."""
+    def notify(self, cause: Carrier | None = None) -> None:
+        """Note that a record has been added, by this trace."""
         if cause is not None:
             self._causes.append(cause)
-        self._heard_s = self._clock.monotonic()
+        self._last_record_s = self._clock.monotonic()
         self._wake.set()
 
-    def ask(self, request: TrainRequest) -> str | None:
-        """Ask for a training; returns why there will be none, or None."""
-        if self._began_s is not None or self._asked is not None:
+    def request_training(self, request: TrainRequest) -> str | None:
+        """Request a training; returns why it is rejected, or None."""
+        if self._started_s is not None or self._requested is not None:
             return "a training is under way already: retry when it has ended"
         if not len(self._records):
             return "no record is known: nothing can be learned"
-        version = self._lesson(request.seed).version
+        version = self._training_set(request.seed).version
         if self.model is not None and self.model.name.version == version and not request.force:
             return "no record has come since the last training"
-        self._asked = request
+        self._requested = request
         if (cause := trace_headers()) is not None:
             self._causes.append(cause)
         self._wake.set()
@@ -80,14 +80,14 @@ class Learning:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the last training failed and none is under way: asking again does not help."""
-        return self._began_s is None and bool(self._failure)
+        """Whether the last training failed and none is under way: a retry does not help."""
+        return self._started_s is None and bool(self._failure)
 
     def why_no_model(self) -> str:
-        """Why no question can be answered yet."""
+        """Why there is no model yet."""
         known, least = len(self._records), self._settings.min_records
-        if self._began_s is not None:
-            seconds = self._clock.monotonic() - self._began_s
+        if self._started_s is not None:
+            seconds = self._clock.monotonic() - self._started_s
             return f"the first model is being trained on {known} records ({seconds:.0f} s so far): retry"
         if self.has_failed:
             return f"no model could be trained: {self._failure}"
@@ -99,29 +99,29 @@ class Learning:
         return f"the first model will be trained on {known} records: retry"
 
     async def run(self) -> None:
-        """Adopt and train for ever; cancel to stop."""
+        """Poll the store and train until cancelled."""
         while True:
             self._wake.clear()
-            if self._until_look_s() <= 0:
-                self._looked_s = self._clock.monotonic()
+            if self._until_poll_s() <= 0:
+                self._polled_s = self._clock.monotonic()
                 await self._adopt()
-            if (seed := self._due()) is not None:
+            if (seed := self._due_seed()) is not None:
                 await self._train(seed)
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._patience_s()):
+                async with asyncio.timeout(self._wait_s()):
                     await self._wake.wait()
 
-    def _until_look_s(self) -> float:
-        return self._looked_s + self._settings.refresh_interval_s - self._clock.monotonic()
+    def _until_poll_s(self) -> float:
+        return self._polled_s + self._settings.refresh_interval_s - self._clock.monotonic()
 
-    def _patience_s(self) -> float:
-        """Until the next look, or until a training has waited long enough for quiet."""
-        quiet_s = self._heard_s + self._settings.retrain_debounce_s - self._clock.monotonic()
-        return max(min(self._until_look_s(), quiet_s if self._wants() else math.inf), _LEAST_WAIT_S)
+    def _wait_s(self) -> float:
+        """Until the next poll of the store, or the end of the debounce of a training."""
+        debounce_s = self._last_record_s + self._settings.retrain_debounce_s - self._clock.monotonic()
+        return max(min(self._until_poll_s(), debounce_s if self._needs_training() else math.inf), _MIN_WAIT_S)
 
     async def _adopt(self) -> None:
-        """Take the store's newest model if it is newer than ours."""
+        """Use the store's newest model if it is newer than the one in use."""
         try:
             model = await self._store.newest(self.model.revision if self.model is not None else 0)
         except BusError as error:
@@ -134,8 +134,8 @@ class Learning:
         self.model = model
         self._log.info("model_in_use", version=model.name.version, records=model.name.records)
 
-    def _wants(self) -> bool:
-        """Whether the records alone call for a training."""
+    def _needs_training(self) -> bool:
+        """Whether the number of records requires a training."""
         known = len(self._records)
         if known < self._settings.min_records:
             return False
@@ -143,55 +143,55 @@ class Learning:
             return False
         return self.model is None or known >= self.model.name.records + self._settings.retrain_after
 
-    def _due(self) -> int | None:
+    def _due_seed(self) -> int | None:
         """The seed of the training that is due now, or None."""
-        if self._asked is not None:
-            return self._asked.seed
-        quiet = self._clock.monotonic() - self._heard_s >= self._settings.retrain_debounce_s
-        return self._settings.seed if self._wants() and quiet else None
+        if self._requested is not None:
+            return self._requested.seed
+        debounced = self._clock.monotonic() - self._last_record_s >= self._settings.retrain_debounce_s
+        return self._settings.seed if self._needs_training() and debounced else None
 
-    def _lesson(self, seed: int) -> Lesson:
+    def _training_set(self, seed: int) -> TrainingSet:
         records = self._records
-        return Lesson(
+        return TrainingSet(
             tuple(records.jobs[job] for job in sorted(records.jobs)),
             tuple(records.runs[run] for run in sorted(records.runs)),
             self._settings.algorithm, seed, records.data_hash(),
         )  # fmt: skip
 
     async def _train(self, seed: int) -> None:
-        lesson = self._lesson(seed)
-        forced, self._asked = self._asked is not None and self._asked.force, None
-        self._began_s = self._clock.monotonic()
-        self._log.info("training_started", version=lesson.version, records=len(lesson.records))
+        training_set = self._training_set(seed)
+        forced, self._requested = self._requested is not None and self._requested.force, None
+        self._started_s = self._clock.monotonic()
+        self._log.info("training_started", version=training_set.version, records=len(training_set.records))
         try:
-            about = {"turnbuckle__model": lesson.version, "turnbuckle__records": len(lesson.records)}
-            with span("advisor.train", self._follow_causes(), **about):
-                await self._learn(lesson, forced=forced)
+            attributes = {"turnbuckle__model": training_set.version, "turnbuckle__records": len(training_set.records)}
+            with span("advisor.train", self._follow_causes(), **attributes):
+                await self._train_or_load(training_set, forced=forced)
         except (TrainingFailedError, UnusableModelError) as error:
             self.failed_trainings += 1
-            self._failed_records, self._failure = len(lesson.records), str(error)
-            self._log.error("training_failed", version=lesson.version, error=str(error))
+            self._failed_records, self._failure = len(training_set.records), str(error)
+            self._log.error("training_failed", version=training_set.version, error=str(error))
         finally:
-            self._began_s = None
+            self._started_s = None
 
     def _follow_causes(self) -> Begin:
-        """The newest is the cause; the others have their part in it."""
+        """The newest trace is the parent; the others are links."""
         *others, newest = self._causes or (NEW_TRACE,)
         self._causes.clear()
         return Begin(newest, tuple(others))
 
-    async def _learn(self, lesson: Lesson, *, forced: bool) -> None:
-        if not forced and (model := await self._stored(lesson.version)) is not None:
+    async def _train_or_load(self, training_set: TrainingSet, *, forced: bool) -> None:
+        if not forced and (model := await self._load(training_set.version)) is not None:
             self._use(model)  # another replica was faster, or it was trained before the one in use
             return
-        data = await self._trainer.train(lesson)
+        data = await self._trainer.train(training_set)
         self.model = await self._store.save(data)
         self.trainings += 1
         self._failed_records, self._failure = None, ""
-        seconds = self._clock.monotonic() - (self._began_s or 0.0)
-        self._log.info("training_ended", version=lesson.version, bytes=len(data), seconds=round(seconds, 2))
+        seconds = self._clock.monotonic() - (self._started_s or 0.0)
+        self._log.info("training_ended", version=training_set.version, bytes=len(data), seconds=round(seconds, 2))
 
-    async def _stored(self, version: str) -> Model | None:
+    async def _load(self, version: str) -> Model | None:
         try:
             return await self._store.take_over(version)
         except BusError:

@@ -1,7 +1,7 @@
-"""Where all known tasks are of one kind and the asked one is of another: nothing shows that differences carry over.
+"""Out-of-distribution tasks: if the training data cover one kind of task only, others fall back to the mean ranking.
 
-How configurations differ between tasks was then learned among variants of one application, such as its data sizes, and
-no left-out kind can tell whether another application differs alike. The simplest ranking, by mean ranks, is kept then.
+Differences between configurations were then learned among variants of one application, such as its data sizes, and no
+left-out kind can show whether they transfer.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import numpy as np
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray
 from services.advisor.core.table import Table
-from services.advisor.models.baselines.blind import FittedMeanRanking, MeanRanking
-from services.advisor.models.gp.kernel import Likeness
+from services.advisor.models.baselines.workload_agnostic import FittedMeanRanking, MeanRanking
+from services.advisor.models.gp.kernel import Similarity
 from services.advisor.models.gp.space import Points, Space
 
 _NAMES: Final = "task.attr."
 _NETWORK: Final = ("task.layers.", "task.layer_count", "task.parameter_count", "task.forward_flops")
 _SAME: Final = 1.0 - 1e-9
 LEAST_TASKS: Final = 2
-"""One task is a kind of its own, and there is nothing to rank by but itself."""
+"""With a single task there is no other ranking than its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneKind:
-    """The known tasks' kind, and their mean rankings."""
+    """The only known kind of task, and its mean rankings."""
 
     space: Space
     """Of tasks."""
@@ -37,26 +37,26 @@ class OneKind:
 
     @staticmethod
     def of(rows: Table, space: Space, known: Points) -> OneKind | None:
-        """Return None where several kinds of tasks are known, or nothing tells kinds apart.
+        """Return None if several kinds of tasks are known, or kinds cannot be distinguished.
 
-        Tasks of the same texts are several kinds all the same where their networks differ.
+        Tasks of equal categories are of several kinds if their networks differ.
         """
         sources = [column.source for column in space.columns]
         named = any(one.startswith(_NAMES) and "=" in one for one in sources)
         if not named or any(one.startswith(_NETWORK) for one in sources) or len(np.unique(known.names)) < LEAST_TASKS:
             return None
-        if Likeness.between(space, known, known).kind.min() < _SAME:
+        if Similarity.between(space, known, known).kind.min() < _SAME:
             return None
         return OneKind(space, known, {one: MeanRanking(one).fit(rows, seed=0) for one in Objective})
 
     def scores(self, table: Table, objective: Objective) -> FloatArray | None:
-        """Return the mean ranking's scores of one task's rows; None where they are of the known kind, or unranked."""
+        """Return the mean ranking's scores of one task's rows; None if they are of the known kind, or unranked."""
         ranking = self.rankings[objective]
         if not len(table) or not all(str(key) in ranking.mean_log_rank for key in table.configuration_key):
             return None
-        return ranking.score(table) if self.is_stranger(table) else None
+        return ranking.score(table) if self.is_out_of_distribution(table) else None
 
-    def is_stranger(self, table: Table) -> bool:
+    def is_out_of_distribution(self, table: Table) -> bool:
         """Return whether one task's rows are of another kind than the only known one."""
         asked = Points(table.task[:1], self.space.coordinates(table.select(np.arange(1))))
-        return float(Likeness.between(self.space, asked, self.known).kind.max()) < _SAME
+        return float(Similarity.between(self.space, asked, self.known).kind.max()) < _SAME

@@ -10,35 +10,35 @@ from hypothesis import strategies as st
 
 from schemas.jobs import Configuration
 from schemas.predictions import Objective
-from services.advisor.core.advising import Adviser
 from services.advisor.core.table import build
+from services.advisor.core.trained_model import TrainedModel
 from services.advisor.models.baselines.learned import Linear
-from services.advisor.models.baselines.plain import Plain
-from services.advisor.models.gp.adviser import OurAlgorithm
+from services.advisor.models.baselines.regressor_model import RegressorAlgorithm
+from services.advisor.models.gp.algorithm import GpAlgorithm
 from tests.support.examples import examples
-from tests.support.ours_tables import World, of_task
+from tests.support.gp_tables import World, of_task
 
 WORLD = World(tasks=6)
 """1 to 8 cores, 4 to 32 GB, 1 to 8 workers (so 1 to 64 cores together), batches of 16 and 64."""
 
 
-@pytest.fixture(scope="module", params=["ours", "plain"])
-def adviser(request: pytest.FixtureRequest) -> Adviser:
-    algorithm = OurAlgorithm() if request.param == "ours" else Plain(Linear(Objective.TIME))
+@pytest.fixture(scope="module", params=["gp", "plain"])
+def trained(request: pytest.FixtureRequest) -> TrainedModel:
+    algorithm = GpAlgorithm() if request.param == "gp" else RegressorAlgorithm(Linear(Objective.TIME))
     records = [one for one in WORLD.records() if one.task.task != "delta"]
     return algorithm.fit(records, WORLD.profiles(), seed=0)
 
 
-def why_unknown(adviser: Adviser, **changes: Any) -> str:
+def why_unknown(trained: TrainedModel, **changes: Any) -> str:
     record = of_task(WORLD.records(), "delta")[0]
     where = Configuration(**{**record.configuration.model_dump(exclude={"type"}), **changes})
     asked = record.model_copy(update={"configuration": where})
-    (told,) = adviser.outlook(build([asked], WORLD.profiles(), encoder=adviser.encoder)[0].without_outcomes()).unknown
+    (told,) = trained.predict(build([asked], WORLD.profiles(), encoder=trained.encoder)[0].without_outcomes()).unknown
     return told
 
 
-def test_a_machine_of_sixty_times_the_memory_is_not_known_and_the_measured_range_is_told(adviser: Adviser) -> None:
-    told = why_unknown(adviser, instance_type="giant", vcpu=8.0, memory_gb=32.0 * 60)
+def test_a_machine_of_sixty_times_the_memory_is_not_known_and_the_measured_range_is_told(trained: TrainedModel) -> None:
+    told = why_unknown(trained, instance_type="giant", vcpu=8.0, memory_gb=32.0 * 60)
     assert told == "far outside of what was measured: memory in GB 1920 (measured: 4 to 32)"
 
 
@@ -52,8 +52,8 @@ def test_a_machine_of_sixty_times_the_memory_is_not_known_and_the_measured_range
         ({"vcpu": 0.1}, "vCPU 0.1 (measured: 1 to 8)"),
     ],
 )
-def test_what_lies_far_outside_is_named(adviser: Adviser, changes: dict[str, Any], named: str) -> None:
-    assert why_unknown(adviser, **changes).endswith(named)
+def test_what_lies_far_outside_is_named(trained: TrainedModel, changes: dict[str, Any], named: str) -> None:
+    assert why_unknown(trained, **changes).endswith(named)
 
 
 @settings(max_examples=examples(25))
@@ -62,6 +62,6 @@ def test_what_lies_far_outside_is_named(adviser: Adviser, changes: dict[str, Any
     batch_size=st.integers(8, 128),
 )  # fmt: skip
 def test_up_to_one_doubling_beyond_is_answered(
-    adviser: Adviser, vcpu: float, memory_gb: float, batch_size: int
+    trained: TrainedModel, vcpu: float, memory_gb: float, batch_size: int
 ) -> None:
-    assert "far outside" not in why_unknown(adviser, vcpu=vcpu, memory_gb=memory_gb, batch_size=batch_size)
+    assert "far outside" not in why_unknown(trained, vcpu=vcpu, memory_gb=memory_gb, batch_size=batch_size)

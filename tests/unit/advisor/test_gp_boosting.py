@@ -8,7 +8,7 @@ import pytest
 from schemas.predictions import Objective
 from services.advisor.core.table import Table, build
 from services.advisor.models.gp.boosting import LeftOut, Trees
-from tests.support.ours_tables import World
+from tests.support.gp_tables import World
 
 
 @pytest.fixture(scope="module")

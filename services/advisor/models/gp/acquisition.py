@@ -1,7 +1,7 @@
-"""Which configuration to choose, and which to try next. All in logarithms: a factor counts the same wherever it is.
+"""Acquisition: expected improvement, and greedy joint selection of runs. All values are logarithms.
 
-Choosing by the smallest expected *ratio* to the best was tried and left: where little is known, it flees the risk to
-configurations that resemble the local run's, which are seldom good.
+Choosing by the smallest expected *ratio* to the best was tried and dropped: with little data it prefers low-variance
+configurations near the local run's, which are seldom good.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from scipy.special import ndtr
 
 from services.advisor.core.arrays import FloatArray
-from services.advisor.models.gp.process import Beliefs
+from services.advisor.models.gp.gaussian_process import Posterior
 
 DRAWS: Final = 512
 _DENSITY: Final = float(1.0 / np.sqrt(2.0 * np.pi))
 
 
 def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -> FloatArray:
-    """Return by how much each run is expected to lower the smallest logarithm, shape ``(rows,)``; not negative.
+    """Return the expected improvement of each run over the smallest logarithm, shape ``(rows,)``; not negative.
 
     Args:
         mean: Of the logarithm of each run, shape ``(rows,)``.
@@ -30,15 +30,15 @@ def expected_improvement(mean: FloatArray, deviation: FloatArray, best: float) -
     return np.asarray(deviation * np.maximum(distance * ndtr(distance) + _DENSITY * np.exp(-0.5 * distance**2), 0.0))
 
 
-def best_together(beliefs: Beliefs, count: int, seed: int) -> list[tuple[int, float]]:
-    """Return the runs of which the best is expected to be nearest to the optimum, one after the other.
+def select_jointly(posterior: Posterior, count: int, seed: int) -> list[tuple[int, float]]:
+    """Return runs whose best has the smallest expected regret, selected greedily.
 
-    The first is the one of the smallest median; each next one is for where the former disappoint.
+    The first has the smallest median; each next one covers the cases in which the former are bad.
 
     Returns:
-        Row, and how many times the optimum the best of all so far is expected to be (geometric mean).
+        Row, and the expected ratio of the best so far to the optimum (geometric mean).
     """
-    draws = beliefs.draws(DRAWS, seed)
+    draws = posterior.samples(DRAWS, seed)
     over = draws - draws.min(axis=1, keepdims=True)
     best = np.full(len(over), np.inf)
     chosen: list[tuple[int, float]] = []

@@ -1,7 +1,7 @@
-"""Any regression as an adviser: intervals from its errors on left-out tasks, neighbours by distance.
+"""Any regressor as a trained model: intervals from its errors on left-out tasks, neighbours by distance.
 
-It is what the service falls back to, and what ours is compared with in the same place. Reasons come from putting one
-feature after the other to the middle of the known values, which needs nothing of the regression but its predictions.
+The baselines of the setting `algorithm`. Contributions come from setting one feature after the other to its training
+median, which needs only the regressor's predictions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from schemas.jobs import JobRecord
 from schemas.predictions import Contribution, Neighbour, Objective
 from schemas.runs import RunProfile
-from services.advisor.core.advising import Outlook, Worthwhile
 from services.advisor.core.arrays import BoolArray, FloatArray, IntArray
 from services.advisor.core.encoder import CATEGORY_MARK, Encoder
-from services.advisor.core.extent import Extent
 from services.advisor.core.table import Table, build
-from services.advisor.models.baselines.preparation import Preparation
+from services.advisor.core.trained_model import Predictions, ProposedRun
+from services.advisor.core.training_range import TrainingRange
+from services.advisor.models.baselines.feature_preprocessing import Preprocessing
 from services.advisor.models.model import Fitted, Regressor
 
 LEVEL: Final = 0.9
@@ -28,16 +28,16 @@ _LEAST_ROWS: Final = 8
 _SPAN_UNKNOWN: Final = 25.0
 """An interval whose ends differ by more than this factor is no answer."""
 _NOTHING: Final = 0.02
-"""A factor closer to 1 than this is no reason."""
+"""Factors closer to 1 than this are not reported."""
 _REASONS: Final = 8
 _PER_TASK: Final = ("task.", "local.", "series.")
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
-    """What was measured: for neighbours, and to tell inside from outside."""
+class TrainingSummary:
+    """Training tasks and ranges: for neighbours, and to find extrapolation."""
 
-    preparation: Preparation
+    preprocessing: Preprocessing
     tasks: tuple[str, ...]
     places: FloatArray
     """Shape ``(tasks, prepared features)``."""
@@ -52,8 +52,8 @@ class Known:
 
 
 @dataclass(frozen=True, eq=False)
-class PlainAdviser:
-    """A fitted regression of time with what surrounds it."""
+class RegressorModel:
+    """A fitted regressor of time, with intervals, failure shares and training ranges."""
 
     level: float
     encoder: Encoder
@@ -63,10 +63,10 @@ class PlainAdviser:
     """Quantiles of log(true / predicted) on left-out tasks."""
     failing: Mapping[str, float]
     """Share of jobs that did not run, by configuration."""
-    known: Known
-    extent: Extent
+    known: TrainingSummary
+    training_range: TrainingRange
 
-    def outlook(self, table: Table) -> Outlook:
+    def predict(self, table: Table) -> Predictions:
         """Return predictions."""
         median = self.regression.predict(table)
         usable = np.isfinite(median) & (median > 0)
@@ -76,14 +76,14 @@ class PlainAdviser:
         wide = f"the {self.level:.0%} interval spans a factor of {span:.0f}" if span > _SPAN_UNKNOWN else ""
         unknown = tuple(
             far or (wide if one else "the model cannot tell")
-            for far, one in zip(self.extent.outside(table), usable, strict=True)
+            for far, one in zip(self.training_range.outside(table), usable, strict=True)
         )
         outside = _outside(table, self.known)
         feasible = np.array([1.0 - self.failing.get(key, 0.0) for key in table.configuration_key.tolist()])
-        return Outlook(time_s, feasible, np.ones(len(table)), unknown, outside)
+        return Predictions(time_s, feasible, np.ones(len(table)), unknown, outside)
 
     def contributions(self, table: Table, rows: IntArray) -> list[tuple[Contribution, ...]]:
-        """Return what each varying feature does, by setting it to the middle of the known values."""
+        """Return each feature's factor of the time, by setting it to its training median."""
         asked = table.select(rows)
         if not len(asked):
             return []
@@ -103,7 +103,7 @@ class PlainAdviser:
         known = self.known
         if not len(table) or not len(known.tasks):
             return ()
-        place = known.preparation.apply(table)[0]
+        place = known.preprocessing.apply(table)[0]
         apart = np.abs(known.places - place)
         distance = np.sqrt((apart**2).mean(axis=1)) / known.scale
         order = np.argsort(distance, kind="stable")[:count]
@@ -115,32 +115,32 @@ class PlainAdviser:
             for at in order.tolist()
         )  # fmt: skip
 
-    def propose(self, table: Table, outlook: Outlook, values: FloatArray, count: int) -> list[Worthwhile]:
-        """Return the configurations with the lowest lower ends: they may be the best."""
+    def propose(self, table: Table, predictions: Predictions, values: FloatArray, count: int) -> list[ProposedRun]:
+        """Return the configurations with the smallest lower ends of their intervals."""
         del table
-        spread = outlook.time_s[:, 0] / outlook.time_s[:, 1]
+        spread = predictions.time_s[:, 0] / predictions.time_s[:, 1]
         lower = np.where(np.isfinite(values), values * spread, np.inf)
         best = float(np.nanmin(values, initial=np.inf))
         order = [row for row in np.argsort(lower, kind="stable")[:count].tolist() if np.isfinite(lower[row])]
-        return [Worthwhile(row, f"it may be as low as {lower[row] / best:.2f} x the best prediction") for row in order]
+        return [ProposedRun(row, f"it may be as low as {lower[row] / best:.2f} x the best prediction") for row in order]
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """Learns a `PlainAdviser`."""
+class RegressorAlgorithm:
+    """Fits a `RegressorModel`."""
 
     regressor: Regressor
     level: float = LEVEL
     folds: int = 6
-    """Groups of tasks that are left out in turn to learn how wrong a prediction for an unknown task is."""
+    """Groups of tasks that are left out in turn, for the errors on unknown tasks."""
 
     @property
     def name(self) -> str:
-        """The regression's."""
+        """The regressor's."""
         return self.regressor.name
 
-    def fit(self, records: Sequence[JobRecord], profiles: Mapping[str, RunProfile], *, seed: int) -> PlainAdviser:
-        """Learn."""
+    def fit(self, records: Sequence[JobRecord], profiles: Mapping[str, RunProfile], *, seed: int) -> RegressorModel:
+        """Fit."""
         table, encoder = build(records, profiles)
         table = table.without_repeats()
         rows = table.select(table.completed(Objective.TIME))
@@ -150,13 +150,20 @@ class Plain:
         tail = (1.0 - self.level) / 2.0
         low, high = np.quantile(errors, [tail, 1.0 - tail])
         regression = self.regressor.fit(rows, seed=seed)
-        return PlainAdviser(
-            self.level, encoder, regression, float(low), float(high), _failing(table), _known(rows), Extent.of(table)
+        return RegressorModel(
+            self.level,
+            encoder,
+            regression,
+            float(low),
+            float(high),
+            _failing(table),
+            _known(rows),
+            TrainingRange.of(table),
         )
 
 
 def _errors_on_left_out(regressor: Regressor, rows: Table, folds: int, seed: int) -> FloatArray:
-    """log(true / predicted) of tasks that were left out; of rows where there is one task only."""
+    """log(true / predicted) on left-out tasks; on left-out rows if there is one task only."""
     tasks = np.unique(rows.task)
     groups = np.searchsorted(tasks, rows.task) if len(tasks) > 1 else np.arange(len(rows))
     fold = groups % min(folds, int(groups.max()) + 1)
@@ -170,7 +177,7 @@ def _errors_on_left_out(regressor: Regressor, rows: Table, folds: int, seed: int
 
 
 def _failing(table: Table) -> dict[str, float]:
-    """Shrunk towards none: half an imagined success each."""
+    """Share of failures by configuration, shrunk by half a pseudo-success each."""
     shares: dict[str, float] = {}
     for key in np.unique(table.configuration_key[~table.feasible]):
         rows = table.configuration_key == key
@@ -178,10 +185,10 @@ def _failing(table: Table) -> dict[str, float]:
     return shares
 
 
-def _known(rows: Table) -> Known:
+def _known(rows: Table) -> TrainingSummary:
     tasks, first = np.unique(rows.task, return_index=True)
-    preparation = Preparation.fit(rows.select(first.astype(np.int64)), _PER_TASK)
-    places = preparation.apply(rows.select(first.astype(np.int64)))
+    preprocessing = Preprocessing.fit(rows.select(first.astype(np.int64)), _PER_TASK)
+    places = preprocessing.apply(rows.select(first.astype(np.int64)))
     apart = np.sqrt(((places[:, None, :] - places[None, :, :]) ** 2).mean(axis=2)) if places.size else np.ones((1, 1))
     others = apart[np.triu_indices(len(tasks), 1)]
     seen = np.isfinite(rows.features)
@@ -189,20 +196,20 @@ def _known(rows: Table) -> Known:
         float(np.median(column[known])) if known.any() else np.nan
         for column, known in zip(rows.features.T, seen.T, strict=True)
     ])  # fmt: skip
-    return Known(
-        preparation, tuple(tasks.tolist()), places, np.array([(rows.task == one).sum() for one in tasks]),
+    return TrainingSummary(
+        preprocessing, tuple(tasks.tolist()), places, np.array([(rows.task == one).sum() for one in tasks]),
         float(np.median(others)) if len(others) and np.median(others) > 0 else 1.0, rows.feature_names,
         np.where(seen, rows.features, np.inf).min(axis=0), np.where(seen, rows.features, -np.inf).max(axis=0), middle,
     )  # fmt: skip
 
 
-def _outside(table: Table, known: Known) -> tuple[tuple[str, ...], ...]:
-    """Features beyond all known values, in words."""
+def _outside(table: Table, known: TrainingSummary) -> tuple[tuple[str, ...], ...]:
+    """Features outside of the training values, as text."""
     beyond: BoolArray = (table.features < known.least) | (table.features > known.most)
-    said: list[tuple[str, ...]] = []
+    found: list[tuple[str, ...]] = []
     for row in range(len(table)):
         columns = [at for at in np.flatnonzero(beyond[row]) if not known.names[at].startswith("series.")]
-        said.append(
+        found.append(
             tuple(
                 f"{known.names[at].partition('.')[2]} {table.features[row, at]:g} "
                 f"(measured: {known.least[at]:g} to {known.most[at]:g})"
@@ -210,7 +217,7 @@ def _outside(table: Table, known: Known) -> tuple[tuple[str, ...], ...]:
                 if np.isfinite(known.least[at])
             )
         )
-    return tuple(said)
+    return tuple(found)
 
 
 def _strongest(asked: Table, factors: Mapping[str, FloatArray], row: int) -> tuple[Contribution, ...]:
@@ -224,13 +231,13 @@ def _strongest(asked: Table, factors: Mapping[str, FloatArray], row: int) -> tup
     return tuple(sorted(found, key=lambda one: -abs(float(np.log(one.factor))))[:_REASONS])
 
 
-def _alike(known: Known, place: FloatArray, at: int) -> tuple[str, ...]:
-    """What differs least and what most."""
+def _alike(known: TrainingSummary, place: FloatArray, at: int) -> tuple[str, ...]:
+    """The feature that differs least, and the one that differs most."""
     apart = np.abs(known.places[at] - place)
-    names = [known.names[column] for column in known.preparation.kept.tolist()]
+    names = [known.names[column] for column in known.preprocessing.kept.tolist()]
     plain = [index for index, name in enumerate(names) if name.startswith("task.") and CATEGORY_MARK not in name]
     if not plain:
         return ()
     order = sorted(plain, key=lambda index: (float(apart[index]), names[index]))
-    told = [f"most alike: {names[order[0]].partition('.')[2]}"]
-    return (*told, f"least: {names[order[-1]].partition('.')[2]}") if len(order) > 1 else tuple(told)
+    parts = [f"most alike: {names[order[0]].partition('.')[2]}"]
+    return (*parts, f"least: {names[order[-1]].partition('.')[2]}") if len(order) > 1 else tuple(parts)

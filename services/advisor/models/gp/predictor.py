@@ -1,4 +1,4 @@
-"""Ours behind the interfaces of the advisor's core: regression, intervals, ranking and search of one posterior."""
+"""The Gaussian process as regressor, ranker and sequential search (`models.model`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 from schemas.predictions import Objective
 from services.advisor.core.arrays import FloatArray, IntArray, TextArray
 from services.advisor.core.table import Table, concatenated
+from services.advisor.models.gp.acquisition import expected_improvement
 from services.advisor.models.gp.boosting import LeftOut, Trees
 from services.advisor.models.gp.calibration import Calibration, LeftOutErrors
 from services.advisor.models.gp.cost import Rates
-from services.advisor.models.gp.decision import expected_improvement
 from services.advisor.models.gp.feasibility import Feasibility
+from services.advisor.models.gp.gaussian_process import EXACT, GaussianProcess, Posterior, fit_process, left_out
 from services.advisor.models.gp.kernel import Design, Kernel
 from services.advisor.models.gp.likelihood import MarginalLikelihood, most_likely
 from services.advisor.models.gp.observations import (
@@ -22,147 +23,148 @@ from services.advisor.models.gp.observations import (
     anchor_variance,
     design_of,
     has_anchor,
-    thinned,
+    subsampled,
 )
-from services.advisor.models.gp.process import EXACT, Beliefs, Process, learned, left_out
+from services.advisor.models.gp.out_of_distribution import OneKind
 from services.advisor.models.gp.space import configuration_space, task_space
-from services.advisor.models.gp.strangers import OneKind
 from services.advisor.models.model import best_measured, remaining, scores_of
 
 LEARN_ROWS: Final = 800
-"""Rows that hyperparameters are learned from: the time grows with the third power."""
+"""Rows used to fit hyperparameters: the time grows with their cube."""
 KEEP_ROWS: Final = 2_500
-"""Rows that predictions are made from."""
+"""Rows that the posterior is conditioned on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
-    """The predictor that is the default."""
+class GpPredictor:
+    """Fits the default predictor."""
 
     target: Objective = Objective.COST
-    name: str = "ours"
+    name: str = "gp"
 
-    def fit(self, table: Table, *, seed: int) -> FittedOurs:
-        """Learn from the rows that ran through; repeats of a configuration count as one.
+    def fit(self, table: Table, *, seed: int) -> FittedGpPredictor:
+        """Fit to the finished rows; repeats of a configuration count as one.
 
         Raises:
-            ValueError: No row ran through.
+            ValueError: No row finished.
         """
         ran = table.without_repeats()
         ran = ran.select(ran.completed(Objective.TIME))
         if not len(ran):
             raise ValueError("nothing to learn from: no job ran through")
-        ran = ran.select(thinned(ran, KEEP_ROWS, seed))
+        ran = ran.select(subsampled(ran, KEEP_ROWS, seed))
         kernel = Kernel(configuration_space(ran), task_space(ran))
         level = Level.of(ran)
         targets = np.log(ran.time_s) - level.logarithms(ran)
-        few = thinned(ran, LEARN_ROWS, seed)
+        few = subsampled(ran, LEARN_ROWS, seed)
         likelihood = MarginalLikelihood(design_of(kernel, ran.select(few), level), targets[few])
         logarithms = most_likely(likelihood, kernel.prior()[0])
         design = design_of(kernel, ran, level)
-        process = learned(design, targets, logarithms)
+        process = fit_process(design, targets, logarithms)
         errors, deviation = _left_out(process, ran, targets)
         rates = Rates.of(table)
         per_second = rates.logarithms(ran)[0] if rates is not None else np.full(len(ran), np.nan)
-        around = Around(
+        extras = Extras(
             level, rates, _calibrated(ran.task, errors, deviation), _reference(ran),
             Feasibility.of(table, seed), Trees.of(LeftOut(ran, targets, targets - errors, per_second), seed),
             OneKind.of(ran, kernel.tasks, design.tasks), _measured(ran, errors, deviation),
         )  # fmt: skip
-        return FittedOurs(process, around, self.target, seed)
+        return FittedGpPredictor(process, extras, self.target, seed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Around:
-    """What was learned beside the process."""
+class Extras:
+    """Fitted parts beside the process: level, rates, calibration, feasibility, trees."""
 
     level: Level
     rates: Rates | None
     calibration: Calibration
     reference: Table | None
-    """The configuration that all local runs were made on, where it is one of the table's; one row."""
+    """The row of the configuration that all local runs were made on, if it is in the table."""
     feasibility: Feasibility
     trees: Trees
     one_kind: OneKind | None
     left_out: LeftOutErrors
-    """Of rows whose task's local run got to its end."""
+    """Of rows whose task's local run finished."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FittedOurs:
-    """What was learned; questions are tables without outcomes, of any number of tasks."""
+class FittedGpPredictor:
+    """The fitted predictor; questions are tables without outcomes, of any number of tasks."""
 
-    process: Process
-    around: Around
+    process: GaussianProcess
+    extras: Extras
     target: Objective
     seed: int
 
-    def aimed_at(self, target: Objective) -> FittedOurs:
-        """Return the same knowledge, asked for the other quantity."""
+    def aimed_at(self, target: Objective) -> FittedGpPredictor:
+        """Return the same predictor for a target."""
         return replace(self, target=target)
 
     def predict(self, table: Table) -> FloatArray:
         """Return medians, shape ``(rows,)``; NaN for a cost without any price."""
         return np.exp(self._by_row(table)[0])
 
-    def outlook(self, table: Table, level: float) -> FloatArray:
+    def quantiles(self, table: Table, level: float) -> FloatArray:
         """Return low ends, medians and high ends, shape ``(rows, 3)``."""
         mean, deviation = self._by_row(table)
-        half = self.around.calibration.factor(level) * deviation
+        half = self.extras.calibration.factor(level) * deviation
         return np.exp(np.stack([mean - half, mean, mean + half], axis=1))
 
-    def medians(self, table: Table) -> FloatArray:
+    def log_medians(self, table: Table) -> FloatArray:
         """Return the logarithms of `predict`."""
         return self._by_row(table)[0]
 
     def feasible(self, table: Table) -> FloatArray:
         """Return the probability that each row runs at all."""
-        return self.around.feasibility.probability(table)
+        return self.extras.feasibility.probability(table)
 
     def interval(self, table: Table, level: float) -> tuple[FloatArray, FloatArray]:
         """Return the ends of the central interval, calibrated on left-out tasks."""
-        ends = self.outlook(table, level)
+        ends = self.quantiles(table, level)
         return ends[:, 0], ends[:, 2]
 
     def score(self, table: Table) -> FloatArray:
-        """Return negative logarithms of medians, moved by the trees as far as they earned; without a cost: last.
+        """Return negative logarithms of medians, shifted by the weighted trees; rows without a cost come last.
 
-        Of a task of another kind than the only one that is known: the mean ranking's scores.
+        For a task outside of the only known kind: the mean ranking's scores.
         """
-        mean = self.medians(table)
+        mean = self.log_medians(table)
         scores = scores_of(np.exp(mean + self._moves(table, mean)))
-        if self.around.one_kind is None:
+        if self.extras.one_kind is None:
             return scores
         for rows in _by_task(table.task):
-            blind = self.around.one_kind.scores(table.select(rows), self.target)
+            blind = self.extras.one_kind.scores(table.select(rows), self.target)
             scores[rows] = scores[rows] if blind is None else blind
         return scores
 
-    def beliefs(self, table: Table, measured: IntArray | None = None, values: FloatArray | None = None) -> Beliefs:
+    def posterior(self, table: Table, measured: IntArray | None = None, values: FloatArray | None = None) -> Posterior:
         """Return the joint distribution of logarithms of the rows of one task.
 
         Args:
             table: Rows of one task.
             measured: Rows whose seconds or dollars (by `target`) are known.
-            values: Theirs; NaN where one failed.
+            values: Their values; NaN if failed.
         """
         design, anchors, extra = self._asked(table)
-        beliefs = self.process.beliefs(design, extra).given(anchors, np.zeros(len(anchors)), EXACT)
+        posterior = self.process.posterior(design, extra).conditioned_on(anchors, np.zeros(len(anchors)), EXACT)
         rate, variance = self._units(table)
         rows = len(table)
-        # The local run's own configuration has the ratio 1 to the truth; the anchor's error is common to all rows.
+        # The local run's own configuration has ratio 1; the anchor's error is common to all rows.
         common = np.outer(*(np.sqrt(anchor_variance(table)),) * 2)
-        beliefs = Beliefs(beliefs.mean[:rows] + rate, beliefs.covariance[:rows, :rows] + common + np.diag(variance))
+        posterior = Posterior(
+            posterior.mean[:rows] + rate, posterior.covariance[:rows, :rows] + common + np.diag(variance)
+        )
         if measured is None or values is None:
-            return beliefs
-        return self._given(beliefs, measured, values)
+            return posterior
+        return self._conditioned(posterior, measured, values)
 
-    def _given(self, beliefs: Beliefs, measured: IntArray, values: FloatArray) -> Beliefs:
+    def _conditioned(self, posterior: Posterior, measured: IntArray, values: FloatArray) -> Posterior:
         ran = np.isfinite(values)
-        return beliefs.given(measured[ran], np.log(values[ran]), EXACT)
+        return posterior.conditioned_on(measured[ran], np.log(values[ran]), EXACT)
 
     def _moves(self, table: Table, mean: FloatArray) -> FloatArray:
-        return self.around.trees.moves(table, mean - self._units(table)[0], self.target)
+        return self.extras.trees.moves(table, mean - self._units(table)[0], self.target)
 
     def propose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
         """Return the row to run next: first the best score, then the largest expected improvement.
@@ -174,13 +176,13 @@ class FittedOurs:
         if not np.isfinite(values).any():
             return int(free[int(np.argmax(self.score(table)[free]))])
         best = float(np.log(np.nanmin(values)))
-        beliefs = self.beliefs(table)
-        beliefs = self._given(beliefs.moved(self._moves(table, beliefs.mean)), measured, values)
-        gain = expected_improvement(beliefs.mean[free], beliefs.deviation()[free], best)
+        posterior = self.posterior(table)
+        posterior = self._conditioned(posterior.shifted(self._moves(table, posterior.mean)), measured, values)
+        gain = expected_improvement(posterior.mean[free], posterior.standard_deviation()[free], best)
         return int(free[int(np.argmax(np.nan_to_num(gain)))])
 
     def choose(self, table: Table, measured: IntArray, values: FloatArray) -> int:
-        """Return the row to use in the end: the best measured one; where none ran through, the best-scored other."""
+        """Return the row to use: the best measured one; if none finished, the best-scored other."""
         if np.isfinite(values).any() or len(measured) == len(table):
             return best_measured(measured, values)
         return self.propose(table, measured, values)
@@ -197,30 +199,30 @@ class FittedOurs:
         return mean, deviation
 
     def _asked(self, table: Table) -> tuple[Design, IntArray, float]:
-        """Return the design of one task's rows, which of its rows are the local run's, and the level's variance."""
+        """Return the design of one task's rows, the local run's rows among them, and the level's variance."""
         asked = self._with_reference(table)
-        design = design_of(self.process.design.kernel, asked, self.around.level)
-        return design, np.flatnonzero(asked.is_anchor & has_anchor(asked)), self.around.level.doubt(table)
+        design = design_of(self.process.design.kernel, asked, self.extras.level)
+        return design, np.flatnonzero(asked.is_anchor & has_anchor(asked)), self.extras.level.level_variance(table)
 
     def _units(self, table: Table) -> tuple[FloatArray, FloatArray]:
-        """Return logarithms of what a ratio to the local run is multiplied by for seconds or dollars, and variances."""
-        seconds = self.around.level.logarithms(table)
+        """Return logarithms of the factors from ratios to seconds or dollars, and their variances."""
+        seconds = self.extras.level.logarithms(table)
         if self.target is Objective.TIME:
             return seconds, np.zeros(len(table))
-        if self.around.rates is None:
+        if self.extras.rates is None:
             return np.full(len(table), np.nan), np.zeros(len(table))
-        rate, variance = self.around.rates.logarithms(table)
+        rate, variance = self.extras.rates.logarithms(table)
         return seconds + rate, np.nan_to_num(variance)
 
     def _with_reference(self, table: Table) -> Table:
-        """Return the rows and, where none is the local run's own configuration, one that is: its outcome is known."""
-        if self.around.reference is None or table.is_anchor.any() or not has_anchor(table).any():
+        """Return the rows with one of the local run's own configuration, whose ratio is known, if there is none."""
+        if self.extras.reference is None or table.is_anchor.any() or not has_anchor(table).any():
             return table
         one = table.select(np.flatnonzero(has_anchor(table))[:1])
         columns = table.columns("config.")
         features = one.features.copy()
-        features[:, columns] = self.around.reference.features[:, columns]
-        key = self.around.reference.configuration_key
+        features[:, columns] = self.extras.reference.features[:, columns]
+        key = self.extras.reference.configuration_key
         one = replace(one, features=features, configuration_key=key, is_anchor=np.array([True]))
         return concatenated([table, one])
 
@@ -235,14 +237,14 @@ def _reference(ran: Table) -> Table | None:
     return ran.select(anchors[:1]) if same else None
 
 
-def _left_out(process: Process, ran: Table, targets: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return errors and deviations of each row with its task left out, but for the local run's row (there NaN)."""
+def _left_out(process: GaussianProcess, ran: Table, targets: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return errors and standard deviations of each row with its task left out; NaN for the local run's row."""
     errors, deviation = np.full(len(ran), np.nan), np.full(len(ran), np.nan)
     for rows in _by_task(ran.task):
         unseen = rows[~ran.is_anchor[rows]]
         if len(unseen):
-            beliefs = left_out(process, targets, unseen)
-            errors[unseen], deviation[unseen] = beliefs.mean, beliefs.deviation()
+            posterior = left_out(process, targets, unseen)
+            errors[unseen], deviation[unseen] = posterior.mean, posterior.standard_deviation()
     return errors, deviation
 
 
