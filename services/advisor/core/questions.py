@@ -97,10 +97,10 @@ def complete(question: Question, listing: Listing, measured: MeasuredTasks) -> C
         configurations = _all(question, listing, measured, (task, providers))
         warnings += noted
     pairs = [_priced(one, listing) for one in configurations]
-    doubtful = {(one.source, one.as_of) for _, one in pairs if one is not None and one.source in listing.unchecked}
+    unchecked = {(one.source, one.as_of) for _, one in pairs if one is not None and one.source in listing.unchecked}
     warnings += [
         f"the prices of {source} ({day}) were not checked against the provider's list (turnbuckle prices refresh)"
-        for source, day in sorted(doubtful)
+        for source, day in sorted(unchecked)
     ]
     return CompletedQuestion(
         task, profile, tuple(one for one, _ in pairs), tuple(price for _, price in pairs), tuple(warnings),

@@ -1,6 +1,6 @@
-"""How good predictions and choices are. Regret leads; the area under the ROC curve is there for comparison only.
+"""Metrics of predictions and rankings. Regret is the primary one; the area under the ROC curve is for comparison only.
 
-Every function takes outcomes that are known and predictions without NaN; see `evaluation` for what is scored.
+Every function takes known outcomes and predictions without NaN; see `tests/bench/evaluation` for what is scored.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def interval_width(low: FloatArray, high: FloatArray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A paired comparison: mean of (ours - other), with a 95 % interval."""
+    """A paired comparison: mean of (one - other), with a 95 % interval."""
 
     mean: float
     low: float
@@ -193,12 +193,12 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def paired_difference(ours: FloatArray, other: FloatArray, *, seed: int = 0, level: float = 0.95) -> Difference:
+def paired_difference(one: FloatArray, other: FloatArray, *, seed: int = 0, level: float = 0.95) -> Difference:
     """Return the mean difference of pairs (tasks, or seeds) with a bootstrap interval over the pairs.
 
     Pairs in which either is NaN are left out. Of fewer than two pairs there is no interval (NaN).
     """
-    differences = (ours - other)[np.isfinite(ours) & np.isfinite(other)]
+    differences = (one - other)[np.isfinite(one) & np.isfinite(other)]
     if len(differences) < 2:
         mean = float(differences.mean()) if len(differences) else float("nan")
         return Difference(mean, float("nan"), float("nan"), len(differences))

@@ -119,13 +119,13 @@ def contributions(
     names = list(medians.families)
     variants = [table, *(_changed(table, medians, name) for name in names)]
     mean = fitted.log_medians(concatenated(variants)).reshape(len(variants), len(table))
-    told = []
+    explained = []
     for row in range(len(table)):
         effects = mean[0, row] - mean[1:, row]
         strongest = np.argsort(-np.abs(effects), kind="stable").tolist()
         known = [bool(np.isfinite(table.features[row, medians.families[name]]).any()) for name in names]
         order = [at for at in strongest if known[at] and abs(effects[at]) > _NOTHING][:count]
-        told.append(
+        explained.append(
             tuple(
                 Contribution(
                     feature=names[at],
@@ -135,7 +135,7 @@ def contributions(
                 for at in order
             )
         )
-    return told
+    return explained
 
 
 def _changed(table: Table, medians: Medians, name: str) -> Table:
@@ -211,5 +211,5 @@ class KnownTasks:
         if not plain:
             return ()
         order = sorted(plain, key=lambda index: (float(apart[index]), columns[index].source))
-        told = tuple(dict.fromkeys(family(columns[index].source) for index in (order[0], order[-1])))
-        return (f"most alike: {told[0]}", *(f"least: {one}" for one in told[1:]))
+        explained = tuple(dict.fromkeys(family(columns[index].source) for index in (order[0], order[-1])))
+        return (f"most alike: {explained[0]}", *(f"least: {one}" for one in explained[1:]))

@@ -152,7 +152,7 @@ class ThesisRegressor:
 
 @dataclass(frozen=True, slots=True)
 class ThesisClassifier:
-    """Tells top configurations from others as in Figure 4.3."""
+    """Classifies top configurations as in Figure 4.3."""
 
     target: Objective
     name: str = "thesis classifier"
