@@ -1,8 +1,8 @@
-"""From the journal to the bus, each record once, however often we die in between.
+"""Outbox: publishes the journal's records to the bus, each once, also across crashes.
 
 The server forgets ids after the stream's duplicate window (two minutes). So before a record is sent the stream is asked
-whether it holds the job's subject already. What two senders do within the window of each other, the id sorts out;
-what lies further apart, the question. Nothing else has to be agreed upon between collectors.
+whether it holds the job's subject already. Within the window the id deduplicates two senders; beyond it the lookup
+does. Collectors need no other coordination.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ BATCH_S: Final = 30.0
 
 
 class Publisher:
-    """Sends what a journal holds and the bus does not. One per journal."""
+    """Publishes a journal's unpublished records. One per journal."""
 
-    def __init__(self, journal: Journal, bus: Bus, told: Callable[[Record, bool], None] | None = None) -> None:
-        """Remember what to do.
+    def __init__(self, journal: Journal, bus: Bus, on_published: Callable[[Record, bool], None] | None = None) -> None:
+        """Publish from a journal to a bus.
 
         Args:
-            journal: what to publish.
-            bus: where to.
-            told: called for each record that the stream now holds, with whether it was us who sent it.
+            journal: source of the records.
+            bus: destination.
+            on_published: called for each record in the stream, with whether this publisher sent it.
         """
         self._journal = journal
         self._bus = bus
-        self._told = told
+        self._on_published = on_published
         self._causes: dict[str, Carrier] = {}
-        """Of records whose trace has begun before they are published."""
+        """Traces of records that began before publication, by key."""
         self._queued: dict[str, Record] = {}
-        """Handed to the bus, which keeps and sends them in its own time: they must not be handed over again."""
+        """Enqueued in the bus's outbox; must not be enqueued again."""
         self.published = 0
         self.found = 0
-        """Records that the stream held already."""
+        """Records that were in the stream already."""
 
     async def publish(self, timeout_s: float = BATCH_S) -> int:
-        """Send everything that waits; returns how many records were marked.
+        """Publish all unpublished records; returns the number of records marked.
 
         Raises:
-            BusError: the bus is away, or does not take them within `timeout_s` a batch. Call again later.
+            BusError: no connection, or no acknowledgement within `timeout_s` per batch. Call again later.
             JournalError: a mark could not be written.
         """
-        marked = await self._settle(timeout_s)
+        marked = await self._mark_acknowledged(timeout_s)
         if not self._journal.waiting:
             return marked
         waiting = self._journal.unpublished()
@@ -62,16 +62,16 @@ class Publisher:
                 raise BusUnavailableError(f"no connection to NATS: {self._journal.waiting} records wait")
             held = await asyncio.gather(*(self._is_held(record) for record in batch))
             marked += self._mark([record for record, is_held in zip(batch, held, strict=True) if is_held], sent=False)
-            self._hand_over([record for record, is_held in zip(batch, held, strict=True) if not is_held])
-            marked += await self._settle(timeout_s)
+            self._enqueue([record for record, is_held in zip(batch, held, strict=True) if not is_held])
+            marked += await self._mark_acknowledged(timeout_s)
         return marked
 
-    def follow(self, records: Iterable[Record], cause: Carrier) -> None:
-        """Publish these as a part of this trace; of others the trace begins when they are published."""
+    def link_trace(self, records: Iterable[Record], cause: Carrier) -> None:
+        """Publish these records as part of a trace; the traces of others begin when they are published."""
         if cause:
             self._causes |= {record_key(record): cause for record in records}
 
-    def _hand_over(self, records: list[Record]) -> None:
+    def _enqueue(self, records: list[Record]) -> None:
         if not records:
             return
         with span("collector.publish", turnbuckle__records=len(records)):
@@ -81,8 +81,8 @@ class Publisher:
                     self._bus.publish_event(subject, record, message_id=record_id(record))
                 self._queued[key] = record
 
-    async def _settle(self, timeout_s: float) -> int:
-        """Wait until the server has acknowledged what was handed over, then mark it."""
+    async def _mark_acknowledged(self, timeout_s: float) -> int:
+        """Wait until the server has acknowledged the enqueued records, then mark them."""
         if not self._queued:
             return 0
         await self._bus.flush(timeout_s)
@@ -98,9 +98,9 @@ class Publisher:
             self._causes.pop(record_key(record), None)
         self.published += len(records) if sent else 0
         self.found += 0 if sent else len(records)
-        if self._told is not None:
+        if self._on_published is not None:
             for record in records:
-                self._told(record, sent)
+                self._on_published(record, sent)
         return len(records)
 
     async def _is_held(self, record: Record) -> bool:

@@ -1,4 +1,4 @@
-"""The collector's wiring: cloud jobs that have ended go to the journal, and from there to the bus, once each."""
+"""The collector's wiring: finished cloud jobs are written to the journal, and published from there, once each."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.tracing import Begin, span
-from services.collector.background import start_daemon
-from services.collector.cloud.clouds import open_clouds
-from services.collector.cloud.ingestion import Ingestion, Look
+from services.collector.cloud.ingestion import Ingestion, PollResult
 from services.collector.cloud.ports import CloudError
+from services.collector.cloud.providers import open_providers
+from services.collector.daemon_thread import start_daemon
 from services.collector.publishing import Publisher
 from services.collector.settings import CollectorSettings
 from services.collector.tool import default_directory
 from services.collector.write_ahead_log import Journal, JournalError, Record, record_key
 
-_FAILURES_TO_TELL: Final = 3
-"""Looks in a row that brought nothing; one alone is everyday life."""
+_FAILURES_TO_REPORT: Final = 3
+"""Consecutive failed polls before `not_ready` reports them; single ones are common."""
 _PUBLISH_RETRY_S: Final = 1.0
 _PUBLISH_S: Final = 5.0
 _STOP_S: Final = 2.0
-_MOST_NAMED: Final = 20
+_MAX_NAMED: Final = 20
 """Jobs in a span."""
 
 
 class Collector:
-    """Tells of finished cloud jobs: features, configuration, time, settled cost, and the price that held."""
+    """Publishes records of finished cloud jobs: features, configuration, time, final cost, and the price then."""
 
     name: ClassVar[str] = "collector"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = CollectorSettings
     bus_wait_s: ClassVar[float] = 1.0
-    """Jobs are written down without NATS, too."""
+    """Jobs are recorded without NATS, too."""
 
     def __init__(self, runtime: Runtime[CollectorSettings]) -> None:
         self._settings = runtime.settings
@@ -46,24 +46,24 @@ class Collector:
         self._journal: Journal | None = None
         self._publisher: Publisher | None = None
         self._ingestion: Ingestion | None = None
-        self._look = Look()
+        self._last_poll = PollResult()
         self._failures = 0
-        self._troubles: dict[str, str] = {}
-        """What is wrong, by place."""
-        self._told: dict[str, str] = {}
-        self._under_way: asyncio.Future[Look] | None = None
-        self.looks = 0
-        self.failed_looks = 0
+        self._problems: dict[str, str] = {}
+        """Current problems, by place."""
+        self._logged_problems: dict[str, str] = {}
+        self._under_way: asyncio.Future[PollResult] | None = None
+        self.polls = 0
+        self.poll_errors = 0
 
     async def start(self) -> None:
-        """Open the journal, and look after the cloud, if there is one."""
+        """Open the journal; start publishing, and polling the cloud if one is configured."""
         settings = self._settings
         directory = settings.directory or default_directory("collector")
         try:
             self._journal = await asyncio.to_thread(Journal, directory)
         except JournalError as error:
             raise UnusableSettingsError(f"{error} (TURNBUCKLE_COLLECTOR__DIRECTORY names another place)") from error
-        self._publisher = Publisher(self._journal, self._runtime.bus, self._tell_published)
+        self._publisher = Publisher(self._journal, self._runtime.bus, self._log_published)
         self._register_metrics(self._journal, self._publisher)
         self._runtime.spawn(self._publish(self._publisher), name="publish")
         if settings.project is None:
@@ -74,7 +74,7 @@ class Collector:
         self._runtime.spawn(self._watch(self._journal), name="watch the cloud")
 
     async def stop(self) -> None:
-        """Finish the look that is under way, if it is quick; what is not published is published at the next start."""
+        """Wait briefly for a poll under way; unpublished records are published at the next start."""
         await self._runtime.cancel_tasks()
         under_way = self._under_way
         if under_way is not None and not under_way.done():
@@ -85,87 +85,87 @@ class Collector:
             self._journal.close()
 
     def not_ready(self) -> str | None:
-        """What keeps jobs from being collected, or None."""
-        return "; ".join(f"{place}: {text}" for place, text in sorted(self._troubles.items())) or None
+        """Problems that prevent jobs from being collected, or None."""
+        return "; ".join(f"{place}: {text}" for place, text in sorted(self._problems.items())) or None
 
     # -- the cloud ---------------------------------------------------------------------------------------------
 
     async def _watch(self, journal: Journal) -> None:
         while True:
             due_s = self._clock.monotonic() + self._settings.poll_s
-            await self._look_once(journal)
+            await self._poll_once(journal)
             await self._clock.sleep_until(due_s)
 
-    async def _look_once(self, journal: Journal) -> None:
-        self.looks += 1
-        begun_ns = self._clock.time_ns()
+    async def _poll_once(self, journal: Journal) -> None:
+        self.polls += 1
+        started_ns = self._clock.time_ns()
         try:
-            look = await self._in_thread(journal)
+            result = await self._in_thread(journal)
         except CloudError as error:
-            self.failed_looks += 1
+            self.poll_errors += 1
             self._failures += 1
-            if self._failures >= _FAILURES_TO_TELL or self.looks == 1:
-                self._trouble("cloud", str(error))
+            if self._failures >= _FAILURES_TO_REPORT or self.polls == 1:
+                self._report_problem("cloud", str(error))
             self._log.warning("cloud_poll_failed", failures=self._failures, error=str(error))
         except JournalError as error:
-            self.failed_looks += 1
-            self._trouble("journal", str(error))
+            self.poll_errors += 1
+            self._report_problem("journal", str(error))
         else:
             self._failures = 0
             for place in ("cloud", "journal"):
-                self._trouble(place, "")
-            self._trouble("jobs", self._first(look.problems))
-            self._look = look
-            if look.recorded:
-                self._tell_recorded(look.recorded, begun_ns)
+                self._report_problem(place, "")
+            self._report_problem("jobs", self._first(result.problems))
+            self._last_poll = result
+            if result.recorded:
+                self._log_recorded(result.recorded, started_ns)
 
-    def _tell_recorded(self, records: list[JobRecord], begun_ns: int) -> None:
-        """What becomes of them follows from this look, however much later they are published."""
+    def _log_recorded(self, records: list[JobRecord], started_ns: int) -> None:
+        """Log the records of a poll; their publication belongs to its trace, however much later."""
         assert self._publisher is not None
         jobs = [record.job for record in records]
-        with span("collector.record", Begin(begun_ns=begun_ns), turnbuckle__jobs=jobs[:_MOST_NAMED]) as step:
-            self._publisher.follow(records, step.carrier)
+        with span("collector.record", Begin(begun_ns=started_ns), turnbuckle__jobs=jobs[:_MAX_NAMED]) as step:
+            self._publisher.link_trace(records, step.carrier)
             for record in records:
                 self._log.info("recorded", job=record.job, state=record.state, cost_usd=record.cost_usd)
 
-    async def _in_thread(self, journal: Journal) -> Look:
-        """One look; also where we are cancelled meanwhile, `stop` waits for its end."""
+    async def _in_thread(self, journal: Journal) -> PollResult:
+        """Poll in a daemon thread; if this task is cancelled, `stop` waits for the thread."""
 
-        def look() -> Look:
+        def poll() -> PollResult:
             if self._ingestion is None:
-                self._ingestion = Ingestion(open_clouds(self._settings), journal, self._settings)
-            return self._ingestion.look(self._clock.time_ns() / 1e9)
+                self._ingestion = Ingestion(open_providers(self._settings), journal, self._settings)
+            return self._ingestion.poll(self._clock.time_ns() / 1e9)
 
-        self._under_way = start_daemon(look, "poll of the cloud")
+        self._under_way = start_daemon(poll, "poll of the cloud")
         return await asyncio.shield(self._under_way)
 
     # -- the bus -----------------------------------------------------------------------------------------------
 
     async def _publish(self, publisher: Publisher) -> None:
-        """Publish what waits, whenever there is something."""
+        """Publish unpublished records until cancelled."""
         while True:
             try:
                 await publisher.publish(_PUBLISH_S)
             except BusError as error:
                 self._log.debug("not_published", error=str(error))
             except JournalError as error:
-                self._trouble("journal", str(error))
+                self._report_problem("journal", str(error))
             await self._clock.sleep_until(self._clock.monotonic() + _PUBLISH_RETRY_S)
 
-    def _tell_published(self, record: Record, sent: bool) -> None:
+    def _log_published(self, record: Record, sent: bool) -> None:
         kind = "job" if isinstance(record, JobRecord) else "run"
         self._log.info("published", kind=kind, key=record_key(record), already_there=not sent)
 
-    # -- what is told ------------------------------------------------------------------------------------------
+    # -- problems and metrics ----------------------------------------------------------------------------------
 
-    def _trouble(self, place: str, text: str) -> None:
-        """Note what is wrong at a place (empty: nothing any more), and log it when it changes."""
+    def _report_problem(self, place: str, text: str) -> None:
+        """Set the problem of a place (empty: none), and log changes."""
         if text:
-            self._troubles[place] = text
+            self._problems[place] = text
         else:
-            self._troubles.pop(place, None)
-        if self._told.get(place, "") != text:
-            self._told[place] = text
+            self._problems.pop(place, None)
+        if self._logged_problems.get(place, "") != text:
+            self._logged_problems[place] = text
             if text:
                 self._log.warning("degraded", place=place, reason=text)
             else:
@@ -180,11 +180,11 @@ class Collector:
     def _register_metrics(self, journal: Journal, publisher: Publisher) -> None:
         observe, prefix = self._runtime.telemetry.observe, "turnbuckle_collector"
         observe(f"{prefix}_cloud_configured_info", lambda: float(self._settings.project is not None))
-        observe(f"{prefix}_cloud_polls_total", lambda: self.looks)
-        observe(f"{prefix}_cloud_poll_errors_total", lambda: self.failed_looks)
-        observe(f"{prefix}_unfinished_jobs", lambda: self._look.waiting + self._look.running)
-        observe(f"{prefix}_cost_pending_jobs", lambda: self._look.unsettled)
-        observe(f"{prefix}_problem_jobs", lambda: len(self._look.problems))
+        observe(f"{prefix}_cloud_polls_total", lambda: self.polls)
+        observe(f"{prefix}_cloud_poll_errors_total", lambda: self.poll_errors)
+        observe(f"{prefix}_unfinished_jobs", lambda: self._last_poll.waiting + self._last_poll.running)
+        observe(f"{prefix}_cost_pending_jobs", lambda: self._last_poll.unsettled)
+        observe(f"{prefix}_problem_jobs", lambda: len(self._last_poll.problems))
         observe(f"{prefix}_journal_records", lambda: len(journal))
         observe(f"{prefix}_unpublished_records", lambda: journal.waiting)
         observe(f"{prefix}_published_records_total", lambda: publisher.published)

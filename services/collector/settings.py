@@ -20,7 +20,7 @@ def check_table(text: str) -> str:
     """A BigQuery table as ``project.dataset.table`` (or ``dataset.table``): it goes into SQL as a name.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a table name.
     """
     if not _TABLE.fullmatch(text):
         raise ValueError(f"{text!r} is no table: write project.dataset.table")
@@ -43,7 +43,7 @@ Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 
 
 class CollectorSettings(CommonSettings):
-    """What a collector needs to know."""
+    """Settings of a collector."""
 
     service: ClassVar[str] = "collector"
     renamed: ClassVar[Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""What the collector's tools share: events as JSON lines on standard output, words on standard error, exit codes."""
+"""Shell of the collector's tools: events as JSON lines on standard output, text on standard error, exit codes."""
 
 from __future__ import annotations
 
@@ -34,35 +34,35 @@ EXIT_INTERRUPTED: Final = 130
 
 OUT_HELP: Final = "directory of the journal (default: below the user's state directory)"
 _SERVICE: Final = "collector-tool"
-"""As traces name it."""
+"""Service name in traces."""
 _CONNECT_S: Final = 5.0
 _CLOSE_S: Final = 5.0
 
 
 class ToolError(Exception):
-    """Ends a tool. The message says what is wrong and what to do about it."""
+    """Ends a tool. The message gives the reason and the remedy."""
 
     exit_code: int = EXIT_DATA
 
 
 class BadDataError(ToolError):
-    """A file or a value is wrong."""
+    """A file or a value is invalid."""
 
 
 class UnavailableError(ToolError):
-    """Something that the tool needs cannot be had."""
+    """Something that the tool needs is unavailable."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class BadSettingsError(ToolError):
-    """A setting, or a file that one names, is wrong."""
+    """A setting, or a file named in one, is invalid."""
 
     exit_code = EXIT_CONFIG
 
 
 class UsageError(ToolError):
-    """The command line is wrong."""
+    """The command line is invalid."""
 
     exit_code = EXIT_USAGE
 
@@ -89,14 +89,14 @@ def emit(event: str, **fields: object) -> None:
 
 
 def say(text: str) -> None:
-    """Tell a person something, on standard error."""
+    """Write a line of text to standard error."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
     """Run a tool as this process: errors become an ``error`` event, a sentence and an exit code."""
-    setup_logging(name, level="error", log_format="console")  # what goes wrong is said, not logged
+    setup_logging(name, level="error", log_format="console")  # errors are printed, not logged
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs begin with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     try:
@@ -126,18 +126,18 @@ def _fail(text: str, code: int) -> int:
 
 
 def default_directory(tool: str) -> Path:
-    """Where a tool keeps its journal unless told otherwise: below the user's state directory."""
+    """The default directory of a tool's journal: below the user's state directory."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "turnbuckle" / tool
 
 
 async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publisher:
-    """Connect, publish what the journal holds and the bus does not, and say so in ``published`` events.
+    """Connect, publish the journal's unpublished records, and emit ``published`` events.
 
     Raises:
-        UnavailableError: there is no server, or it does not take everything; the journal keeps what is left.
+        UnavailableError: no server, or not everything was accepted; the journal keeps the rest.
         BadSettingsError: the settings do not fit the server.
-        SettingsError: the settings do not say how to reach one.
+        SettingsError: the settings are invalid.
     """
     otel = read_otel_settings(_SERVICE, os.environ)
     options = replace(settings.bus_options(), connect_deadline_s=_CONNECT_S, name="turnbuckle-collector-tool")
@@ -145,7 +145,7 @@ async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publi
         with exporting_spans(otel, Origin(_SERVICE, version("turnbuckle"))):
             bus = await NatsBus.connect(options)
             try:
-                publisher = Publisher(journal, bus, _tell_published)
+                publisher = Publisher(journal, bus, _emit_published)
                 await publisher.publish()
             finally:
                 await bus.close(_CLOSE_S)
@@ -156,5 +156,5 @@ async def publish_to_bus(journal: Journal, settings: CollectorSettings) -> Publi
     return publisher
 
 
-def _tell_published(record: Record, sent: bool) -> None:
+def _emit_published(record: Record, sent: bool) -> None:
     emit("published", id=record_id(record), already_there=not sent)

@@ -1,4 +1,4 @@
-"""What was collected, on disk before it is told: JSON lines with fsync, and marks of what the bus has.
+"""Write-ahead log of records: JSON lines with fsync, and marks of the published ones.
 
 One directory holds one journal, ``records.jsonl``. A line is either a record (a `JobRecord` or `RunProfile` as JSON
 with its type) or ``{"published": key}``. Lines are only ever added. A line counts once its newline is there: kill -9,
@@ -33,15 +33,15 @@ _KINDS: Final[dict[str, type[Record]]] = {kind.type_name: kind for kind in (JobR
 
 
 class JournalError(Exception):
-    """The journal cannot be used; the text says why, and what to do."""
+    """The journal cannot be used; the text gives the reason and the remedy."""
 
 
 class JournalFullError(JournalError):
-    """The disk is full. What was written before is whole."""
+    """The disk is full. Earlier records are intact."""
 
 
 class JournalInUseError(JournalError):
-    """Another process, or another part of this one, writes to the directory."""
+    """Another process, or another part of this one, has the directory open."""
 
 
 class UnsendableRecordError(JournalError):
@@ -71,7 +71,7 @@ def record_subject(root: str, record: Record) -> Subject:
 
 @dataclass(slots=True)
 class _Content:
-    """What a journal file holds."""
+    """Content of a journal file."""
 
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Offset and length of each record's line, by key, in the order of writing."""
@@ -81,16 +81,16 @@ class _Content:
 
 
 class Journal:
-    """The one writer of a directory. A context manager; `close` lets go of the directory. Threads may share it."""
+    """The single writer of a directory. A context manager; `close` unlocks the directory. Thread-safe."""
 
     _open_here: Final[set[Path]] = set()
     """POSIX locks do not hold between parts of one process."""
 
     def __init__(self, directory: Path) -> None:
-        """Make the directory, lock it, remove a torn last line, and read what is there.
+        """Create the directory, lock it, remove a torn last line, and read the journal.
 
         Raises:
-            JournalInUseError: someone else writes there.
+            JournalInUseError: another writer has locked it.
             JournalFullError: the disk is full.
             JournalError: it cannot be written, or the file is damaged in the middle.
         """
@@ -153,7 +153,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory; twice does no harm."""
+        """Unlock the directory; idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -167,14 +167,14 @@ class Journal:
 
     @property
     def waiting(self) -> int:
-        """Records that are not marked as published."""
+        """Number of records not marked as published."""
         return len(self._content.places) - len(self._content.published)
 
     def append(self, record: Record) -> bool:
-        """Write a record down; it survives anything once this returns. False: its job or run is known already.
+        """Append a record durably. False: its job or run is in the journal already.
 
         Raises:
-            JournalFullError: the disk is full; nothing has changed, and a later try may succeed.
+            JournalFullError: the disk is full; nothing has changed, and a retry may succeed.
             UnsendableRecordError: it could never be published.
             JournalError: it cannot be written.
         """
@@ -202,7 +202,7 @@ class Journal:
         return len(lines)
 
     def mark_published(self, keys: Iterable[str]) -> None:
-        """Note that the bus has these. A mark that is lost in a crash costs a question to the bus, no more.
+        """Mark records as published. A mark lost in a crash only costs a lookup on the bus.
 
         Raises:
             JournalError: as `append`.
@@ -225,7 +225,7 @@ class Journal:
         return _record(json.loads(os.pread(self._file, length, offset)))
 
     def _write(self, data: bytes) -> None:
-        """Add whole lines, or nothing."""
+        """Append whole lines, or nothing."""
         start = self._content.size
         with as_journal_errors(self._path):
             try:
@@ -234,18 +234,18 @@ class Journal:
                     written += os.pwrite(self._file, data[written:], start + written)
                 os.fsync(self._file)
             except OSError:
-                # Cutting off needs no space. If even that fails the torn line is removed at the next start, and a
-                # later write here goes over it.
+                # Truncating needs no space. If even that fails the torn line is removed at the next start, or
+                # overwritten by a later write.
                 os.ftruncate(self._file, start)
                 raise
         self._content.size = start + len(data)
 
 
 def read_journal(directory: Path) -> Iterator[Record]:
-    """Every record of a journal, also while someone writes to it.
+    """Every record of a journal, also while it is being written.
 
     Raises:
-        JournalError: there is none, it cannot be read, or it is damaged.
+        JournalError: it does not exist, cannot be read, or is damaged.
     """
     path = directory / FILE_NAME
     with as_journal_errors(path):
@@ -259,7 +259,7 @@ def read_journal(directory: Path) -> Iterator[Record]:
 
 @contextmanager
 def as_journal_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a `JournalError` that says which file and what to do."""
+    """Convert an OSError into a `JournalError` with the file and the remedy."""
     try:
         yield
     except OSError as error:
@@ -290,7 +290,7 @@ def _read_all(file: int) -> bytes:
 
 
 def _sync_directory(directory: Path) -> None:
-    """The file's name is on the disk, too."""
+    """Sync the directory entry."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -299,10 +299,10 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _parse(data: bytes, path: Path) -> Iterator[tuple[str, Record | None, tuple[int, int]]]:
-    """Key, record (None: a mark) and place of each whole line. What follows the last readable one is torn.
+    """Key, record (None: a mark) and place of each whole line. Lines after the last readable one are torn.
 
     Raises:
-        JournalError: an unreadable line stands before a readable one, or the file is not ours.
+        JournalError: an unreadable line precedes a readable one, or the file is not a journal.
     """
     start, number, torn, found = 0, 0, 0, False
     while end := data.find(b"\n", start) + 1:
@@ -327,7 +327,7 @@ def _entry(line: bytes) -> tuple[str, Record | None] | None:
     """Key, and the record (None: a mark); None: torn.
 
     Raises:
-        ValueError: it is JSON, so it is whole, but nothing that we write.
+        ValueError: it is JSON, so it is whole, but not an entry of a journal.
     """
     try:
         fields = json.loads(line)
@@ -340,10 +340,10 @@ def _entry(line: bytes) -> tuple[str, Record | None] | None:
 
 
 def _record(fields: Any) -> Record:
-    """Not by `schemas.codec.decode`: numbers take more bytes here than in a message, whose size it limits.
+    """Not by `schemas.codec.decode`, which limits a message's size: JSON numbers are longer.
 
     Raises:
-        ValueError: it is none of ours.
+        ValueError: it is neither a job nor a run.
     """
     kind = _KINDS.get(str(fields.get(TYPE_KEY))) if isinstance(fields, dict) else None
     if kind is None:

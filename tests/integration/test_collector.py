@@ -25,7 +25,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
 from services.cli.toolkit.supervisor import free_port
-from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.providers import open_providers
 from services.collector.write_ahead_log import read_journal
 from tests.support.deadline import until
 from tests.support.fake_google_cloud import FakeGoogleCloud
@@ -49,7 +49,7 @@ class Lab:
 
     def submit(self, count: int) -> None:
         """Jobs that have ended."""
-        cloud, _ = open_clouds(self.google.settings(billing=False))
+        cloud, _ = open_providers(self.google.settings(billing=False))
         for request in grid_requests()[:count]:
             cloud.create(request)
         self.google.vertex.advance(10_000)

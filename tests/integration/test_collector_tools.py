@@ -22,7 +22,7 @@ from services._runtime.bus.nats_history import read_stored
 from services._runtime.bus.options import BusOptions
 from services._runtime.record_files import read_job_file, write_job_file
 from services.cli.toolkit.supervisor import free_port
-from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.providers import open_providers
 from tests.support.fake_google_cloud import FakeGoogleCloud
 from tests.support.grid_files import grid_fields, grid_requests
 from tests.support.job_records import job_record, run_profile
@@ -161,7 +161,7 @@ async def test_finished_jobs_are_ingested_once_by_two_at_the_same_time(
     google: FakeGoogleCloud, server: EmbeddedNats, tmp_path: Path
 ) -> None:
     """Two people, two directories, one bus; then one of them again."""
-    cloud, _ = open_clouds(google.settings(billing=False))
+    cloud, _ = open_providers(google.settings(billing=False))
     for request in grid_requests():
         cloud.create(request)
         google.bigquery.charge({LABEL: request.plan.job, "team": "ml"}, 2.0, credits_usd=(-0.5,))
@@ -187,7 +187,7 @@ async def test_finished_jobs_are_ingested_once_by_two_at_the_same_time(
 async def test_without_a_bus_the_journal_keeps_what_the_next_start_publishes(
     google: FakeGoogleCloud, server: EmbeddedNats, tmp_path: Path
 ) -> None:
-    cloud, _ = open_clouds(google.settings(billing=False))
+    cloud, _ = open_providers(google.settings(billing=False))
     cloud.create(grid_requests()[0])
     google.vertex.advance(10_000)
     command = ("cloud.vertex_jobs", "ingest", "--out", tmp_path / "out")
@@ -209,7 +209,7 @@ async def test_without_a_bus_the_journal_keeps_what_the_next_start_publishes(
 
 
 async def test_a_dry_run_says_what_it_would_read_and_record(google: FakeGoogleCloud, tmp_path: Path) -> None:
-    cloud, _ = open_clouds(google.settings(billing=False))
+    cloud, _ = open_providers(google.settings(billing=False))
     cloud.create(grid_requests()[0])
     google.bigquery.charge({LABEL: grid_requests()[0].plan.job}, 2.0)
     google.vertex.advance(10_000)

@@ -21,7 +21,7 @@ from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services._runtime.telemetry.otel_lifetime import exporting_spans
 from services._runtime.telemetry.otel_settings import Origin, read_otel_settings
-from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.providers import open_providers
 from tests.support.bus_lab import NatsLab
 from tests.support.deadline import until
 from tests.support.fake_google_cloud import FakeGoogleCloud
@@ -190,7 +190,7 @@ async def test_from_advise_to_the_prediction(ground: Ground, tmp_path: Path) -> 
 async def test_from_a_collected_job_to_training(ground: Ground, tmp_path: Path) -> None:
     """A job ends in the cloud; the collector writes it down and tells of it, the advisor learns from it."""
     with FakeGoogleCloud() as google:
-        cloud, _ = open_clouds(google.settings(billing=False))
+        cloud, _ = open_providers(google.settings(billing=False))
         cloud.create(grid_requests()[0])
         google.vertex.advance(10_000)
         journal = {"TURNBUCKLE_COLLECTOR__DIRECTORY": str(tmp_path / "journal")}

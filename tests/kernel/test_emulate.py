@@ -18,10 +18,10 @@ from services._host.cgroupfs import detect
 from services._host.sandbox.records import CELLS_ROOT, RECORDS, RunRecord
 from services._runtime.record_files import read_job_file
 from services.collector.emulator.campaign import Campaign, campaign_name, machine_cores
+from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.grid import expand, read
 from services.collector.emulator.instance_types import InstanceType
-from services.collector.emulator.orders import Order
-from services.collector.emulator.warm_client import WarmParent
+from services.collector.emulator.run_request import RunRequest
 from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_trainer import FakeTrainer
@@ -42,8 +42,8 @@ local_run: {instance_type: {name: here, cpu_cores: 0.3, memory_mb: 512, network_
 
 
 @pytest.fixture(scope="module")
-def parent() -> Iterator[WarmParent]:
-    with WarmParent() as parent:
+def parent() -> Iterator[ForkServer]:
+    with ForkServer() as parent:
         yield parent
 
 
@@ -70,8 +70,8 @@ def child_of(process: subprocess.Popen[str]) -> int:
     return int(pid)
 
 
-def order(**changes) -> Order:
-    return replace(Order("image-digits", MACHINE, 1, 256, 1, 30.0), **changes)
+def order(**changes) -> RunRequest:
+    return replace(RunRequest("image-digits", MACHINE, 1, 256, 1, 30.0), **changes)
 
 
 def test_two_machines_train_and_are_measured(parent):

@@ -20,8 +20,8 @@ from schemas.registry import ADVISOR_RANK
 from schemas.streams import JOB_STREAM, PREDICTION_STREAM, StreamSpec
 from services._runtime.bus.api import BusError, Delivery
 from services._runtime.bus.nats import NatsBus
-from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.grid import JobRequest
+from services.collector.cloud.providers import open_providers
 from services.collector.settings import CollectorSettings
 from tests.support.fake_vertex import FakeVertex, VertexServer
 from tests.support.grid_files import grid_requests
@@ -41,7 +41,7 @@ class Cloud:
         self._server = VertexServer(self._vertex, host)
         self._waiting: Iterator[JobRequest] = iter(grid_requests(workers=list(range(1, 200))))  # 796 jobs
         settings = CollectorSettings.load({}, project="p", vertex_endpoint=self._server.endpoint)
-        self._client, _ = open_clouds(settings)
+        self._client, _ = open_providers(settings)
 
     def end_one(self) -> None:
         """Another job has run and ended."""

@@ -108,4 +108,4 @@ def test_private_words_are_found(source: str) -> None:
 
 
 def test_standard_terms_pass() -> None:
-    assert private_words('def look_up(key):\n    """Look up a key.\n\n    It looks at all."""') == []
+    assert private_words('def look_up(key):\n    """PollResult up a key.\n\n    It looks at all."""') == []

@@ -39,7 +39,7 @@ def costs_sql(table: str) -> str:
     """The statement. Only the table's name, which cannot be a parameter, is written into it.
 
     Raises:
-        ValueError: the text is no table's name.
+        ValueError: the text is not a table's name.
     """
     return _COSTS.format(table=check_table(table))
 
@@ -53,7 +53,7 @@ class BigQueryBilling:
         self._table = table
         self._label = label
         retry: Any = bigquery.DEFAULT_RETRY
-        self._patience: dict[str, Any] = {
+        self._call_options: dict[str, Any] = {
             "api_timeout": _CALL_S,
             "wait_timeout": retry_s,
             "retry": retry.with_timeout(retry_s),
@@ -63,14 +63,16 @@ class BigQueryBilling:
     def costs(self, since: datetime) -> dict[str, BilledCost]:
         """Costs by label value."""
         with as_cloud_errors(f"read {self._table}"):
-            rows = list(self._client.query_and_wait(self._sql, job_config=self._configuration(since), **self._patience))
+            rows = list(
+                self._client.query_and_wait(self._sql, job_config=self._configuration(since), **self._call_options)
+            )
         return {
             row["job"]: BilledCost(float(row["usd"] or 0.0), int(row["row_count"]), int(row["unconverted_rows"]))
             for row in rows
         }
 
     def estimated_bytes(self, since: datetime) -> int:
-        """What the statement would read; a dry run, which costs nothing."""
+        """Bytes that the statement would read; a dry run, which is not billed."""
         configuration = self._configuration(since)
         configuration.dry_run = True
         configuration.use_query_cache = False
@@ -87,7 +89,7 @@ class BigQueryBilling:
         )
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         client: Any = self._client
         client.close()
 

@@ -25,7 +25,7 @@ _TIMED_OUT: Final = re.compile(r"exceeded (?:its |the )?(?:timeout|deadline|maxi
 
 
 class CloudState(StrEnum):
-    """What a cloud says of a job."""
+    """State of a cloud job."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -46,7 +46,7 @@ class CloudJob:
     name: str
     """The cloud's own name, in full."""
     job: str
-    """The value of our label."""
+    """Value of the collector's label."""
     display_name: str
     state: CloudState
     machine_type: str
@@ -56,15 +56,15 @@ class CloudJob:
     started_ns: int = 0
     """0: never ran."""
     ended_ns: int = 0
-    """0: not told yet, which happens for a moment after the state has changed."""
+    """0: unknown, which happens for a moment after the state has changed."""
     error: str = ""
     error_code: int = 0
     plan: JobPlan | None = None
-    """What was known when it was submitted; None: someone else did."""
+    """From its submission; None: submitted by another tool."""
 
     @property
     def is_finished(self) -> bool:
-        """Nothing about it changes any more. A job that has ended, but does not say when, is not finished yet."""
+        """Whether the job has ended with a known end time."""
         return self.state not in _UNFINISHED and self.ended_ns > 0
 
     @property
@@ -77,17 +77,17 @@ class CloudJob:
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """What a job cost, and how that is known. None: it is not."""
+    """A job's cost and its origin. None: unknown."""
 
     usd: float | None
     kind: CostKind
 
 
 def job_state(job: CloudJob) -> JobState:
-    """How the job ended, in our terms.
+    """The record's state of a finished job.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the job has not ended.
     """
     if job.state in _UNFINISHED:
         raise ValueError(f"{job.name} is {job.state}")
@@ -101,7 +101,7 @@ def job_state(job: CloudJob) -> JobState:
 
 
 def derived_cost(job: CloudJob) -> JobCost:
-    """Price times machines times duration; unknown where one of them is."""
+    """Price times machines times duration; unknown if one of them is."""
     price = job.plan.price if job.plan is not None else None
     if price is None or job.duration_s is None:
         return JobCost(None, CostKind.DERIVED)
@@ -112,7 +112,7 @@ def job_record(job: CloudJob, cost: JobCost) -> JobRecord:
     """The record of a finished job.
 
     Raises:
-        ValueError: it is not finished, or something about it is not valid (pydantic's ValidationError).
+        ValueError: it is not finished, or a field is invalid (pydantic's ValidationError).
     """
     if not job.is_finished:
         raise ValueError(f"{job.name} is not finished")
@@ -139,10 +139,10 @@ def job_record(job: CloudJob, cost: JobCost) -> JobRecord:
 
 
 def _described(job: CloudJob) -> tuple[TaskFeatures, Configuration, Price | None]:
-    """From the plan, if it is of the machines that ran.
+    """Task, configuration and price from the job's plan.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the plan is for other machines than the job ran on.
     """
     if job.plan is None:
         task = TaskFeatures(task=job.display_name or job.job)

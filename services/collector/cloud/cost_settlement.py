@@ -1,7 +1,7 @@
-"""When a cost in the billing export can be believed: it arrives late, in parts, and is corrected afterwards.
+"""Cost stabilisation: when a cost in the billing export is final. It arrives late, in parts, and is corrected later.
 
-Google gives no guarantee of delay. So a cost counts once it was the same for some looks in a row, the looks lay apart,
-and the job ended long enough ago.
+Google guarantees no delay. So a cost is final after several consecutive polls with the same value, a minimum distance
+apart, and a minimum age of the job.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 SAME_USD = 1e-6
 """Sums of floating-point numbers differ by the order of adding."""
 SMALLEST_USD = -0.005
-"""Credits may cancel a cost to the cent; what is further below zero is no cost."""
+"""Credits may cancel a cost to the cent; a sum further below zero is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How sure to be."""
+class CostStability:
+    """Criteria of a final cost."""
 
-    looks: int
-    """In a row, with the same cost."""
-    apart_s: float
-    """Looks that follow sooner do not count."""
-    settle_s: float
-    """After the job's end, at least."""
-    give_up_s: float
-    """After the job's end, derive the cost instead."""
+    polls: int
+    """Consecutive, with the same cost."""
+    spacing_s: float
+    """Polls that follow sooner do not count."""
+    min_age_s: float
+    """Since the job's end."""
+    timeout_s: float
+    """Since the job's end: derive the cost then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,50 +38,50 @@ class BilledCost:
     usd: float
     rows: int
     unconverted_rows: int = 0
-    """Rows in a currency of unknown price: without them the sum is too low, so it is no cost."""
+    """Rows in a currency without a rate: without them the sum is too low, so it is invalid."""
 
 
 class Observation(BaseModel):
-    """What the looks at one job's cost have shown so far."""
+    """Consecutive polls of one job's cost."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, validate_by_name=True, validate_by_alias=True)
 
     usd: float
     rows: int
-    looks: int
-    """That counted, in a row, with this cost."""
+    polls: int = Field(alias="looks")
+    """Counted consecutive polls with this cost; ``looks`` in the file."""
     last_s: float
-    """Unix time of the last one that counted."""
+    """Unix time of the last counted poll."""
 
 
-class Settled(StrEnum):
-    """What to do with a finished job."""
+class Settlement(StrEnum):
+    """State of a finished job's cost."""
 
     WAIT = "wait"
     BILLED = "billed"
     DERIVED = "derived"
-    ABSURD = "absurd"
-    """Less than nothing: someone has to look at it."""
+    NEGATIVE = "negative"
+    """Below zero: needs manual inspection."""
 
 
 def observe(
-    before: Observation | None, billed: BilledCost | None, now_s: float, patience: Patience
+    before: Observation | None, billed: BilledCost | None, now_s: float, stability: CostStability
 ) -> Observation | None:
-    """One more look; None: there is no row yet (or no more)."""
+    """Update an observation with a poll; None: there is no row (any more)."""
     if billed is None or billed.unconverted_rows:
         return None
     if before is None or abs(before.usd - billed.usd) > SAME_USD or before.rows != billed.rows:
-        return Observation(usd=billed.usd, rows=billed.rows, looks=1, last_s=now_s)
-    if now_s - before.last_s < patience.apart_s:
+        return Observation(usd=billed.usd, rows=billed.rows, polls=1, last_s=now_s)
+    if now_s - before.last_s < stability.spacing_s:
         return before
-    return before.model_copy(update={"looks": before.looks + 1, "last_s": now_s})
+    return before.model_copy(update={"polls": before.polls + 1, "last_s": now_s})
 
 
-def judge(seen: Observation | None, ended_s: float, now_s: float, patience: Patience) -> Settled:
-    """Whether a job's cost is settled; times are Unix times in seconds."""
+def settlement_of(seen: Observation | None, ended_s: float, now_s: float, stability: CostStability) -> Settlement:
+    """State of a job's cost; times are Unix times in seconds."""
     age_s = now_s - ended_s
-    if seen is not None and seen.looks >= patience.looks and age_s >= patience.settle_s:
-        return Settled.BILLED if seen.usd >= SMALLEST_USD else Settled.ABSURD
-    if seen is None and age_s >= patience.give_up_s:
-        return Settled.DERIVED
-    return Settled.WAIT
+    if seen is not None and seen.polls >= stability.polls and age_s >= stability.min_age_s:
+        return Settlement.BILLED if seen.usd >= SMALLEST_USD else Settlement.NEGATIVE
+    if seen is None and age_s >= stability.timeout_s:
+        return Settlement.DERIVED
+    return Settlement.WAIT

@@ -121,7 +121,7 @@ def _check_placeholders(container: Container, task: str) -> None:
 
 
 class JobPlan(BaseModel):
-    """What is known about a job before it runs. It travels with the job, so that whoever finds the job knows it."""
+    """What is known about a job before it runs. It travels with the job, so that every collector has it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

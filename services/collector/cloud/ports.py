@@ -1,4 +1,4 @@
-"""What the collector needs of a cloud, as Protocols: adapters and test doubles implement them. All of it blocks."""
+"""Ports to a cloud, as Protocols. All methods block."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from services.collector.cloud.grid import JobRequest
 
 
 class CloudError(Exception):
-    """The cloud could not do it; the subclass says what that means. The text is for people."""
+    """A request to the cloud failed; the subclass gives the kind, the text the reason."""
 
 
 class CloudBusyError(CloudError):
-    """A quota or rate limit: nothing was done, the same later may work."""
+    """A quota or rate limit: nothing was done, a retry may succeed."""
 
 
 class CloudUncertainError(CloudError):
-    """No answer, or one that says nothing: it may have been done."""
+    """No answer, or an inconclusive one: the request may have been carried out."""
 
 
 class CloudRefusedError(CloudError):
-    """Not done, and the same again would not be done either."""
+    """Rejected; a retry would be, too."""
 
 
 class CloudForbiddenError(CloudRefusedError):
-    """No credentials, no rights, no such project: nothing else will work either."""
+    """No credentials, no permission, no such project: all requests would fail."""
 
 
 class TrainingCloud(Protocol):
     """Where training jobs run. Methods raise `CloudError` only."""
 
     def jobs(self, *, since: datetime | None = None, job: str | None = None, grid: str | None = None) -> list[CloudJob]:
-        """Jobs that carry our label: created since, of one label value, of one grid."""
+        """Jobs with the collector's label: created since, of one label value, of one grid."""
 
     def create(self, request: JobRequest) -> CloudJob:
         """Submit a job. The cloud does not refuse a second one of the same label."""
 
 
 class Billing(Protocol):
-    """What jobs cost. Methods raise `CloudError` only."""
+    """Costs of jobs. Methods raise `CloudError` only."""
 
     def costs(self, since: datetime) -> dict[str, BilledCost]:
         """Costs of everything used since, by label value, in US dollars, credits added."""
 
     def estimated_bytes(self, since: datetime) -> int:
-        """What `costs` would read: it is billed by that."""
+        """Bytes that `costs` would read, by which it is billed."""
 
 
 def single(jobs: Iterable[CloudJob], job: str) -> CloudJob | None:
-    """The one job of a label value, or None; of several (someone else submitted it, too) the first that was created."""
+    """The job of a label value, or None; of several (submitted twice) the first one created."""
     return min((found for found in jobs if found.job == job), key=lambda found: found.created_ns, default=None)

@@ -1,8 +1,8 @@
 """A grid of jobs, submitted with bounded parallelism, so that no interruption submits a job twice.
 
-A job's label says which it is, for ever. Before anything is created, the cloud is asked what it has; before each
-creation, the intent goes to disk. Whoever comes later (we again, after kill -9) creates nothing that the cloud shows,
-and nothing that was intended moments ago and may not show yet.
+A job's label identifies it permanently. Before anything is created, the cloud's jobs are listed; before each creation,
+the intent is written to disk. A later submission (also after kill -9) creates no job that the cloud lists, and none
+with a recent intent that may not be listed yet.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ class Time(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast, and how patient."""
+    """Parallelism, intervals and timeout of a submission."""
 
     parallel: int = 8
     """Jobs that may be under way at once."""
     poll_s: float = 30.0
     visible_s: float = 30.0
-    """Seconds after which a created job surely shows in the cloud's list."""
-    give_up_s: float = 3_600.0
-    """Seconds without any success after which we end; a later start goes on."""
+    """Seconds after which a created job is in the cloud's list."""
+    timeout_s: float = 3_600.0
+    """Seconds without any success after which the submission ends; a later start continues it."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Where a submission stands."""
+    """Progress of a submission."""
 
     total: int
     found: int = 0
-    """Were there before us."""
+    """Submitted before."""
     created: int = 0
     pending: int = 0
     waiting: int = 0
@@ -73,11 +73,11 @@ class Tally:
     succeeded: int = 0
     ended_otherwise: int = 0
     refused: list[str] = field(default_factory=list)
-    """Jobs that the cloud does not take."""
+    """Jobs rejected by the cloud."""
 
 
 class Intents:
-    """When each creation was tried, on disk before it is. Raises `JournalError`."""
+    """Times of creation attempts, written to disk before each. Raises `JournalError`."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / INTENTS_NAME
@@ -92,10 +92,10 @@ class Intents:
                 entry = json.loads(line)
                 self.tried_s[str(entry["job"])] = float(entry["at"])
             except (ValueError, TypeError, KeyError):
-                continue  # torn by a crash before the creation that it was for
+                continue  # torn by a crash before its creation
 
     def note(self, job: str, now_s: float) -> None:
-        """Note one, durably."""
+        """Write an intent durably."""
         line = json.dumps({"job": job, "at": now_s}).encode() + b"\n"
         with as_journal_errors(self._path):
             if os.write(self._file, line) < len(line):
@@ -104,12 +104,12 @@ class Intents:
         self.tried_s[job] = now_s
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)
 
 
 class Submission:
-    """Submits what is missing of a list of jobs."""
+    """Submits the missing jobs of a list."""
 
     def __init__(
         self,
@@ -117,23 +117,23 @@ class Submission:
         requests: list[JobRequest],
         intents: Intents,
         pace: Pace,
-        tell: Callable[[str, Tally, CloudJob | None], None],
+        on_change: Callable[[str, Tally, CloudJob | None], None],
     ) -> None:
-        """Remember what to do.
+        """Submit with these parameters.
 
         Args:
             cloud: where to submit.
-            requests: what is wanted, of one grid.
+            requests: jobs of one grid.
             intents: of this submission's directory.
-            pace: how fast.
-            tell: called with what happened (``progress``, ``created``, ``ended``, or why nothing happens), the
-                standing, and the job that it is about.
+            pace: parallelism and intervals.
+            on_change: called with the event (``progress``, ``created``, ``ended``, or the reason of a delay), the
+                tally, and the job.
         """
         self._cloud = cloud
         self._requests = {request.plan.job: request for request in requests}
         self._intents = intents
         self._pace = pace
-        self._tell = tell
+        self._on_change = on_change
         self._pending: deque[JobRequest] = deque()
         self._known: dict[str, CloudJob] = {}
         self._retry_s = _FIRST_RETRY_S
@@ -148,17 +148,17 @@ class Submission:
             CloudError: no rights, or nothing has worked for long; what was submitted stays submitted.
         """
         self._progress_s = self.clock.time()
-        self._patiently(self._refresh)
+        self._with_retry(self._refresh)
         self._pending = deque(request for job, request in self._requests.items() if job not in self._known)
         self.tally.found = len(self._known)
         self._say("progress")
         while self._pending or (wait and self._active()):
             room = self._pace.parallel - self._active()
             if self._pending and room > 0:
-                self._patiently(self._submit_next)
+                self._with_retry(self._submit_next)
                 continue
             self.clock.sleep(self._pace.poll_s)
-            self._patiently(self._refresh)
+            self._with_retry(self._refresh)
             self._say("progress")
         self._say("progress")
         return self.tally
@@ -167,14 +167,14 @@ class Submission:
         return sum(not job.is_finished for job in self._known.values())
 
     def _refresh(self) -> None:
-        """Ask what the cloud has of ours."""
+        """List the grid's jobs in the cloud."""
         grids = {request.plan.grid for request in self._requests.values()}
         for grid in grids:
             for job in sorted(self._cloud.jobs(grid=grid), key=lambda job: -job.created_ns):
                 if job.job in self._requests:
-                    self._learn(job)
+                    self._update(job)
 
-    def _learn(self, job: CloudJob) -> None:
+    def _update(self, job: CloudJob) -> None:
         before = self._known.get(job.job)
         self._known[job.job] = job
         if before is not None and job.is_finished and not before.is_finished:
@@ -196,7 +196,7 @@ class Submission:
                 self._say(str(error))
                 return
             except CloudBusyError:
-                self._intents.tried_s.pop(job, None)  # surely not done
+                self._intents.tried_s.pop(job, None)  # not carried out
                 raise
             self.tally.created += 1
         self._pending.popleft()
@@ -204,7 +204,7 @@ class Submission:
         self._say("created", found)
 
     def _tried_before(self, job: str) -> CloudJob | None:
-        """The job, where an earlier try that nobody answered was carried out all the same."""
+        """The job, if an earlier attempt without an answer was carried out."""
         tried_s = self._intents.tried_s.get(job)
         if tried_s is None:
             return None
@@ -212,26 +212,26 @@ class Submission:
         self.clock.sleep(min(max(0.0, left_s), self._pace.visible_s))  # the clock may have been set back since
         return single(self._cloud.jobs(job=job), job)
 
-    def _patiently(self, work: Callable[[], None]) -> None:
-        """Do it once; where the cloud is busy or silent, wait a little longer each time, and look again."""
+    def _with_retry(self, work: Callable[[], None]) -> None:
+        """Do it once; on a busy or silent cloud, back off exponentially and refresh."""
         try:
             work()
         except CloudForbiddenError:
             raise
         except (CloudBusyError, CloudUncertainError) as error:
             holds_quota = isinstance(error, CloudBusyError) and self._active()
-            if not holds_quota and self.clock.time() - self._progress_s > self._pace.give_up_s:
-                raise type(error)(f"nothing has worked for {self._pace.give_up_s:.0f} s: {error}") from error
+            if not holds_quota and self.clock.time() - self._progress_s > self._pace.timeout_s:
+                raise type(error)(f"nothing has worked for {self._pace.timeout_s:.0f} s: {error}") from error
             self._say(f"again in {self._retry_s:.0f} s: {error}")
             self.clock.sleep(self._retry_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
             self._retry_s = min(2 * self._retry_s, _LAST_RETRY_S)
-            self._look_meanwhile()
+            self._refresh_quietly()
         else:
             self._retry_s = _FIRST_RETRY_S
             self._progress_s = self.clock.time()
 
-    def _look_meanwhile(self) -> None:
-        """A quota is free again when a job has ended."""
+    def _refresh_quietly(self) -> None:
+        """Refresh, ignoring errors: a finished job frees its quota."""
         try:
             self._refresh()
         except CloudError:
@@ -245,4 +245,4 @@ class Submission:
         tally.running = states.count(CloudState.RUNNING)
         tally.succeeded = states.count(CloudState.SUCCEEDED)
         tally.ended_otherwise = len(states) - tally.waiting - tally.running - tally.succeeded
-        self._tell(what, tally, job)
+        self._on_change(what, tally, job)

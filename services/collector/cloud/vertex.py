@@ -64,7 +64,7 @@ class VertexJobs:
         self._label = label
 
     def jobs(self, *, since: datetime | None = None, job: str | None = None, grid: str | None = None) -> list[CloudJob]:
-        """Jobs that carry our label."""
+        """Jobs with the collector's label."""
         terms = [f'labels.{self._label}="{job}"' if job else f"labels.{self._label}:*"]
         terms += [f'labels.{GRID_LABEL}="{grid}"'] if grid else []
         terms += [f'create_time>="{since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"'] if since else []
@@ -82,7 +82,7 @@ class VertexJobs:
         return _as_cloud_job(made, self._label)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         transport: Any = self._client.transport
         transport.close()
 
@@ -102,7 +102,7 @@ def open_transport(region: str, endpoint: str | None, credentials: Any | None) -
 
 @contextmanager
 def as_cloud_errors(action: str) -> Iterator[None]:
-    """Turn Google's errors into `services.collector.cloud.ports.CloudError`, by what they mean for us."""
+    """Turn Google's errors into `services.collector.cloud.ports.CloudError`, by kind."""
     try:
         yield
     except google_errors.TooManyRequests as error:  # ResourceExhausted is one
@@ -131,7 +131,7 @@ def _text(error: BaseException) -> str:
 
 
 def _reasons(error: BaseException) -> str:
-    """BigQuery answers 403 for rate limits, too: its reason says which it is."""
+    """BigQuery answers 403 for rate limits, too; the reason distinguishes them."""
     details = getattr(error, "errors", None) or ()
     return " ".join(str(detail.get("reason", "")) for detail in details if isinstance(detail, dict)).lower()
 
@@ -140,7 +140,7 @@ def _reasons(error: BaseException) -> str:
 
 
 def _as_custom_job(request: JobRequest, label: str) -> CustomJob:
-    """Pool 0 is the chief alone, pool 1 all other workers, as Vertex AI wants it."""
+    """Pool 0 is the chief alone, pool 1 all other workers, as Vertex AI requires."""
     workers = request.plan.configuration.workers
     pools = [_pool(request, 1)] + ([_pool(request, workers - 1)] if workers > 1 else [])
     spec = CustomJobSpec(
@@ -191,12 +191,12 @@ def _as_cloud_job(job: CustomJob, label: str) -> CloudJob:
 
 
 def _ns(time: Any) -> int:
-    """A timestamp that was not set is None."""
+    """Nanoseconds; 0 for a timestamp that is not set (None)."""
     return 0 if time is None else int(time.timestamp_pb().ToNanoseconds())
 
 
 def _plan(pools: list[WorkerPoolSpec]) -> JobPlan | None:
-    """None also where the variable holds something else: the job is told of without features then."""
+    """The job's plan; None also for an invalid variable: the job is recorded without features then."""
     for variable in pools[0].container_spec.env if pools else ():
         if variable.name == PLAN_VARIABLE:
             try:

@@ -21,12 +21,11 @@ from pydantic import ValidationError
 from schemas.jobs import JobRecord
 from services._runtime.command.tool_parser import ToolParser
 from services.collector.cloud.cloud_jobs import CloudJob
-from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.grid import GridFile, JobRequest, job_requests
-from services.collector.cloud.ingestion import Ingestion, Look, described
+from services.collector.cloud.ingestion import Ingestion, PollResult, summary
 from services.collector.cloud.ports import Billing, CloudError, CloudForbiddenError, CloudRefusedError
+from services.collector.cloud.providers import open_providers
 from services.collector.cloud.submission import Intents, Pace, Submission, Tally
-from services.collector.mistakes import mistakes
 from services.collector.settings import CollectorSettings
 from services.collector.tool import (
     EXIT_DATA,
@@ -41,6 +40,7 @@ from services.collector.tool import (
     run_tool,
     say,
 )
+from services.collector.validation_errors import error_lines
 from services.collector.write_ahead_log import Journal
 
 _MAX_FILE_BYTES: Final = 16 << 20
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(**given: Any) -> CollectorSettings:
-    """Settings of the service; options win."""
+    """Settings of the service, overridden by options."""
     return CollectorSettings.load(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -107,7 +107,7 @@ def read_grid(path: Path) -> GridFile:
     except OSError as error:
         raise BadDataError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise BadDataError(f"{path} is no usable grid file:\n  " + "\n  ".join(mistakes(error))) from error
+        raise BadDataError(f"{path} is no usable grid file:\n  " + "\n  ".join(error_lines(error))) from error
 
 
 def submit(options: argparse.Namespace) -> int:
@@ -123,12 +123,12 @@ def submit(options: argparse.Namespace) -> int:
         emit("result", total=len(requests), dry_run=True)
         return EXIT_OK
     settings = _settings(project=options.project or grid.project, region=options.region or grid.region)
-    cloud, _ = open_clouds(settings.model_copy(update={"billing_table": None}))
+    cloud, _ = open_providers(settings.model_copy(update={"billing_table": None}))
     pace = Pace(options.parallel or grid.parallel, options.poll, options.visible_after, options.give_up)
     with Journal(options.out):  # one submission at a time in this directory
         intents = Intents(options.out)
         try:
-            tally = Submission(cloud, requests, intents, pace, _tell).run(wait=not options.no_wait)
+            tally = Submission(cloud, requests, intents, pace, _emit).run(wait=not options.no_wait)
         finally:
             intents.close()
     emit("result", **asdict(tally))
@@ -147,7 +147,7 @@ def _planned(request: JobRequest) -> dict[str, Any]:
     }
 
 
-def _tell(what: str, tally: Tally, job: CloudJob | None) -> None:
+def _emit(what: str, tally: Tally, job: CloudJob | None) -> None:
     if job is not None:
         emit("row", job=job.job, name=job.name, change=what, state=job.state, duration_s=job.duration_s)
         return
@@ -167,22 +167,22 @@ def ingest(options: argparse.Namespace) -> int:
     settings = _settings(
         project=options.project, region=options.region, billing_table=options.billing_table, directory=options.out
     )
-    clouds = open_clouds(settings)
+    clouds = open_providers(settings)
     with Journal(options.out) as journal:
         ingestion = Ingestion(clouds, journal, settings)
         if options.dry_run and clouds[1] is not None:
             _estimate(clouds[1], settings)
         while True:
-            look = ingestion.look(time.time(), grid=options.grid, dry_run=options.dry_run)
-            _tell_look(look)
+            result = ingestion.poll(time.time(), grid=options.grid, dry_run=options.dry_run)
+            _emit_poll(result)
             if journal.waiting and not (options.no_bus or options.dry_run):
                 asyncio.run(publish_to_bus(journal, settings))
-            if not options.watch or options.dry_run or not (look.waiting or look.running or look.unsettled):
+            if not options.watch or options.dry_run or not (result.waiting or result.running or result.unsettled):
                 break
             time.sleep(settings.poll_s)
-        counts = {"waiting": look.waiting, "running": look.running, "unsettled": look.unsettled}
+        counts = {"waiting": result.waiting, "running": result.running, "unsettled": result.unsettled}
         emit("result", **counts, records=len(journal), unpublished=journal.waiting, dry_run=options.dry_run)
-    return EXIT_DATA if look.problems else EXIT_OK
+    return EXIT_DATA if result.problems else EXIT_OK
 
 
 def _estimate(billing: Billing, settings: CollectorSettings) -> None:
@@ -190,12 +190,12 @@ def _estimate(billing: Billing, settings: CollectorSettings) -> None:
     emit("progress", billing_bytes=billing.estimated_bytes(since), since=since.isoformat())
 
 
-def _tell_look(look: Look) -> None:
-    for record in look.recorded:
+def _emit_poll(result: PollResult) -> None:
+    for record in result.recorded:
         emit("row", **_recorded(record))
-    for problem in look.problems:
+    for problem in result.problems:
         emit("error", message=problem)
-    for line in described(look):
+    for line in summary(result):
         say(line)
 
 

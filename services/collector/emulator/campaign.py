@@ -1,4 +1,4 @@
-"""A grid's runs, one after the other: what is done is in the journal, so that it goes on wherever it was stopped."""
+"""Campaign: a grid's runs in sequence; finished ones are in the journal, so an interrupted campaign continues."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Final, Protocol
 from schemas.jobs import JobRecord, JobState, TaskFeatures
 from schemas.runs import RunProfile
 from services.collector.emulator.grid import Grid, Row, grid_digest
-from services.collector.emulator.orders import Order, Outcome
 from services.collector.emulator.records import job_name, job_record, local_profile, local_run_name
+from services.collector.emulator.run_request import RunOutcome, RunRequest
 from services.collector.tool import BadDataError, UnavailableError
 from services.collector.write_ahead_log import Journal
 
@@ -27,30 +27,30 @@ _FIRST_GUESS_S: Final = 8.0
 
 
 class Trainer(Protocol):
-    """What makes the runs."""
+    """Makes runs."""
 
     def features(self, task: str) -> TaskFeatures:
         """Of one task."""
         ...
 
-    def run(self, order: Order) -> Outcome:
+    def run(self, request: RunRequest) -> RunOutcome:
         """Make a run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far it is."""
+    """Progress of a campaign."""
 
     done: int
-    """Of all, those of earlier starts included."""
+    """Including earlier starts."""
     total: int
     elapsed_s: float
     """Since this start."""
     left_s: float
 
 
-Told = Callable[[JobRecord | RunProfile, Outcome, Progress], None]
+OnRecord = Callable[[JobRecord | RunProfile, RunOutcome, Progress], None]
 
 
 def campaign_name(directory: Path, grid: Grid, rows: Sequence[Row]) -> str:
@@ -87,9 +87,9 @@ class Campaign:
     name: str
     journal: Journal
     trainer: Trainer
-    told: Told
+    on_record: OnRecord
     stop_after_s: float = math.inf
-    """From the start of `go_on`: no run is begun later; what is left is made by a later start."""
+    """Seconds from the start of `go_on` after which no run is started."""
     _features: dict[str, TaskFeatures] = field(default_factory=dict)
     _walls_s: list[float] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
@@ -119,19 +119,19 @@ class Campaign:
     def _is_late(self) -> bool:
         return time.monotonic() - self._began > self.stop_after_s
 
-    def make(self, row: Row) -> Outcome:
-        """Make one run; once more where it failed for another reason than memory or time: a connection, say."""
-        outcome = self.trainer.run(self.order(row))
-        return self.trainer.run(self.order(row)) if outcome.state is JobState.FAILED else outcome
+    def make(self, row: Row) -> RunOutcome:
+        """Make one run; repeat it once if it failed for another reason than memory or time, such as a connection."""
+        outcome = self.trainer.run(self.request(row))
+        return self.trainer.run(self.request(row)) if outcome.state is JobState.FAILED else outcome
 
-    def order(self, row: Row) -> Order:
-        """The run's order; repeats differ in their seed."""
+    def request(self, row: Row) -> RunRequest:
+        """The run's request; repeats differ in their seed."""
         draw = random.Random(f"{self.grid.seed}:{row.key}")  # noqa: S311 - reproducible, no secret
         seed = draw.randrange(2**31)
-        return Order(row.task, row.instance, row.workers, row.batch_size, seed, self.grid.timeout_s)
+        return RunRequest(row.task, row.instance, row.workers, row.batch_size, seed, self.grid.timeout_s)
 
     def features(self, task: str) -> TaskFeatures:
-        """Of one task; asked for once."""
+        """Of one task, cached."""
         if task not in self._features:
             self._features[task] = self.trainer.features(task)
         return self._features[task]
@@ -140,19 +140,21 @@ class Campaign:
         local = self.grid.local_run
         assert local is not None
         seed = random.Random(f"{self.grid.seed}:local:{task}").randrange(2**31)  # noqa: S311 - no secret
-        order = Order(task, local.machine, local.workers, local.batch_size, seed, local.timeout_s, local.interval_s)
-        outcome = self.trainer.run(order)
+        request = RunRequest(
+            task, local.machine, local.workers, local.batch_size, seed, local.timeout_s, local.interval_s
+        )
+        outcome = self.trainer.run(request)
         if outcome.state not in (JobState.SUCCEEDED, JobState.TIMED_OUT):
             raise UnavailableError(f"the local run of {task} {outcome.state}: {outcome.reason}")
         self._keep(local_profile(self.grid, self.name, self.features(task), outcome), outcome)
 
-    def _keep(self, record: JobRecord | RunProfile, outcome: Outcome) -> None:
+    def _keep(self, record: JobRecord | RunProfile, outcome: RunOutcome) -> None:
         self.journal.append(record)
         self._walls_s.append(outcome.wall_s)
-        self.told(record, outcome, self.progress())
+        self.on_record(record, outcome, self.progress())
 
     def progress(self) -> Progress:
-        """What is left takes as long as what was done, on average."""
+        """Progress, with the remaining time by the mean of the finished runs."""
         left = len(self.pending()) + len(self.pending_profiles())
         total = len(self.rows) + (len(self.grid.tasks) if self.grid.local_run else 0)
         mean_s = sum(self._walls_s) / len(self._walls_s) if self._walls_s else _FIRST_GUESS_S
@@ -160,5 +162,5 @@ class Campaign:
 
 
 def machine_cores() -> int:
-    """Processors that this process may use."""
+    """CPUs available to this process."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""The live check: configurations that were never measured are predicted first, then run, then set side by side.
+"""Live check: unmeasured configurations are predicted first, then run, then compared.
 
 The file of predictions is JSON: a list of ``{"task": name, "prediction": ConfigurationPrediction}`` as the advisor
 answers it; of the prediction, the configuration's machine type, workers and batch size are used, and the estimates.

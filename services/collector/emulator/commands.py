@@ -25,10 +25,10 @@ from services._runtime.service.install_hint import package_missing
 from services.collector.emulator.campaign import Campaign, Progress, campaign_name, machine_cores
 from services.collector.emulator.checking import compare, never_measured, read_predictions, table
 from services.collector.emulator.figures import markdown
+from services.collector.emulator.fork_client import ForkServer
 from services.collector.emulator.grid import SHIPPED, BadGridError, Grid, Row, expand, read, unmeasured
-from services.collector.emulator.orders import Outcome
 from services.collector.emulator.records import job_record, local_run_name
-from services.collector.emulator.warm_client import WarmParent
+from services.collector.emulator.run_request import RunOutcome
 from services.collector.profiler.cutting import with_cuts
 from services.collector.settings import CollectorSettings
 from services.collector.tool import (
@@ -81,60 +81,62 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; returns its exit code."""
-    asked = _parser().parse_args(arguments)
-    if asked.figures:
-        say(markdown(*_exported(asked.out)))
+    options = _parser().parse_args(arguments)
+    if options.figures:
+        say(markdown(*_exported(options.out)))
         return 0
-    if asked.join:
-        _join(asked.join, asked.out, asked.busy_load)
+    if options.join:
+        _join(options.join, options.out, options.busy_load)
         return 0
     try:
-        grid = read(asked.grid)
+        grid = read(options.grid)
     except BadGridError as error:
         raise BadDataError(str(error)) from error
     cores = machine_cores()
     rows = expand(grid, cores)
-    if asked.plan:
-        _tell_plan(rows)
-    elif asked.unmeasured is not None:
-        _tell_unmeasured(asked.out, campaign_name(asked.out, grid, rows), unmeasured(grid, cores, asked.unmeasured))
-    elif asked.check is not None:
-        _check(asked.check, asked.out, grid, rows)
+    if options.plan:
+        _emit_plan(rows)
+    elif options.unmeasured is not None:
+        _emit_unmeasured(
+            options.out, campaign_name(options.out, grid, rows), unmeasured(grid, cores, options.unmeasured)
+        )
+    elif options.check is not None:
+        _check(options.check, options.out, grid, rows)
     else:
-        _run(grid, rows, asked, bus=not asked.no_bus)
+        _run(grid, rows, options, bus=not options.no_bus)
     return 0
 
 
-def _tell_plan(rows: Sequence[Row]) -> None:
+def _emit_plan(rows: Sequence[Row]) -> None:
     for row in rows:
         emit("plan", run=str(row), contended=row.contended)
     say(f"{len(rows)} runs, {sum(row.contended for row in rows)} of them contended")
 
 
-def _run(grid: Grid, rows: Sequence[Row], asked: argparse.Namespace, *, bus: bool) -> None:
+def _run(grid: Grid, rows: Sequence[Row], options: argparse.Namespace, *, bus: bool) -> None:
     if find_spec("torch") is None:  # the process that trains would end with a traceback
         raise UnavailableError(package_missing("torch", "collector"))
-    out: Path = asked.out
+    out: Path = options.out
     with Journal(out) as journal:
         name = campaign_name(out, grid, rows)
-        with WarmParent() as parent:
-            campaign = Campaign(grid, rows, name, journal, parent, _tell, asked.stop_after)
+        with ForkServer() as server:
+            campaign = Campaign(grid, rows, name, journal, server, _emit, options.stop_after)
             say(f"{name}: {len(campaign.pending())} of {len(rows)} runs to make in {out}")
             campaign.go_on()
         _export(out)
-        _tell_result(out, name)
+        _emit_result(out, name)
         if bus:
             asyncio.run(publish_to_bus(journal, CollectorSettings.load()))
 
 
-def _tell_result(out: Path, name: str) -> None:
+def _emit_result(out: Path, name: str) -> None:
     states = [record.state for record in _kept(out)[0]]
     counts = {str(state): states.count(state) for state in JobState if state in states}
     emit("result", directory=str(out), campaign=name, parquet=str(out / PARQUET), runs=len(states), states=counts)
     say(f"{len(states)} records in {out / PARQUET}: {', '.join(f'{n} {state}' for state, n in counts.items())}")
 
 
-def _tell(record: JobRecord | RunProfile, outcome: Outcome, progress: Progress) -> None:
+def _emit(record: JobRecord | RunProfile, outcome: RunOutcome, progress: Progress) -> None:
     emit("row", record=record.model_dump(mode="json"), memory_bytes=outcome.memory_bytes, wall_s=outcome.wall_s)
     emit("progress", done=progress.done, total=progress.total, elapsed_s=progress.elapsed_s, left_s=progress.left_s)
     configuration = record.configuration
@@ -148,10 +150,10 @@ def _tell(record: JobRecord | RunProfile, outcome: Outcome, progress: Progress) 
 
 
 def _join(files: Sequence[Path], out: Path, busy_load: float) -> None:
-    """One file of several campaigns' records and local runs; of finished local runs also what a cut would have told."""
+    """Write one file of several campaigns' records and local runs, with truncated variants of finished local runs."""
     try:
         found = [read_job_file(file) for file in files]
-        jobs = {job.job: _judged(job, busy_load) for one in found for job in one.records}
+        jobs = {job.job: _marked_contended(job, busy_load) for one in found for job in one.records}
         runs = with_cuts(run for one in found for run in one.profiles)
         out.mkdir(parents=True, exist_ok=True)
         write_job_file(out / PARQUET, list(jobs.values()), runs)
@@ -161,8 +163,8 @@ def _join(files: Sequence[Path], out: Path, busy_load: float) -> None:
     say(f"{len(jobs)} records and {len(runs)} local runs in {out / PARQUET}")
 
 
-def _judged(record: JobRecord, busy_load: float) -> JobRecord:
-    """Where other work had the processors, the workers had less than they were promised, as where they are too many."""
+def _marked_contended(record: JobRecord, busy_load: float) -> JobRecord:
+    """Mark a record as contended if other work had the CPUs, by the load average."""
     busy = record.load_average is not None and record.load_average >= busy_load
     return record.model_copy(update={"contended": True}) if busy else record
 
@@ -176,7 +178,7 @@ def _export(out: Path) -> None:
 
 
 def _exported(out: Path) -> tuple[Sequence[JobRecord], Sequence[RunProfile]]:
-    """What the directory's file holds; where there is none yet, its journal."""
+    """Content of the directory's file, or of its journal if there is none yet."""
     if not (out / PARQUET).is_file():
         return _kept(out)
     try:
@@ -199,8 +201,8 @@ def _known_features(out: Path) -> dict[str, TaskFeatures]:
     return {record.task.task: record.task for record in read_journal(out)}
 
 
-def _tell_unmeasured(out: Path, name: str, rows: Sequence[Row]) -> None:
-    """What to predict: the task's features and its local run are in the directory's journal."""
+def _emit_unmeasured(out: Path, name: str, rows: Sequence[Row]) -> None:
+    """Emit configurations to predict: the task's features and its local run are in the directory's journal."""
     features = _known_features(out)
     for row, fresh in zip(rows, never_measured(rows, _kept(out)[0]), strict=True):
         if fresh and row.task in features:
@@ -214,15 +216,15 @@ def _tell_unmeasured(out: Path, name: str, rows: Sequence[Row]) -> None:
 
 def _check(file: Path, out: Path, grid: Grid, rows: Sequence[Row]) -> None:
     predictions = read_predictions(file, grid, machine_cores())
-    asked = [row for row, _ in predictions]
-    for row, fresh in zip(asked, never_measured(asked, _kept(out)[0]), strict=True):
+    requested = [row for row, _ in predictions]
+    for row, fresh in zip(requested, never_measured(requested, _kept(out)[0]), strict=True):
         if not fresh:
             raise BadDataError(f"{row} has been measured: a check of it would show nothing")
     features = _known_features(out)
     name = f"{campaign_name(out, grid, rows)}-check"
     checked = grid.model_copy(update={"dataset": f"{grid.dataset}-check", "local_run": None})
-    with Journal(out / CHECKS) as journal, WarmParent() as parent:
-        campaign = Campaign(checked, asked, name, journal, parent, _tell)
+    with Journal(out / CHECKS) as journal, ForkServer() as server:
+        campaign = Campaign(checked, requested, name, journal, server, _emit)
 
         def make(row: Row) -> JobRecord:
             known = features.get(row.task) or campaign.features(row.task)

@@ -78,24 +78,24 @@ def markdown(records: Sequence[JobRecord], profiles: Sequence[RunProfile]) -> st
 
 
 def _cuts(profiles: Sequence[RunProfile], local: Mapping[str, RunProfile]) -> list[str]:
-    """What local runs that were cut told of the whole, beside what it took."""
+    """Estimates of the whole duration from truncated local runs, with the measured durations."""
     cut = [one for one in profiles if one.end is RunEnd.TIMED_OUT and one.task.task in local]
     if not cut:
         return []
     return [
         "",
-        "| task | cut after s | of s | samples | told whole s | error | standard error told |",
+        "| task | cut after s | of s | samples | estimates whole s | error | standard error estimates |",
         "|---|---|---|---|---|---|---|",
         *(_cut(one, local[one.task.task].duration_s) for one in sorted(cut, key=lambda one: one.run)),
     ]
 
 
 def _cut(profile: RunProfile, whole_s: float) -> str:
-    told = profile.configuration.attributes
-    estimated = told.get("whole_run_s")
+    estimates = profile.configuration.attributes
+    estimated = estimates.get("whole_run_s")
     if not isinstance(estimated, float):
         said = "no rate | - | -"
     else:
-        said = f"{estimated:.1f} | {estimated / whole_s - 1:+.0%} | {float(told['rate_error']):.0%}"
+        said = f"{estimated:.1f} | {estimated / whole_s - 1:+.0%} | {float(estimates['rate_error']):.0%}"
     samples = profile.workers[0].samples
     return f"| {profile.task.task} | {profile.duration_s:.1f} | {whole_s:.1f} | {samples} | {said} |"

@@ -61,7 +61,7 @@ class RepeatEntry(_Strict):
 
 
 class LocalRunEntry(_Strict):
-    """The run whose series every task is known by: a master and workers on one machine type."""
+    """The local run of every task: a master and workers on one machine type."""
 
     instance_type: TypeEntry | None = None
     """None: `instance_types.LOCAL`."""
@@ -72,7 +72,7 @@ class LocalRunEntry(_Strict):
 
     @property
     def machine(self) -> InstanceType:
-        """What each worker gets."""
+        """The machine of each worker."""
         return self.instance_type.instance_type() if self.instance_type else LOCAL
 
 
@@ -91,7 +91,7 @@ class Grid(_Strict):
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of each task's configurations, drawn by the seed: the others stay unmeasured, to be predicted."""
     contended_share: Share = 0.0
-    """Of those configurations that promise more than the machine has."""
+    """Of configurations whose workers together exceed the machine."""
     repeats: RepeatEntry = RepeatEntry()
     local_run: LocalRunEntry | None = LocalRunEntry()
 
@@ -132,7 +132,7 @@ def _instance_type(entry: object) -> InstanceType:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run that is to be made."""
+    """A run of the grid."""
 
     task: str
     instance: InstanceType
@@ -143,7 +143,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """The same text is the same run of the same configuration."""
+        """Identity of a run of a configuration."""
         return (
             f"{self.task}-{self.instance.name}-{digest(self.instance)}"
             f"-w{self.workers}-b{self.batch_size}-r{self.repeat}"
@@ -187,7 +187,7 @@ def read(file: Path) -> Grid:
 
 
 def is_contended(instance: InstanceType, workers: int, cores: int) -> bool:
-    """Whether the workers together are promised more than the machine has."""
+    """Whether the workers' limits together exceed the machine."""
     return instance.cpu_cores * workers > cores + 1e-9
 
 
@@ -197,9 +197,9 @@ def _configurations(grid: Grid, task: str, cores: int) -> tuple[list[Row], list[
     calm: list[Row] = []
     contended: list[Row] = []
     for instance, workers, batch_size in product(grid.instance_types, grid.workers, grid.batch_sizes):
-        crowded = is_contended(instance, workers, cores)
-        row = Row(task, instance, workers, batch_size, 0, crowded)
-        (contended if crowded else calm).append(row)
+        oversubscribed = is_contended(instance, workers, cores)
+        row = Row(task, instance, workers, batch_size, 0, oversubscribed)
+        (contended if oversubscribed else calm).append(row)
     draw.shuffle(calm)
     draw.shuffle(contended)
     taken = max(1, round(grid.share * len(calm))) if calm else 0
@@ -220,13 +220,13 @@ def expand(grid: Grid, cores: int) -> tuple[Row, ...]:
 
 
 def unmeasured(grid: Grid, cores: int, count: int) -> tuple[Row, ...]:
-    """Configurations that the grid leaves out, in turn over the tasks: what a prediction can be checked with."""
+    """Configurations left out of the grid, round robin over the tasks, for checks of predictions."""
     left = [_configurations(grid, task, cores)[1] for task in grid.tasks]
     longest = max((len(rows) for rows in left), default=0)
     return tuple(rows[n] for n in range(longest) for rows in left if n < len(rows))[:count]
 
 
 def grid_digest(rows: Sequence[Row], grid: Grid) -> str:
-    """Tells whether a directory belongs to this grid."""
+    """Identifies the grid of a directory."""
     text = json.dumps([grid.seed, grid.timeout_s, *sorted(row.key for row in rows)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

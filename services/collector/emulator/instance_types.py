@@ -99,5 +99,5 @@ def price(kind: InstanceType, snapshot_digest: str, as_of: date = PRICES_AS_OF) 
 
 
 def digest(kind: InstanceType) -> str:
-    """Tells two definitions of one name apart."""
+    """Identifies a definition among those of one name."""
     return hashlib.sha256(json.dumps(asdict(kind), sort_keys=True).encode()).hexdigest()[:8]

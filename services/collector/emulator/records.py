@@ -1,4 +1,4 @@
-"""From a run's outcome to the record that is told and kept. Values in, values out."""
+"""Job records and profiles from outcomes of runs. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from schemas.jobs import CostKind, JobRecord, JobState, Price, TaskFeatures
 from schemas.runs import RunEnd, RunProfile
 from services.collector.emulator.grid import Grid, Row
 from services.collector.emulator.instance_types import price, snapshot
-from services.collector.emulator.orders import Outcome
+from services.collector.emulator.run_request import RunOutcome
 
 _SECONDS_PER_HOUR = 3600
 _ENDS = {
@@ -31,7 +31,7 @@ def derived_cost_usd(paid: Price, workers: int, duration_s: float) -> float:
     return paid.usd_per_hour * workers * duration_s / _SECONDS_PER_HOUR
 
 
-def job_record(grid: Grid, campaign: str, row: Row, features: TaskFeatures, outcome: Outcome) -> JobRecord:
+def job_record(grid: Grid, campaign: str, row: Row, features: TaskFeatures, outcome: RunOutcome) -> JobRecord:
     """What is known of a run."""
     paid = price(row.instance, snapshot(grid.instance_types))
     cost_usd = None if outcome.duration_s is None else derived_cost_usd(paid, row.workers, outcome.duration_s)
@@ -54,7 +54,7 @@ def job_record(grid: Grid, campaign: str, row: Row, features: TaskFeatures, outc
     )
 
 
-def local_profile(grid: Grid, campaign: str, features: TaskFeatures, outcome: Outcome) -> RunProfile:
+def local_profile(grid: Grid, campaign: str, features: TaskFeatures, outcome: RunOutcome) -> RunProfile:
     """A task's local run. `grid.local_run` is set."""
     local = grid.local_run
     assert local is not None

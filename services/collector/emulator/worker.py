@@ -1,7 +1,7 @@
-"""A worker's process: forked from the warm parent into its cell, released together with the others.
+"""Worker process: forked from the fork server into its cell, released together with the others by a ready barrier.
 
-It says ``ready``, waits for a byte, trains, says when it ended by the clock that all processes share, and waits for
-another byte, so that nobody's connection is closed while a slower worker still reads from it.
+It sends ``ready``, waits for a byte, trains, sends its end time by the monotonic clock, and waits for another byte, so
+that no connection is closed while a slower worker still reads from it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Worker:
     """Negative: killed by that signal."""
     _unread: bytes = b""
 
-    def listen(self) -> None:
-        """Take in what it said; at the end of the line, its exit code."""
-        said = self.line.recv(1 << 16)
-        if not said:
+    def read_messages(self) -> None:
+        """Read its messages; at end of file, its exit code."""
+        data = self.line.recv(1 << 16)
+        if not data:
             _, status = os.waitpid(self.pid, 0)
             self.exit_code = os.waitstatus_to_exitcode(status)
             return
-        *lines, self._unread = (self._unread + said).split(b"\n")
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             fields = json.loads(line)
             self.ready = self.ready or "ready" in fields
@@ -53,8 +53,8 @@ class Worker:
             self.loss = fields.get("loss", self.loss)
             self.error = fields.get("error", self.error)
 
-    def tell(self) -> None:
-        """Let it go on. It may have died meanwhile."""
+    def resume(self) -> None:
+        """Let the worker continue. It may have exited meanwhile."""
         try:
             self.line.send(b"!")
         except (BrokenPipeError, ConnectionResetError):
@@ -63,7 +63,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What all workers of a run have in common."""
+    """Parameters common to all workers of a run."""
 
     task: TrainingTask
     data: TensorDataset
@@ -72,53 +72,53 @@ class Training:
 
 
 def start_worker(cell: Cell, training: Training, place: Place) -> Worker:
-    """Fork one into a cell."""
-    ours, theirs = socket.socketpair()
+    """Fork a worker into a cell."""
+    parent_end, child_end = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        ours.close()
-        _be_a_worker(cell, training, place, theirs)
-    theirs.close()
-    return Worker(cell, pid, ours)
+        parent_end.close()
+        _run_worker(cell, training, place, child_end)
+    child_end.close()
+    return Worker(cell, pid, parent_end)
 
 
-def _be_a_worker(cell: Cell, training: Training, place: Place, line: socket.socket) -> NoReturn:
-    """Never returns: what the parent has on its stack is none of ours."""
+def _run_worker(cell: Cell, training: Training, place: Place, line: socket.socket) -> NoReturn:
+    """Run the child; never returns into the parent's stack."""
     code = 1
     try:
         cell.enter()
-        _let_go_of_the_parent(line.fileno())
+        _detach_from_parent(line.fileno())
         torch.manual_seed(training.seed)
 
-        def wait_for_the_release() -> None:
-            _say(line, ready=True)
+        def wait_for_release() -> None:
+            _send(line, ready=True)
             line.recv(1)
 
-        loss = train(training.task, training.data, training.batch_size, place, wait_for_the_release)
-        _say(line, end_ns=time.monotonic_ns(), loss=loss)
+        loss = train(training.task, training.data, training.batch_size, place, wait_for_release)
+        _send(line, end_ns=time.monotonic_ns(), loss=loss)
         line.recv(1)
         code = 0
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent tells of it
-        _say_quietly(line, f"{type(error).__name__}: {error}"[:500])
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent reports it
+        _send_error(line, f"{type(error).__name__}: {error}"[:500])
     finally:
         os._exit(code)
 
 
-def _let_go_of_the_parent(ours: int) -> None:
-    """Its pipes: their other ends must see the parent's end, not ours. Errors of torch's threads go nowhere."""
+def _detach_from_parent(child_end: int) -> None:
+    """Close the parent's pipes, whose readers must not wait for this process. Errors of torch's threads are discarded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (sys.stdin.fileno(), 1, 2):
-        if descriptor != ours:
-            os.dup2(nowhere, descriptor)
+        if descriptor != child_end:
+            os.dup2(null, descriptor)
 
 
-def _say(line: socket.socket, **fields: object) -> None:
+def _send(line: socket.socket, **fields: object) -> None:
     line.sendall(json.dumps(fields).encode() + b"\n")
 
 
-def _say_quietly(line: socket.socket, error: str) -> None:
+def _send_error(line: socket.socket, error: str) -> None:
     try:
-        _say(line, error=error)
+        _send(line, error=error)
     except OSError:  # the parent has gone
         return

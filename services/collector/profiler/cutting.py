@@ -1,7 +1,7 @@
-"""A finished local run as if its time limit had ended it earlier: the same measured series, and no more of them.
+"""Truncated variants of finished local runs: the same series, cut as if a time limit had stopped the run earlier.
 
-What the estimators say of the first third of a run is then what they would have said, had it been stopped there; and
-how long the whole took is known (docs/dataset.md).
+Estimates from the first third of a run are those of a run stopped there, and the whole duration is known
+(docs/dataset.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def cut_short(profile: RunProfile, divisor: float) -> RunProfile | None:
     """Return the run as it were at `1 / divisor` of its duration; None where that has fewer samples than a run needs.
 
     Raises:
-        ValueError: it had not got to its end, so nobody knows what it is a part of.
+        ValueError: it has not finished, so the whole duration is unknown.
     """
     if profile.end is not RunEnd.FINISHED:
         raise ValueError(f"{profile.run} had not got to its end")
@@ -51,6 +51,6 @@ def cuts_of(profile: RunProfile) -> tuple[RunProfile, ...]:
 
 
 def with_cuts(profiles: Iterable[RunProfile]) -> list[RunProfile]:
-    """Return the runs, each once by its name, and their cut variants as the estimators of today tell them."""
+    """Return the runs, each once by its name, and their truncated variants with today's estimates."""
     runs = {run.run: run for run in profiles}
     return list((runs | {cut.run: cut for run in list(runs.values()) for cut in cuts_of(run)}).values())

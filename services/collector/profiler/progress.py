@@ -1,7 +1,7 @@
-"""How far a training command is, by what it writes: ``epoch 3/50``, ``step 1200``, tqdm's bars, a trainer's logs.
+"""Progress of a training command by its output: ``epoch 3/50``, ``step 1200``, tqdm's bars, a trainer's logs.
 
-Lines in, a pace out. Where a line tells an epoch and a step of so many, the position is in epochs with their part;
-where steps begin anew without a word of epochs, each new beginning is an epoch. What goes backwards is no progress.
+If a line has an epoch and a step of a total, the position is in fractional epochs; if steps restart without a word of
+epochs, each restart is an epoch. Decreasing counts are no progress.
 """
 
 from __future__ import annotations

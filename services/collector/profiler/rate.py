@@ -1,7 +1,7 @@
-"""How fast a local run trains, how sure that is, and how long its whole training takes: the best of what tells it.
+"""A local run's rate of training, its standard error, and the whole training's duration, from the best source.
 
-In this order: the progress that the command writes itself (`progress`), bytes sent over bytes per step
-(`throughput`), and a repetition in the series, which may be a step as well as an epoch and is no more than a hint.
+Sources in this order: the progress in the command's output (`progress`), bytes sent over bytes per step
+(`throughput`), and a period in the series, which may be a step or an epoch and is only a hint.
 
 The whole run takes ``t + (N - n) / r``: what was done, ``n`` of ``N`` units of work, took ``t`` with its start-up, and
 the rest goes on at the rate ``r`` of the units after the warm-up (`steady`), from the end of one to the end of another:
@@ -55,7 +55,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate of training that can be relied on."""
+    """A reliable rate of training."""
 
     unit: Unit
     per_s: float
@@ -69,11 +69,11 @@ class Rate:
     done_s: float
     """From the start of the workers."""
     total: float = 0.0
-    """Units of the whole training where the command tells them; 0: not known."""
+    """Units of the whole training by the command's output; 0: unknown."""
 
 
 def rate_of(profile: RunProfile, pace: Pace | None = None) -> Rate | None:
-    """Return the best rate that a run's series and output tell; None where neither does, but for a repetition."""
+    """Return the best rate from a run's output and series; None without one (a period alone is none)."""
     found = throughput(profile)
     by_bytes = _by_bytes(profile, found) if found is not None and found.method is Method.NETWORK else None
     best = by_bytes

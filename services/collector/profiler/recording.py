@@ -1,4 +1,4 @@
-"""One local run: started, sampled on a grid of equal intervals, stopped; told of in events and on the bus."""
+"""One local run: started, sampled at equal intervals, stopped; published as events and on the bus."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LocalRun:
             self._take(0.0)
             self._workers.start()
             self._workers.watch(loop, self._changed.set)
-            self._tell_started()
+            self._emit_started()
             self.end = await self._record(start_s)
             self.duration_s = loop.time() - start_s
             self._read_output(self.duration_s)
@@ -76,20 +76,20 @@ class LocalRun:
         self._interrupts += 1
         self._changed.set()
 
-    def _tell(self, event: str, **fields: object) -> None:
-        """An event for whoever listens. If nobody does any more, the run ends, and what there is is kept."""
+    def _emit(self, event: str, **fields: object) -> None:
+        """Emit an event. If standard output is closed the run ends, and its samples are kept."""
         try:
             emit(event, **fields)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
             self._interrupt()
 
-    def _tell_started(self) -> None:
+    def _emit_started(self) -> None:
         workers = [
             {"worker": worker.name, "address": worker.cell.address, "pid": worker.process.pid}
             for worker in self._workers.workers
         ]
-        self._tell(
+        self._emit(
             "started", run=self._plan.run, logs=str(self._plan.logs), limit_s=self._plan.limit_s, workers=workers
         )
 
@@ -110,7 +110,7 @@ class LocalRun:
                 return RunEnd.TIMED_OUT
 
     async def _ended_before(self, deadline_s: float) -> RunEnd | None:
-        """Why the run has ended; None: it goes on at the deadline."""
+        """Why the run has ended; None: it still runs at the deadline."""
         while True:
             if self._interrupts:
                 return RunEnd.INTERRUPTED
@@ -132,7 +132,7 @@ class LocalRun:
 
     @property
     def pace(self) -> Pace | None:
-        """How fast the command got on by its own words."""
+        """The rate of progress by the command's own output."""
         return self._progress.pace()
 
     def _take(self, elapsed_s: float) -> None:
@@ -145,12 +145,12 @@ class LocalRun:
             if usage is not None
         }
         if rows:
-            self._tell_sample(elapsed_s, rows)
+            self._emit_sample(elapsed_s, rows)
 
-    def _tell_sample(self, elapsed_s: float, rows: dict[str, Usage]) -> None:
+    def _emit_sample(self, elapsed_s: float, rows: dict[str, Usage]) -> None:
         workers = [{"worker": name, **usage._asdict()} for name, usage in rows.items()]
         samples = len(self._recordings[0].rows)
-        self._tell("sample", sample=samples, elapsed_s=elapsed_s, limit_s=self._plan.limit_s, workers=workers)
+        self._emit("sample", sample=samples, elapsed_s=elapsed_s, limit_s=self._plan.limit_s, workers=workers)
         if self._bus is not None:
             subject = RUN_SAMPLES.subject(self._bus.root, run=self._plan.run)
             for name, usage in rows.items():
@@ -161,7 +161,7 @@ class LocalRun:
         """SIGTERM, and SIGKILL after the grace or at a second interrupt; returns when all have ended."""
         loop = asyncio.get_running_loop()
         if not self._workers.all_ended:
-            self._tell("stopping", reason=self.end.value, grace_s=self._plan.grace_s)
+            self._emit("stopping", reason=self.end.value, grace_s=self._plan.grace_s)
             self._workers.terminate()
         before = self._interrupts
         deadline_s = loop.time() + self._plan.grace_s
@@ -194,7 +194,7 @@ class LocalRun:
         return with_estimates(recorded, self.pace)
 
     def _reason(self) -> str:
-        """Why it failed, in words; empty where it has not. Asks the cells, which must be there."""
+        """Why it failed, as text; empty if it has not. Reads the cells, which must still exist."""
         worker = self._workers.failed if self.end is RunEnd.FAILED else None
         if worker is None:
             return ""
@@ -205,7 +205,7 @@ class LocalRun:
 
     @property
     def dead_worker(self) -> Worker | None:
-        """Who ended the run by dying."""
+        """The worker whose failure ended the run."""
         return self._workers.failed if self.end is RunEnd.FAILED else None
 
 

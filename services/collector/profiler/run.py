@@ -30,7 +30,7 @@ from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus
 from services.collector.profiler.options import LocalRunPlan, parse
 from services.collector.profiler.rate import Rate, rate_of, whole_run_of
-from services.collector.profiler.rate_words import rate_sentence
+from services.collector.profiler.rate_text import rate_sentence
 from services.collector.profiler.recording import LocalRun
 from services.collector.profiler.series import MIN_SAMPLES
 from services.collector.profiler.throughput import throughput
@@ -139,15 +139,15 @@ async def _finish(plan: LocalRunPlan, run: LocalRun, journal: Journal, bus: Bus 
     emit("result", **_result(profile, rate), profile=str(path), published=published)
     say(rate_sentence(profile, rate))
     if run.dead_worker is not None:
-        return _tell_death(run.dead_worker, profile.reason)
+        return _emit_death(run.dead_worker, profile.reason)
     return EXIT_INTERRUPTED if run.end is RunEnd.INTERRUPTED else EXIT_OK
 
 
 def _refuse(run: LocalRun, profile: RunProfile, samples: int) -> int:
-    """Say that so few samples are no profile, and why there are no more."""
+    """Reject a profile with too few samples, with the reason."""
     few = f"{samples} samples of {profile.interval_s:g} s are no profile, {MIN_SAMPLES} are the least"
     if run.dead_worker is not None:
-        return _tell_death(run.dead_worker, f"{profile.reason} after {profile.duration_s:.1f} s: {few}")
+        return _emit_death(run.dead_worker, f"{profile.reason} after {profile.duration_s:.1f} s: {few}")
     if run.end is RunEnd.INTERRUPTED:
         say(f"interrupted after {profile.duration_s:.1f} s: {few}")
         emit("error", message=f"interrupted: {few}", exit_code=EXIT_INTERRUPTED)
@@ -185,8 +185,8 @@ def _result(profile: RunProfile, rate: Rate | None) -> dict[str, Any]:
     }
 
 
-def _tell_death(worker: Worker, message: str) -> int:
-    """Of a worker that died: its exit code, and the end of what it wrote on standard error."""
+def _emit_death(worker: Worker, message: str) -> int:
+    """Emit a failed worker's exit code, and the end of its standard error."""
     lines = worker.stderr_tail()
     say(f"{message}; the end of its standard error ({worker.stderr}):")
     for line in lines or ["(nothing)"]:

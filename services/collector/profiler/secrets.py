@@ -1,4 +1,4 @@
-"""Masks what looks like a secret in a command line, before it is stored or shown.
+"""Masks secrets in a command line, before it is stored or shown.
 
 A secret that is masked too often does no harm; one that is missed does. Names are compared by their words, so that
 ``--tokenizer`` and ``--max-tokens`` stay readable.
@@ -67,7 +67,7 @@ def mask_text(text: str) -> str:
 
 
 def mask_command(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line as it may be stored: the same number of words, values that look like secrets as ``***``."""
+    """A command line for storage: the same number of words, probable secrets as ``***``."""
     masked: list[str] = []
     value_is_secret = False
     for word in argv:

@@ -1,4 +1,4 @@
-"""How fast a local run trains, out of its profile: no line of the user's program has to be changed for it.
+"""A local run's rate of training from its network series, without changes of the user's program.
 
 Data-parallel training sends each worker's gradients once per step. A ring all-reduce (gloo's, and NCCL's for large
 messages) moves 2 (w - 1) / w x bytes of the gradients out of every one of w workers, so that bytes sent say how many
@@ -88,9 +88,9 @@ def training_starts(rate: Series) -> int | None:
 
 
 def throughput(profile: RunProfile) -> Throughput | None:
-    """A run's rate of training; None where its series do not tell.
+    """A run's rate of training; None if its series do not determine it.
 
-    That is: a single worker, no traffic, too short a training, or neither the number of parameters nor a repetition.
+    None for: a single worker, no traffic, too short a training, or neither the number of parameters nor a period.
     """
     rate = sent(profile)
     first = training_starts(rate)

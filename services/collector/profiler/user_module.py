@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-_OURS: Final = frozenset({"schemas", "services"})
+_OWN_PACKAGES: Final = frozenset({"schemas", "services"})
 
 
 class UserCodeError(Exception):
@@ -35,17 +35,17 @@ def output_on_stderr() -> Iterator[None]:
 
 @contextmanager
 def own_modules_hidden() -> Iterator[None]:
-    """Let the user's code have modules of our names: ``schemas`` and ``services`` are common ones.
+    """Hide this project's modules from the user's code, whose own may be called ``schemas`` or ``services``, too.
 
-    Ours must have been imported before; they are put back afterwards.
+    This project's must have been imported before; they are restored afterwards.
     """
-    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS}
+    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in _OWN_PACKAGES}
     for name in hidden:
         del sys.modules[name]
     try:
         yield
     finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in _OWN_PACKAGES]:
             del sys.modules[name]
         sys.modules.update(hidden)
 

@@ -1,4 +1,4 @@
-"""What each worker of a data-parallel job is told, as torch's ``env://`` rendezvous and gloo read it."""
+"""Environment of a data-parallel job's workers, for torch's ``env://`` rendezvous and gloo."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NETWORK_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOC
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the workers meet."""
+    """Address and parameters of the rendezvous."""
 
     workers: int
     master_address: str
@@ -29,26 +29,26 @@ def worker_names(workers: int) -> tuple[str, ...]:
     return (MASTER, *(f"worker-{rank}" for rank in range(1, workers)))
 
 
-def worker_environment(base: Mapping[str, str], rank: int, meeting: Rendezvous) -> dict[str, str]:
+def worker_environment(base: Mapping[str, str], rank: int, rendezvous: Rendezvous) -> dict[str, str]:
     """The environment of one worker: the user's own, and one process per machine as torchrun would have it."""
-    threads = str(meeting.threads)
+    threads = str(rendezvous.threads)
     return {
         "OMP_NUM_THREADS": threads,  # torchrun sets it, too: else each worker takes every core
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",  # its progress is read as it comes
         **base,
         "RANK": str(rank),
-        "WORLD_SIZE": str(meeting.workers),
+        "WORLD_SIZE": str(rendezvous.workers),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": str(rank),
-        "GROUP_WORLD_SIZE": str(meeting.workers),
+        "GROUP_WORLD_SIZE": str(rendezvous.workers),
         "NODE_RANK": str(rank),
         "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(meeting.workers),
-        "MASTER_ADDR": meeting.master_address,
-        "MASTER_PORT": str(meeting.master_port),
-        **dict.fromkeys(_NETWORK_VARIABLES, meeting.device),
+        "ROLE_WORLD_SIZE": str(rendezvous.workers),
+        "MASTER_ADDR": rendezvous.master_address,
+        "MASTER_PORT": str(rendezvous.master_port),
+        **dict.fromkeys(_NETWORK_VARIABLES, rendezvous.device),
     }
 
 

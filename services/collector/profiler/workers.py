@@ -29,7 +29,7 @@ _TAIL_BYTES: Final = 8 << 10
 
 @dataclass(frozen=True, slots=True)
 class CellLimits:
-    """What each worker is given; None: as much as there is."""
+    """Limits of each worker; None: unlimited."""
 
     cpu_cores: float | None = None
     memory_bytes: int | None = None
@@ -38,7 +38,7 @@ class CellLimits:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start."""
+    """Command, workers and limits of a local run."""
 
     argv: tuple[str, ...]
     workers: int
@@ -50,14 +50,14 @@ class Launch:
 
 @dataclass(slots=True)
 class Worker:
-    """One of them."""
+    """A worker process."""
 
     name: str
     cell: Cell
     process: subprocess.Popen[bytes]
     stderr: Path
     ended_as: int | None = None
-    """Which one ended it was, from 0; None: it runs."""
+    """Position in the order of exits, from 0; None: running."""
 
     @property
     def exit_code(self) -> int | None:
@@ -70,14 +70,14 @@ class Worker:
 
 
 class LocalWorkers:
-    """All workers of a run. Start and use it from the thread that lives as long as they do."""
+    """All workers of a run. Start and use it from a thread that lives as long as they do."""
 
     def __init__(self, cells: Cells, launch: Launch) -> None:
         self._cells = cells
         self._launch = launch
         self._made: list[Cell] = []
         self._ended = 0
-        self._called: Callable[[], None] = _nobody
+        self._called: Callable[[], None] = _no_watcher
         self.workers: list[Worker] = []
 
     @property
@@ -177,5 +177,5 @@ def tail(path: Path) -> list[str]:
     return list(deque(text.splitlines(), maxlen=TAIL_LINES))
 
 
-def _nobody() -> None:
-    """Nobody watches yet."""
+def _no_watcher() -> None:
+    """Placeholder until `watch` is called."""

@@ -1,4 +1,4 @@
-"""A foreign table's rows as records: each row on its own, with its number where it is refused."""
+"""Import of a foreign table: rows as records, and rejected rows with their number."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
 from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error
-from services.collector.mistakes import mistakes
 from services.collector.transfer.mapping import RowError, TableMapping, job_record
 from services.collector.transfer.tables import TableError, read_table
+from services.collector.validation_errors import error_lines
 from services.collector.write_ahead_log import UnsendableRecordError, require_sendable
 
 _MAX_FILE_BYTES: Final = 1 << 20
 
 
 class MappingError(Exception):
-    """The mapping cannot be used, with this file or at all; the text names every mistake."""
+    """The mapping is invalid, or does not fit the file; the text lists every error."""
 
 
 @dataclass(slots=True)
 class Imported:
-    """What a file held."""
+    """Result of an import."""
 
     records: list[JobRecord] = field(default_factory=list)
     rejected: list[tuple[int, str]] = field(default_factory=list)
     """Line (CSV) or row (Parquet), and why."""
     duplicates: list[int] = field(default_factory=list)
-    """Rows that say the same as an earlier one."""
+    """Rows equal to an earlier one."""
     unused_columns: list[str] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ def read_mapping(path: Path) -> TableMapping:
     except OSError as error:
         raise MappingError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise MappingError(f"{path} is no usable mapping:\n  " + "\n  ".join(mistakes(error))) from error
+        raise MappingError(f"{path} is no usable mapping:\n  " + "\n  ".join(error_lines(error))) from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise MappingError(describe_yaml_error(error, str(path))) from error
 

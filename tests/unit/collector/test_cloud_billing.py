@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 
 from services.collector.cloud.billing import BigQueryBilling, costs_sql, open_client
-from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.cost_settlement import BilledCost
 from services.collector.cloud.ports import (
     CloudBusyError,
@@ -17,6 +16,7 @@ from services.collector.cloud.ports import (
     CloudRefusedError,
     CloudUncertainError,
 )
+from services.collector.cloud.providers import open_providers
 from services.collector.settings import CollectorSettings
 from tests.support.fake_bigquery import translate
 from tests.support.fake_google_cloud import FakeGoogleCloud, HttpFailure
@@ -153,7 +153,7 @@ def test_what_a_failure_means(
 def test_nobody_listens() -> None:
     with FakeGoogleCloud() as google:
         settings = google.settings()
-    _, billing = open_clouds(settings)
+    _, billing = open_providers(settings)
     assert isinstance(billing, BigQueryBilling)
     impatient = BigQueryBilling(billing._client, google.bigquery.table, LABEL, retry_s=0.3)
     with pytest.raises(CloudUncertainError, match=r"read p\.billing"):
@@ -164,5 +164,5 @@ def test_nobody_listens() -> None:
 def test_a_key_that_is_none_is_refused_without_being_shown() -> None:
     settings = CollectorSettings.load({}, project="p", credentials='{"private_key": "very secret"}')
     with pytest.raises(CloudForbiddenError, match="no service account key") as raised:
-        open_clouds(settings)
+        open_providers(settings)
     assert "secret" not in str(raised.value)

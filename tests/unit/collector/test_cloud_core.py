@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from services.collector.cloud.cost_settlement import BilledCost, Observation, Patience, Settled, judge, observe
+from services.collector.cloud.cost_settlement import (
+    BilledCost,
+    CostStability,
+    Observation,
+    Settlement,
+    observe,
+    settlement_of,
+)
 from services.collector.cloud.grid import GridFile, JobPlan, job_requests
 from tests.support.grid_files import grid_fields, grid_requests
 
@@ -104,7 +111,7 @@ def test_a_job_that_stands_twice_is_named() -> None:
         job_requests(GridFile.model_validate(fields))
 
 
-PATIENCE = Patience(looks=3, apart_s=3_600, settle_s=86_400, give_up_s=604_800)
+STABILITY = CostStability(polls=3, spacing_s=3_600, min_age_s=86_400, timeout_s=604_800)
 ENDED_S = 1_000_000.0
 
 
@@ -114,53 +121,53 @@ def _after(costs: list[float | None], every_s: float = 3_600.0) -> tuple[Observa
     now_s = ENDED_S
     for usd in costs:
         now_s += every_s
-        seen = observe(seen, None if usd is None else BilledCost(usd, 1), now_s, PATIENCE)
+        seen = observe(seen, None if usd is None else BilledCost(usd, 1), now_s, STABILITY)
     return seen, now_s
 
 
 @pytest.mark.parametrize(
-    ("costs", "verdict"),
+    ("costs", "settlement"),
     [
-        ([None] * 30, Settled.WAIT),
-        ([1.0] * 23, Settled.WAIT),  # not a day old
-        ([1.0] * 24, Settled.BILLED),
-        ([1.0] * 22 + [1.5, 1.5], Settled.WAIT),  # changed two looks ago
-        ([1.0] * 22 + [1.5, 1.5, 1.5], Settled.BILLED),
-        ([1.0] * 22 + [1.0000000001] * 2, Settled.BILLED),  # the order of adding
-        ([1.0] * 20 + [None] * 4 + [1.0] * 2, Settled.WAIT),  # vanished and came back
-        ([-2.0] * 30, Settled.ABSURD),
-        ([-0.001] * 30, Settled.BILLED),
-        ([None] * 168, Settled.DERIVED),
-        ([None] * 167 + [1.0], Settled.WAIT),  # late, but there
+        ([None] * 30, Settlement.WAIT),
+        ([1.0] * 23, Settlement.WAIT),  # not a day old
+        ([1.0] * 24, Settlement.BILLED),
+        ([1.0] * 22 + [1.5, 1.5], Settlement.WAIT),  # changed two polls ago
+        ([1.0] * 22 + [1.5, 1.5, 1.5], Settlement.BILLED),
+        ([1.0] * 22 + [1.0000000001] * 2, Settlement.BILLED),  # the order of adding
+        ([1.0] * 20 + [None] * 4 + [1.0] * 2, Settlement.WAIT),  # vanished and came back
+        ([-2.0] * 30, Settlement.NEGATIVE),
+        ([-0.001] * 30, Settlement.BILLED),
+        ([None] * 168, Settlement.DERIVED),
+        ([None] * 167 + [1.0], Settlement.WAIT),  # late, but there
     ],
 )
-def test_a_cost_is_believed_when_it_stays(costs: list[float | None], verdict: Settled) -> None:
+def test_a_cost_is_believed_when_it_stays(costs: list[float | None], settlement: Settlement) -> None:
     seen, now_s = _after(costs)
-    assert judge(seen, ENDED_S, now_s, PATIENCE) is verdict
+    assert settlement_of(seen, ENDED_S, now_s, STABILITY) is settlement
 
 
 def test_looks_in_a_hurry_count_once() -> None:
     seen, now_s = _after([1.0] * 2_000, every_s=60.0)  # 33 hours: about one counted look an hour
     assert seen is not None
-    assert seen.looks == 34
+    assert seen.polls == 34
     hasty = None
     for second in range(100):
-        hasty = observe(hasty, BilledCost(1.0, 1), 2e6 + second, PATIENCE)
-    assert judge(hasty, ENDED_S, 2e6 + 100, PATIENCE) is Settled.WAIT
+        hasty = observe(hasty, BilledCost(1.0, 1), 2e6 + second, STABILITY)
+    assert settlement_of(hasty, ENDED_S, 2e6 + 100, STABILITY) is Settlement.WAIT
     assert now_s > ENDED_S
 
 
 def test_a_row_more_starts_anew_even_at_the_same_sum() -> None:
-    seen = observe(None, BilledCost(1.0, 1), 0.0, PATIENCE)
-    seen = observe(seen, BilledCost(1.0, 2), 4_000.0, PATIENCE)
+    seen = observe(None, BilledCost(1.0, 1), 0.0, STABILITY)
+    seen = observe(seen, BilledCost(1.0, 2), 4_000.0, STABILITY)
     assert seen is not None
-    assert seen.looks == 1
+    assert seen.polls == 1
 
 
 @given(st.lists(st.none() | st.sampled_from([1.0, 2.0]), max_size=60))
 def test_billed_is_only_what_the_last_looks_agree_on(costs: list[float | None]) -> None:
     seen, now_s = _after(costs)
-    if judge(seen, ENDED_S, now_s, PATIENCE) is Settled.BILLED:
+    if settlement_of(seen, ENDED_S, now_s, STABILITY) is Settlement.BILLED:
         assert seen is not None
         assert costs[-3:] == [seen.usd] * 3
         assert len(costs) >= 24

@@ -13,10 +13,10 @@ from google.cloud.aiplatform_v1.types import JobState
 
 from schemas.jobs import CostKind
 from schemas.jobs import JobState as RecordState
-from services.collector.cloud.clouds import open_clouds
-from services.collector.cloud.cost_book import FILE_NAME
-from services.collector.cloud.ingestion import Ingestion, Look
+from services.collector.cloud.cost_tracker import FILE_NAME
+from services.collector.cloud.ingestion import Ingestion, PollResult
 from services.collector.cloud.ports import CloudUncertainError
+from services.collector.cloud.providers import open_providers
 from services.collector.write_ahead_log import Journal, JournalFullError
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate, HttpFailure
 from tests.support.grid_files import grid_requests
@@ -26,7 +26,7 @@ HOUR_S = 3_600.0
 
 
 class Lab:
-    """A fake cloud with jobs, and looks at it as time passes."""
+    """A fake cloud with jobs, and polls at it as time passes."""
 
     def __init__(self, google: FakeGoogleCloud, directory: Path, *, billing: bool = True) -> None:
         self.google, self.directory, self.billing = google, directory, billing
@@ -45,18 +45,18 @@ class Lab:
             cost_timeout_hours=168,
             billing_poll_s=HOUR_S,
         )
-        self.ingestion = Ingestion(open_clouds(settings), self.journal, settings)
+        self.ingestion = Ingestion(open_providers(settings), self.journal, settings)
 
     def submit(self, count: int = 1) -> None:
         """Some jobs, that run for ten minutes after one in the queue."""
-        cloud, _ = open_clouds(self.google.settings(billing=False))
+        cloud, _ = open_providers(self.google.settings(billing=False))
         for request in grid_requests()[:count]:
             cloud.create(request)
 
-    def look(self, after_s: float = 0.0, *, grid: str | None = None, dry_run: bool = False) -> Look:
+    def poll(self, after_s: float = 0.0, *, grid: str | None = None, dry_run: bool = False) -> PollResult:
         """Let time pass, then look."""
         self.google.vertex.advance(after_s)
-        return self.ingestion.look(self.google.vertex.now.timestamp(), grid=grid, dry_run=dry_run)
+        return self.ingestion.poll(self.google.vertex.now.timestamp(), grid=grid, dry_run=dry_run)
 
 
 @pytest.fixture
@@ -76,17 +76,17 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 def test_without_billing_a_job_is_recorded_when_it_ends(make: Callable[..., Lab]) -> None:
     lab = make(billing=False)
     lab.submit(3)
-    assert (lab.look().waiting, lab.look(60).running, len(lab.journal)) == (3, 3, 0)
+    assert (lab.poll().waiting, lab.poll(60).running, len(lab.journal)) == (3, 3, 0)
 
-    look = lab.look(600)
+    result = lab.poll(600)
 
-    assert [record.job for record in look.recorded] == lab.jobs[:3]
+    assert [record.job for record in one.recorded] == lab.jobs[:3]
     # 0.2185 USD/h x 2 machines x 600 s = 0.0728 USD
     assert look.recorded[0].cost_usd == pytest.approx(0.2185 * 2 / 6)
     assert look.recorded[0].cost_kind is CostKind.DERIVED
-    assert lab.look().recorded == []
+    assert lab.poll().recorded == []
     lab.start()
-    assert lab.look().recorded == []
+    assert lab.poll().recorded == []
     assert len(lab.journal) == 3
 
 
@@ -94,17 +94,17 @@ def test_a_billed_job_waits_for_a_cost_that_stays(make: Callable[..., Lab]) -> N
     lab = make()
     lab.submit(2)
     google = lab.google.bigquery
-    lab.look(660)
+    lab.poll(660)
     google.charge({LABEL: lab.jobs[0]}, 0.05)
     for _hour in range(23):
-        assert lab.look(HOUR_S).recorded == []
+        assert lab.poll(HOUR_S).recorded == []
     google.charge({LABEL: lab.jobs[0]}, 0.04, credits_usd=(-0.01,))  # the rest of it, late
-    lab.look(HOUR_S)
+    lab.poll(HOUR_S)
     lab.start()  # a new process knows what the old one saw
-    lab.look(HOUR_S)
+    lab.poll(HOUR_S)
     assert len(lab.journal) == 0
 
-    look = lab.look(HOUR_S)
+    result = lab.poll(HOUR_S)
 
     (record,) = look.recorded
     assert record.job == lab.jobs[0]
@@ -116,10 +116,10 @@ def test_a_billed_job_waits_for_a_cost_that_stays(make: Callable[..., Lab]) -> N
 def test_a_cost_that_never_comes_is_derived_in_the_end(make: Callable[..., Lab]) -> None:
     lab = make()
     lab.submit()
-    lab.look(660)
-    assert lab.look(167 * HOUR_S).recorded == []
+    lab.poll(660)
+    assert lab.poll(167 * HOUR_S).recorded == []
 
-    (record,) = lab.look(HOUR_S).recorded
+    (record,) = lab.poll(HOUR_S).recorded
     assert (record.cost_kind, record.cost_usd) == (CostKind.DERIVED, pytest.approx(0.2185 * 2 / 6))
 
 
@@ -130,8 +130,8 @@ def test_a_job_that_never_ran_is_not_waited_for_so_long(make: Callable[..., Lab]
     job.state, job.end_time = JobState.JOB_STATE_FAILED, lab.google.vertex.now
     job.error = {"code": 8, "message": "no capacity"}
 
-    assert lab.look(HOUR_S).recorded == []
-    (record,) = lab.look(24 * HOUR_S).recorded
+    assert lab.poll(HOUR_S).recorded == []
+    (record,) = lab.poll(24 * HOUR_S).recorded
     assert (record.state, record.duration_s, record.cost_usd) == (RecordState.FAILED, None, None)
     assert record.reason == "no capacity"
 
@@ -139,27 +139,27 @@ def test_a_job_that_never_ran_is_not_waited_for_so_long(make: Callable[..., Lab]
 def test_a_cost_below_zero_is_said_and_stops_no_other(make: Callable[..., Lab]) -> None:
     lab = make()
     lab.submit(2)
-    lab.look(660)
+    lab.poll(660)
     lab.google.bigquery.charge({LABEL: lab.jobs[0]}, 0.1, credits_usd=(-5.0,))
     lab.google.bigquery.charge({LABEL: lab.jobs[1]}, 0.1, credits_usd=(-0.1,))
-    looks = [lab.look(HOUR_S) for _ in range(24)]
+    polls = [lab.poll(HOUR_S) for _ in range(24)]
 
-    assert [record.job for record in looks[-1].recorded] == [lab.jobs[1]]
-    assert looks[-1].recorded[0].cost_usd == 0.0
-    assert looks[-1].problems == [f"{lab.jobs[0]}: its billed cost with credits is -4.90 USD: less than nothing"]
+    assert [record.job for record in polls[-1].recorded] == [lab.jobs[1]]
+    assert polls[-1].recorded[0].cost_usd == 0.0
+    assert polls[-1].problems == [f"{lab.jobs[0]}: its billed cost with credits is -4.90 USD: less than nothing"]
 
 
 def test_a_cost_without_a_rate_to_dollars_is_said_and_stops_no_other(make: Callable[..., Lab]) -> None:
     lab = make()
     lab.submit(2)
-    lab.look(660)
+    lab.poll(660)
     lab.google.bigquery.charge({LABEL: lab.jobs[0]}, 9.0, currency=("EUR", None))
     lab.google.bigquery.charge({LABEL: lab.jobs[1]}, 0.1)
-    looks = [lab.look(HOUR_S / 2) for _ in range(48)]
+    polls = [lab.poll(HOUR_S / 2) for _ in range(48)]
 
-    assert [record.job for look in looks for record in look.recorded] == [lab.jobs[1]]
+    assert [record.job for one in polls for record in one.recorded] == [lab.jobs[1]]
     said = f"{lab.jobs[0]}: the billing export has no rate to US dollars for 1 of its rows"
-    assert [look.problems for look in looks[1:]] == [[said]] * 47
+    assert [one.problems for one in polls[1:]] == [[said]] * 47
     assert len(lab.google.bigquery.statements) == 25, "each look is billed: no more of them than told"
 
 
@@ -170,71 +170,71 @@ def test_a_cost_is_not_derived_because_the_first_look_at_billing_failed(make: Ca
     lab.google.bigquery.charge({LABEL: lab.jobs[0]}, 0.1)
     lab.google.bigquery.failures = [HttpFailure(403, "accessDenied")]
 
-    assert lab.look(200 * HOUR_S).recorded == []
-    looks = [lab.look(HOUR_S) for _ in range(3)]
-    assert [record.cost_kind for look in looks for record in look.recorded] == [CostKind.BILLED]
+    assert lab.poll(200 * HOUR_S).recorded == []
+    polls = [lab.poll(HOUR_S) for _ in range(3)]
+    assert [record.cost_kind for one in polls for record in one.recorded] == [CostKind.BILLED]
 
 
 def test_looks_at_one_grid_keep_what_was_seen_of_another(make: Callable[..., Lab]) -> None:
     lab = make()
     lab.submit()
-    cloud, _ = open_clouds(lab.google.settings(billing=False))
+    cloud, _ = open_providers(lab.google.settings(billing=False))
     cloud.create(grid_requests(name="other")[0])
-    lab.look(660)
+    lab.poll(660)
     for job in lab.google.vertex.jobs.values():
         lab.google.bigquery.charge({LABEL: job.labels[LABEL]}, 0.1)
     for _ in range(24):
-        lab.look(HOUR_S, grid="agnews")
-        lab.look(HOUR_S, grid="other")
+        lab.poll(HOUR_S, grid="agnews")
+        lab.poll(HOUR_S, grid="other")
     assert len(lab.journal) == 2
 
 
 def test_billing_away_delays_costs_and_says_so(make: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> None:
     lab = make()
     lab.submit()
-    lab.look(660)
+    lab.poll(660)
     lab.google.bigquery.charge({LABEL: lab.jobs[0]}, 0.1)
     lab.google.bigquery.failures = [HttpFailure(403, "accessDenied", times=2)]
-    lab.look(HOUR_S)
-    look = lab.look(HOUR_S)
+    lab.poll(HOUR_S)
+    result = lab.poll(HOUR_S)
 
     assert (len(look.problems), look.unsettled) == (1, 1)
     assert look.problems[0].startswith("billing: read p.billing.")
     for _ in range(30):
-        look = lab.look(HOUR_S)
+        result = lab.poll(HOUR_S)
     assert len(lab.journal) == 1
 
 
 def test_billing_is_asked_only_as_often_as_told_and_only_where_someone_waits(make: Callable[..., Lab]) -> None:
     lab = make()
     for _ in range(10):
-        lab.look(HOUR_S)
+        lab.poll(HOUR_S)
     assert lab.google.bigquery.statements == []
     lab.submit()
-    lab.look(660)
+    lab.poll(660)
     for _ in range(60):
-        lab.look(60)
+        lab.poll(60)
     assert len(lab.google.bigquery.statements) == 2
 
 
-def test_a_lost_book_costs_time_only(make: Callable[..., Lab]) -> None:
+def test_a_lost_file_of_costs_costs_time_only(make: Callable[..., Lab]) -> None:
     lab = make()
     lab.submit()
-    lab.look(660)
+    lab.poll(660)
     lab.google.bigquery.charge({LABEL: lab.jobs[0]}, 0.1)
     for _ in range(23):
-        lab.look(HOUR_S)
+        lab.poll(HOUR_S)
     (lab.directory / FILE_NAME).write_bytes(b'{"torn')
     lab.start()
-    assert [len(lab.look(HOUR_S).recorded) for _ in range(3)] == [0, 0, 1]
+    assert [len(lab.poll(HOUR_S).recorded) for _ in range(3)] == [0, 0, 1]
 
 
 def test_a_dry_run_notes_nothing(make: Callable[..., Lab]) -> None:
     lab = make(billing=False)
     lab.submit()
-    assert len(lab.look(660, dry_run=True).recorded) == 1
+    assert len(lab.poll(660, dry_run=True).recorded) == 1
     assert len(lab.journal) == 0
-    assert len(lab.look().recorded) == 1
+    assert len(lab.poll().recorded) == 1
 
 
 def test_two_jobs_of_one_label_are_one_record(make: Callable[..., Lab]) -> None:
@@ -244,15 +244,15 @@ def test_two_jobs_of_one_label_are_one_record(make: Callable[..., Lab]) -> None:
     lab.google.vertex.advance(10)
     lab.google.vertex.fate = lambda _job: Fate(runs_s=100)
     lab.submit()
-    assert lab.look(180).recorded == [], "the second one has ended before the first"
-    (record,) = lab.look(480).recorded
+    assert lab.poll(180).recorded == [], "the second one has ended before the first"
+    (record,) = lab.poll(480).recorded
     assert record.duration_s == 600
 
 
 def test_old_jobs_that_were_never_seen_are_left_alone(make: Callable[..., Lab]) -> None:
     lab = make(billing=False)
     lab.submit()
-    assert lab.look(61 * 24 * HOUR_S).recorded == []
+    assert lab.poll(61 * 24 * HOUR_S).recorded == []
 
 
 def test_a_full_disk_is_said_and_the_next_look_goes_on(
@@ -267,13 +267,13 @@ def test_a_full_disk_is_said_and_the_next_look_goes_on(
 
         patch.setattr("services.collector.write_ahead_log.os.fsync", full)
         with pytest.raises(JournalFullError):
-            lab.look(660)
-    assert len(lab.look().recorded) == 2
+            lab.poll(660)
+    assert len(lab.poll().recorded) == 2
 
 
 def test_vertex_away_raises(make: Callable[..., Lab]) -> None:
     lab = make()
     lab.google.vertex.fail("ListCustomJobs", grpc.StatusCode.UNAVAILABLE)
     with pytest.raises(CloudUncertainError):
-        lab.look()
-    assert lab.look().problems == []
+        lab.poll()
+    assert lab.poll().problems == []

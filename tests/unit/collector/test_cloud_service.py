@@ -13,7 +13,7 @@ import pytest
 from schemas.streams import JOB_STREAM
 from services._runtime.service.app import UnusableSettingsError, run_in_process
 from services._runtime.service.settings import SettingsError
-from services.collector.cloud.clouds import open_clouds
+from services.collector.cloud.providers import open_providers
 from services.collector.service import Collector
 from services.collector.settings import CollectorSettings
 from services.collector.write_ahead_log import Journal, read_journal
@@ -35,7 +35,7 @@ def google() -> Iterator[FakeGoogleCloud]:
 
 def submit(google: FakeGoogleCloud, count: int = 1) -> list[str]:
     """Jobs that have ended; their labels."""
-    cloud, _ = open_clouds(google.settings(billing=False))
+    cloud, _ = open_providers(google.settings(billing=False))
     jobs = [cloud.create(request).job for request in grid_requests()[:count]]
     google.vertex.advance(10_000)
     return jobs

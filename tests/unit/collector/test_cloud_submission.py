@@ -13,9 +13,9 @@ import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
 from services.collector.cloud.cloud_jobs import CloudJob
-from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.grid import JobRequest
 from services.collector.cloud.ports import CloudForbiddenError, CloudUncertainError, TrainingCloud
+from services.collector.cloud.providers import open_providers
 from services.collector.cloud.submission import Intents, Pace, Submission, Tally
 from services.collector.write_ahead_log import JournalFullError
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate
@@ -33,7 +33,7 @@ class Lab:
         self.google = google
         self.vertex = google.vertex
         self.directory = directory
-        self.cloud: TrainingCloud = open_clouds(google.settings(billing=False))[0]
+        self.cloud: TrainingCloud = open_providers(google.settings(billing=False))[0]
         self.said: list[str] = []
         self.most_active = 0
 
@@ -179,7 +179,7 @@ def test_an_answer_that_never_came_is_submitted_again(lab: Lab) -> None:
 def test_a_quota_is_waited_for(lab: Lab) -> None:
     """Two fit where three are allowed: the others come as those end, and nobody gives up."""
     lab.vertex.max_active = 2
-    lab.vertex.fate = lambda _job: Fate(runs_s=4_000.0)  # longer than give_up_s
+    lab.vertex.fate = lambda _job: Fate(runs_s=4_000.0)  # longer than timeout_s
     tally = lab.run(grid_requests(batch_sizes=[16]))
 
     assert tally.succeeded == 4

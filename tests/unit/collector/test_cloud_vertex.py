@@ -15,7 +15,6 @@ from schemas.jobs import CostKind
 from schemas.jobs import JobState as RecordState
 from services.collector.cloud import vertex as adapter
 from services.collector.cloud.cloud_jobs import CloudState, derived_cost, job_record, job_state
-from services.collector.cloud.clouds import open_clouds
 from services.collector.cloud.ports import (
     CloudBusyError,
     CloudForbiddenError,
@@ -23,6 +22,7 @@ from services.collector.cloud.ports import (
     CloudUncertainError,
     single,
 )
+from services.collector.cloud.providers import open_providers
 from services.collector.cloud.vertex import GRID_LABEL, PLAN_VARIABLE, VertexJobs, open_transport
 from tests.support.fake_google_cloud import FakeGoogleCloud, Fate
 from tests.support.grid_files import grid_requests
@@ -38,7 +38,7 @@ def google() -> Iterator[FakeGoogleCloud]:
 
 @pytest.fixture
 def cloud(google: FakeGoogleCloud) -> Iterator[VertexJobs]:
-    made, billing = open_clouds(google.settings(billing=False))
+    made, billing = open_providers(google.settings(billing=False))
     assert isinstance(made, VertexJobs)
     assert billing is None
     yield made
@@ -265,7 +265,7 @@ def test_a_service_that_does_not_answer_is_given_up(
 def test_nobody_listens() -> None:
     with FakeGoogleCloud() as google:
         settings = google.settings(billing=False)
-    cloud, _ = open_clouds(settings)
+    cloud, _ = open_providers(settings)
     with pytest.raises(CloudUncertainError, match="list jobs of projects/p"):
         cloud.jobs()
 

@@ -14,7 +14,7 @@ from schemas.jobs import CostKind, JobRecord, JobState
 from schemas.runs import RunEnd, RunProfile
 from services.collector.emulator.campaign import CAMPAIGN_FILE, Campaign, campaign_name
 from services.collector.emulator.grid import expand, parse
-from services.collector.emulator.orders import Order, Outcome
+from services.collector.emulator.run_request import RunOutcome, RunRequest
 from services.collector.tool import BadDataError, UnavailableError
 from services.collector.write_ahead_log import Journal, read_journal
 from tests.support.fake_trainer import SAMPLES, FakeTrainer
@@ -123,7 +123,7 @@ def test_a_run_that_failed_is_tried_once_more(tmp_path):
 @given(stops=st.lists(st.integers(0, 12), max_size=4))
 def test_however_often_it_is_stopped_nothing_is_lost_or_made_twice(tmp_path_factory, stops):
     directory = tmp_path_factory.mktemp("out")
-    made_orders: list[Order] = []
+    made_orders: list[RunRequest] = []
     for stop in stops:
         trainer = FakeTrainer(dies_at=stop)
         with suppress(KeyboardInterrupt), campaign(directory, trainer) as made:
@@ -189,17 +189,17 @@ def test_progress_counts_what_was_done_before_and_tells_the_time_left(tmp_path):
 
 def test_repeats_have_seeds_of_their_own_and_the_same_on_a_second_machine(tmp_path):
     with campaign(tmp_path / "a", FakeTrainer()) as first, campaign(tmp_path / "b", FakeTrainer()) as second:
-        seeds = [first.order(row).seed for row in first.rows]
-        assert seeds == [second.order(row).seed for row in second.rows]
+        seeds = [first.request(row).seed for row in first.rows]
+        assert seeds == [second.request(row).seed for row in second.rows]
     assert len(set(seeds)) == len(seeds)
 
 
 def test_orders_and_outcomes_cross_the_pipe_unharmed(tmp_path):
     with campaign(tmp_path, FakeTrainer()) as made:
         row = next(row for row in made.rows if row.instance.name == "em-highcpu-32" and row.workers == 2)
-        order = replace(made.order(row), interval_s=0.1)
-    assert Order.from_plain(json.loads(order.to_line())["run"]) == order
+        order = replace(made.request(row), interval_s=0.1)
+    assert RunRequest.from_plain(json.loads(order.to_line())["run"]) == order
     outcome = FakeTrainer().run(order)
     assert outcome.series
     assert outcome.state is JobState.SUCCEEDED
-    assert Outcome.from_plain(json.loads(outcome.to_line())["outcome"]) == outcome
+    assert RunOutcome.from_plain(json.loads(outcome.to_line())["outcome"]) == outcome

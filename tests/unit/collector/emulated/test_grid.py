@@ -47,9 +47,9 @@ def test_every_configuration_of_every_task_is_there_once():
 
 def test_contended_runs_are_marked_and_kept_only_where_asked_for():
     rows = expand(parse({**SMALL, "contended_share": 1.0}, "g"), 2)
-    crowded = [row for row in rows if row.contended]
-    assert len(crowded) == 2 * 2
-    assert all(row.instance.cpu_cores * row.workers > 2 for row in crowded)
+    oversubscribed = [row for row in rows if row.contended]
+    assert len(oversubscribed) == 2 * 2
+    assert all(row.instance.cpu_cores * row.workers > 2 for row in oversubscribed)
     assert all(row.instance.cpu_cores * row.workers <= 2 for row in rows if not row.contended)
 
 

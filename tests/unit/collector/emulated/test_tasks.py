@@ -9,7 +9,7 @@ from math import prod
 import pytest
 import torch
 
-from services.collector.emulator.describing import describe
+from services.collector.emulator.task_features import describe
 from services.collector.emulator.tasks import TASKS
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")

@@ -11,7 +11,7 @@ from schemas.jobs import Configuration, TaskFeatures
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
 from services.collector.profiler.progress import Pace, ProgressReader, lines_of
 from services.collector.profiler.rate import Unit, rate_of, whole_run_of, with_estimates
-from services.collector.profiler.rate_words import rate_sentence
+from services.collector.profiler.rate_text import rate_sentence
 from services.collector.profiler.throughput import Method
 from services.collector.profiler.worker_output import OutputFile
 

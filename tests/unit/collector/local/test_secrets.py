@@ -1,4 +1,4 @@
-"""What looks like a secret is masked in a stored command; what only resembles one is not."""
+"""What polls like a secret is masked in a stored command; what only resembles one is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen of costs that are not settled yet, on disk: looks hours apart outlive the process that looks."""
+"""Cost tracker: observations of costs that are not final yet, on disk, because polls are hours apart."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from services.collector.cloud.cost_settlement import Observation
 FILE_NAME: Final = "costs.json"
 
 
-class _Pages(RootModel[dict[str, Observation]]):
+class _File(RootModel[dict[str, Observation]]):
     """The file's content."""
 
 
-class CostBook:
-    """Observations by job. Losing the file costs time, not truth: the looks are counted anew."""
+class CostTracker:
+    """Observations by job. If the file is lost, polls are counted anew."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE_NAME
         try:
-            self.seen = _Pages.model_validate_json(self._path.read_bytes()).root
+            self.seen = _File.model_validate_json(self._path.read_bytes()).root
         except (OSError, ValidationError):
             self.seen = {}
 
     def store(self) -> None:
-        """Write all of it, whole or not at all.
+        """Write the file atomically.
 
         Raises:
             OSError: it cannot be written.
@@ -36,7 +36,7 @@ class CostBook:
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             with temporary.open("w", encoding="utf-8") as file:
-                file.write(_Pages(self.seen).model_dump_json())
+                file.write(_File(self.seen).model_dump_json(by_alias=True))
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self._path)

@@ -1,8 +1,8 @@
-"""The warm parent: ``python -m services.collector.emulator.warm_parent``. Has torch and the data, forks the workers.
+"""Fork server: ``python -m services.collector.emulator.fork_server``. Preloads torch and the data, forks the workers.
 
-A worker that imported torch by itself would spend three seconds of a whole core on it before its first step. Reads
-orders from standard input and answers on standard output, a JSON object a line each; ends with its input, and kills
-what runs. Its cells end with it, whatever ends it.
+A worker that imported torch itself would need three seconds of a whole core before its first step. Reads requests from
+standard input and replies on standard output, one JSON object a line; at the end of its input it kills running workers
+and exits. Its cells are removed however it ends.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch.utils.data import TensorDataset
 
 from schemas.jobs import TaskFeatures
 from services._host.sandbox.sandbox import Cells, CellUnavailableError
-from services.collector.emulator.describing import describe
 from services.collector.emulator.measuring import AbandonedError, Bench, measure
-from services.collector.emulator.orders import Order
+from services.collector.emulator.run_request import RunRequest
+from services.collector.emulator.task_features import describe
 from services.collector.emulator.tasks import TASKS, base_task
 from services.collector.emulator.tasks.task import TrainingTask
 from services.collector.emulator.worker import Training
@@ -41,7 +41,7 @@ class Library:
         self._data: dict[str, TensorDataset] = {}
 
     def task(self, name: str) -> TrainingTask:
-        """Import it where it was not."""
+        """Return a task, imported once."""
         if name not in self._tasks:
             base, factor = base_task(name)
             task: TrainingTask = importlib.import_module(TASKS[base]).TASK
@@ -49,22 +49,22 @@ class Library:
         return self._tasks[name]
 
     def data(self, name: str) -> TensorDataset:
-        """Make it where it was not; the workers share it with us."""
+        """Return a task's data, made once; forked workers share its memory."""
         if name not in self._data:
             self._data[name] = self.task(name).build_data(DATA_SEED)
         return self._data[name]
 
-    def training(self, order: Order) -> Training:
-        """What the order's workers have in common."""
-        return Training(self.task(order.task), self.data(order.task), order.batch_size, order.seed)
+    def training(self, request: RunRequest) -> Training:
+        """The parameters common to a run's workers."""
+        return Training(self.task(request.task), self.data(request.task), request.batch_size, request.seed)
 
     def features(self, name: str) -> TaskFeatures:
-        """What the advisor knows of it."""
+        """The task's features for the advisor."""
         return describe(self.task(name), self.data(name))
 
 
 def _lines() -> Any:
-    """Of standard input, without reading ahead: the measurement watches it for its end."""
+    """Lines of standard input, without reading ahead: the measurement polls it for its end."""
     unread = b""
     while said := os.read(0, 1 << 16):
         *lines, unread = (unread + said).split(b"\n")
@@ -78,15 +78,15 @@ def _answer(text: str) -> None:
 
 def _serve(bench: Bench, library: Library) -> None:
     for line in _lines():
-        asked = json.loads(line)
-        if "describe" in asked:
-            _answer(json.dumps({"features": library.features(asked["describe"]).model_dump(mode="json")}))
+        message = json.loads(line)
+        if "describe" in message:
+            _answer(json.dumps({"features": library.features(message["describe"]).model_dump(mode="json")}))
         else:
-            order = Order.from_plain(asked["run"])
-            training = library.training(order)
+            request = RunRequest.from_plain(message["run"])
+            training = library.training(request)
             gc.collect()
-            gc.freeze()  # a worker's collector would write to, and so copy, every object of ours
-            _answer(measure(bench, order, training).to_line())
+            gc.freeze()  # else a worker's garbage collection would write to, and so copy, all inherited objects
+            _answer(measure(bench, request, training).to_line())
 
 
 def main() -> int:

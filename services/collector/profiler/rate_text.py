@@ -1,4 +1,4 @@
-"""A local run's rate in a sentence, and what is missing where an advisor could not use it."""
+"""A local run's rate as text, or what is missing for the advisor."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _FROM = {Method.OUTPUT: "by the command's own output", Method.NETWORK: "by the b
 
 
 def rate_sentence(profile: RunProfile, rate: Rate | None) -> str:
-    """Return what a person should know of how far the run tells how long the whole training takes."""
+    """Return a sentence with the rate and the whole training's estimated duration."""
     if profile.end is RunEnd.FINISHED:
         return f"the training got to its end: {profile.duration_s:.3g} s here are measured"
     if rate is None:
         return _no_rate(profile)
-    told = f"rate: {rate.per_s:.3g} {rate.unit.value}s/s, +-{1.96 * rate.relative_error:.0%} ({_FROM[rate.method]})"
+    text = f"rate: {rate.per_s:.3g} {rate.unit.value}s/s, +-{1.96 * rate.relative_error:.0%} ({_FROM[rate.method]})"
     whole = whole_run_of(profile, rate)
     if whole is not None:
-        return f"{told}; the whole training takes about {_length(whole.duration_s)} here, as far as this run shows"
+        return f"{text}; the whole training takes about {_length(whole.duration_s)} here, as far as this run shows"
     if rate.unit is Unit.EPOCH:
-        return f"{told}; of how many epochs is not known: give --epochs here, or epochs in job.yaml"
+        return f"{text}; of how many epochs is not known: give --epochs here, or epochs in job.yaml"
     return (
-        f"{told}; of how many steps is not known: give --batch-size, and --epochs and --samples-per-epoch here or in "
+        f"{text}; of how many steps is not known: give --batch-size, and --epochs and --samples-per-epoch here or in "
         "job.yaml"
     )
 

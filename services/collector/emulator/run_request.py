@@ -1,4 +1,4 @@
-"""What the warm parent is told to do, and what it answers: a JSON object a line each way."""
+"""Messages of the fork server: run requests and outcomes, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SETUP_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """One run: a task on some machines of a type."""
+class RunRequest:
+    """A run to make: a task on some machines of a type."""
 
     task: str
     instance: InstanceType
@@ -26,10 +26,10 @@ class Order:
     timeout_s: float
     """From the release of the workers."""
     interval_s: float | None = None
-    """Take samples that often; None: none."""
+    """Sampling interval; None: no samples."""
 
     def to_line(self) -> str:
-        """For the pipe."""
+        """Encode for the pipe."""
         return json.dumps({"run": asdict(self)})
 
     @classmethod
@@ -39,31 +39,31 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run went."""
+class RunOutcome:
+    """Result of a run."""
 
     state: JobState
     duration_s: float | None
-    """From the release of all workers to the end of the last; the limit where it timed out, None where it failed."""
+    """From the release of all workers to the end of the last; the limit if it timed out, None if it failed."""
     started_ns: int
-    """Wall clock at the release; at the fork where it did not come to that."""
+    """Wall clock at the release; at the fork if it was not released."""
     load_average: float
     """Of the last minute, before the start."""
     wall_s: float
-    """All of it, with making and removing the cells."""
+    """Total, including creating and removing the cells."""
     reason: str = ""
     exit_codes: tuple[int, ...] = ()
     memory_bytes: int = 0
-    """What the largest worker held when it was last looked at."""
+    """Memory of the largest worker at the last sample."""
     cpu_s: float = 0.0
     """Processor time of all workers together, setting up included."""
     loss: float | None = None
-    """Of the master's last batch: shows that it trained."""
+    """Of the master's last batch."""
     series: tuple[WorkerSeries, ...] = ()
-    """The master's first; where samples were asked for."""
+    """The master's first; empty without samples."""
 
     def to_line(self) -> str:
-        """For the pipe."""
+        """Encode for the pipe."""
         plain = asdict(replace(self, series=()))
         plain["series"] = [worker.model_dump(mode="json") for worker in self.series]
         return json.dumps({"outcome": plain})

@@ -1,4 +1,4 @@
-"""How the collector gets at its clouds: the adapters are imported only where a cloud is configured."""
+"""Cloud providers: opens the adapters, which are imported only if a cloud is configured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.collector.settings import CollectorSettings
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 
 
-def open_clouds(settings: CollectorSettings) -> tuple[TrainingCloud, Billing | None]:
+def open_providers(settings: CollectorSettings) -> tuple[TrainingCloud, Billing | None]:
     """Connect to Vertex AI, and to BigQuery where a billing table is set. Takes seconds: Google's libraries are large.
 
     Raises:
@@ -52,6 +52,6 @@ def _for_billing(settings: CollectorSettings, credentials: Any | None) -> Any | 
     if settings.billing_endpoint is not None and settings.billing_endpoint.startswith("http://"):
         from google.auth.credentials import AnonymousCredentials  # noqa: PLC0415 - as above
 
-        nobody: Any = AnonymousCredentials
-        return nobody()
+        anonymous: Any = AnonymousCredentials
+        return anonymous()
     return credentials

@@ -1,4 +1,4 @@
-"""The other end of the warm parent's pipe: starts it, orders runs, ends it. Has no torch itself."""
+"""Client of the fork server: starts it, requests runs, stops it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, Final, Self
 
 from schemas.jobs import TaskFeatures
 from services._runtime.service.interpreter import isolated_command
-from services.collector.emulator.orders import Order, Outcome
+from services.collector.emulator.run_request import RunOutcome, RunRequest
 from services.collector.tool import ToolError, UnavailableError, say
 
-_MODULE: Final = "services.collector.emulator.warm_parent"
+_MODULE: Final = "services.collector.emulator.fork_server"
 _END_S: Final = 20.0
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Libraries that start threads when they are imported would lose them at the fork."""
 
 
-class WarmParentError(ToolError):
-    """The warm parent has ended."""
+class ForkServerError(ToolError):
+    """The fork server has exited."""
 
     exit_code = 70
 
 
-class WarmParent:
-    """A context manager; at its end nothing of it is left."""
+class ForkServer:
+    """The fork server as a context manager; stopped at its end."""
 
     def __enter__(self) -> Self:
         """Start it.
 
         Raises:
-            UnavailableError: it cannot make cells here; the message says why.
+            UnavailableError: it cannot create cells here; the message gives the reason.
         """
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             isolated_command(_MODULE),
@@ -41,10 +41,10 @@ class WarmParent:
             stdout=subprocess.PIPE,
             env={**os.environ, **_ONE_THREAD},
             text=True,
-            start_new_session=True,  # an interrupt is for us: we end it through its input
+            start_new_session=True,  # interrupts are handled here: the server is stopped by closing its input
         )
         try:
-            swept = self._hear().get("swept", 0)
+            swept = self._receive().get("swept", 0)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -54,24 +54,24 @@ class WarmParent:
 
     def features(self, task: str) -> TaskFeatures:
         """Of one task."""
-        return TaskFeatures.model_validate(self._ask(json.dumps({"describe": task}))["features"])
+        return TaskFeatures.model_validate(self._request(json.dumps({"describe": task}))["features"])
 
-    def run(self, order: Order) -> Outcome:
-        """Make a run; takes as long as it takes."""
-        return Outcome.from_plain(self._ask(order.to_line())["outcome"])
+    def run(self, request: RunRequest) -> RunOutcome:
+        """Make a run; blocks until its end."""
+        return RunOutcome.from_plain(self._request(request.to_line())["outcome"])
 
-    def _ask(self, line: str) -> dict[str, Any]:
+    def _request(self, line: str) -> dict[str, Any]:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # what it said last explains it
+        with suppress(BrokenPipeError):  # its last line gives the reason
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-        return self._hear()
+        return self._receive()
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise WarmParentError(
+            raise ForkServerError(
                 f"the process that trains has ended with {self._process.wait()}; start again to go on"
             )
         answer: dict[str, Any] = json.loads(line)
@@ -82,7 +82,7 @@ class WarmParent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it, and with it what runs."""
+        """Stop the server and running workers."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):

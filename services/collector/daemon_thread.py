@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop, in a thread that keeps nobody waiting: a call to Google may hang."""
+"""Blocking work in daemon threads, which do not delay the interpreter's exit: a call to Google may hang."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 def start_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Run `work` in a daemon thread; the future has its result or exception.
 
-    Threads of `asyncio.to_thread` are waited for at the interpreter's end; this one is not.
+    Threads of `asyncio.to_thread` are joined at the interpreter's exit; this one is not.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def resolve(result: T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -33,8 +33,8 @@ def start_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             result = work()
         except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
             raised = error
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, raised)
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(resolve, result, raised)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done
