@@ -128,7 +128,7 @@ def submit(options: argparse.Namespace) -> int:
     with Journal(options.out):  # one submission at a time in this directory
         intents = Intents(options.out)
         try:
-            tally = Submission(cloud, requests, intents, pace, _emit).run(wait=not options.no_wait)
+            tally = Submission(cloud, requests, intents, pace, _emit_change).run(wait=not options.no_wait)
         finally:
             intents.close()
     emit("result", **asdict(tally))
@@ -147,7 +147,7 @@ def _planned(request: JobRequest) -> dict[str, Any]:
     }
 
 
-def _emit(what: str, tally: Tally, job: CloudJob | None) -> None:
+def _emit_change(what: str, tally: Tally, job: CloudJob | None) -> None:
     if job is not None:
         emit("row", job=job.job, name=job.name, change=what, state=job.state, duration_s=job.duration_s)
         return

@@ -120,7 +120,7 @@ def _run(grid: Grid, rows: Sequence[Row], options: argparse.Namespace, *, bus: b
     with Journal(out) as journal:
         name = campaign_name(out, grid, rows)
         with ForkServer() as server:
-            campaign = Campaign(grid, rows, name, journal, server, _emit, options.stop_after)
+            campaign = Campaign(grid, rows, name, journal, server, _emit_row, options.stop_after)
             say(f"{name}: {len(campaign.pending())} of {len(rows)} runs to make in {out}")
             campaign.go_on()
         _export(out)
@@ -136,7 +136,7 @@ def _emit_result(out: Path, name: str) -> None:
     say(f"{len(states)} records in {out / PARQUET}: {', '.join(f'{n} {state}' for state, n in counts.items())}")
 
 
-def _emit(record: JobRecord | RunProfile, outcome: RunOutcome, progress: Progress) -> None:
+def _emit_row(record: JobRecord | RunProfile, outcome: RunOutcome, progress: Progress) -> None:
     emit("row", record=record.model_dump(mode="json"), memory_bytes=outcome.memory_bytes, wall_s=outcome.wall_s)
     emit("progress", done=progress.done, total=progress.total, elapsed_s=progress.elapsed_s, left_s=progress.left_s)
     configuration = record.configuration
@@ -224,7 +224,7 @@ def _check(file: Path, out: Path, grid: Grid, rows: Sequence[Row]) -> None:
     name = f"{campaign_name(out, grid, rows)}-check"
     checked = grid.model_copy(update={"dataset": f"{grid.dataset}-check", "local_run": None})
     with Journal(out / CHECKS) as journal, ForkServer() as server:
-        campaign = Campaign(checked, requested, name, journal, server, _emit)
+        campaign = Campaign(checked, requested, name, journal, server, _emit_row)
 
         def make(row: Row) -> JobRecord:
             known = features.get(row.task) or campaign.features(row.task)

@@ -105,7 +105,7 @@ def _run_worker(cell: Cell, training: Training, place: Place, line: socket.socke
 
 
 def _detach_from_parent(child_end: int) -> None:
-    """Close the parent's pipes, whose readers must not wait for this process. Errors of torch's threads are discarded."""
+    """Close the parent's pipes, whose readers must not wait for this process. Discards errors of torch's threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (sys.stdin.fileno(), 1, 2):

@@ -213,7 +213,7 @@ def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Pa
     )  # fmt: skip
 
     assert ended.stderr.splitlines()[-1].endswith(
-        "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to train from"
+        "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to learn from"
     )
 
 

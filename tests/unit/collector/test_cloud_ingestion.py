@@ -80,10 +80,10 @@ def test_without_billing_a_job_is_recorded_when_it_ends(make: Callable[..., Lab]
 
     result = lab.poll(600)
 
-    assert [record.job for record in one.recorded] == lab.jobs[:3]
+    assert [record.job for record in result.recorded] == lab.jobs[:3]
     # 0.2185 USD/h x 2 machines x 600 s = 0.0728 USD
-    assert look.recorded[0].cost_usd == pytest.approx(0.2185 * 2 / 6)
-    assert look.recorded[0].cost_kind is CostKind.DERIVED
+    assert result.recorded[0].cost_usd == pytest.approx(0.2185 * 2 / 6)
+    assert result.recorded[0].cost_kind is CostKind.DERIVED
     assert lab.poll().recorded == []
     lab.start()
     assert lab.poll().recorded == []
@@ -106,11 +106,11 @@ def test_a_billed_job_waits_for_a_cost_that_stays(make: Callable[..., Lab]) -> N
 
     result = lab.poll(HOUR_S)
 
-    (record,) = look.recorded
+    (record,) = result.recorded
     assert record.job == lab.jobs[0]
     assert record.cost_usd == pytest.approx(0.08)
     assert record.cost_kind is CostKind.BILLED
-    assert look.unsettled == 1, "the other one has no cost yet"
+    assert result.unsettled == 1, "the other one has no cost yet"
 
 
 def test_a_cost_that_never_comes_is_derived_in_the_end(make: Callable[..., Lab]) -> None:
@@ -198,8 +198,8 @@ def test_billing_away_delays_costs_and_says_so(make: Callable[..., Lab], monkeyp
     lab.poll(HOUR_S)
     result = lab.poll(HOUR_S)
 
-    assert (len(look.problems), look.unsettled) == (1, 1)
-    assert look.problems[0].startswith("billing: read p.billing.")
+    assert (len(result.problems), result.unsettled) == (1, 1)
+    assert result.problems[0].startswith("billing: read p.billing.")
     for _ in range(30):
         result = lab.poll(HOUR_S)
     assert len(lab.journal) == 1
