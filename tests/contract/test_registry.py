@@ -44,7 +44,7 @@ from services._runtime.service.app import run_in_process
 from services.advisor.ports import TrainingSet
 from services.advisor.service import Advisor
 from services.advisor.settings import AdvisorSettings
-from services.advisor.training import learn
+from services.advisor.training import train
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from services.allocator.service import Allocator
@@ -195,7 +195,7 @@ class _Trainer:
 
     async def train(self, training_set: TrainingSet) -> bytes:
         self._trained += 1
-        return learn(training_set, self._trained)
+        return train(training_set, self._trained)
 
 
 async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ async def test_advisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         {}, algorithm="linear", retrain_debounce_s=0.0, refresh_interval_s=0.1, prices_directory=str(tmp_path)
     )
     async with run_in_process(Advisor, settings, bus) as advisor:
-        await until(lambda: advisor.learning is not None and advisor.learning.model is not None, within_s=30)
+        await until(lambda: advisor.retrain_loop is not None and advisor.retrain_loop.model is not None, within_s=30)
         request = PredictRequest(task=features("z"), job="my.job")
         await ours.request(ADVISOR_PREDICT.template.subject("tb"), request, timeout_s=5)
         await until(lambda: Use.PUBLISH_FACT in bus.recorded, what="the prediction")
