@@ -1,8 +1,8 @@
 """bfdd's control socket: state changes of BFD sessions as they happen (FRR's bfdd/control.c, version 1).
 
-A stream of frames: payload length, id, type, version in network order, then JSON without NUL. Asked for all
-notifications, bfdd answers with the outcome and then with every session that it has. Its JSON about an IPv6 session of
-an interface names the interface, which is what an uplink is known by.
+A stream of frames: payload length, id, type, version in network order, then JSON without NUL. On a subscription
+to all notifications, bfdd replies with the result and then with every session. Its JSON about an IPv6 session of
+an interface names the interface, which identifies the uplink.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _VERSION: Final = 1
 _RESPONSE, _NOTIFY, _NOTIFY_ALL = 1, 4, 4
 _SUBSCRIBE_ID: Final = 1
 _PEER_STATE_AND_CONFIG: Final = struct.pack("=Q", 3)
-"""In the machine's order: bfdd copies it as it comes."""
-_LONGEST: Final = 1 << 20
+"""In host byte order: bfdd copies it unchanged."""
+_MAX_FRAME_BYTES: Final = 1 << 20
 _RECEIVE_BYTES: Final = 1 << 16
-_MOST_SESSIONS: Final = 100_000
+_MAX_SESSIONS: Final = 100_000
 _NEIGHBOUR_SIGNALED_DOWN: Final = 3
 """Diagnostic (RFC 5880, 4.1)."""
 _NO_FAILURE: Final = frozenset({0, 7})
@@ -37,36 +37,36 @@ _NO_FAILURE: Final = frozenset({0, 7})
 
 
 class BfdError(Exception):
-    """The other end of the socket is no bfdd that we understand."""
+    """The peer of the socket does not speak bfdd's protocol, version 1."""
 
 
 class Session(NamedTuple):
-    """What one frame says of one session."""
+    """Notification about one session."""
 
     interface: str
-    """Empty: not bound to one."""
+    """Empty: not bound to an interface."""
     peer: str
     state: str | None
     """up, down, init, or one of `ADMIN_DOWN`; None: the session was deleted."""
 
 
 class Subscribed(NamedTuple):
-    """bfdd has taken our subscription; the sessions that it has follow at once."""
+    """bfdd accepted the subscription; its sessions follow at once."""
 
 
 def subscribe_frame() -> bytes:
-    """Ask for every session and every change."""
+    """Request every session and every change."""
     return _FRAME.pack(len(_PEER_STATE_AND_CONFIG), _SUBSCRIBE_ID, _NOTIFY_ALL, _VERSION) + _PEER_STATE_AND_CONFIG
 
 
 class FrameReader:
-    """Bytes in, what they say out; frames come in any pieces."""
+    """Parses the byte stream into notifications; frames may arrive in pieces."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Session | Subscribed]:
-        """What is complete with these bytes.
+        """Notifications that these bytes complete.
 
         Raises:
             BfdError: not this protocol, or the subscription was refused.
@@ -75,13 +75,13 @@ class FrameReader:
         found: list[Session | Subscribed] = []
         while len(rest) >= _FRAME.size:
             length, _, kind, version = _FRAME.unpack_from(rest)
-            if version != _VERSION or length > _LONGEST:
+            if version != _VERSION or length > _MAX_FRAME_BYTES:
                 raise BfdError(f"frame of type {kind}, version {version}, {length} bytes: version 1 is spoken here")
             if len(rest) < _FRAME.size + length:
                 break
-            said = _read_payload(kind, rest[_FRAME.size : _FRAME.size + length])
-            if said is not None:
-                found.append(said)
+            fields = _read_payload(kind, rest[_FRAME.size : _FRAME.size + length])
+            if fields is not None:
+                found.append(fields)
             rest = rest[_FRAME.size + length :]
         self._rest = rest
         return found
@@ -89,45 +89,46 @@ class FrameReader:
 
 def _read_payload(kind: int, payload: bytes) -> Session | Subscribed | None:
     try:
-        said = json.loads(payload)
+        fields = json.loads(payload)
     except ValueError as error:
         raise BfdError(f"a frame of type {kind} holds no JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise BfdError(f"a frame of type {kind} holds {type(said).__name__}, not an object")
+    if not isinstance(fields, dict):
+        raise BfdError(f"a frame of type {kind} holds {type(fields).__name__}, not an object")
     if kind == _RESPONSE:
-        if said.get("status") != "ok":
-            raise BfdError(f"bfdd refused the subscription: {said.get('error', 'no reason given')}")
+        if fields.get("status") != "ok":
+            raise BfdError(f"bfdd refused the subscription: {fields.get('error', 'no reason given')}")
         return Subscribed()
-    return _read_session(said) if kind == _NOTIFY else None
+    return _read_session(fields) if kind == _NOTIFY else None
 
 
-def _read_session(said: dict[str, Any]) -> Session | None:
-    if said.get("multihop") is True:
-        return None  # over whatever path: it says nothing of one uplink
-    interface, peer = str(said.get("local-interface", "")), str(said.get("peer-address", ""))
-    match said.get("op"):
-        case "status" if isinstance(said.get("state"), str):
-            return Session(interface, peer, _state_of(said))
+def _read_session(fields: dict[str, Any]) -> Session | None:
+    if fields.get("multihop") is True:
+        return None  # routed over any path: it monitors no single uplink
+    interface, peer = str(fields.get("local-interface", "")), str(fields.get("peer-address", ""))
+    match fields.get("op"):
+        case "status" if isinstance(fields.get("state"), str):
+            return Session(interface, peer, _state_of(fields))
         case "delete":
             return Session(interface, peer, None)
-    return None  # a session was added or its timers changed: its status follows by itself
+    return None  # a session was added or its timers changed: its status follows
 
 
-def _state_of(said: dict[str, Any]) -> str:
-    """Whoever is told AdminDown or Down goes down itself, for the reason 3 (RFC 5880, 6.8.6).
+def _state_of(fields: dict[str, Any]) -> str:
+    """The session's state; a session that goes down with diagnostic 3 follows its neighbour's state (RFC 5880, 6.8.6).
 
-    A neighbour that detected a failure says which. One that says none has closed the session (FRR 8.4 says "ok" then,
-    not "administratively down"), or has started again: both ways we hear it, and it blames nothing on the path.
+    A neighbour that detected a failure sends its diagnostic. One without has closed the session (FRR 8.4 sends "ok",
+    not "administratively down"), or has restarted: its packets arrive, so the path is not at fault.
     """
-    state = str(said["state"])
-    told_to = said.get("diagnostics") == _NEIGHBOUR_SIGNALED_DOWN
-    return REMOTE_ADMIN_DOWN if state in DOWN and told_to and said.get("remote-diagnostics") in _NO_FAILURE else state
+    state = str(fields["state"])
+    neighbor_signaled = fields.get("diagnostics") == _NEIGHBOUR_SIGNALED_DOWN
+    closed = state in DOWN and neighbor_signaled and fields.get("remote-diagnostics") in _NO_FAILURE
+    return REMOTE_ADMIN_DOWN if closed else state
 
 
-def admin_down_news(uplink: str, before: str | None, state: str | None) -> Status | None:
-    """What is to be told of a session that was closed administratively, or is open again (RFC 5882, 4.2).
+def admin_down_status(uplink: str, before: str | None, state: str | None) -> Status | None:
+    """Status event of a session that was closed administratively, or opened again (RFC 5882, 4.2).
 
-    It says nothing of the path, so there is no override for it. But nobody watches the path any more.
+    AdminDown says nothing about the path, so there is no override. But the path is no longer monitored.
     """
     if state in ADMIN_DOWN and state != before:
         where = "here" if state == LOCAL_ADMIN_DOWN else "by the switch, or its bfdd started again"
@@ -139,7 +140,7 @@ def admin_down_news(uplink: str, before: str | None, state: str | None) -> Statu
 
 
 class Sessions:
-    """The sessions of each uplink, taken together: one that is up means that packets pass."""
+    """Combined session state per uplink: one session that is up means that packets pass."""
 
     def __init__(self, uplinks: frozenset[str]) -> None:
         self._uplinks = uplinks
@@ -147,18 +148,18 @@ class Sessions:
         """By uplink and peer address."""
 
     def clear(self) -> None:
-        """Nothing is known any more."""
+        """Forget all sessions."""
         self._states.clear()
 
     def update(self, session: Session) -> tuple[str, str | None] | None:
-        """The uplink that this is about, and the state of all its sessions; None: none of ours."""
+        """The uplink and the combined state of its sessions; None: not an uplink."""
         uplink = session.interface
         if uplink not in self._uplinks:
             return None
         states = self._states.setdefault(uplink, {})
         if session.state is None:
             states.pop(session.peer, None)
-        elif len(states) < _MOST_SESSIONS:
+        elif len(states) < _MAX_SESSIONS:
             states[session.peer] = session.state
         return uplink, combined(states.values())
 
@@ -168,22 +169,22 @@ class Sessions:
 
 
 def combined(states: Any) -> str | None:
-    """Up where one is up; else the worst that is said of the path; None: no session."""
-    said = set(states)
+    """Up if one is up; else the worst state of the path; None: no session."""
+    fields = set(states)
     for state in (UP, "down", "init", LOCAL_ADMIN_DOWN):
-        if state in said:
+        if state in fields:
             return state
-    return next(iter(said), None)
+    return next(iter(fields), None)
 
 
 class BfdClient:
-    """The connection. Never waits; `fileno` is for epoll. After an exception it is closed: make a new one."""
+    """Connection to bfdd. Non-blocking; `fileno` is for epoll. After an exception it is closed: make a new one."""
 
     def __init__(self, path: str) -> None:
         """Connect and subscribe.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no connection.
         """
         self._reader = FrameReader()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -199,7 +200,7 @@ class BfdClient:
         return self._socket.fileno()
 
     def read(self) -> list[Session | Subscribed]:
-        """What has come.
+        """Read notifications.
 
         Raises:
             BfdError: see `FrameReader.feed`.
@@ -214,5 +215,5 @@ class BfdClient:
         return self._reader.feed(data)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         self._socket.close()

@@ -1,14 +1,14 @@
-"""A switch that closes its BGP session with us: what only it can see, a link that loses what we send.
+"""Detects that a switch closes its BGP session: the sign of a link that loses packets towards the switch.
 
-FRR's bfdd does not tell its peer that it hears nothing any more, so our own session expires up to one detection time
-later. But the switch's bgpd closes the session at once (RFC 5882, 10.1), and its FIN comes in on the direction that
-still works: measured 2 to 5 ms after the switch's detection, 70 ms before our FRR has a new route.
+FRR's bfdd does not signal its peer that it receives nothing any more, so this host's session expires up to a detection
+time later. But the switch's bgpd closes the session at once (RFC 5882, 10.1), and its FIN arrives on the direction that
+still works: measured 2 to 5 ms after the switch's detection, 70 ms before this host's FRR has a new route.
 
-A connection is closed once: that it cannot hear our acknowledgement lets the switch send its FIN again and again, also
-when the link has long been whole. A closing that was told of already is no news.
+The switch does not receive the acknowledgement and retransmits its FIN, also after the link has recovered: only the
+first FIN of a connection counts.
 
 One packet socket per uplink, for IPv6 only, as sessions of unnumbered uplinks are: packets of the tunnels between IPv4
-addresses do not pass its filter at all. Only link-local sources count, which nobody forwards.
+addresses do not pass its filter at all. Only link-local sources count, which are never forwarded.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from services.fastpath.packet_filter import (
 from services.fastpath.poller import Poller
 
 _ETH_P_IPV6: Final = 0x86DD
-_MOST: Final = 16
+_MAX_READS: Final = 16
 _PACKET_BYTES: Final = 64
 """The IPv6 header (40 bytes) and TCP's."""
 _PORTS: Final = slice(40, 44)
 _SEQUENCE: Final = slice(44, 48)
 _SAME_CONNECTION_BYTES: Final = 1 << 24
-"""Between sequence numbers of FINs and RSTs of one connection there is at most what a sender keeps for repeating."""
+"""FINs and RSTs of one connection differ by at most the sender's retransmission buffer."""
 _REMEMBERED: Final = 8
 
 
@@ -62,15 +62,15 @@ def closing_filter() -> bytes:
     )
 
 
-class Closings:
-    """The connections of one link that were closed last, known by their ports and by where their sequence ended.
+class ClosedConnections:
+    """The last closed connections of one link, identified by ports and final sequence number.
 
-    By both: ports come again, and a connection begins at a number of its own (RFC 6528).
+    Ports are reused, and each connection starts at its own sequence number (RFC 6528).
     """
 
     def __init__(self) -> None:
         self._ends: dict[bytes, int] = {}
-        """Sequence number by ports, heard last at the end."""
+        """Sequence number by ports, most recent last."""
 
     def is_new(self, packet: bytes) -> bool:
         """Whether this FIN or RST, from its IPv6 header on, is the first of its connection."""
@@ -79,31 +79,31 @@ class Closings:
         self._ends[ports] = sequence
         if len(self._ends) > _REMEMBERED:
             del self._ends[next(iter(self._ends))]
-        return known is None or _apart(known, sequence) > _SAME_CONNECTION_BYTES
+        return known is None or _distance(known, sequence) > _SAME_CONNECTION_BYTES
 
 
-def _apart(one: int, other: int) -> int:
-    """How far sequence numbers are from each other, the shorter way round."""
-    apart = (one - other) % (1 << 32)
-    return min(apart, (1 << 32) - apart)
+def _distance(one: int, other: int) -> int:
+    """Distance of sequence numbers, modulo 2**32."""
+    distance = (one - other) % (1 << 32)
+    return min(distance, (1 << 32) - distance)
 
 
 class BgpWatch:
     """The packet sockets of all uplinks."""
 
     def __init__(self, netns: str | None, poller: Poller, on_closed: Callable[[str], None]) -> None:
-        """Begin with none.
+        """Start without sockets.
 
         Args:
             netns: where the uplinks are.
-            poller: that calls back.
+            poller: dispatches readable sockets.
             on_closed: called with the uplink's name.
         """
         self._netns, self._poller, self._on_closed = netns, poller, on_closed
         self._sockets: dict[str, tuple[int, socket.socket]] = {}
 
     def follow(self, name: str, ifindex: int) -> str | None:
-        """An uplink is this link now (0: none). Returns why it cannot be watched, or None."""
+        """Watch an uplink's current link (0: none). Returns the error, or None."""
         before = self._sockets.get(name)
         if before is not None:
             if before[0] == ifindex:
@@ -113,27 +113,27 @@ class BgpWatch:
             del self._sockets[name]
         if not ifindex:
             return None
-        made: socket.socket | None = None
+        created: socket.socket | None = None
         try:
-            made = socket_in(self._netns, socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            attach(made, closing_filter())
-            made.bind((name, _ETH_P_IPV6))
+            created = socket_in(self._netns, socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            attach(created, closing_filter())
+            created.bind((name, _ETH_P_IPV6))
         except OSError as error:
-            if made is not None:
-                made.close()
+            if created is not None:
+                created.close()
             return str(error)
-        self._sockets[name] = (ifindex, made)
-        closings = Closings()
-        self._poller.watch(made, lambda: self._read(name, made, closings))
+        self._sockets[name] = (ifindex, created)
+        connections = ClosedConnections()
+        self._poller.watch(created, lambda: self._read(name, created, connections))
         return None
 
-    def _read(self, name: str, watched: socket.socket, closings: Closings) -> None:
+    def _read(self, name: str, watched: socket.socket, connections: ClosedConnections) -> None:
         closed = False
-        for _ in range(_MOST):
+        for _ in range(_MAX_READS):
             try:
                 packet = watched.recv(_PACKET_BYTES)
-            except OSError:  # no more, or the link has gone, which others tell
+            except OSError:  # no more packets, or the link was deleted, which netlink reports
                 break
-            closed |= closings.is_new(packet)
+            closed |= connections.is_new(packet)
         if closed:
             self._on_closed(name)

@@ -1,4 +1,4 @@
-"""What the hot process is told at its start, as one JSON text: the key is in no command line and no environment."""
+"""Configuration of the data-plane process, sent as JSON at its start: the key is in no command line or environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.fastpath.values import Limits, Ownership
 
 
 class Config(NamedTuple):
-    """Settings of the hot process; see `services.fastpath.settings`."""
+    """Settings of the data-plane process; see `services.fastpath.settings`."""
 
     netns: str | None
     uplinks: tuple[str, ...]
@@ -19,23 +19,23 @@ class Config(NamedTuple):
     bfd_socket: str
     port: int
     key: bytes
-    """Empty: the other hosts are neither told nor heard."""
+    """Empty: no signalling between hosts."""
     ownership: Ownership
     limits: Limits
-    standby_above: int
+    backup_table_above: int
     bgp_watch: bool
     event_buffer_bytes: int
     silence_s: float
-    """After which the watchdog acts."""
+    """Heartbeat timeout of the watchdog."""
     realtime_priority: int
 
     @property
     def stalled_s(self) -> float:
-        """Without a turn of the loop for so long, the watchdog may have acted."""
+        """After a stall of this length the watchdog may have acted."""
         return 0.8 * self.silence_s
 
-    def wanted(self, destination: str) -> bool:
-        """Whether a destination is one to look after: another host's VTEP."""
+    def is_peer_vtep(self, destination: str) -> bool:
+        """Whether a destination is another host's VTEP."""
         if destination == self.vtep:
             return False
         address = ipaddress.ip_address(destination)
@@ -43,14 +43,14 @@ class Config(NamedTuple):
         return not networks or any(address in network for network in networks)
 
     def text(self) -> str:
-        """For `parse`."""
+        """As JSON, for `parse`."""
         return json.dumps(self._asdict() | {"key": self.key.hex()})
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """What `text` has made."""
-        said = json.loads(text)
-        said["uplinks"], said["vtep_prefixes"] = tuple(said["uplinks"]), tuple(said["vtep_prefixes"])
-        said["key"] = bytes.fromhex(said["key"])
-        said["ownership"], said["limits"] = Ownership(*said["ownership"]), Limits(*said["limits"])
-        return cls(**said)
+        """The inverse of `text`."""
+        fields = json.loads(text)
+        fields["uplinks"], fields["vtep_prefixes"] = tuple(fields["uplinks"]), tuple(fields["vtep_prefixes"])
+        fields["key"] = bytes.fromhex(fields["key"])
+        fields["ownership"], fields["limits"] = Ownership(*fields["ownership"]), Limits(*fields["limits"])
+        return cls(**fields)

@@ -1,6 +1,6 @@
-"""The socket between the hot process and its service: orders in, records out, a text of JSON per packet.
+"""Socket between the data-plane process and its service: commands in, event records out, one JSON text per packet.
 
-Neither end waits: while the service does not read, records stay where they are, up to a limit.
+Both ends are non-blocking: while the service does not read, records are queued, up to a limit.
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-LONGEST: Final = 1 << 16
+MAX_MESSAGE_BYTES: Final = 1 << 16
 
 
-class Order(Enum):
-    """What the service says."""
+class Command(Enum):
+    """Commands of the service."""
 
     STOP = "stop"
     TORS = "tors"
     WATCHDOG = "watchdog"
-    """A new watchdog's pipe comes with it."""
+    """Carries the pipe of a restarted watchdog."""
 
 
-class Received(NamedTuple):
-    """One order."""
+class ReceivedCommand(NamedTuple):
+    """One received command."""
 
-    kind: Order
+    kind: Command
     reason: str = ""
     tors: dict[str, str] = {}  # noqa: RUF012 - never written to
     descriptor: int = -1
 
 
 class ControlLink:
-    """The hot process' end. Once the service is gone, that is an order to stop."""
+    """The data-plane process's end. The end of the service counts as a stop command."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         end.settimeout(0.0)
-        self.ask_for_tors = True
+        self.wants_router_ids = True
 
     def fileno(self) -> int:
         """For epoll."""
         return self._end.fileno()
 
-    def receive(self) -> list[Received]:
-        """Orders that have come."""
-        orders: list[Received] = []
+    def receive(self) -> list[ReceivedCommand]:
+        """Received commands."""
+        commands: list[ReceivedCommand] = []
         while True:
             try:
-                data, ancillary, _, _ = self._end.recvmsg(LONGEST, socket.CMSG_SPACE(4))
+                data, ancillary, _, _ = self._end.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4))
             except BlockingIOError:
-                return orders
+                return commands
             except OSError as error:
-                return [*orders, Received(Order.STOP, f"the service is gone: {error}")]
+                return [*commands, ReceivedCommand(Command.STOP, f"the service is gone: {error}")]
             if not data:
-                return [*orders, Received(Order.STOP, "the service is gone")]
-            said = json.loads(data)
-            kind = Order(said["order"])
-            descriptor = _descriptor(ancillary) if kind is Order.WATCHDOG else -1
-            if kind is not Order.WATCHDOG or descriptor >= 0:
-                orders.append(Received(kind, said.get("reason", ""), said.get("tors", {}), descriptor))
+                return [*commands, ReceivedCommand(Command.STOP, "the service is gone")]
+            message = json.loads(data)
+            kind = Command(message["command"])
+            descriptor = _descriptor(ancillary) if kind is Command.WATCHDOG else -1
+            if kind is not Command.WATCHDOG or descriptor >= 0:
+                commands.append(ReceivedCommand(kind, message.get("reason", ""), message.get("tors", {}), descriptor))
 
     def send(self, records: deque[dict[str, Any]], *, within_s: float = 0.0) -> None:
-        """Send records, oldest first, as many as the service takes; they leave the queue."""
+        """Send records, oldest first, as many as the socket accepts, and remove them from the queue."""
         ends_s = time.monotonic() + within_s
         while records:
             try:
@@ -78,20 +78,20 @@ class ControlLink:
                 if left_s <= 0 or not _writable(self._end, left_s):
                     return
                 continue
-            except OSError:  # it is gone: `receive` says so
+            except OSError:  # the service has exited: `receive` reports it
                 return
             records.popleft()
 
     def send_state(self, state: dict[str, Any]) -> None:
-        """Send numbers; where the service does not take them, newer ones follow."""
-        state["ask_for_tors"] = self.ask_for_tors
+        """Send the state; if the socket is full, a newer one follows."""
+        state["wants_router_ids"] = self.wants_router_ids
         with suppress(OSError):
             self._end.send(json.dumps({"state": state}).encode())
-            self.ask_for_tors = False
+            self.wants_router_ids = False
 
 
 def _writable(end: socket.socket, within_s: float) -> bool:
-    """Whether it takes something, or is broken, within so long. Not `select.select`, which ends at descriptor 1,023."""
+    """Wait until the socket is writable or broken. Not `select.select`, which is limited to descriptor 1,023."""
     poll = select.poll()
     poll.register(end, select.POLLOUT)
     return bool(poll.poll(within_s * 1_000))

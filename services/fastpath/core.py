@@ -1,19 +1,19 @@
-"""The fast path's decisions: which destinations are overridden, with which hops, until when.
+"""Fast-path decisions: which destinations are overridden, with which next hops, until when.
 
-Pure: inputs and the time come in, writes and things to tell go out. The rules are numbered as in section 5 of the
-measurements that it was specified by:
+Pure: inputs and the time come in, writes and events go out. The rules are numbered as in section 5 of the measurements
+that specified it:
 
 5. An override is FRR's route without its dead hops. There is none without a dead hop in FRR's route, none without a
    live hop left, and never a hop that FRR does not have.
-6. Another host's word counts for the route to that host only.
-8. It ends as soon as FRR's route lacks the dead hops, or is gone; else after T_max, unless the uplink is still dead
-   here. What another host said always ends after T_max. An uplink that recovers causes no write but that.
-9. Held for longer than T_max: alarm.
-11. Too many faults of an uplink, or no live uplink: no overrides for some time.
-2. Blind, that is with an input lost: no new overrides.
+6. A remote failure signal affects only the route to its sender.
+8. It ends as soon as FRR's route lacks the dead hops, or is withdrawn; else after T_max, unless the uplink is still
+   dead locally. A remote signal always expires after T_max. An uplink that recovers causes no other write.
+9. An override older than T_max raises an alarm.
+11. Flap damping: too many faults of an uplink, or no live uplink, suspend overrides for some time.
+2. With an input lost: no new overrides.
 
-A fault is an event (a session that leaves the state up, a carrier that vanishes). The state alone never makes an
-override: a session that was never up may belong to a switch that does not know BFD.
+A fault is an event (a session leaves the state up, a carrier is lost). The state alone never causes an override: a
+session that was never up may belong to a switch without BFD.
 """
 
 from __future__ import annotations
@@ -24,178 +24,178 @@ from typing import Final
 from services.fastpath.values import (
     DOWN,
     UP,
+    Announce,
     Cause,
     FaultCount,
+    FaultMark,
     FrrRoute,
     Hop,
     Limits,
-    Mark,
     Outcome,
     Overridden,
     Override,
-    Release,
-    Released,
+    RemovalReason,
+    Removed,
     Status,
-    Tell,
     Uplink,
     Write,
 )
 
 BFDD: Final = "bfdd"
-"""The input that sessions come from."""
-WORDS: Final = frozenset({Cause.PEER, Cause.BGP})
-"""What others say: it dies at T_max, whatever happens."""
+"""The input of BFD sessions."""
+REMOTE_SIGNALS: Final = frozenset({Cause.PEER, Cause.BGP})
+"""Causes that others report: they expire at T_max."""
 _NEVER: Final = float("inf")
 
 
 class FastPathCore:
-    """All state of the fast path. Each input returns what is due because of it."""
+    """State machine of the fast path. Each input returns the resulting writes and events."""
 
     def __init__(self, uplinks: Iterable[str], limits: Limits) -> None:
         self.uplinks = {name: Uplink(name) for name in uplinks}
         self.routes: dict[str, FrrRoute] = {}
         """FRR's, by destination."""
         self.overrides: dict[str, Override] = {}
-        self.blind: dict[str, str] = {}
+        self.lost_inputs: dict[str, str] = {}
         """Inputs that are lost, and why."""
-        self.damped_until_s = -_NEVER
+        self.flap_damped_until_s = -_NEVER
         self._limits = limits
         self._by_index: dict[int, Uplink] = {}
         self._dead: frozenset[int] = frozenset()
         self._due_s = _NEVER
-        self._peers: dict[str, FaultCount] = {}
-        self._ignored: dict[str, float] = {}
+        self._remote_faults: dict[str, FaultCount] = {}
+        self._ignored_until_s: dict[str, float] = {}
         self._out = Outcome.nothing()
 
     # -- inputs ------------------------------------------------------------------------------------------------
 
     def link(self, name: str, ifindex: int, *, carrier: bool, now_s: float) -> Outcome:
-        """A link is there (ifindex 0: has gone), with or without carrier."""
+        """A link exists (ifindex 0: was deleted), with or without carrier."""
         uplink = self.uplinks[name]
         was_dead, had_carrier = uplink.dead, uplink.carrier
         uplink.carrier = carrier
         self._refresh_dead(now_s)
         if not carrier and had_carrier and not was_dead:
             self._fault(uplink, Cause.CARRIER, now_s)
-        self._leave_the_dead(uplink, now_s)
+        self._avoid_dead_hops(uplink, now_s)
         if ifindex != uplink.ifindex:
             self._by_index.pop(uplink.ifindex, None)
             uplink.ifindex = ifindex
             if ifindex:
                 self._by_index[ifindex] = uplink
         self._refresh_dead(now_s)
-        return self._take(now_s)
+        return self._output(now_s)
 
     def bfd(self, name: str, state: str | None, now_s: float) -> Outcome:
-        """The state of an uplink's session; None: there is none (any more), or it is not known."""
+        """The state of an uplink's session; None: no session, or unknown."""
         uplink = self.uplinks[name]
         was_dead, before = uplink.dead, uplink.bfd
         uplink.session_is(state, now_s, self._limits)
         self._refresh_dead(now_s)
         if before == UP and state in DOWN and not was_dead:
             self._fault(uplink, Cause.BFD, now_s)
-        self._leave_the_dead(uplink, now_s)
-        return self._take(now_s)
+        self._avoid_dead_hops(uplink, now_s)
+        return self._output(now_s)
 
-    def some_routes(self, routes: Mapping[str, FrrRoute | None], now_s: float) -> Outcome:
-        """FRR's routes to these destinations are now these; None: it has none."""
+    def update_routes(self, routes: Mapping[str, FrrRoute | None], now_s: float) -> Outcome:
+        """FRR's routes to these destinations changed; None: withdrawn."""
         for destination, route in routes.items():
             self._route(destination, route, now_s)
-        return self._take(now_s)
+        return self._output(now_s)
 
-    def all_routes(self, routes: Mapping[str, FrrRoute], now_s: float) -> Outcome:
-        """FRR's routes are these, and no others."""
+    def replace_routes(self, routes: Mapping[str, FrrRoute], now_s: float) -> Outcome:
+        """FRR's complete routes, after a dump."""
         for destination in self.routes.keys() - routes.keys():
             self._route(destination, None, now_s)
         for destination, route in routes.items():
             if self.routes.get(destination) != route:
                 self._route(destination, route, now_s)
-        return self._take(now_s)
+        return self._output(now_s)
 
-    def peer(self, destination: str, tor: str, now_s: float) -> tuple[str, Outcome]:
-        """Another host, ``destination``, says that it cannot be reached through a ToR; returns what came of it."""
-        return self._peer(destination, tor, now_s), self._take(now_s)
+    def peer_fault(self, destination: str, tor: str, now_s: float) -> tuple[str, Outcome]:
+        """The host ``destination`` signals that it is unreachable through a ToR; returns the result's counter."""
+        return self._peer(destination, tor, now_s), self._output(now_s)
 
-    def closed(self, name: str, now_s: float) -> Outcome:
-        """The switch at an uplink has closed its BGP session: it may not hear us, and FRR will leave it soon.
+    def bgp_closed(self, name: str, now_s: float) -> Outcome:
+        """The switch at an uplink closed its BGP session: it may not receive from here, and FRR will soon avoid it.
 
-        One that FRR does not use says nothing, as when two connections of a new session collide (RFC 4271, 6.8).
+        Ignored on an uplink that FRR does not use: two connections of a new session may collide (RFC 4271, 6.8).
         """
         uplink = self.uplinks[name]
-        early = now_s < max(self.damped_until_s, uplink.closing_until_s)
-        deaf = self.blind or early or uplink.dead or not uplink.ifindex
+        early = now_s < max(self.flap_damped_until_s, uplink.closing_until_s)
+        ignored = self.lost_inputs or early or uplink.dead or not uplink.ifindex
         used = any(hop.ifindex == uplink.ifindex for route in self.routes.values() for hop in route.hops)
-        if used and not deaf and not self._too_many_words(f"the switch at {name}", now_s):
-            self._answer(uplink, Mark(now_s, Cause.BGP), now_s)
-        return self._take(now_s)
+        if used and not ignored and not self._exceeds_rate(f"the switch at {name}", now_s):
+            self._override_uplink(uplink, FaultMark(now_s, Cause.BGP), now_s)
+        return self._output(now_s)
 
-    def tors(self, router_ids: Mapping[str, str]) -> None:
-        """Which ToR is at the other end of each uplink; those not named keep theirs."""
+    def set_router_ids(self, router_ids: Mapping[str, str]) -> None:
+        """Set the router id of the ToR at each uplink; uplinks not named keep theirs."""
         for name, router_id in router_ids.items():
             if name in self.uplinks:
                 self.uplinks[name].tor = router_id
 
-    def lose(self, what: str, reason: str, now_s: float) -> Outcome:
-        """An input is lost (rule 2); with `BFDD` every session is unknown."""
+    def input_lost(self, what: str, reason: str, now_s: float) -> Outcome:
+        """An input is lost (rule 2); with `BFDD` all sessions become unknown."""
         if what == BFDD:
             for uplink in self.uplinks.values():
                 uplink.bfd = None
             self._refresh_dead(now_s)
-        if what not in self.blind:
+        if what not in self.lost_inputs:
             self._out.statuses.append(Status("input_lost", f"{what}: {reason}", alarm=True))
-        self.blind[what] = reason
-        return self._take(now_s)
+        self.lost_inputs[what] = reason
+        return self._output(now_s)
 
-    def regain(self, what: str, now_s: float) -> Outcome:
-        """It is back, with everything that it knows."""
-        if self.blind.pop(what, None) is not None:
-            rest = f"; still without {', '.join(self.blind)}" if self.blind else ""
+    def input_restored(self, what: str, now_s: float) -> Outcome:
+        """An input is restored, with its complete state."""
+        if self.lost_inputs.pop(what, None) is not None:
+            rest = f"; still without {', '.join(self.lost_inputs)}" if self.lost_inputs else ""
             self._out.statuses.append(Status("input_restored", f"{what} is back{rest}"))
-        return self._take(now_s)
+        return self._output(now_s)
 
-    def refused(self, destination: str, reason: str, now_s: float) -> Outcome:
-        """The kernel did not take an override."""
+    def override_rejected(self, destination: str, reason: str, now_s: float) -> Outcome:
+        """The kernel rejected an override."""
         if destination in self.overrides:
-            self._release(destination, Release.REFUSED, now_s)
+            self._remove(destination, RemovalReason.REFUSED, now_s)
             self._out.statuses.append(Status("refused", f"override of {destination}: {reason}", alarm=True))
-        return self._take(now_s)
+        return self._output(now_s)
 
-    def gone(self, destinations: Iterable[str], reason: Release, now_s: float) -> Outcome:
-        """These are not in our table any more, whoever deleted them; no write is due."""
+    def routes_deleted(self, destinations: Iterable[str], reason: RemovalReason, now_s: float) -> Outcome:
+        """These overrides were deleted externally; no write follows."""
         for destination in destinations:
             if destination in self.overrides:
-                self._release(destination, reason, now_s)
-        outcome = self._take(now_s)
+                self._remove(destination, reason, now_s)
+        outcome = self._output(now_s)
         outcome.writes.clear()
         return outcome
 
-    def all_gone(self, reason: Release, now_s: float) -> Outcome:
-        """Nothing of ours is in the kernel any more, whoever deleted it; no write is due."""
-        self._release_all(reason, now_s)
-        outcome = self._take(now_s)
+    def all_routes_deleted(self, reason: RemovalReason, now_s: float) -> Outcome:
+        """All overrides were deleted externally; no write follows."""
+        self._remove_all(reason, now_s)
+        outcome = self._output(now_s)
         outcome.writes.clear()
         return outcome
 
     def tick(self, now_s: float) -> Outcome:
         """Time has passed."""
-        return self._take(now_s)
+        return self._output(now_s)
 
     @property
     def due_s(self) -> float:
-        """When `tick` has something to do."""
+        """When the next `tick` is due."""
         return self._due_s
 
     @property
-    def damped(self) -> bool:
-        """Whether the damper holds, as of the last input."""
-        return self.damped_until_s > -_NEVER
+    def flap_damped(self) -> bool:
+        """Whether overrides are suspended by flap damping, as of the last input."""
+        return self.flap_damped_until_s > -_NEVER
 
     # -- faults ------------------------------------------------------------------------------------------------
 
     def _refresh_dead(self, now_s: float) -> None:
         dead = frozenset(u.ifindex for u in self.uplinks.values() if u.dead and u.ifindex)
         if self._dead - dead:
-            self._due_s = now_s  # an override that was held for this may be over
+            self._due_s = now_s  # an override for this uplink may have expired
         self._dead = dead
 
     def _fault(self, uplink: Uplink, cause: Cause, now_s: float) -> None:
@@ -204,22 +204,22 @@ class FastPathCore:
             self._damp(f"{uplink.name}: {times}", uplink.name, now_s)
         elif all(other.dead for other in self.uplinks.values()):
             self._damp("no uplink is alive", uplink.name, now_s)
-        elif now_s < self.damped_until_s:
+        elif now_s < self.flap_damped_until_s:
             self._suppress(uplink, cause, "flap damped")
-        elif self.blind:
-            self._suppress(uplink, cause, f"input lost: {', '.join(self.blind)}")
+        elif self.lost_inputs:
+            self._suppress(uplink, cause, f"input lost: {', '.join(self.lost_inputs)}")
         else:
-            self._answer(uplink, Mark(now_s, cause), now_s)
-            self._out = self._out._replace(tell=Tell(uplink.name, uplink.tor))
+            self._override_uplink(uplink, FaultMark(now_s, cause), now_s)
+            self._out = self._out._replace(announce=Announce(uplink.name, uplink.tor))
 
-    def _answer(self, uplink: Uplink, mark: Mark, now_s: float) -> None:
+    def _override_uplink(self, uplink: Uplink, mark: FaultMark, now_s: float) -> None:
         """Override wherever FRR uses the uplink."""
         for destination, route in self.routes.items():
             if any(hop.ifindex == uplink.ifindex for hop in route.hops):
                 self._mark(destination, route, {uplink.ifindex: mark}, now_s)
 
-    def _leave_the_dead(self, uplink: Uplink, now_s: float) -> None:
-        """Whatever a death counts as, blind or not: no override goes on through what is dead."""
+    def _avoid_dead_hops(self, uplink: Uplink, now_s: float) -> None:
+        """Whatever the cause, also with an input lost: no override keeps a dead hop."""
         if not uplink.dead or not uplink.ifindex:
             return
         for destination, override in list(self.overrides.items()):
@@ -234,67 +234,67 @@ class FastPathCore:
         until_s = now_s + self._limits.damper_hold_s
         reason = f"{why}: no overrides for {self._limits.damper_hold_s:g} s, FRR alone is in charge"
         self._out.statuses.append(Status("flap_damped", reason, alarm=True, uplink=uplink))
-        self.damped_until_s = until_s
+        self.flap_damped_until_s = until_s
         self._due_s = min(self._due_s, until_s)
-        self._release_all(Release.FLAP_DAMPED, now_s)
+        self._remove_all(RemovalReason.FLAP_DAMPED, now_s)
 
     def _peer(self, destination: str, tor: str, now_s: float) -> str:
-        marks = {u.ifindex: Mark(now_s, Cause.PEER) for u in self.uplinks.values() if u.ifindex and u.tor == tor}
+        marks = {u.ifindex: FaultMark(now_s, Cause.PEER) for u in self.uplinks.values() if u.ifindex and u.tor == tor}
         route = self.routes.get(destination)
         if not tor or not marks:
             return "unknown_tor"
         if route is None:
             return "no_route"
-        if self.blind:
+        if self.lost_inputs:
             return "input_lost"
-        if now_s < self.damped_until_s:
+        if now_s < self.flap_damped_until_s:
             return "flap_damped"
-        if self._too_many_words(destination, now_s):
+        if self._exceeds_rate(destination, now_s):
             return "flap_damped"
         named = {hop.ifindex for hop in route.hops}
         known = self._marks_of(destination)
-        # Said twice is not said longer: an earlier mark keeps its time, and so its end.
+        # A repeated signal does not extend an override: an earlier mark keeps its time.
         marks = {index: mark for index, mark in marks.items() if index in named and index not in known}
         return "applied" if marks and self._mark(destination, route, marks, now_s) else "nothing_to_do"
 
-    def _too_many_words(self, source: str, now_s: float) -> bool:
-        """Rule 11 for what others say."""
-        if now_s < self._ignored.get(source, -_NEVER):
+    def _exceeds_rate(self, source: str, now_s: float) -> bool:
+        """Rule 11 for remote signals."""
+        if now_s < self._ignored_until_s.get(source, -_NEVER):
             return True
-        if not self._peers.setdefault(source, FaultCount()).add(now_s, self._limits):
+        if not self._remote_faults.setdefault(source, FaultCount()).add(now_s, self._limits):
             return False
-        self._ignored[source] = now_s + self._limits.damper_hold_s
+        self._ignored_until_s[source] = now_s + self._limits.damper_hold_s
         reason = f"{source} signalled too many faults: ignored for {self._limits.damper_hold_s:g} s"
         self._out.statuses.append(Status("peer_flap_damped", reason, alarm=True, peer=source))
         return True
 
-    def _marks_of(self, destination: str) -> Mapping[int, Mark]:
+    def _marks_of(self, destination: str) -> Mapping[int, FaultMark]:
         return self.overrides[destination].marks if destination in self.overrides else {}
 
     # -- overrides ---------------------------------------------------------------------------------------------
 
-    def _mark(self, destination: str, route: FrrRoute, marks: dict[int, Mark], now_s: float) -> bool:
-        """Override with these hops dead too; False: nothing was written."""
+    def _mark(self, destination: str, route: FrrRoute, marks: dict[int, FaultMark], now_s: float) -> bool:
+        """Override with these hops marked as well; False: nothing was written."""
         override = self.overrides.get(destination)
         if override is not None:
             marks = override.marks | marks
         live = self._live(route.hops, marks)
         if live is None:
             if override is not None:
-                self._release(destination, Release.NO_LIVE_HOP, now_s)
+                self._remove(destination, RemovalReason.NO_LIVE_HOP, now_s)
             return False
         self._due_s = min(self._due_s, now_s + self._limits.t_max_s)
         return self._install(destination, route._replace(hops=live), marks, now_s)
 
-    def _live(self, hops: tuple[Hop, ...], marks: Mapping[int, Mark]) -> tuple[Hop, ...] | None:
-        """What an override would have; None: there is none to be made."""
+    def _live(self, hops: tuple[Hop, ...], marks: Mapping[int, FaultMark]) -> tuple[Hop, ...] | None:
+        """Next hops of an override; None: no override is possible."""
         dead = self._dead
         live = tuple(hop for hop in hops if hop.ifindex not in marks and hop.ifindex not in dead)
-        if not live:  # a fault that is over, and another host's word, give way to one that we see
+        if not live:  # a local fault takes precedence over expired faults and remote signals
             live = tuple(hop for hop in hops if hop.ifindex not in dead)
         return live if live and len(live) < len(hops) else None
 
-    def _install(self, destination: str, route: FrrRoute, marks: dict[int, Mark], now_s: float) -> bool:
+    def _install(self, destination: str, route: FrrRoute, marks: dict[int, FaultMark], now_s: float) -> bool:
         override = self.overrides.get(destination)
         if override is None:
             self.overrides[destination] = Override(marks, route, now_s)
@@ -316,31 +316,31 @@ class FastPathCore:
         if override is None:
             return
         if route is None:
-            self._release(destination, Release.FRR_WITHDREW, now_s)
+            self._remove(destination, RemovalReason.FRR_WITHDREW, now_s)
             return
         named = {hop.ifindex for hop in route.hops}
         self._reconsider(
             destination, route, {index: mark for index, mark in override.marks.items() if index in named}, now_s
         )
 
-    def _reconsider(self, destination: str, route: FrrRoute, marks: dict[int, Mark], now_s: float) -> None:
-        """FRR's route or the marks of an overridden destination have changed."""
+    def _reconsider(self, destination: str, route: FrrRoute, marks: dict[int, FaultMark], now_s: float) -> None:
+        """Recompute an override after its marks or FRR's route changed."""
         live = self._live(route.hops, marks) if marks else None
         if not marks:
-            self._release(destination, Release.FRR_CONVERGED, now_s)
+            self._remove(destination, RemovalReason.FRR_CONVERGED, now_s)
         elif live is None:
-            self._release(destination, Release.NO_LIVE_HOP, now_s)
+            self._remove(destination, RemovalReason.NO_LIVE_HOP, now_s)
         else:
             self._install(destination, route._replace(hops=live), marks, now_s)
 
-    def _release(self, destination: str, reason: Release, now_s: float) -> None:
+    def _remove(self, destination: str, reason: RemovalReason, now_s: float) -> None:
         override = self.overrides.pop(destination)
         names = tuple(self._by_index[index].name for index in override.marks if index in self._by_index)
         causes = "+".join(sorted({str(mark.cause) for mark in override.marks.values()}))
         route = self.routes.get(destination)
         self._out.writes.append(Write(destination, None))
-        self._out.released.append(
-            Released(
+        self._out.removed.append(
+            Removed(
                 destination,
                 names,
                 causes,
@@ -351,30 +351,30 @@ class FastPathCore:
             )
         )
 
-    def _release_all(self, reason: Release, now_s: float) -> None:
+    def _remove_all(self, reason: RemovalReason, now_s: float) -> None:
         for destination in list(self.overrides):
-            self._release(destination, reason, now_s)
+            self._remove(destination, reason, now_s)
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _take(self, now_s: float) -> Outcome:
-        """Everything that is due, in one."""
+    def _output(self, now_s: float) -> Outcome:
+        """Collect the pending output."""
         if now_s >= self._due_s:
             self._expire(now_s)
         outcome, self._out = self._out, Outcome.nothing()
         return outcome
 
     def _expire(self, now_s: float) -> None:
-        """Rule 8's T_max, rule 9's alarm, the end of rule 11's pause."""
-        if self.damped and now_s >= self.damped_until_s:
-            self.damped_until_s = -_NEVER
+        """Apply rule 8's T_max, rule 9's alarm, the end of rule 11's suspension."""
+        if self.flap_damped and now_s >= self.flap_damped_until_s:
+            self.flap_damped_until_s = -_NEVER
             self._out.statuses.append(Status("flap_damping_ended", "no faults any more: overrides are installed again"))
-        due_s = self.damped_until_s if self.damped else _NEVER
-        stuck: list[str] = []
+        due_s = self.flap_damped_until_s if self.flap_damped else _NEVER
+        not_converging: list[str] = []
         for destination, override in list(self.overrides.items()):
-            marks = {index: mark for index, mark in override.marks.items() if not self._over(index, mark, now_s)}
+            marks = {index: mark for index, mark in override.marks.items() if not self._is_expired(index, mark, now_s)}
             if not marks:
-                self._release(destination, Release.TIMEOUT, now_s)
+                self._remove(destination, RemovalReason.TIMEOUT, now_s)
                 continue
             if len(marks) < len(override.marks):
                 self._reconsider(destination, self.routes[destination], marks, now_s)
@@ -382,18 +382,18 @@ class FastPathCore:
             due_s = min([due_s, *(end_s for end_s in ends_s if end_s > now_s)])
             if min(ends_s) <= now_s and not override.alarmed:
                 override.alarmed = True
-                stuck.append(destination)
+                not_converging.append(destination)
         self._due_s = due_s
-        if stuck:
-            self._out.statuses.append(self._stuck(stuck))
+        if not_converging:
+            self._out.statuses.append(self._not_converging(not_converging))
 
-    def _stuck(self, destinations: list[str]) -> Status:
+    def _not_converging(self, destinations: list[str]) -> Status:
         some = ", ".join(destinations[:3]) + (f" and {len(destinations) - 3} more" if len(destinations) > 3 else "")
         return Status(
             "not_converging", f"FRR still uses a dead hop after {self._limits.t_max_s:g} s: {some}", alarm=True
         )
 
-    def _over(self, index: int, mark: Mark, now_s: float) -> bool:
+    def _is_expired(self, index: int, mark: FaultMark, now_s: float) -> bool:
         if now_s < mark.since_s + self._limits.t_max_s:
             return False
-        return mark.cause in WORDS or index not in self._dead
+        return mark.cause in REMOTE_SIGNALS or index not in self._dead

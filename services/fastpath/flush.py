@@ -1,4 +1,4 @@
-"""Leave nothing of the fast path behind, by hand: ``python -m services.fastpath.flush``.
+"""Deletes all routes and rules of the fast path: ``python -m services.fastpath.flush``.
 
 Arguments: [NETNS [TABLE [PRIORITY]]]. For systemd's ExecStartPre and ExecStopPost as well. Standard library only.
 """

@@ -1,10 +1,9 @@
-"""The hot process' sign of life for whoever else looks after the network namespace: the reconciler, another process.
+"""Heartbeat of the fast path's data-plane process to other processes of its network namespace, by netlink multicast.
 
-A netlink multicast (netlink(7)) from process to process: seen by everybody who listens in the same network namespace,
-be it in another unit or container, and by nobody else; so it is exactly where the routes are, without a file or
-directory that both would have to share. It goes to a group of NETLINK_ROUTE that the kernel has reserved and never
-speaks in, as the kernel lets only CAP_NET_ADMIN send there: whoever could forge it could delete the routes as well. The
-message is an NLMSG_NOOP, which the kernel skips. Sending never waits. Standard library only.
+A multicast message (netlink(7)) reaches every listener in the same network namespace, also in another container, and
+no others: exactly where the routes are, without a shared file or directory. It uses a group of NETLINK_ROUTE that the
+kernel reserves and does not send to. Only CAP_NET_ADMIN may send there: a process that can forge it can delete the
+routes as well. The message is an NLMSG_NOOP, which the kernel skips. Sending is non-blocking. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ GROUP: Final = 14
 _GROUPS: Final = 1 << (GROUP - 1)
 _NOOP: Final = 1
 _BEAT: Final = struct.Struct("=IHHII8sIId")
-"""nlmsghdr: length, type, flags, sequence, port; then ours."""
+"""nlmsghdr: length, type, flags, sequence, port; then the payload."""
 _MAGIC: Final = b"TBFPLIFE"
-_MOST: Final = 1_024
-"""Read in one go."""
+_MAX_READS: Final = 1_024
+"""Messages per read."""
 
 
 class Beat(NamedTuple):
-    """What is said ten times a second."""
+    """Content of a heartbeat, sent ten times a second."""
 
     own: Ownership
-    """What the sender writes to."""
+    """The sender's tables."""
     silence_s: float
-    """After which its own watchdog empties that."""
+    """Timeout of its own watchdog."""
 
 
 def encode_beat(beat: Beat) -> bytes:
@@ -43,7 +42,7 @@ def encode_beat(beat: Beat) -> bytes:
 
 
 def decode_beat(data: bytes) -> Beat | None:
-    """What a message says; None: it is none of ours."""
+    """Decode a message; None: not a heartbeat."""
     if len(data) != _BEAT.size:
         return None
     _, kind, _, _, _, magic, table, priority, silence_s = _BEAT.unpack(data)
@@ -51,7 +50,7 @@ def decode_beat(data: bytes) -> Beat | None:
 
 
 class HeartbeatSender:
-    """Of the hot process."""
+    """The data-plane process's end."""
 
     def __init__(self, netns: str | None, beat: Beat) -> None:
         """Open it. Raises OSError."""
@@ -59,7 +58,7 @@ class HeartbeatSender:
         self._socket = socket_in(netns, socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK)
 
     def send(self) -> None:
-        """Say it once; that nobody listens is no error.
+        """Send one heartbeat; without a listener this is no error.
 
         Raises:
             OSError: no CAP_NET_ADMIN, or the socket itself failed.
@@ -72,10 +71,10 @@ class HeartbeatSender:
 
 
 class HeartbeatReceiver:
-    """Of who looks after the fast path. Never waits; `fileno` is for epoll and ``loop.add_reader``."""
+    """The reconciler's end. Non-blocking; `fileno` is for epoll and ``loop.add_reader``."""
 
     def __init__(self, netns: str | None) -> None:
-        """Listen.
+        """Open the socket.
 
         Raises:
             OSError: no such namespace, or no right to enter it.
@@ -92,17 +91,17 @@ class HeartbeatReceiver:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Let go."""
+        """Close the socket."""
         self._socket.close()
 
     def read(self) -> Beat | None:
-        """The last beat that came; None: none since the last call.
+        """The last heartbeat; None: none since the last call.
 
         Raises:
             OSError: the socket itself failed (not ENOBUFS).
         """
         last: Beat | None = None
-        for _ in range(_MOST):
+        for _ in range(_MAX_READS):
             try:
                 data, (port, _) = self._socket.recvfrom(_BEAT.size + 1)
             except BlockingIOError:

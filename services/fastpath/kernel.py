@@ -1,4 +1,4 @@
-"""The kernel's side of the fast path: writes to our tables and rules, looks at links and routes."""
+"""Netlink access of the fast path: writes its tables and rules, dumps links and routes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from services.fastpath.mirror import Row
 from services.fastpath.routes import (
     FAMILIES,
     LinkRow,
-    OwnRow,
+    OverrideRow,
     all_links,
     override_request,
     read_link,
     read_route,
 )
-from services.fastpath.values import PROTOCOL, Ownership, Switch, Write
+from services.fastpath.values import PROTOCOL, BackupRule, Ownership, Write
 
 _ABSENT = frozenset({errno.ESRCH, errno.ENOENT})
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EOPNOTSUPP})
 
 
 class Failure(NamedTuple):
-    """A write that the kernel did not take."""
+    """A write that the kernel rejected."""
 
-    write: Write | Switch
+    write: Write | BackupRule
     reason: str
 
 
 class FastPathKernel:
-    """One namespace. Every method raises OSError or NetlinkError where the kernel cannot be talked to."""
+    """Netlink socket in one namespace. Every method raises OSError or NetlinkError if the socket fails."""
 
     def __init__(self, netns: str | None, own: Ownership) -> None:
         self.own = own
@@ -49,13 +49,13 @@ class FastPathKernel:
 
     @property
     def port_id(self) -> int:
-        """What events that we caused carry."""
+        """`Message.port_id` of events of own writes."""
         return self._netlink.port_id
 
-    def write(self, writes: Sequence[Write | Switch]) -> list[Failure]:
-        """Carry out in order; what was to be deleted and is not there is fine."""
+    def write(self, writes: Sequence[Write | BackupRule]) -> list[Failure]:
+        """Write in order; deleting an absent object is no failure."""
         requests: list[Request] = []
-        owners: list[Write | Switch] = []
+        owners: list[Write | BackupRule] = []
         for write in writes:
             made = [self._route(write)] if isinstance(write, Write) else self._rules(write)
             requests += made
@@ -69,25 +69,25 @@ class FastPathKernel:
     def _route(self, write: Write) -> Request:
         return override_request(write, self.own.table + write.table)
 
-    def _rules(self, switch: Switch) -> list[Request]:
-        table, priority = self.own.table + switch.table, self.own.priority + 1
-        encode = rule_codec.add_rule if switch.on else rule_codec.delete_rule
+    def _rules(self, rule: BackupRule) -> list[Request]:
+        table, priority = self.own.table + rule.table, self.own.priority + 1
+        encode = rule_codec.add_rule if rule.on else rule_codec.delete_rule
         return [encode(Rule(family, table, priority, PROTOCOL)) for family in FAMILIES]
 
     def clear(self) -> int:
-        """Leave nothing of ours behind: rules first, which ends every override, then routes. Returns how many routes.
+        """Delete all rules, which ends every override, then all routes. Returns the number of routes.
 
-        Only rules and routes of our protocol are deleted, and only those of our tables.
+        Only rules and routes of `PROTOCOL` in the fast path's tables are deleted.
         """
         for family in FAMILIES:
             for message in self._dump(rule_codec.dump_rules(family)):
                 rule = rule_codec.decode_rule(message.payload)
                 if rule.protocol == PROTOCOL and rule.table in self.own.tables:
                     self._netlink.write_one(rule_codec.delete_rule(rule))
-        return sum(self._empty(table) for table in self.own.tables)
+        return sum(self._clear_table(table) for table in self.own.tables)
 
-    def in_force(self) -> list[str]:
-        """Destinations whose packets an override of ours directs now, whether or not who wrote it still lives."""
+    def active_destinations(self) -> list[str]:
+        """Destinations with an override in force, also of an earlier process."""
         tables = {
             rule.table
             for family in FAMILIES
@@ -96,22 +96,22 @@ class FastPathKernel:
         }
         return sorted({row.destination for table in tables for row in self._own_rows(table)})
 
-    def _own_rows(self, table: int) -> list[OwnRow]:
+    def _own_rows(self, table: int) -> list[OverrideRow]:
         rows = (read_route(message, self.own) for message in self._routes(table))
-        return [row for row in rows if isinstance(row, OwnRow)]
+        return [row for row in rows if isinstance(row, OverrideRow)]
 
-    def _empty(self, table: int) -> int:
+    def _clear_table(self, table: int) -> int:
         writes = [override_request(Write(row.destination, None), table) for row in self._own_rows(table)]
         self._netlink.write(writes)
         return len(writes)
 
     def add_rules(self) -> None:
-        """Let packets look into the table of overrides first. A rule that is there already is fine."""
+        """Add the rule of the table of overrides. An existing rule is no failure."""
         for family in FAMILIES:
             rule = Rule(family, self.own.table, self.own.priority, PROTOCOL)
             ack = self._netlink.write_one(rule_codec.add_rule(rule))
             if ack.errno in _NO_FAMILY and family == AF_INET6:
-                continue  # a kernel without IPv6
+                continue  # the kernel lacks IPv6
             if ack.errno not in {0, errno.EEXIST}:
                 raise OSError(ack.errno, f"cannot add the rule: {os.strerror(ack.errno)} {ack.reason}".rstrip())
 
@@ -130,7 +130,7 @@ class FastPathKernel:
         return [message for request in requests for message in self._dump(request)]
 
     def _dump(self, request: Request) -> list[Message]:
-        """Nothing where there is no such table or family."""
+        """Dump; empty if the table or family does not exist."""
         try:
             return self._netlink.dump(request)
         except OSError as error:
@@ -139,7 +139,7 @@ class FastPathKernel:
             raise
 
 
-def _harmless(write: Write | Switch, number: int) -> bool:
+def _harmless(write: Write | BackupRule, number: int) -> bool:
     if isinstance(write, Write):
         return write.route is None and number in _ABSENT
     return number in (_NO_FAMILY | ({errno.EEXIST} if write.on else _ABSENT))

@@ -1,4 +1,4 @@
-"""How many datagrams of a source are looked at: token buckets, before any byte is decoded or any HMAC is made. Pure.
+"""Rate limits of received datagrams: a token bucket per source, applied before decoding and HMAC. Pure.
 
 A host sends at most 8 repeats of a fault and as many acknowledgements, and the damper lets it have 3 faults of an
 uplink within 10 s: so a host's own bucket is never empty. A source whose bucket is empty is denied for a second, in the
@@ -13,16 +13,16 @@ SOURCE_BURST: Final = 256.0
 SOURCE_PER_S: Final = 64.0
 DENIED_S: Final = 1.0
 TOTAL_BURST: Final = 8_192.0
-"""A switch that dies is told of by every host at once, and each acknowledges: twice 500, and repeats."""
+"""A failed switch is announced by every host at once, and each acknowledges: twice 500, and repeats."""
 TOTAL_PER_S: Final = 2_000.0
 PAUSE_S: Final = 0.01
-MOST_DENIED: Final = 64
-_MOST_SOURCES: Final = 1_024
-_TOLD_AGAIN_S: Final = 60.0
+MAX_DENIED: Final = 64
+_MAX_SOURCES: Final = 1_024
+_REPORT_INTERVAL_S: Final = 60.0
 
 
 class Bucket:
-    """Tokens that come back with time."""
+    """A token bucket."""
 
     __slots__ = ("_at_s", "_burst", "_per_s", "_tokens")
 
@@ -31,7 +31,7 @@ class Bucket:
         self._tokens, self._at_s = burst, now_s
 
     def take(self, now_s: float) -> bool:
-        """Take one; False: there is none."""
+        """Take a token; False: the bucket is empty."""
         self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         if self._tokens < 1:
@@ -41,31 +41,31 @@ class Bucket:
 
 
 class Denied(NamedTuple):
-    """A source that was denied."""
+    """A denied source, and the reason."""
 
     source: str
     reason: str
 
 
 class SourceLimiter:
-    """The buckets of all sources, and who is denied."""
+    """The buckets of all sources, and the denied ones."""
 
     def __init__(self, now_s: float) -> None:
         self._buckets: dict[str, Bucket] = {}
-        """By source, the one that was used last at the end."""
+        """By source, the most recently used last."""
         self._total = Bucket(TOTAL_BURST, TOTAL_PER_S, now_s)
-        self._told_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         self.denied: dict[str, float] = {}
-        """Until when, by source; the first one ends first."""
+        """Expiry by source, in order."""
         self.changes = 0
-        """How often `denied` has changed."""
+        """Number of changes of `denied`."""
         self.paused_until_s = 0.0
-        """Nobody is read from until then."""
-        self.news: list[Denied] = []
-        """Sources that were denied, each at most once a minute; for whoever reads this to clear."""
+        """No datagram is read until then."""
+        self.newly_denied: list[Denied] = []
+        """Newly denied sources, each at most once a minute; the reader clears it."""
 
     def allow(self, source: str, now_s: float) -> bool:
-        """Whether a datagram of this source is looked at."""
+        """Whether to process a datagram of this source."""
         if source in self.denied:
             return False
         if not self._total.take(now_s):
@@ -73,7 +73,7 @@ class SourceLimiter:
             return False
         bucket = self._buckets.pop(source, None) or Bucket(SOURCE_BURST, SOURCE_PER_S, now_s)
         self._buckets[source] = bucket
-        if len(self._buckets) > _MOST_SOURCES:
+        if len(self._buckets) > _MAX_SOURCES:
             del self._buckets[next(iter(self._buckets))]
         if bucket.take(now_s):
             return True
@@ -83,22 +83,22 @@ class SourceLimiter:
     def _deny(self, source: str, now_s: float) -> None:
         self.denied[source] = now_s + DENIED_S
         self.changes += 1
-        if len(self.denied) > MOST_DENIED:
+        if len(self.denied) > MAX_DENIED:
             del self.denied[next(iter(self.denied))]
-        if now_s >= self._told_s.pop(source, -_TOLD_AGAIN_S) + _TOLD_AGAIN_S:
+        if now_s >= self._reported_s.pop(source, -_REPORT_INTERVAL_S) + _REPORT_INTERVAL_S:
             rate = f"more than {SOURCE_BURST:g} datagrams at once, and {SOURCE_PER_S:g} a second"
-            self.news.append(Denied(source, f"{source} sends {rate}: dropped for {DENIED_S:g} s at a time"))
-            self._told_s[source] = now_s
-        if len(self._told_s) > _MOST_SOURCES:
-            del self._told_s[next(iter(self._told_s))]
+            self.newly_denied.append(Denied(source, f"{source} sends {rate}: dropped for {DENIED_S:g} s at a time"))
+            self._reported_s[source] = now_s
+        if len(self._reported_s) > _MAX_SOURCES:
+            del self._reported_s[next(iter(self._reported_s))]
 
     @property
     def due_s(self) -> float:
-        """When `expire` has something to do."""
+        """When the next `expire` is due."""
         return next(iter(self.denied.values()), float("inf"))
 
     def expire(self, now_s: float) -> None:
-        """Listen again to those whose time is over."""
+        """Accept sources again whose denial has expired."""
         for source in [source for source, until_s in self.denied.items() if now_s >= until_s]:
             del self.denied[source]
             self.changes += 1

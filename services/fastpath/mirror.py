@@ -1,4 +1,4 @@
-"""FRR's routes to single hosts, as the kernel's main table has them. Pure."""
+"""Mirror of FRR's host routes in the kernel's main table. Pure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Row(NamedTuple):
     metric: int
     tos: int
     route: FrrRoute | None
-    """None: it has something that an override could not carry over, such as an encapsulation."""
+    """None: it has an attribute that an override cannot copy, such as an encapsulation."""
 
 
 class RouteMirror:
-    """Follows events; says what FRR's route to a destination is."""
+    """Updated by netlink events; returns FRR's route to a destination."""
 
     def __init__(self, wanted: Callable[[str], bool]) -> None:
-        """Begin with nothing.
+        """Start empty.
 
         Args:
-            wanted: whether a destination is one to look after; asked once for each.
+            wanted: whether a destination is mirrored; called once for each.
         """
         self._ask = wanted
         self._wanted: dict[str, bool] = {}
@@ -44,23 +44,23 @@ class RouteMirror:
         return found
 
     def clear(self) -> None:
-        """Before a new look at everything."""
+        """Remove all, before a new dump."""
         self._rows.clear()
 
     def add(self, row: Row) -> bool:
-        """A route has come, or replaced that with the same metric; False: not one to look after."""
+        """Add a route, or replace that with the same metric; False: not mirrored."""
         if not self._is_wanted(row.destination):
             return False
         self._rows.setdefault(row.destination, {})[row.metric, row.tos] = row
         return True
 
     def remove(self, row: Row) -> bool:
-        """A route has gone; IPv6 may name only some of its hops. False: not one to look after."""
+        """Remove a route; IPv6 may name only some of its hops. False: not mirrored."""
         rows = self._rows.get(row.destination)
         if not rows or (row.metric, row.tos) not in rows:
             return False
         known = rows.pop((row.metric, row.tos))
-        if known.protocol != row.protocol:  # an old one that was replaced meanwhile
+        if known.protocol != row.protocol:  # an older route that was replaced meanwhile
             rows[row.metric, row.tos] = known
         elif ":" in row.destination and known.route is not None and row.route is not None:
             rest = tuple(hop for hop in known.route.hops if hop not in row.route.hops)
@@ -71,7 +71,7 @@ class RouteMirror:
         return True
 
     def of(self, destination: str) -> FrrRoute | None:
-        """FRR's route, if the kernel uses it: another one with a lower metric would win."""
+        """FRR's route, if the kernel uses it: another with a lower metric takes precedence."""
         rows = self._rows.get(destination)
         if not rows:
             return None
@@ -83,7 +83,7 @@ class RouteMirror:
         return {name: route for name in self._rows if (route := self.of(name)) is not None}
 
     def uses(self, ifindex: int) -> bool:
-        """Whether any route goes out there."""
+        """Whether any route uses this link."""
         return any(
             hop.ifindex == ifindex
             for rows in self._rows.values()

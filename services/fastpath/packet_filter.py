@@ -1,4 +1,4 @@
-"""Classic BPF (Documentation/networking/filter.rst): what a socket does not even queue."""
+"""Socket filters in classic BPF (Documentation/networking/filter.rst): packets dropped before the queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def assemble(instructions: Iterable[Instruction]) -> bytes:
 
 
 def datagram_filter(tag: bytes, denied: Iterable[str]) -> bytes:
-    """Datagrams of our length that begin with our tag, but for those of some sources.
+    """Accepts datagrams of the right length and tag, except from denied sources.
 
     A UDP socket's program sees a packet from its UDP header on.
     """
@@ -55,7 +55,7 @@ def datagram_filter(tag: bytes, denied: Iterable[str]) -> bytes:
 
 
 def _not_from(source: str) -> list[Instruction]:
-    """Skip the next instruction unless a packet is of this source."""
+    """Skip the next instruction unless the packet is from this source."""
     address = ipaddress.ip_address(source)
     words = struct.unpack(f"!{len(address.packed) // 4}I", address.packed)
     program: list[Instruction] = []
@@ -67,7 +67,7 @@ def _not_from(source: str) -> list[Instruction]:
 
 
 def attach(filtered: socket.socket, program: bytes) -> None:
-    """Let only packets pass that a program takes, instead of the one before.
+    """Attach a filter program, replacing the previous one.
 
     Raises:
         OSError: the kernel refuses it.
@@ -84,6 +84,6 @@ def dropped_by(filtered: socket.socket) -> int:
     """Packets that the kernel has dropped for this socket since it was made: filtered, or its queue was full.
 
     Raises:
-        OSError: this kernel does not say (before 4.12).
+        OSError: not supported by this kernel (before 4.12).
     """
     return int(_MEMINFO.unpack(filtered.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[8])

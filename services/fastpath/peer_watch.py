@@ -1,10 +1,10 @@
-"""When the other hosts' datagrams are read: as they come, but for pauses where too many come."""
+"""Reads the other hosts' datagrams when they arrive, with pauses under overload."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.fastpath.peers import Announcement, Fault, PeerLink
+from services.fastpath.peers import Announcement, PeerFault, PeerLink
 from services.fastpath.poller import Poller
 
 
@@ -12,12 +12,12 @@ class PeerWatch:
     """A `PeerLink` in a poller."""
 
     def __init__(self, link: PeerLink, poller: Poller, on_readable: Callable[[], None]) -> None:
-        """Begin to watch.
+        """Register the socket.
 
         Args:
             link: the socket.
-            poller: that calls back.
-            on_readable: called when there is something to `read`.
+            poller: dispatches readable sockets.
+            on_readable: called when there are datagrams to `read`.
         """
         self.link = link
         self._poller, self._on_readable = poller, on_readable
@@ -26,20 +26,20 @@ class PeerWatch:
 
     @property
     def due_s(self) -> float:
-        """When `turn` has something to do."""
+        """When the next `run_timers` is due."""
         due_s = min(self.link.due_s, self.link.limit_due_s)
         return min(due_s, self.link.paused_until_s) if self._paused else due_s
 
-    def read(self, now_s: float) -> list[Fault]:
-        """Faults that are new; see `PeerLink.receive`."""
+    def read(self, now_s: float) -> list[PeerFault]:
+        """New faults; see `PeerLink.receive`."""
         faults = self.link.receive(now_s)
         if now_s < self.link.paused_until_s and not self._paused:
             self._paused = True
             self._poller.unwatch(self.link)
         return faults
 
-    def turn(self, now_s: float) -> list[Announcement]:
-        """Send what is due, end pauses that are over; returns announcements that have come to their end."""
+    def run_timers(self, now_s: float) -> list[Announcement]:
+        """Send what is due, end expired pauses; returns announcements that have ended."""
         if self._paused and now_s >= self.link.paused_until_s:
             self._paused = False
             self._poller.watch(self.link, self._on_readable)
@@ -47,6 +47,6 @@ class PeerWatch:
         return self.link.send_due(now_s)
 
     def state(self) -> dict[str, object]:
-        """Counts of datagrams, and the sources that are denied now."""
+        """Counts of datagrams, and the denied sources."""
         self.link.count_dropped()
         return {"peers": dict(self.link.counts), "denied": self.link.denied_now}

@@ -1,4 +1,4 @@
-"""What the hot loop listens to: descriptors, and what to do when one is readable (epoll(7)); signals as well."""
+"""Event dispatch of the data-plane loop: readable descriptors (epoll(7)) and SIGTERM."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Poller:
         self._wakes: tuple[socket.socket, socket.socket] | None = None
 
     def watch(self, watched: Watched, handler: Callable[[], None]) -> None:
-        """Call a handler whenever this is readable."""
+        """Call a handler whenever the descriptor is readable."""
         self._handlers[watched.fileno()] = handler
         self._epoll.register(watched.fileno(), select.EPOLLIN)
 
     def unwatch(self, watched: Watched) -> None:
-        """Not any more; before it is closed."""
+        """Remove a descriptor, before it is closed."""
         self._handlers.pop(watched.fileno(), None)
         self._epoll.unregister(watched.fileno())
 
@@ -51,11 +51,11 @@ class Poller:
         self.watch(read_end, drain)
 
     def wait(self, seconds: float) -> list[int]:
-        """Descriptors that are readable, at the latest after so long."""
+        """Wait for readable descriptors, at most this long."""
         return [descriptor for descriptor, _ in self._epoll.poll(seconds)]
 
     def handle(self, descriptors: list[int]) -> None:
-        """Call their handlers; one of them may end what another one watches."""
+        """Call their handlers; a handler may remove another descriptor."""
         for descriptor in descriptors:
             handler = self._handlers.get(descriptor)
             if handler is not None:

@@ -1,17 +1,17 @@
-"""What hosts tell each other: "I cannot be reached through that ToR", and that it was heard. Pure.
+"""Datagrams between hosts: "this host is unreachable through that ToR", and its acknowledgement. Pure.
 
 One datagram: the receiver's tag; then magic, version, kind, boot id, number, sender's VTEP, ToR's router id; then the
 HMAC-SHA256 of all but the tag, with the fabric's key. A receiver also requires the datagram's source address to be the
 sender's VTEP.
 
 The tag is 64 bits of an HMAC of the receiver's address: constant per receiver, so that a classic BPF program can
-compare it, and whoever has never seen a datagram to that receiver does not get one past the kernel. It authenticates
+compare it: a sender that has never seen a datagram to that receiver cannot pass the kernel's filter. It authenticates
 nothing.
 
 Boot ids are ordered: the sender's CLOCK_REALTIME in nanoseconds at its start. Of each sender the highest one counts,
-lower ones are refused, as are numbers seen before: what was recorded acts at most once, and never at a receiver that
-knows a later start. A sender whose clock went backwards between two starts is told so (`Kind.STALE`, with the boot id
-that the receiver knows, authentic as everything else), takes a higher one, and repeats: it is never locked out.
+lower ones are rejected, as are numbers seen before: a replayed datagram acts at most once, and never at a receiver that
+knows a later start. A sender whose clock went backwards between two starts receives `Kind.STALE` with the boot id that
+the receiver knows (authenticated like all others), takes a higher one, and repeats: it is never locked out.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _WINDOW: Final = 64
 
 
 class Kind(IntEnum):
-    """What a datagram is."""
+    """Type of a datagram."""
 
     FAULT = 1
     """The sender cannot be reached through the ToR."""
     ACK = 2
-    """The sender has heard the fault with this boot id and number, of whom it answers."""
+    """The sender has received the fault with this boot id and number."""
     STALE = 3
-    """The sender has refused the fault with this number: it knows a later start of whom it answers, the boot id."""
+    """The sender has rejected the fault with this number: it knows a later start, whose boot id this carries."""
 
 
 _KINDS: Final = frozenset(Kind)
@@ -60,26 +60,26 @@ class PeerMessage(NamedTuple):
     number: int
     """Counts that host's faults from 1."""
     sender: str
-    """VTEP of who sends this datagram."""
+    """VTEP of the sender of this datagram."""
     tor: str
     """Router id."""
 
 
-class Refusal(Enum):
-    """Why a datagram is not listened to."""
+class RejectReason(Enum):
+    """Why a datagram is rejected."""
 
     MALFORMED = "malformed"
-    """Its length or its tag is wrong, or it is no such message."""
+    """Its length, tag or content is invalid."""
     VERSION = "version"
     """Of another version of this protocol."""
     FORGED = "forged"
-    """Its HMAC is not of our key."""
+    """Its HMAC was not made with this key."""
     SPOOFED = "spoofed"
-    """It did not come from the sender that it names."""
+    """Its source address is not the sender that it names."""
 
 
 def receiver_tag(key: bytes, vtep: str) -> bytes:
-    """What a datagram to this address begins with.
+    """The first bytes of a datagram to this address.
 
     Raises:
         OSError: it is no address.
@@ -111,8 +111,8 @@ def encode(message: PeerMessage, key: bytes, receiver: str) -> bytes:
     return receiver_tag(key, receiver) + seal(message, key)
 
 
-def decode(data: bytes, source: str, key: bytes, tag: bytes) -> PeerMessage | Refusal:
-    """The content, once everything about it is in order.
+def decode(data: bytes, source: str, key: bytes, tag: bytes) -> PeerMessage | RejectReason:
+    """Verify a datagram and return its content, or why it is rejected.
 
     Args:
         data: the datagram.
@@ -121,28 +121,28 @@ def decode(data: bytes, source: str, key: bytes, tag: bytes) -> PeerMessage | Re
         tag: this receiver's.
     """
     if len(data) != SIZE or not data.startswith(tag):
-        return Refusal.MALFORMED
+        return RejectReason.MALFORMED
     body = data[TAG_BYTES : TAG_BYTES + _BODY.size]
     magic, version, kind, _, boot, number, sender, tor = _BODY.unpack(body)
     if magic != _MAGIC or kind not in _KINDS:
-        return Refusal.MALFORMED
+        return RejectReason.MALFORMED
     if version != _VERSION:
-        return Refusal.VERSION
+        return RejectReason.VERSION
     if not hmac.compare_digest(hmac.digest(key, body, "sha256"), data[TAG_BYTES + _BODY.size :]):
-        return Refusal.FORGED
+        return RejectReason.FORGED
     address = _unpack_address(sender)
     if address != source:
-        return Refusal.SPOOFED
+        return RejectReason.SPOOFED
     return PeerMessage(Kind(kind), boot, number, address, socket.inet_ntoa(tor))
 
 
 def later_boot(own: int, known: int, salt: int) -> int:
-    """The boot id to go on with, where a receiver knows ``known`` of us.
+    """The sender's next boot id, if a receiver knows ``known``.
 
     Args:
-        own: ours.
-        known: as an authentic `Kind.STALE` says; it changes something only where it is higher than ours.
-        salt: random, below 2**32: two starts that are told the same do not take the same boot id, whose numbers a
+        own: the current one.
+        known: of an authentic `Kind.STALE`; ignored unless it is higher.
+        salt: random, below 2**32: two starts that receive the same one do not take the same boot id, whose numbers a
             receiver would take for repeats.
     """
     return min(known + 1 + salt, _LAST_BOOT) if known > own else own
@@ -160,16 +160,16 @@ def _unpack_address(data: bytes) -> str:
     return socket.inet_ntop(socket.AF_INET6, data)
 
 
-class Verdict(Enum):
-    """What a fault's boot id and number say."""
+class ReplayCheck(Enum):
+    """Result of the replay check of a fault's boot id and number."""
 
     NEW = "new"
     REPEATED = "repeated"
-    """Of this start, seen before: its sender has not got our acknowledgement."""
+    """Of this start, seen before: the acknowledgement was lost."""
     REPLAYED = "replayed"
-    """Of this start, and too old to tell."""
+    """Of this start, and older than the window."""
     STALE = "stale"
-    """Of a start before the one that is known: recorded, or its sender's clock went backwards."""
+    """Of an earlier start: replayed, or its sender's clock went backwards."""
 
 
 class _Sender:
@@ -182,30 +182,30 @@ class _Sender:
 
 
 class ReplayGuard:
-    """Remembers, of each sender, its latest start and the numbers of that."""
+    """Keeps each sender's latest start and its numbers."""
 
     def __init__(self) -> None:
         self._senders: dict[str, _Sender] = {}
 
-    def judge(self, message: PeerMessage) -> Verdict:
-        """Whether a fault is new; from then on it is not."""
+    def check(self, message: PeerMessage) -> ReplayCheck:
+        """Check a fault, and record it."""
         sender = self._senders.get(message.sender)
         if sender is None or message.boot > sender.boot:
             sender = self._senders[message.sender] = _Sender(message.boot)
         elif message.boot < sender.boot:
-            return Verdict.STALE
+            return ReplayCheck.STALE
         if message.number in sender.seen:
-            return Verdict.REPEATED
+            return ReplayCheck.REPEATED
         if message.number <= sender.highest - _WINDOW:
-            return Verdict.REPLAYED
+            return ReplayCheck.REPLAYED
         sender.seen.append(message.number)
         sender.highest = max(sender.highest, message.number)
-        return Verdict.NEW
+        return ReplayCheck.NEW
 
     def latest_boot(self, sender: str) -> int:
-        """Of a sender that was heard.
+        """The latest boot id of a sender.
 
         Raises:
-            KeyError: it was not.
+            KeyError: unknown sender.
         """
         return self._senders[sender].boot

@@ -1,7 +1,7 @@
-"""Routes and links of rtnetlink(7), as far as the fast path reads and writes them.
+"""Codec of the rtnetlink(7) routes and links that the fast path reads and writes.
 
-The only place that writes routes. It keeps gateways as the bytes that came, so that an override has FRR's own, and
-nothing is taken apart and put together again between a fault and its override.
+The only code that writes routes. Gateways are kept as received bytes, so that an override has exactly FRR's, without
+decoding and encoding between a fault and its override.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class LinkRow(NamedTuple):
     """IFF_UP and IFF_LOWER_UP."""
 
 
-class OwnRow(NamedTuple):
-    """A route of our table."""
+class OverrideRow(NamedTuple):
+    """A route of the fast path's tables."""
 
     destination: str
     table: int
 
 
 def read_link(message: Message) -> LinkRow | None:
-    """A link; None: a message of AF_BRIDGE, which says nothing of carrier.
+    """A link; None: a message of AF_BRIDGE, which has no carrier.
 
     Raises:
         MalformedError: cut short.
@@ -66,8 +66,8 @@ def read_link(message: Message) -> LinkRow | None:
     return LinkRow(name, ifindex, bool(flags & IFF_UP and flags & IFF_LOWER_UP))
 
 
-def read_route(message: Message, own: Ownership) -> Row | OwnRow | None:
-    """A unicast route to a single host, of the main table or of ours; None: another one.
+def read_route(message: Message, own: Ownership) -> Row | OverrideRow | None:
+    """A unicast host route of the main table or of the fast path's tables; None: another route.
 
     Raises:
         MalformedError: cut short.
@@ -84,7 +84,7 @@ def read_route(message: Message, own: Ownership) -> Row | OwnRow | None:
     if _DST not in found:
         return None
     if protocol == PROTOCOL and table in own.tables:
-        return OwnRow(socket.inet_ntop(family, found[_DST]), table)
+        return OverrideRow(socket.inet_ntop(family, found[_DST]), table)
     if table != RT_TABLE_MAIN:
         return None
     metric = number(found[_PRIORITY]) if _PRIORITY in found else 0
@@ -94,7 +94,7 @@ def read_route(message: Message, own: Ownership) -> Row | OwnRow | None:
 
 
 def _read_hops(found: dict[int, bytes], flags: int) -> tuple[Hop, ...] | None:
-    """None: it has a hop that we could not write."""
+    """None: it has a hop that cannot be copied."""
     if _MULTIPATH not in found:
         if _OIF not in found or _ENCAP_TYPE in found:
             return None
@@ -118,7 +118,7 @@ def _via(found: dict[int, bytes]) -> bytes:
 
 
 def gateway_text(hop: Hop) -> str:
-    """The gateway's address, or nothing."""
+    """The gateway's address, or an empty string."""
     try:
         found = attributes(hop.via)
         if _GATEWAY in found:
@@ -133,7 +133,7 @@ def gateway_text(hop: Hop) -> str:
 
 
 def override_request(write: Write, table: int) -> Request:
-    """The message that installs or deletes a route of ours."""
+    """The request that installs or deletes an override."""
     family = socket.AF_INET6 if ":" in write.destination else socket.AF_INET
     body = attribute(_DST, socket.inet_pton(family, write.destination)) + u32(_TABLE, table)
     in_header = table if table < 256 else 0

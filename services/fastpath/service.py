@@ -1,4 +1,4 @@
-"""The fast path's service: starts the hot process, tells it which switch is where, and puts its records on the bus."""
+"""Fast-path service: starts the data-plane process, sends it the switches' router ids, publishes its events."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from services.fastpath.settings import FastPathSettings
 from services.fastpath.supervisor import Supervisor, take_lock
 from services.fastpath.values import ADMIN_DOWN
 
-_UNKNOWN = "0.0.0.0"  # noqa: S104 - bgpd's word for a neighbour that has not spoken yet
-TORS_S: float = 30.0
-TORS_SOON_S: float = 1.0
-"""While the router id of an uplink's switch is not known."""
+_UNKNOWN = "0.0.0.0"  # noqa: S104 - bgpd's router id of a neighbour without a session
+ROUTER_ID_INTERVAL_S: float = 30.0
+ROUTER_ID_RETRY_S: float = 1.0
+"""While the router id of an uplink's switch is unknown."""
 
 
 class FastPath:
-    """Takes dead next hops out of use ahead of FRR, and says on the bus what it did."""
+    """Takes dead next hops out of use ahead of FRR, and publishes what it did."""
 
     name: ClassVar[str] = "fast_path"
     version: ClassVar[str] = version("turnbuckle")
     settings_class: ClassVar[type[CommonSettings]] = FastPathSettings
     bus_wait_s: ClassVar[float] = 0.0
-    """Faults are answered also where no server can be reached."""
+    """The fast path works without a server."""
 
     def __init__(self, runtime: Runtime[FastPathSettings]) -> None:
         self._runtime = runtime
@@ -42,12 +42,12 @@ class FastPath:
         self._incarnation = runtime.clock.time_ns()
         self._seq = 0
         self._state: dict[str, Any] = {}
-        self._ask_for_tors = asyncio.Event()
-        self._tors: dict[str, str] = {}
+        self._router_ids_wanted = asyncio.Event()
+        self._router_ids: dict[str, str] = {}
         self.supervisor: Supervisor | None = None
 
     async def start(self) -> None:
-        """Clear up what another one left, start the hot process."""
+        """Remove what an earlier instance left, start the data-plane process."""
         settings = self._settings
         lock = await take_lock(settings.state_directory, settings.netns, settings.node)
         config = settings.config()
@@ -61,10 +61,10 @@ class FastPath:
         if settings.fabric_key is None:
             remedy = "set TURNBUCKLE_FAST_PATH__FABRIC_KEY_FILE, the same on all hosts"
             self._log.warning("peer_signalling_disabled", remedy=remedy)
-        self.supervisor = Supervisor(config, lock, self._said)
+        self.supervisor = Supervisor(config, lock, self._on_message)
         self._register_metrics()
         self._runtime.spawn(self.supervisor.run(), name="supervisor")
-        self._runtime.spawn(self._keep_tors(self.supervisor), name="router ids")
+        self._runtime.spawn(self._poll_router_ids(self.supervisor), name="router ids")
 
     async def stop(self) -> None:
         """Hand everything back to FRR."""
@@ -73,27 +73,27 @@ class FastPath:
             await self.supervisor.stop("the service stops")
 
     def not_ready(self) -> str | None:
-        """Why faults would not be answered now, or None."""
+        """Why no override would be installed now, or None."""
         if not self._state:
             return "the data-plane process has not reported yet"
-        if self._state["blind"]:
-            return "input lost: " + "; ".join(f"{what}: {why}" for what, why in self._state["blind"].items())
-        if self._state["damped"]:
+        if self._state["lost_inputs"]:
+            return "input lost: " + "; ".join(f"{what}: {why}" for what, why in self._state["lost_inputs"].items())
+        if self._state["flap_damped"]:
             return "flap damping: too many faults, FRR alone is in charge"
         return None
 
-    # -- the hot process -----------------------------------------------------------------------------------------
+    # -- the data-plane process -------------------------------------------------------------------------------
 
-    def _said(self, said: dict[str, Any]) -> None:
-        if "event" in said:
-            self._publish(said["event"])
-        elif "state" in said:
-            self._state = said["state"]
-            if self._state["ask_for_tors"]:
-                self._ask_for_tors.set()
-        elif "ended" in said:
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "event" in message:
+            self._publish(message["event"])
+        elif "state" in message:
+            self._state = message["state"]
+            if self._state["wants_router_ids"]:
+                self._router_ids_wanted.set()
+        elif "ended" in message:
             self._state = {}
-            code = said["ended"]
+            code = message["ended"]
             self._log.error("data_plane_process_exited", code=code)
             reason = (
                 f"the data-plane process has exited ({code}); the watchdog has emptied its table; it is started again"
@@ -130,8 +130,8 @@ class FastPath:
             reason=event.reason,
         )
 
-    async def _keep_tors(self, supervisor: Supervisor) -> None:
-        """Ask bgpd which switch is at the other end of each uplink: at the start, when one came up, now and then."""
+    async def _poll_router_ids(self, supervisor: Supervisor) -> None:
+        """Query bgpd for the switch at each uplink: at the start, when an uplink comes up, periodically."""
         frr = Frr(self._settings.frr_pathspace, directory=self._settings.frr_directory)
         while True:
             try:
@@ -140,18 +140,19 @@ class FastPath:
                 self._log.debug("bgpd_query_failed", error=str(error))
             else:
                 found = router_ids(neighbours, self._settings.uplinks, self._state.get("sessions", {}))
-                if found != self._tors:
-                    self._tors = self._tors | found
-                    self._log.info("switch_router_ids", **self._tors)
-                    supervisor.tell_tors(self._tors)
-            pause_s = TORS_S if set(self._settings.uplinks) <= self._tors.keys() else TORS_SOON_S
-            self._ask_for_tors.clear()
+                if found != self._router_ids:
+                    self._router_ids = self._router_ids | found
+                    self._log.info("switch_router_ids", **self._router_ids)
+                    supervisor.send_router_ids(self._router_ids)
+            all_known = set(self._settings.uplinks) <= self._router_ids.keys()
+            pause_s = ROUTER_ID_INTERVAL_S if all_known else ROUTER_ID_RETRY_S
+            self._router_ids_wanted.clear()
             try:
                 async with asyncio.timeout(pause_s):
-                    await self._ask_for_tors.wait()
+                    await self._router_ids_wanted.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(TORS_SOON_S)  # the session of BGP follows that of BFD
+            await asyncio.sleep(ROUTER_ID_RETRY_S)  # the BGP session follows the BFD session
 
     def _admin_down(self) -> int:
         """Uplinks whose BFD session was closed administratively."""
@@ -164,27 +165,27 @@ class FastPath:
             return float(self._state.get("counts", {}).get(name, 0))
 
         observe("turnbuckle_fast_path_overrides_total", lambda: count("overrides"))
-        observe("turnbuckle_fast_path_removed_overrides_total", lambda: count("releases"))
-        observe("turnbuckle_fast_path_faults_total", lambda: count("triggers"))
+        observe("turnbuckle_fast_path_removed_overrides_total", lambda: count("removals"))
+        observe("turnbuckle_fast_path_faults_total", lambda: count("faults"))
         observe("turnbuckle_fast_path_refused_writes_total", lambda: count("refused"))
         observe("turnbuckle_fast_path_loop_stalls_total", lambda: count("stalls"))
-        observe("turnbuckle_fast_path_active_overrides", lambda: float(self._state.get("held", 0)))
+        observe("turnbuckle_fast_path_active_overrides", lambda: float(self._state.get("active_overrides", 0)))
         observe("turnbuckle_fast_path_routes", lambda: float(self._state.get("routes", 0)))
-        observe("turnbuckle_fast_path_input_lost_info", lambda: float(bool(self._state.get("blind", True))))
+        observe("turnbuckle_fast_path_input_lost_info", lambda: float(bool(self._state.get("lost_inputs", True))))
         observe("turnbuckle_fast_path_admin_down_sessions", lambda: float(self._admin_down()))
-        observe("turnbuckle_fast_path_flap_damped_info", lambda: float(bool(self._state.get("damped", False))))
+        observe("turnbuckle_fast_path_flap_damped_info", lambda: float(bool(self._state.get("flap_damped", False))))
         self._runtime.telemetry.observe_by_label(
             "turnbuckle_fast_path_peer_messages_total", "kind", lambda: self._state.get("peers", {})
         )
 
 
 def router_ids(neighbours: Any, uplinks: Collection[str], sessions: Mapping[str, str]) -> dict[str, str]:
-    """Router id of the switch at each uplink, from bgpd's ``show bgp neighbors json``, as far as known.
+    """Known router ids of the switches by uplink, from bgpd's ``show bgp neighbors json``.
 
     Args:
         neighbours: the parsed answer: an object by neighbour, named by interface (unnumbered) or address.
         uplinks: names of the links.
-        sessions: uplink by the address of a BFD peer, which numbered neighbours are known by.
+        sessions: uplink by the address of a BFD peer, by which numbered neighbours are identified.
     """
     found: dict[str, str] = {}
     if not isinstance(neighbours, dict):

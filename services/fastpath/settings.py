@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 from services._host.edge_settings import EdgeSettings
 from services.fastpath.config import Config
 from services.fastpath.protocol import PORT
-from services.fastpath.values import STANDBY_TABLES, Limits, Ownership
+from services.fastpath.values import BACKUP_TABLES, Limits, Ownership
 
 SHORTEST_KEY: int = 16
 _KERNEL_TABLES = range(253, 256)
@@ -28,7 +28,7 @@ def _check_prefix(text: str) -> str:
 
 
 class FastPathSettings(EdgeSettings):
-    """What a fast path needs to know."""
+    """Settings of one fast path."""
 
     service: ClassVar[str] = "fast_path"
     renamed: ClassVar[Mapping[str, str]] = {
@@ -41,7 +41,7 @@ class FastPathSettings(EdgeSettings):
 
     uplinks: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=15)], ...],
-        Field(min_length=1, max_length=STANDBY_TABLES, description="links to the switches, such as p1,p2"),
+        Field(min_length=1, max_length=BACKUP_TABLES, description="links to the switches, such as p1,p2"),
     ]
     vtep: Annotated[
         str, AfterValidator(_check_address), Field(description="this host's tunnel address, as the other hosts see it")
@@ -111,7 +111,7 @@ class FastPathSettings(EdgeSettings):
                 f"fabric_key is shorter than {SHORTEST_KEY} characters: make one with `openssl rand -hex 32`"
             )
         if set(Ownership(self.table, self.rule_priority).tables) & set(_KERNEL_TABLES):
-            raise ValueError(f"table {self.table} and the {STANDBY_TABLES} after it meet the kernel's 253, 254, 255")
+            raise ValueError(f"table {self.table} and the {BACKUP_TABLES} after it meet the kernel's 253, 254, 255")
         if len(set(self.uplinks)) < len(self.uplinks):
             raise ValueError("an uplink is listed twice")
         return self
@@ -122,7 +122,7 @@ class FastPathSettings(EdgeSettings):
         return self.frr_directory / self.frr_pathspace if self.frr_pathspace else self.frr_directory
 
     def config(self) -> Config:
-        """What the hot process is told."""
+        """Configuration of the data-plane process."""
         return Config(
             netns=self.netns,
             uplinks=self.uplinks,
@@ -133,7 +133,7 @@ class FastPathSettings(EdgeSettings):
             key=self.fabric_key.get_secret_value().encode() if self.fabric_key is not None else b"",
             ownership=Ownership(self.table, self.rule_priority),
             limits=Limits(self.hold_s, self.flap_damping_faults, self.flap_damping_window_s, self.flap_damping_hold_s),
-            standby_above=self.backup_table_above,
+            backup_table_above=self.backup_table_above,
             bgp_watch=self.bgp_watch == "on",
             event_buffer_bytes=self.event_buffer_bytes,
             silence_s=self.watchdog_timeout_s,

@@ -1,7 +1,7 @@
-"""The hot process and its watchdog as the service sees them: started together, each started again when it dies.
+"""Supervises the data-plane process and its watchdog: starts both, restarts either when it exits.
 
-All three hold one lock, through one open file (flock(2)): a second fast path cannot begin before the last of them has
-ended, and by then the table is empty.
+All three hold one lock, through one open file (flock(2)): a second fast path cannot start before the last of them has
+exited, and by then the table is empty.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any, Final
 from services._host.namespace_lock import lock_path
 from services._runtime.service.app import UnusableSettingsError
 from services.fastpath.config import Config
-from services.fastpath.control import LONGEST, Order
+from services.fastpath.control import MAX_MESSAGE_BYTES, Command
 
 _PACKAGE: Final = "services.fastpath"
 _IMPORT_ROOT: Final = Path(__file__).parents[2]
-_NOT_FOR_THEM: Final = (signal.SIGINT, signal.SIGHUP)
-_LOCK_WITHIN_S: Final = 2.0
+_BLOCKED_SIGNALS: Final = (signal.SIGINT, signal.SIGHUP)
+_LOCK_TIMEOUT_S: Final = 2.0
 """A watchdog may still be emptying the table of a fast path that was killed."""
 _PAUSE_S: Final = 0.02
-_END_S: Final = 1.0
-_SHORT_LIFE_S: Final = 2.0
-_FIRST_RESTART_S: Final = 0.05
-_LAST_RESTART_S: Final = 1.0
+_END_TIMEOUT_S: Final = 1.0
+_MIN_RUNTIME_S: Final = 2.0
+_MIN_RESTART_S: Final = 0.05
+_MAX_RESTART_S: Final = 1.0
 
 
 async def take_lock(state_directory: Path, netns: str | None, node: str) -> int:
-    """The open and locked file of a namespace.
+    """Open and lock the lock file of a namespace.
 
     Raises:
         UnusableSettingsError: another fast path holds it, or it cannot be written.
@@ -52,7 +52,7 @@ async def take_lock(state_directory: Path, netns: str | None, node: str) -> int:
             f"the lock of the network namespace {netns or 'of this host'} cannot be taken ({error}): run as root, "
             "and check TURNBUCKLE_FAST_PATH__NETNS and TURNBUCKLE_FAST_PATH__STATE_DIRECTORY"
         ) from error
-    ends_s = time.monotonic() + _LOCK_WITHIN_S
+    ends_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,15 +71,15 @@ async def take_lock(state_directory: Path, netns: str | None, node: str) -> int:
 
 
 class _Child:
-    """A process, and when it ends."""
+    """A child process and its end."""
 
-    def __init__(self, module: str, arguments: list[str], descriptors: tuple[int, ...], beats: int | None) -> None:
-        """Start it, in a session of its own. Raises OSError."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_THEM)
+    def __init__(self, module: str, arguments: list[str], descriptors: tuple[int, ...], heartbeats: int | None) -> None:
+        """Start it in its own session. Raises OSError."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         try:
             self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
                 [sys.executable, "-S", "-P", "-m", f"{_PACKAGE}.{module}", *arguments],
-                stdin=beats if beats is not None else subprocess.DEVNULL,
+                stdin=heartbeats if heartbeats is not None else subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 env={"PYTHONPATH": str(_IMPORT_ROOT), "PATH": os.environ.get("PATH", os.defpath)},
@@ -100,7 +100,7 @@ class _Child:
         self.ended.set()
 
     async def end_within(self, seconds: float) -> None:
-        """Wait for its end; then do not wait any longer."""
+        """Wait for its end this long, then kill it."""
         try:
             async with asyncio.timeout(seconds):
                 await self.ended.wait()
@@ -110,68 +110,68 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps both alive, and passes on what the hot process says."""
+    """Keeps both running, and forwards the data-plane process's messages."""
 
-    def __init__(self, config: Config, lock: int, on_said: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, config: Config, lock: int, on_message: Callable[[dict[str, Any]], None]) -> None:
         self._config = config
         self._lock = lock
-        self._on_said = on_said
+        self._on_message = on_message
         self._daemon: _Child | None = None
         self._watchdog: _Child | None = None
         self._control: socket.socket | None = None
-        self._tors: dict[str, str] = {}
+        self._router_ids: dict[str, str] = {}
         self.daemon_starts = 0
         self.watchdog_starts = 0
 
     @property
     def pids(self) -> tuple[int, int]:
-        """Of the hot process and of the watchdog; 0: not running."""
+        """Of the data-plane process and of the watchdog; 0: not running."""
         daemon, watchdog = (c.process.pid if c is not None else 0 for c in (self._daemon, self._watchdog))
         return daemon, watchdog
 
     async def run(self) -> None:
-        """Start both, and start again whatever ends. Raises OSError where they cannot be started."""
-        restart_s = _FIRST_RESTART_S
+        """Start both, and restart either when it exits. Raises OSError if one cannot be started."""
+        restart_s = _MIN_RESTART_S
         while True:
-            await self._clear()
+            await self._wait_for_end()
             daemon = self._start()
             while not daemon.ended.is_set() and self._watchdog is not None:
                 await _first_of(daemon.ended, self._watchdog.ended)
                 if not daemon.ended.is_set():
                     self._replace_watchdog()
-            short = time.monotonic() - daemon.started_s < _SHORT_LIFE_S
-            restart_s = min(2 * restart_s, _LAST_RESTART_S) if short else _FIRST_RESTART_S
-            self._on_said({"ended": daemon.process.returncode})
-            await self._clear()
-            await asyncio.sleep(restart_s if short else 0)
+            short_run = time.monotonic() - daemon.started_s < _MIN_RUNTIME_S
+            restart_s = min(2 * restart_s, _MAX_RESTART_S) if short_run else _MIN_RESTART_S
+            self._on_message({"ended": daemon.process.returncode})
+            await self._wait_for_end()
+            await asyncio.sleep(restart_s if short_run else 0)
 
     def _start(self) -> _Child:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        with ours, theirs:
+        with own_end, child_end:
             try:
                 self._watchdog = self._start_watchdog(read_end)
-                descriptors = (theirs.fileno(), write_end, self._lock)
-                arguments = [str(theirs.fileno()), str(write_end)]
+                descriptors = (child_end.fileno(), write_end, self._lock)
+                arguments = [str(child_end.fileno()), str(write_end)]
                 self._daemon = daemon = _Child("daemon", arguments, descriptors, None)
             finally:
                 os.close(read_end)
                 os.close(write_end)
-            ours.send(self._config.text().encode())
-            ours.setblocking(False)  # noqa: FBT003 - its only parameter
-            self._control = socket.socket(fileno=ours.detach())
+            own_end.send(self._config.text().encode())
+            own_end.setblocking(False)  # noqa: FBT003 - its only parameter
+            self._control = socket.socket(fileno=own_end.detach())
         asyncio.get_running_loop().add_reader(self._control, self._read)
         self.daemon_starts += 1
-        if self._tors:
-            self.tell_tors(self._tors)
+        if self._router_ids:
+            self.send_router_ids(self._router_ids)
         return daemon
 
     def _start_watchdog(self, read_end: int) -> _Child:
         config, own = self._config, self._config.ownership
-        # One above the hot process, so that it acts also where that one runs in circles.
+        # One above the data-plane process, so that it also acts if that process spins.
         realtime = config.realtime_priority + 1 if config.realtime_priority else 0
         values = (config.netns or "-", own.table, own.priority, config.silence_s, realtime)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # whoever ends a group ends it last
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a SIGTERM to the group ends it last
         try:
             self.watchdog_starts += 1
             return _Child("watchdog", [str(value) for value in values], (self._lock,), read_end)
@@ -179,14 +179,14 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _replace_watchdog(self) -> None:
-        """The old one has died: a new one, whose pipe the hot process is handed."""
+        """Restart a dead watchdog, and send its pipe to the data-plane process."""
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
             self._watchdog = self._start_watchdog(read_end)
             if self._control is not None:
-                order = json.dumps({"order": Order.WATCHDOG.value}).encode()
+                command = json.dumps({"command": Command.WATCHDOG.value}).encode()
                 with suppress(OSError):
-                    socket.send_fds(self._control, [order], [write_end])
+                    socket.send_fds(self._control, [command], [write_end])
         finally:
             os.close(read_end)
             os.close(write_end)
@@ -194,47 +194,47 @@ class Supervisor:
     def _read(self) -> None:
         while self._control is not None:
             try:
-                data = self._control.recv(LONGEST)
+                data = self._control.recv(MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if not data:
-                self._hang_up()
+                self._close_control()
                 return
-            self._on_said(json.loads(data))
+            self._on_message(json.loads(data))
 
-    def _hang_up(self) -> None:
+    def _close_control(self) -> None:
         if self._control is not None:
             asyncio.get_running_loop().remove_reader(self._control)
             self._control.close()
             self._control = None
 
-    def tell_tors(self, tors: dict[str, str]) -> None:
-        """Router ids of the switches by uplink; told again to a hot process that is started later."""
-        self._tors = tors
-        self._order(Order.TORS, tors=tors)
+    def send_router_ids(self, router_ids: dict[str, str]) -> None:
+        """Send the switches' router ids by uplink, now and after each restart of the data-plane process."""
+        self._router_ids = router_ids
+        self._send_command(Command.TORS, tors=router_ids)
 
-    def _order(self, order: Order, **content: Any) -> None:
+    def _send_command(self, command: Command, **content: Any) -> None:
         if self._control is not None:
-            with suppress(OSError):  # it has just died, or does not read: then it is started anew, and told again
-                self._control.send(json.dumps({"order": order.value, **content}).encode())
+            with suppress(OSError):  # it has just exited, or does not read: it is restarted, and gets them again
+                self._control.send(json.dumps({"command": command.value, **content}).encode())
 
     async def stop(self, reason: str) -> None:
-        """End both; nothing of ours is in the kernel then."""
-        self._order(Order.STOP, reason=reason)
+        """Stop both; no override is left in the kernel."""
+        self._send_command(Command.STOP, reason=reason)
         if self._daemon is not None:
-            await self._daemon.end_within(_END_S)
+            await self._daemon.end_within(_END_TIMEOUT_S)
         self._read()
-        await self._clear()
+        await self._wait_for_end()
         os.close(self._lock)
 
-    async def _clear(self) -> None:
-        """Let go of what has ended; the watchdog ends by itself once it has emptied the table."""
-        self._hang_up()
+    async def _wait_for_end(self) -> None:
+        """Wait for both to end; the watchdog exits once it has emptied the table."""
+        self._close_control()
         for child in (self._daemon, self._watchdog):
             if child is not None:
-                await child.end_within(_END_S)
+                await child.end_within(_END_TIMEOUT_S)
         self._daemon = self._watchdog = None
 
 

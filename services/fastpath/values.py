@@ -1,4 +1,4 @@
-"""What the fast path's core takes in, holds and gives out. Pure; times are seconds of the monotonic clock."""
+"""Inputs, state and outputs of the fast path's core. Pure; times are seconds of the monotonic clock."""
 
 from __future__ import annotations
 
@@ -8,74 +8,74 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Self
 
 PROTOCOL: Final = 200
-"""Of every route and rule of ours: nobody else's is ever deleted."""
-STANDBY_TABLES: Final = 8
-"""At most so many uplinks have a table of their own, see `services.fastpath.group`."""
+"""Of the fast path's routes and rules: no others are ever deleted."""
+BACKUP_TABLES: Final = 8
+"""Maximum number of uplinks, each with a backup table; see `services.fastpath.backup_tables`."""
 
 UP: Final = "up"
 DOWN: Final = frozenset({"down", "init"})
-"""States of a BFD session that is not up, and should be."""
+"""States of a BFD session that has failed."""
 LOCAL_ADMIN_DOWN: Final = "adm-down"
-"""Closed by an operator here."""
+"""Closed by an operator on this host."""
 REMOTE_ADMIN_DOWN: Final = "remote-adm-down"
-"""Closed at the switch, or its bfdd has started again: it says down, and no failure."""
+"""Closed at the switch, or its bfdd restarted: state down without a failure diagnostic."""
 ADMIN_DOWN: Final = frozenset({LOCAL_ADMIN_DOWN, REMOTE_ADMIN_DOWN})
-"""Somebody switched the session off: that says nothing of the path (RFC 5882, 4.2), and is no fault."""
+"""Closed administratively: says nothing about the path (RFC 5882, 4.2), and is no fault."""
 
 
 class Ownership(NamedTuple):
-    """What is ours in a network namespace: a rule and a table for overrides; a table per uplink kept ready."""
+    """The fast path's rule and tables in a network namespace: one for overrides, and a backup table per uplink."""
 
     table: int = 100
     priority: int = 90
-    """Of the rule; before that of the main table, 32766. Rules of tables kept ready have the next one."""
+    """Of the rule; before that of the main table, 32766. Rules of backup tables have the next one."""
 
     @property
     def tables(self) -> range:
-        """That of overrides first."""
-        return range(self.table, self.table + 1 + STANDBY_TABLES)
+        """The table of overrides first."""
+        return range(self.table, self.table + 1 + BACKUP_TABLES)
 
 
 class Cause(StrEnum):
-    """Why a next hop is held for dead."""
+    """Why a next hop is considered dead."""
 
     BFD = "bfd"
     """Its session left the state up (RFC 5880)."""
     CARRIER = "carrier"
     """The link lost IFF_LOWER_UP."""
     PEER = "peer"
-    """The host at the other end says that it lost its link to that ToR."""
+    """The remote host signals that it lost its link to that ToR."""
     BGP = "bgp"
-    """The switch has closed its BGP session with us: it may hear us no more."""
+    """The switch closed its BGP session: it may no longer receive from this host."""
 
 
-class Release(StrEnum):
-    """Why an override ended."""
+class RemovalReason(StrEnum):
+    """Why an override was removed."""
 
     FRR_CONVERGED = "frr_converged"
-    """FRR's route names none of the dead hops any more."""
+    """FRR's route no longer contains the dead hops."""
     FRR_WITHDREW = "frr_withdrew"
-    """FRR has no route there any more."""
+    """FRR withdrew the route."""
     TIMEOUT = "timeout"
-    """T_max is over, and nothing local speaks against the hop."""
+    """T_max has passed, and the hop is not dead locally."""
     NO_LIVE_HOP = "no_live_hop"
-    """The last live hop died as well, or FRR kept only dead ones: its route stands."""
+    """The last live hop died as well, or FRR kept only dead ones: FRR's route applies."""
     FLAP_DAMPED = "flap_damped"
     """Too many faults: FRR alone is in charge."""
     REFUSED = "refused"
-    """The kernel did not take it."""
+    """The kernel rejected it."""
     SHUTDOWN = "shutdown"
-    """The fast path ends."""
+    """The fast path stops."""
     LOST = "lost"
-    """We stood still, and the watchdog or a restart has flushed the table."""
+    """The process stalled, and the watchdog or a restart has flushed the table."""
 
 
 class Hop(NamedTuple):
-    """One way to a destination."""
+    """A next hop."""
 
     ifindex: int
     via: bytes = b""
-    """The gateway attributes as they came (RTA_GATEWAY or RTA_VIA, with headers): ours carry the same."""
+    """The gateway attributes as received (RTA_GATEWAY or RTA_VIA, with headers), copied into overrides."""
     flags: int = 0
     """Only RTNH_F_ONLINK."""
     weight: int = 0
@@ -91,25 +91,25 @@ class FrrRoute(NamedTuple):
 
 
 class Write(NamedTuple):
-    """One route of our own tables."""
+    """Write of one route in the fast path's tables."""
 
     destination: str
     """An address; routes are to single hosts."""
     route: FrrRoute | None
     """None: delete it."""
     table: int = 0
-    """0: that of overrides; n: that kept ready for the n-th uplink."""
+    """0: that of overrides; n: the backup table of the n-th uplink."""
 
 
-class Switch(NamedTuple):
-    """Let packets look into a table that is kept ready, or no more."""
+class BackupRule(NamedTuple):
+    """Add or delete the rule that activates a backup table."""
 
     table: int
     on: bool
 
 
-class Mark(NamedTuple):
-    """Why one hop of one destination is held for dead."""
+class FaultMark(NamedTuple):
+    """Why, and since when, one next hop of one destination is considered dead."""
 
     since_s: float
     cause: Cause
@@ -117,9 +117,9 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Override:
-    """A route of our table."""
+    """A route in the table of overrides."""
 
-    marks: dict[int, Mark]
+    marks: dict[int, FaultMark]
     """By ifindex."""
     route: FrrRoute
     """As installed."""
@@ -136,23 +136,23 @@ class Overridden(NamedTuple):
     after: tuple[Hop, ...]
 
 
-class Released(NamedTuple):
-    """One destination was handed back."""
+class Removed(NamedTuple):
+    """One destination's override was removed."""
 
     destination: str
     uplinks: tuple[str, ...]
     cause: str
     """Why it was overridden."""
-    reason: Release
+    reason: RemovalReason
     held_s: float
     before: tuple[Hop, ...]
-    """What the override had."""
+    """The override's."""
     after: tuple[Hop, ...]
-    """FRR's, which counts now."""
+    """FRR's, which apply now."""
 
 
 class Status(NamedTuple):
-    """Something about the fast path as a whole."""
+    """A status event of the fast path as a whole."""
 
     kind: str
     """input_lost, input_restored, flap_damped, flap_damping_ended, suppressed, not_converging, refused..."""
@@ -162,21 +162,21 @@ class Status(NamedTuple):
     peer: str = ""
 
 
-class Tell(NamedTuple):
-    """Tell the other hosts that we cannot be reached through a ToR."""
+class Announce(NamedTuple):
+    """Announce to the other hosts that this host is unreachable through a ToR."""
 
     uplink: str
     tor: str
-    """Its router id; empty: not known, nobody can be told."""
+    """Its router id; empty: unknown, no announcement is possible."""
 
 
-class GroupChange(NamedTuple):
-    """All destinations of a table that is kept ready were overridden at once, or handed back."""
+class BackupTableChange(NamedTuple):
+    """A backup table was activated, or deactivated."""
 
     uplink: str
     cause: Cause
-    reason: Release | None
-    """None: overridden."""
+    reason: RemovalReason | None
+    """None: activated."""
     held_s: float
     rows: dict[str, FrrRoute]
     """Overrides by destination."""
@@ -185,18 +185,18 @@ class GroupChange(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an input led to, in the order in which it is due: writes first."""
+    """Output of one input, in the order of execution: writes first."""
 
-    writes: list[Write | Switch]
-    tell: Tell | None
+    writes: list[Write | BackupRule]
+    announce: Announce | None
     overridden: list[Overridden]
-    released: list[Released]
-    groups: list[GroupChange]
+    removed: list[Removed]
+    table_changes: list[BackupTableChange]
     statuses: list[Status]
 
     @classmethod
     def nothing(cls) -> Self:
-        """To begin with: its lists are filled in."""
+        """An empty output, to be filled."""
         return cls([], None, [], [], [], [])
 
 
@@ -204,12 +204,12 @@ class Limits(NamedTuple):
     """Rules 8 and 11."""
 
     t_max_s: float = 1.0
-    """How long an override lives whose cause is another host's word, or over."""
+    """Maximum age of an override whose cause is remote, or has ended."""
     damper_triggers: int = 3
-    """More faults than this of one uplink (of one peer) within the window..."""
+    """More faults than this of one uplink (or peer) within the window..."""
     damper_window_s: float = 10.0
     damper_hold_s: float = 30.0
-    """...and there are no overrides (none for that peer) for so long."""
+    """...suspend overrides (for that peer) this long."""
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class FaultCount:
     times_s: deque[float] = field(default_factory=deque)
 
     def add(self, now_s: float, limits: Limits) -> bool:
-        """Count one; whether there are too many."""
+        """Count one; returns whether there are too many."""
         times = self.times_s
         times.append(now_s)
         while times[0] <= now_s - limits.damper_window_s:
@@ -233,24 +233,24 @@ class Uplink:
 
     name: str
     ifindex: int = 0
-    """0: there is no such link now."""
+    """0: the link does not exist."""
     carrier: bool | None = None
-    """IFF_UP and IFF_LOWER_UP; None: not known yet."""
+    """IFF_UP and IFF_LOWER_UP; None: unknown."""
     bfd: str | None = None
-    """State of its session; None: not known."""
+    """State of its session; None: unknown."""
     tor: str = ""
     """The ToR's router id."""
     faults: FaultCount = field(default_factory=FaultCount)
     closing_until_s: float = 0.0
-    """Until then the end of its BGP session follows from BFD's having been closed administratively (FRR 8.4)."""
+    """Until then an end of its BGP session is a consequence of BFD's AdminDown (FRR 8.4)."""
 
     def session_is(self, state: str | None, now_s: float, limits: Limits) -> None:
-        """Its session has a new state, or none."""
+        """Set the session's state, or None."""
         if state in ADMIN_DOWN and state != self.bfd:
             self.closing_until_s = now_s + limits.t_max_s
         self.bfd = state
 
     @property
     def dead(self) -> bool:
-        """Whether it is known not to carry packets, since whenever."""
+        """Whether it is known not to carry packets."""
         return self.carrier is False or self.bfd in DOWN

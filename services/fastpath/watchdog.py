@@ -1,8 +1,8 @@
-"""The watchdog: empties our table while the daemon is silent, or once it is dead. Outlives it by a moment.
+"""Watchdog process: empties the override table when the data-plane process sends no heartbeat or has died.
 
-It reads a byte per tenth of a second from its standard input. When that stays silent, overrides would hide FRR's routes
-for as long as the silence lasts: so they go, rule first. When it ends, the daemon has died: they go, and so do we. It
-holds the daemon's lock meanwhile, through an inherited descriptor, so that a successor begins after us.
+It reads a byte per tenth of a second from its standard input. Without heartbeats, overrides would hide FRR's routes:
+they are deleted, rule first. At the end of the input the data-plane process has died: they are deleted, and the
+watchdog exits. It holds the lock meanwhile, through an inherited descriptor, so that a successor starts afterwards.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from services._host.netlink.attributes import NetlinkError
 from services.fastpath.kernel import FastPathKernel
 from services.fastpath.values import Ownership
 
-BYE: Final = b"q"
-_AGAIN_S: Final = 0.02
-"""After a flush that failed."""
+CLEAN_EXIT: Final = b"q"
+_RETRY_S: Final = 0.02
+"""After a failed flush."""
 _ATTEMPTS: Final = 50
 
 
-def watch(beats: int, silence_s: float, kernel: FastPathKernel) -> None:
-    """Until the daemon says that it has cleared up itself, or is dead.
+def watch(heartbeats: int, timeout_s: float, kernel: FastPathKernel) -> None:
+    """Run until the data-plane process reports a clean exit, or has died.
 
     Raises:
-        OSError, NetlinkError: the table could not be emptied, at many attempts.
+        OSError, NetlinkError: the table could not be emptied after `_ATTEMPTS` attempts.
     """
     poll = select.poll()
-    poll.register(beats, select.POLLIN)
+    poll.register(heartbeats, select.POLLIN)
     flushed = False
     while True:
-        if not poll.poll(silence_s * 1000):
+        if not poll.poll(timeout_s * 1000):
             if not flushed:
                 _flush(kernel)
-            flushed = True  # a daemon that is still cannot fill it again
+            flushed = True  # a stopped process cannot add overrides
             continue
         flushed = False
-        said = os.read(beats, 4096)
-        if not said:
+        received = os.read(heartbeats, 4096)
+        if not received:
             _flush(kernel)
             return
-        if said.endswith(BYE):
+        if received.endswith(CLEAN_EXIT):
             return
 
 
@@ -56,7 +56,7 @@ def _flush(kernel: FastPathKernel) -> None:
         except (OSError, NetlinkError):
             if attempt == _ATTEMPTS - 1:
                 raise
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_S)
         else:
             print(f"watchdog: the daemon is silent or dead: {found} overrides deleted", file=sys.stderr)  # noqa: T201
             return
@@ -66,12 +66,12 @@ def main(arguments: list[str]) -> None:
     """Run with: namespace (``-``: this one), table, priority of the rule, silence (seconds), real-time priority."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-900", encoding="ascii")
-    netns, table, priority, silence_s, realtime = arguments
+    netns, table, priority, timeout_s, realtime = arguments
     if int(realtime):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(int(realtime)))
     with FastPathKernel(None if netns == "-" else netns, Ownership(int(table), int(priority))) as kernel:
-        watch(sys.stdin.fileno(), float(silence_s), kernel)
+        watch(sys.stdin.fileno(), float(timeout_s), kernel)
 
 
 if __name__ == "__main__":

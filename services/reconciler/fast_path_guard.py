@@ -164,7 +164,7 @@ def remove_active(netns: str | None, own: Ownership) -> list[str]:
         OSError, NetlinkError: the kernel cannot be talked to.
     """
     with FastPathKernel(netns, own) as kernel:
-        destinations = kernel.in_force()
+        destinations = kernel.active_destinations()
         if destinations:
             kernel.clear()
     return destinations

@@ -36,7 +36,7 @@ def pair():
 
 
 class Load:
-    """CPU time of a hot process, from now on (Documentation/scheduler/sched-stats.rst)."""
+    """CPU time of a data-plane process, from now on (Documentation/scheduler/sched-stats.rst)."""
 
     def __init__(self, pid):
         self._schedstat = Path(f"/proc/{pid}/schedstat")
@@ -80,7 +80,7 @@ async def test_a_flood_takes_no_core_and_a_true_fault_is_heard(pair, tmp_path, s
             assert sent.reason.endswith("1 of 1 hosts have acknowledged")
             assert flood.alive
             share, took_s = load.share(), time.monotonic() - began_s
-            figures = f"{flood.end() / took_s:,.0f} datagrams/s, {share:.4f} of a core for the hot process"
+            figures = f"{flood.end() / took_s:,.0f} datagrams/s, {share:.4f} of a core for the data-plane process"
             print(figures)  # noqa: T201 - for whoever measures, with pytest -s
         assert share < MOST_SHARE
         counts = peers(two)

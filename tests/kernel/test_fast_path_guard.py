@@ -188,7 +188,7 @@ async def test_its_container_is_paused_or_killed(host, tmp_path, container, how)
             container.client.pause(container.ids[0])
         else:
             container.client.kill(container.ids[0])
-        # The kernel closes what the first process had open before it kills the others: the hot process may be quicker.
+        # The kernel closes what the first process had open before it kills the others: its data plane may be quicker.
         await emptied(host, events, f"docker {how}", told=how == "pause")
         if how == "pause":
             container.client.unpause(container.ids[0])

@@ -175,7 +175,7 @@ def test_killed_during_an_override_and_then_the_other_uplink(calm: Lab, fast: Fa
             assert ours.overrides()
             os.kill(killed, signal.SIGKILL)
             wait_until(lambda: not ours.overrides(), within_s=30, what="an empty table")
-            wait_until(lambda: ours.hot_pid not in {0, killed}, within_s=30, what="another hot process")
+            wait_until(lambda: ours.hot_pid not in {0, killed}, within_s=30, what="another data-plane process")
         wait_until(lambda: calm.next_hops(1, 2) == {"p2"}, what="FRR's way around")
     fast.wait_quiet()
 

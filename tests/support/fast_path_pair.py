@@ -34,7 +34,7 @@ class HostFastPath:
 
     @property
     def hot_pid(self) -> int:
-        """Of the hot process."""
+        """Of the data-plane process."""
         assert self.service is not None
         assert self.service.supervisor is not None
         return self.service.supervisor.pids[0]

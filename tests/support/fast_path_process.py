@@ -64,7 +64,7 @@ class FreezerGroup:
 
 @contextmanager
 def fast_path_in_a_group(host: HostNamespace, state: Path, **settings: str) -> Iterator[FreezerGroup]:
-    """Service, hot process and watchdog."""
+    """Service, data-plane process and watchdog."""
     group = FreezerGroup()
     join = ["/bin/sh", "-c", 'echo $$ > "$1" && shift && exec "$@"', "sh", str(group.path / "cgroup.procs")]
     process = subprocess.Popen(

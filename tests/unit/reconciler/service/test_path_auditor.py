@@ -82,7 +82,7 @@ def test_dead_next_hops_and_the_fast_paths_table():
 
 
 def test_an_override_of_many_stands_in_the_table_that_its_rule_switched_on():
-    """Above `standby_above` a row without each uplink is always there; it counts once packets look into its table."""
+    """Above `backup_table_above` each uplink has a backup table; it counts once a rule activates it."""
     snapshot = seen(P1, P2)
     (route,) = snapshot.routes
     over = {number: NextHop(number, "169.254.0.1") for number in (P1, P2, 23)}

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from services.fastpath.core import BFDD, WORDS
-from services.fastpath.group import GroupedCore
-from services.fastpath.values import FrrRoute, Hop, Limits, Release, Switch
+from services.fastpath.backup_tables import BackupTableCore
+from services.fastpath.core import BFDD, REMOTE_SIGNALS
+from services.fastpath.values import BackupRule, FrrRoute, Hop, Limits, RemovalReason
 from tests.support.examples import examples
 
 UPLINKS = {"p1": 11, "p2": 12, "p3": 13}
@@ -26,15 +26,15 @@ hosts = st.sampled_from(HOSTS)
 class FastPathMachine(RuleBasedStateMachine):
     """Applies every write to a table, as the kernel would, and compares."""
 
-    standby_above = 1_000
+    backup_table_above = 1_000
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = GroupedCore(UPLINKS, LIMITS, self.standby_above)
+        self.core = BackupTableCore(UPLINKS, LIMITS, self.backup_table_above)
         self.now_s = 100.0
         self.frr: dict[str, FrrRoute] = {}
         self.tables: dict[int, dict[str, FrrRoute]] = {number: {} for number in range(4)}
-        self.switched: set[int] = set()
+        self.active: set[int] = set()
         self.table: dict[str, FrrRoute] = {}
         """What packets find before FRR's routes: of two tables that of overrides comes first."""
         self.born_s: dict[str, float] = {}
@@ -44,14 +44,14 @@ class FastPathMachine(RuleBasedStateMachine):
 
     def apply(self, outcome):
         self.write(outcome.writes)
-        for released in outcome.released:
-            assert released.destination not in self.tables[0]
+        for removed in outcome.removed:
+            assert removed.destination not in self.tables[0]
         return outcome
 
     def write(self, writes):
         for write in writes:
-            if isinstance(write, Switch):
-                (self.switched.add if write.on else self.switched.remove)(write.table)
+            if isinstance(write, BackupRule):
+                (self.active.add if write.on else self.active.remove)(write.table)
             elif write.route is None:
                 known = self.tables[write.table].pop(write.destination, None)
                 assert known is not None or write.table, "an override that is not there is not deleted"
@@ -60,9 +60,9 @@ class FastPathMachine(RuleBasedStateMachine):
         self.look()
 
     def look(self):
-        assert len(self.switched) <= 1
+        assert len(self.active) <= 1
         self.table = {}
-        for number in (*self.switched, 0):
+        for number in (*self.active, 0):
             self.table |= self.tables[number]
         for destination in self.born_s.keys() - self.table.keys():
             del self.born_s[destination]
@@ -76,9 +76,9 @@ class FastPathMachine(RuleBasedStateMachine):
             if up:
                 self.bfd[name] = "up"
                 self.apply(self.core.bfd(name, "up", self.now_s))
-        self.core.tors(TORS)
+        self.core.set_router_ids(TORS)
         self.frr = dict(found)
-        self.apply(self.core.all_routes(found, self.now_s))
+        self.apply(self.core.replace_routes(found, self.now_s))
 
     @rule(destination=hosts, route=st.none() | routes)
     def frr_changes(self, destination, route):
@@ -87,7 +87,7 @@ class FastPathMachine(RuleBasedStateMachine):
             self.frr.pop(destination, None)
         else:
             self.frr[destination] = route
-        self.apply(self.core.some_routes({destination: route}, self.now_s))
+        self.apply(self.core.update_routes({destination: route}, self.now_s))
         assert set(self.table) <= before, "a route of FRR never makes an override"
 
     @rule(name=uplinks, state=st.sampled_from(["up", "down", "init", "adm-down", "remote-adm-down", None]))
@@ -106,7 +106,7 @@ class FastPathMachine(RuleBasedStateMachine):
         self.carrier[name] = up
         self.apply(self.core.link(name, UPLINKS[name], carrier=up, now_s=self.now_s))
         if not up:  # as where it was switched off: what went that way is gone, and nobody says so
-            for number in {1, 2, 3} - self.switched:
+            for number in {1, 2, 3} - self.active:
                 rows = self.tables[number]
                 self.tables[number] = {
                     n: r for n, r in rows.items() if UPLINKS[name] not in {h.ifindex for h in r.hops}
@@ -125,7 +125,7 @@ class FastPathMachine(RuleBasedStateMachine):
     @rule(origin=hosts, tor=st.sampled_from(["1.1.1.1", "2.2.2.2", "3.3.3.3", ""]))
     def peer_tells(self, origin, tor):
         before = dict(self.table)
-        _, outcome = self.core.peer(origin, tor, self.now_s)
+        _, outcome = self.core.peer_fault(origin, tor, self.now_s)
         self.apply(outcome)
         for destination in HOSTS:
             if destination != origin and self.table.get(destination) != before.get(destination):
@@ -134,7 +134,7 @@ class FastPathMachine(RuleBasedStateMachine):
     @rule(name=uplinks)
     def switch_closes_its_session(self, name):
         before = set(self.table)
-        self.apply(self.core.closed(name, self.now_s))
+        self.apply(self.core.bgp_closed(name, self.now_s))
         if not self.seeing:
             assert set(self.table) <= before, "blind: nothing new"
 
@@ -156,17 +156,17 @@ class FastPathMachine(RuleBasedStateMachine):
         self.seeing = False
         self.bfd = dict.fromkeys(UPLINKS)
         before = dict(self.table)
-        self.apply(self.core.lose(BFDD, "closed", self.now_s))
+        self.apply(self.core.input_lost(BFDD, "closed", self.now_s))
         assert set(self.table) <= set(before)
 
     @rule()
     def bfdd_is_back(self):
         self.seeing = True
-        self.apply(self.core.regain(BFDD, self.now_s))
+        self.apply(self.core.input_restored(BFDD, self.now_s))
 
     @rule(destination=hosts)
     def the_kernel_refuses(self, destination):
-        self.apply(self.core.refused(destination, "no", self.now_s))
+        self.apply(self.core.override_rejected(destination, "no", self.now_s))
         assert destination not in self.tables[0]
 
     @rule(hops=st.lists(st.sampled_from(list(UPLINKS.values())), min_size=2, max_size=3, unique=True))
@@ -179,7 +179,7 @@ class FastPathMachine(RuleBasedStateMachine):
         wide = FrrRoute(tuple(Hop(index, b"gw%d" % index) for index in hops))
         for destination in HOSTS:
             self.frr_changes(destination, wide)
-        while self.core.unprepared:
+        while self.core.has_unwritten_rows:
             self.rows_are_kept_ready(5)
 
     @rule(most=st.integers(1, 5))
@@ -194,24 +194,24 @@ class FastPathMachine(RuleBasedStateMachine):
             return
         self.look()
         if number:
-            self.core.lost_row(number, destination)
+            self.core.row_deleted(number, destination)
         else:
-            self.apply(self.core.gone([destination], Release.LOST, self.now_s))
+            self.apply(self.core.routes_deleted([destination], RemovalReason.LOST, self.now_s))
 
     @rule()
     def other_hands_delete_the_rule(self):
-        for number in list(self.switched):
-            self.apply(self.core.switch_refused(number, "gone", self.now_s))
+        for number in list(self.active):
+            self.apply(self.core.backup_rule_rejected(number, "gone", self.now_s))
 
     @rule()
     def the_watchdog_flushes(self):
         for rows in self.tables.values():
             rows.clear()
-        self.switched.clear()
-        outcome = self.core.all_gone(Release.LOST, self.now_s)
+        self.active.clear()
+        outcome = self.core.all_routes_deleted(RemovalReason.LOST, self.now_s)
         assert not outcome.writes
         self.look()
-        assert not self.core.held
+        assert not self.core.active_overrides
 
     def dead(self, index):
         return any(
@@ -223,12 +223,12 @@ class FastPathMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_is_what_the_core_believes(self):
         assert self.tables[0] == {name: override.route for name, override in self.core.overrides.items()}
-        if self.switched:
-            standby = self.core.standbys[self.core.switched.name]
-            assert self.switched == {standby.number}
-            assert self.tables[standby.number] == standby.rows
+        if self.active:
+            backup = self.core.backup_tables[self.core.active.name]
+            assert self.active == {backup.number}
+            assert self.tables[backup.number] == backup.rows
         else:
-            assert self.core.switched is None
+            assert self.core.active is None
 
     @invariant()
     def overrides_are_frrs_routes_without_dead_hops(self):
@@ -246,30 +246,30 @@ class FastPathMachine(RuleBasedStateMachine):
             assert override.marks.keys() <= named, "FRR agrees: it is over"
             for index, mark in override.marks.items():
                 if self.now_s > mark.since_s + LIMITS.t_max_s:
-                    assert mark.cause not in WORDS, "another's word dies at T_max"
+                    assert mark.cause not in REMOTE_SIGNALS, "another's word dies at T_max"
                     assert self.dead(index), "held beyond T_max only for what is dead here"
 
     @invariant()
     def nor_does_the_group(self):
-        if self.core.switched is not None:
-            mark = self.core._group_mark
-            rows = self.core.standbys[self.core.switched.name].rows
+        if self.core.active is not None:
+            mark = self.core._active_mark
+            rows = self.core.backup_tables[self.core.active.name].rows
             for destination in rows:
-                assert self.core.switched.ifindex in {hop.ifindex for hop in self.frr[destination].hops}
+                assert self.core.active.ifindex in {hop.ifindex for hop in self.frr[destination].hops}
             if self.now_s > mark.since_s + LIMITS.t_max_s:
-                assert mark.cause not in WORDS
-                assert self.dead(self.core.switched.ifindex)
+                assert mark.cause not in REMOTE_SIGNALS
+                assert self.dead(self.core.active.ifindex)
 
     @invariant()
     def the_damper_holds(self):
-        if self.now_s < self.core.damped_until_s:
+        if self.now_s < self.core.flap_damped_until_s:
             assert not self.table
 
 
 class GroupedMachine(FastPathMachine):
     """With a table per uplink that is kept ready, from the first destination on."""
 
-    standby_above = 0
+    backup_table_above = 0
 
 
 FastPathMachine.TestCase.settings = GroupedMachine.TestCase.settings = settings(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from services.fastpath.audit import KEPT, Audit, Trigger
+from services.fastpath.events import MAX_RECORDS, EventRecorder, Trigger
 from services.fastpath.peers import Announcement
 from services.fastpath.values import (
+    BackupTableChange,
     Cause,
     FrrRoute,
-    GroupChange,
     Hop,
     Outcome,
     Overridden,
-    Release,
-    Released,
+    RemovalReason,
+    Removed,
     Status,
 )
 
@@ -21,13 +21,12 @@ TRIGGER = Trigger("bfd", "p1", "10.255.0.101", 1_000, 10.0, 10.0005)
 
 
 def outcome(**parts):
-    return Outcome(
-        **({"writes": [], "tell": None, "overridden": [], "released": [], "groups": [], "statuses": []} | parts)
-    )
+    nothing = {"writes": [], "announce": None, "overridden": [], "removed": [], "table_changes": [], "statuses": []}
+    return Outcome(**nothing | parts)
 
 
 def audit():
-    return Audit({1: "p1", 2: "p2"}.__getitem__)
+    return EventRecorder({1: "p1", 2: "p2"}.__getitem__)
 
 
 def test_an_override_waits_for_acknowledgements() -> None:
@@ -36,9 +35,9 @@ def test_an_override_waits_for_acknowledgements() -> None:
     made.add(outcome(overridden=[Overridden("10.255.0.2", (P1, P2), (P2,))]), TRIGGER, told)
     assert not made.ready
 
-    del told.waiting["10.255.0.2"]
+    del told.unacknowledged["10.255.0.2"]
     told.last_ack_s = 10.0012
-    made.told(told)
+    made.acknowledged(told)
     assert list(made.ready) == [
         {
             "kind": "override",
@@ -61,18 +60,18 @@ def test_what_follows_an_override_that_waits_is_told_after_it() -> None:
     made = audit()
     told = Announcement(5, "10.255.0.101", b"", 10.0, {"10.255.0.3": None}, 1, [], 10.0)
     made.add(outcome(overridden=[Overridden("10.255.0.2", (P1, P2), (P2,))]), TRIGGER, told)
-    row = Released("10.255.0.2", ("p1",), "bfd", Release.FRR_CONVERGED, 0.005, (P2,), (P2,))
-    made.add(outcome(released=[row]), TRIGGER, None)
+    row = Removed("10.255.0.2", ("p1",), "bfd", RemovalReason.FRR_CONVERGED, 0.005, (P2,), (P2,))
+    made.add(outcome(removed=[row]), TRIGGER, None)
     assert not made.ready
 
-    made.told(told)
+    made.acknowledged(told)
     assert [record["kind"] for record in made.ready] == ["override", "override_removed"]
 
 
 def test_a_release_says_why_and_after_how_long() -> None:
     made = audit()
-    row = Released("10.255.0.2", ("p1",), "bfd", Release.FRR_CONVERGED, 0.0711, (P2,), (P2,))
-    made.add(outcome(released=[row]), TRIGGER, None)
+    row = Removed("10.255.0.2", ("p1",), "bfd", RemovalReason.FRR_CONVERGED, 0.0711, (P2,), (P2,))
+    made.add(outcome(removed=[row]), TRIGGER, None)
 
     record = made.ready[0]
     assert (record["kind"], record["cause"], record["latency_us"]) == ("override_removed", "frr_converged", 71_100)
@@ -91,8 +90,8 @@ def test_many_at_once_share_records_of_500() -> None:
 def test_a_group_is_told_like_any_other() -> None:
     made = audit()
     rows, routes = {"10.255.0.2": FrrRoute((P2,))}, {"10.255.0.2": FrrRoute((P1, P2))}
-    for reason in (None, Release.TIMEOUT):
-        made.add(outcome(groups=[GroupChange("p1", Cause.BFD, reason, 1.5, rows, routes)]), TRIGGER, None)
+    for reason in (None, RemovalReason.TIMEOUT):
+        made.add(outcome(table_changes=[BackupTableChange("p1", Cause.BFD, reason, 1.5, rows, routes)]), TRIGGER, None)
 
     assert [(r["kind"], r["cause"], r["before"], r["after"]) for r in made.ready] == [
         ("override", "bfd", ["p1", "p2"], ["p2"]),
@@ -110,8 +109,8 @@ def test_alarms_pass_on() -> None:
 
 def test_records_that_nobody_takes_are_dropped_and_counted() -> None:
     made = audit()
-    for number in range(KEPT + 3):
+    for number in range(MAX_RECORDS + 3):
         made.status(Status("x", str(number)), 0)
 
-    assert (len(made.ready), made.dropped) == (KEPT, 3)
+    assert (len(made.ready), made.dropped) == (MAX_RECORDS, 3)
     assert made.ready[0]["reason"] == "3"

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from services.fastpath.limiter import (
     DENIED_S,
-    MOST_DENIED,
+    MAX_DENIED,
     PAUSE_S,
     SOURCE_BURST,
     SOURCE_PER_S,
@@ -53,7 +53,7 @@ def test_all_sources_together_are_bounded(steps) -> None:
             allowed += limiter.allow(f"10.0.{seen // 250 % 250}.{seen % 250}", now_s)
 
     assert allowed <= TOTAL_BURST + now_s * TOTAL_PER_S + 1
-    assert len(limiter.denied) <= MOST_DENIED
+    assert len(limiter.denied) <= MAX_DENIED
 
 
 def test_too_many_of_too_many_sources_are_a_pause() -> None:
@@ -75,8 +75,8 @@ def test_being_denied_ends_and_is_told_once_a_minute() -> None:
         assert list(limiter.denied) == [FLOODER]
         assert limiter.due_s == now_s + DENIED_S
 
-    assert [denied.source for denied in limiter.news] == [FLOODER] * 2
-    assert "more than 256 datagrams at once" in limiter.news[0].reason
+    assert [denied.source for denied in limiter.newly_denied] == [FLOODER] * 2
+    assert "more than 256 datagrams at once" in limiter.newly_denied[0].reason
     limiter.expire(70.0 + DENIED_S)
     assert (limiter.denied, limiter.due_s) == ({}, float("inf"))
     assert limiter.allow(FLOODER, 70.0 + DENIED_S)
@@ -110,7 +110,7 @@ def test_the_kernel_drops_what_has_not_our_tag_or_comes_from_a_denied_source(fam
 
 def test_a_full_list_of_denied_sources_fits_into_a_program() -> None:
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:
-        attach(receiver, datagram_filter(TAG, [f"2001:db8::{n:x}" for n in range(MOST_DENIED)]))
+        attach(receiver, datagram_filter(TAG, [f"2001:db8::{n:x}" for n in range(MAX_DENIED)]))
 
 
 class CountingPoller:
@@ -140,10 +140,10 @@ def test_a_socket_that_too_many_speak_to_is_read_again_after_a_pause() -> None:
         assert watch.read(100.0) == []
         assert (link.counts["malformed"], link.counts["limited"]) == (2, 1)
         assert (poller.watched, watch.due_s) == ([], 100.0 + PAUSE_S)
-        watch.turn(100.0 + PAUSE_S / 2)
+        watch.run_timers(100.0 + PAUSE_S / 2)
         assert poller.watched == []
 
-        watch.turn(100.0 + PAUSE_S)
+        watch.run_timers(100.0 + PAUSE_S)
         assert (poller.watched, watch.due_s) == ([link], float("inf"))
         assert watch.read(100.0 + PAUSE_S) == []
         assert link.counts["malformed"] == 3, "the one that waited"

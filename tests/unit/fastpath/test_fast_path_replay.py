@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.fastpath import peers
 from services.fastpath.peers import REPEAT_S, PeerLink
-from services.fastpath.protocol import Kind, PeerMessage, ReplayGuard, Verdict
+from services.fastpath.protocol import Kind, PeerMessage, ReplayCheck, ReplayGuard
 
 KEY = b"sixteen bytes or more"
 SENDER, RECEIVER, TOR = "10.255.0.1", "10.255.0.2", "10.255.0.101"
@@ -20,8 +20,8 @@ def test_whatever_was_recorded_of_earlier_starts_the_latest_is_heard(recorded, l
     guard = ReplayGuard()
     fault = PeerMessage(Kind.FAULT, 10 + latest, 0, SENDER, TOR)
     for number, (boot, replayed) in enumerate(recorded, 1):
-        guard.judge(fault._replace(boot=min(boot, latest - 1), number=replayed))
-        assert guard.judge(fault._replace(number=number)) is Verdict.NEW
+        guard.check(fault._replace(boot=min(boot, latest - 1), number=replayed))
+        assert guard.check(fault._replace(number=number)) is ReplayCheck.NEW
 
 
 class Wire:
@@ -95,16 +95,16 @@ class Interleavings(RuleBasedStateMachine):
     def hear(self):
         self.now_s += 0.1  # what comes is far from any limit of rate
         self.sender.receive(self.now_s)
-        self.sender.answer()
+        self.sender.send_replies()
         found = len(self.receiver.receive(self.now_s))
-        self.receiver.answer()
+        self.receiver.send_replies()
         return found
 
     @rule(lost=st.integers(0, 6))
     def a_true_fault_is_acted_upon(self, lost):
         """Even where the first datagrams are lost: there are eight, and a refusal needs two."""
         self.now_s += 1
-        self.sender.tell(TOR, [RECEIVER], noticed_s=self.now_s, now_s=self.now_s)
+        self.sender.announce(TOR, [RECEIVER], noticed_s=self.now_s, now_s=self.now_s)
         found = 0
         while self.sender.due_s < float("inf"):
             if lost:
@@ -142,11 +142,11 @@ def test_what_a_receiver_that_has_just_started_takes() -> None:
     fault = PeerMessage(Kind.FAULT, 3, 1, SENDER, TOR)
     recorded = [fault._replace(boot=boot) for boot in (1, 3, 2, 3)]
 
-    assert [guard.judge(message) for message in recorded] == [
-        Verdict.NEW,
-        Verdict.NEW,
-        Verdict.STALE,
-        Verdict.REPEATED,
+    assert [guard.check(message) for message in recorded] == [
+        ReplayCheck.NEW,
+        ReplayCheck.NEW,
+        ReplayCheck.STALE,
+        ReplayCheck.REPEATED,
     ]
-    assert guard.judge(fault._replace(boot=4)) is Verdict.NEW, "the sender itself"
-    assert {guard.judge(message) for message in recorded} == {Verdict.STALE}
+    assert guard.check(fault._replace(boot=4)) is ReplayCheck.NEW, "the sender itself"
+    assert {guard.check(message) for message in recorded} == {ReplayCheck.STALE}

@@ -7,7 +7,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.fastpath.bgp_watch import Closings
+from services.fastpath.bgp_watch import ClosedConnections
 
 FIN, RST, ACK = 0x01, 0x04, 0x10
 
@@ -19,37 +19,37 @@ def segment(source_port: int, destination_port: int, flags: int = FIN | ACK, seq
 
 
 def test_a_fin_that_is_sent_again_is_no_news() -> None:
-    closings = Closings()
-    assert closings.is_new(segment(179, 40_000))
-    assert not closings.is_new(segment(179, 40_000))
-    assert not closings.is_new(segment(179, 40_000, RST))
+    connections = ClosedConnections()
+    assert connections.is_new(segment(179, 40_000))
+    assert not connections.is_new(segment(179, 40_000))
+    assert not connections.is_new(segment(179, 40_000, RST))
 
 
 def test_the_next_session_s_end_is_news() -> None:
-    closings = Closings()
-    assert closings.is_new(segment(179, 40_000))
-    assert closings.is_new(segment(40_001, 179))
-    assert not closings.is_new(segment(179, 40_000))
+    connections = ClosedConnections()
+    assert connections.is_new(segment(179, 40_000))
+    assert connections.is_new(segment(40_001, 179))
+    assert not connections.is_new(segment(179, 40_000))
 
 
 def test_a_later_connection_of_the_same_ports_ends_as_well() -> None:
-    closings = Closings()
-    assert closings.is_new(segment(179, 40_000, sequence=5))
-    assert not closings.is_new(segment(179, 40_000, RST, sequence=(1 << 32) - 20)), "sent again with what came before"
-    assert closings.is_new(segment(179, 40_000, sequence=1 << 30))
-    assert not closings.is_new(segment(179, 40_000, RST, sequence=(1 << 30) + 1))
+    connections = ClosedConnections()
+    assert connections.is_new(segment(179, 40_000, sequence=5))
+    assert not connections.is_new(segment(179, 40_000, RST, sequence=(1 << 32) - 20)), "sent again with earlier data"
+    assert connections.is_new(segment(179, 40_000, sequence=1 << 30))
+    assert not connections.is_new(segment(179, 40_000, RST, sequence=(1 << 30) + 1))
 
 
 def test_who_sends_again_is_not_forgotten_for_those_who_do_not() -> None:
-    closings = Closings()
-    assert closings.is_new(segment(179, 40_000))
+    connections = ClosedConnections()
+    assert connections.is_new(segment(179, 40_000))
     for port in range(40_001, 40_051):
-        assert closings.is_new(segment(179, port))
-        assert not closings.is_new(segment(179, 40_000))
+        assert connections.is_new(segment(179, port))
+        assert not connections.is_new(segment(179, 40_000))
 
 
 @given(ports=st.lists(st.integers(1024, 65_535), min_size=1, max_size=8, unique=True), again=st.data())
 def test_each_of_the_last_connections_is_told_of_once(ports: list[int], again: st.DataObject) -> None:
     sent = again.draw(st.permutations([*ports, *ports, *ports]))
-    closings = Closings()
-    assert sum(closings.is_new(segment(179, port)) for port in sent) == len(ports)
+    connections = ClosedConnections()
+    assert sum(connections.is_new(segment(179, port)) for port in sent) == len(ports)

@@ -16,7 +16,7 @@ from services.fastpath.bfd import (
     Session,
     Sessions,
     Subscribed,
-    admin_down_news,
+    admin_down_status,
     combined,
     subscribe_frame,
 )
@@ -67,15 +67,15 @@ def test_frames_come_in_any_pieces(sizes) -> None:
 
 def test_a_session_that_either_side_closed_is_no_fault_and_is_told() -> None:
     """Until it is up again nobody watches the path (RFC 5882, 4.2). The fields are those of FRR 8.4.4."""
-    told_to = STATUS | {"diagnostics": 3}
+    neighbor_signaled = STATUS | {"diagnostics": 3}
     closed_there, as_the_rfc_has_it, closed_here, lost, up = (
         FrameReader().feed(frame(said))[0].state
         for said in (
-            told_to,
-            told_to | {"remote-diagnostics": 7},
+            neighbor_signaled,
+            neighbor_signaled | {"remote-diagnostics": 7},
             STATUS | {"state": "adm-down", "diagnostics": 0},
-            told_to | {"remote-diagnostics": 1},
-            told_to | {"state": "up"},
+            neighbor_signaled | {"remote-diagnostics": 1},
+            neighbor_signaled | {"state": "up"},
         )
     )
     assert (closed_there, as_the_rfc_has_it, closed_here) == ("remote-adm-down", "remote-adm-down", "adm-down")
@@ -83,16 +83,16 @@ def test_a_session_that_either_side_closed_is_no_fault_and_is_told() -> None:
 
     for state, words in ((closed_there, "by the switch"), (closed_here, "here")):
         for before in ("up", "down", None):
-            news = admin_down_news("p1", before, state)
+            news = admin_down_status("p1", before, state)
             assert news is not None
             assert (news.kind, news.alarm, news.uplink) == ("bfd_admin_down", True, "p1")
             assert words in news.reason
-        assert admin_down_news("p1", state, state) is None, "said once"
+        assert admin_down_status("p1", state, state) is None, "said once"
         for then in ("up", "down", "init"):  # FRR 8.4.4: adm-down, down, up
-            opened = admin_down_news("p1", state, then)
+            opened = admin_down_status("p1", state, then)
             assert (opened.kind, opened.alarm, opened.reason.split()[-1]) == ("bfd_opened", False, then)
     for before, state in (("up", "down"), ("down", "up"), (None, "up"), ("adm-down", None)):
-        assert admin_down_news("p1", before, state) is None
+        assert admin_down_status("p1", before, state) is None
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_the_configuration_reaches_the_hot_process_whole() -> None:
 
     assert Config.parse(config.text()) == config
     assert config.bfd_socket == "/var/run/frr/h1/bfdd.sock"
-    assert config.wanted("10.255.0.2")
-    assert not config.wanted("10.255.1.2")
-    assert not config.wanted("10.255.0.1"), "ourselves"
+    assert config.is_peer_vtep("10.255.0.2")
+    assert not config.is_peer_vtep("10.255.1.2")
+    assert not config.is_peer_vtep("10.255.0.1"), "ourselves"
     assert "0123456789abcdef" not in settings.print_config()
     assert json.loads(config.text())["key"] == b"0123456789abcdef".hex()
 

@@ -1,6 +1,6 @@
-"""What is told of each override, as fields of `schemas.network.RouteEvent`. Pure; written after the fact.
+"""Event records of overrides, as fields of `schemas.network.RouteEvent`. Pure; made after the writes.
 
-One record per destination; where the same happens to many at once, one for up to 500 of them.
+One record per destination; equal changes of many destinations are merged, up to 500 per record.
 """
 
 from __future__ import annotations
@@ -11,75 +11,75 @@ from typing import Any, Final, NamedTuple
 
 from services.fastpath.peers import Announcement
 from services.fastpath.routes import gateway_text
-from services.fastpath.values import GroupChange, Hop, Outcome, Overridden, Released, Status
+from services.fastpath.values import BackupTableChange, Hop, Outcome, Overridden, Removed, Status
 
-SEPARATE: Final = 16
-"""Up to so many destinations at once have a record each."""
-TOGETHER: Final = 500
-KEPT: Final = 8_192
+MAX_SEPARATE_RECORDS: Final = 16
+"""Up to this many destinations at once have a record each."""
+MAX_DESTINATIONS: Final = 500
+MAX_RECORDS: Final = 8_192
 
 Record = dict[str, Any]
 
 
 class Trigger(NamedTuple):
-    """What led to writes."""
+    """The input that led to writes."""
 
     cause: str
     uplink: str
-    """Empty: not one in particular."""
+    """Empty: none in particular."""
     peer: str
-    """Router id of the ToR, or the VTEP that told of it."""
+    """Router id of the ToR, or the VTEP that signalled it."""
     wall_ns: int
     noticed_s: float
     acked_s: float
-    """When the kernel had answered the last write."""
+    """When the kernel had acknowledged the last write."""
 
 
-class Audit:
-    """Makes records and keeps them until they are taken; the oldest are dropped, and counted, when nobody does."""
+class EventRecorder:
+    """Makes records and queues them; above `MAX_RECORDS` the oldest are dropped, and counted."""
 
     def __init__(self, name_of: Callable[[int], str]) -> None:
-        """Begin.
+        """Start empty.
 
         Args:
             name_of: the name of a link by its ifindex.
         """
         self._name_of = name_of
-        self._held: dict[int, list[Record]] = {}
-        """Overrides that wait for acknowledgements, by announcement."""
+        self._awaiting_acks: dict[int, list[Record]] = {}
+        """Records that wait for acknowledgements, by announcement."""
         self._queue: deque[tuple[Record, int]] = deque()
-        """In order; what stands behind an override that waits is told after it."""
+        """In order: records behind a waiting one are sent after it."""
         self.ready: deque[Record] = deque()
         self.dropped = 0
 
     def add(self, outcome: Outcome, trigger: Trigger, announcement: Announcement | None) -> None:
-        """What an input led to. Overrides that others are told of wait for their acknowledgements."""
-        records = self._overrides([*outcome.overridden, *_overridden(outcome.groups)], trigger)
+        """Record the output of an input. Records of announced overrides wait for the acknowledgements."""
+        records = self._overrides([*outcome.overridden, *_overridden(outcome.table_changes)], trigger)
         number = 0
-        if announcement is not None and announcement.waiting and records:
+        if announcement is not None and announcement.unacknowledged and records:
             number = announcement.number
-            self._held[number] = records
+            self._awaiting_acks[number] = records
         self._put(records, number)
-        self._put(self._releases([*outcome.released, *_released(outcome.groups)], trigger))
+        self._put(self._removals([*outcome.removed, *_released(outcome.table_changes)], trigger))
         self._put([_status(status, trigger) for status in outcome.statuses])
 
     def status(self, status: Status, wall_ns: int) -> None:
-        """Something of the process itself, or of a session."""
+        """Record a status event."""
         self._put([_status(status, Trigger(status.kind, "", "", wall_ns, 0.0, 0.0))])
 
-    def told(self, announcement: Announcement) -> None:
-        """All have acknowledged, or will not."""
-        records = self._held.pop(announcement.number, [])
-        heard = announcement.asked - len(announcement.waiting)
-        after_us = round((announcement.last_ack_s - announcement.started_s) * 1e6) if heard else 0
+    def acknowledged(self, announcement: Announcement) -> None:
+        """Complete the records of an ended announcement."""
+        records = self._awaiting_acks.pop(announcement.number, [])
+        confirmed = announcement.recipients - len(announcement.unacknowledged)
+        after_us = round((announcement.last_ack_s - announcement.started_s) * 1e6) if confirmed else 0
         for record in records:
             record["peer_ack_us"] = max(after_us, 0)
-            record["reason"] += f"; {heard} of {announcement.asked} hosts have acknowledged"
+            record["reason"] += f"; {confirmed} of {announcement.recipients} hosts have acknowledged"
         self._advance()
 
-    def release_held(self) -> None:
-        """Nobody waits for acknowledgements any more."""
-        self._held.clear()
+    def stop_waiting(self) -> None:
+        """Release all records that wait for acknowledgements."""
+        self._awaiting_acks.clear()
         self._advance()
 
     def _put(self, records: Sequence[Record], number: int = 0) -> None:
@@ -87,8 +87,8 @@ class Audit:
         self._advance()
 
     def _advance(self) -> None:
-        while self._queue and self._queue[0][1] not in self._held:
-            if len(self.ready) >= KEPT:
+        while self._queue and self._queue[0][1] not in self._awaiting_acks:
+            if len(self.ready) >= MAX_RECORDS:
                 self.ready.popleft()
                 self.dropped += 1
             self.ready.append(self._queue.popleft()[0])
@@ -102,9 +102,9 @@ class Audit:
         return texts
 
     def _overrides(self, overridden: Sequence[Overridden], trigger: Trigger) -> list[Record]:
-        groups: dict[tuple[tuple[Hop, ...], ...], list[str]] = {}
+        table_changes: dict[tuple[tuple[Hop, ...], ...], list[str]] = {}
         for row in overridden:
-            groups.setdefault((row.before, row.after), []).append(row.destination)
+            table_changes.setdefault((row.before, row.after), []).append(row.destination)
         return [
             {
                 "kind": "override",
@@ -119,14 +119,14 @@ class Audit:
                 "after": self._hops(after),
                 "reason": f"a failed next hop was removed for {_some(names)}",
             }
-            for (before, after), members in groups.items()
+            for (before, after), members in table_changes.items()
             for names in _parts(members)
         ]
 
-    def _releases(self, released: Sequence[Released], trigger: Trigger) -> list[Record]:
-        groups: dict[Released, list[Released]] = {}
-        for row in released:
-            groups.setdefault(row._replace(destination="", held_s=0.0), []).append(row)
+    def _removals(self, removed: Sequence[Removed], trigger: Trigger) -> list[Record]:
+        table_changes: dict[Removed, list[Removed]] = {}
+        for row in removed:
+            table_changes.setdefault(row._replace(destination="", held_s=0.0), []).append(row)
         return [
             {
                 "kind": "override_removed",
@@ -140,25 +140,25 @@ class Audit:
                 "latency_us": max(round(held_s * 1e6), 0),
                 "reason": f"{_some(names)} handed back after {held_s * 1e3:.1f} ms; overridden for {common.cause}",
             }
-            for common, members in groups.items()
+            for common, members in table_changes.items()
             for held_s in [max(row.held_s for row in members)]
             for names in _parts([row.destination for row in members])
         ]
 
 
-def _overridden(groups: Sequence[GroupChange]) -> list[Overridden]:
+def _overridden(table_changes: Sequence[BackupTableChange]) -> list[Overridden]:
     return [
         Overridden(name, group.routes[name].hops, row.hops)
-        for group in groups
+        for group in table_changes
         if group.reason is None
         for name, row in group.rows.items()
         if name in group.routes
     ]
 
 
-def _released(groups: Sequence[GroupChange]) -> list[Released]:
+def _released(table_changes: Sequence[BackupTableChange]) -> list[Removed]:
     return [
-        Released(
+        Removed(
             name,
             (group.uplink,),
             str(group.cause),
@@ -167,14 +167,14 @@ def _released(groups: Sequence[GroupChange]) -> list[Released]:
             row.hops,
             group.routes[name].hops if name in group.routes else (),
         )
-        for group in groups
+        for group in table_changes
         if group.reason is not None
         for name, row in group.rows.items()
     ]
 
 
 def _parts(names: list[str]) -> list[list[str]]:
-    size = 1 if len(names) <= SEPARATE else TOGETHER
+    size = 1 if len(names) <= MAX_SEPARATE_RECORDS else MAX_DESTINATIONS
     return [names[start : start + size] for start in range(0, len(names), size)]
 
 

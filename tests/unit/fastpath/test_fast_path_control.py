@@ -1,4 +1,4 @@
-"""The hot process' socket to its service: records in order, and waiting for who does not read."""
+"""The data-plane process's socket to its service: records in order, and waiting for who does not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.fastpath.control import LONGEST, ControlLink, Order, Received
+from services.fastpath.control import MAX_MESSAGE_BYTES, Command, ControlLink, ReceivedCommand
 
 BEYOND_SELECT = 1_024
 
@@ -30,7 +30,7 @@ def many_descriptors() -> Iterator[None]:
 
 @pytest.fixture
 def ends(many_descriptors: None) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The service's, and the hot process' with a high number."""
+    """The service's, and the data-plane process's with a high number."""
     service, low = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with service, low, socket.socket(fileno=fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, BEYOND_SELECT)) as high:
         low.close()
@@ -43,7 +43,7 @@ def records(count: int) -> deque[dict[str, object]]:
 
 
 def read(service: socket.socket) -> int:
-    return int(json.loads(service.recv(LONGEST))["event"]["number"])
+    return int(json.loads(service.recv(MAX_MESSAGE_BYTES))["event"]["number"])
 
 
 def test_what_the_service_does_not_take_stays_in_order(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -70,8 +70,8 @@ def test_what_the_service_does_not_take_stays_in_order(ends: tuple[socket.socket
 def test_a_service_that_is_gone_is_an_order_to_stop(ends: tuple[socket.socket, socket.socket]) -> None:
     service, end = ends
     link, waiting = ControlLink(end), records(2_000)
-    service.send(json.dumps({"order": "tors", "tors": {"p1": "10.255.0.101"}}).encode())
-    assert link.receive() == [Received(Order.TORS, tors={"p1": "10.255.0.101"})]
+    service.send(json.dumps({"command": "tors", "tors": {"p1": "10.255.0.101"}}).encode())
+    assert link.receive() == [ReceivedCommand(Command.TORS, tors={"p1": "10.255.0.101"})]
 
     link.send(waiting)
     leaves = threading.Timer(0.05, service.close)
@@ -82,5 +82,5 @@ def test_a_service_that_is_gone_is_an_order_to_stop(ends: tuple[socket.socket, s
     leaves.join(10)
     assert waiting
     [order] = link.receive()
-    assert order.kind is Order.STOP
+    assert order.kind is Command.STOP
     assert order.reason.startswith("the service is gone")
