@@ -40,7 +40,7 @@ _TEXT: Final[dict[Reason, str]] = {
 
 
 def sentence(resource: Resource, reason: int, measured: float, threshold: float) -> str:
-    """The reason with its numbers, CPU in cores (from us per period) and memory in MiB (from bytes).
+    """The reason with its numbers, CPU in cores (from us per period) and memory in MiB, GiB or TiB (from bytes).
 
     A reason of a newer sender is named by its number.
     """
@@ -52,7 +52,11 @@ def sentence(resource: Resource, reason: int, measured: float, threshold: float)
 
 
 def quantity(resource: Resource, value: float) -> str:
-    """A limit for display: us per period as cores, bytes as MiB; negative: unlimited."""
+    """A limit as text: us per period in cores, bytes in MiB, GiB or TiB; negative: unlimited."""
     if value < 0:
         return "unlimited"
-    return f"{value / PERIOD_US:.2f} cores" if resource == "cpu" else f"{value / (1 << 20):.1f} MiB"
+    if resource == "cpu":
+        return f"{value / PERIOD_US:.2f} cores"
+    if value < 1 << 30:
+        return f"{value / (1 << 20):.1f} MiB"
+    return f"{value / (1 << 30):.4g} GiB" if value < 1 << 40 else f"{value / (1 << 40):.4g} TiB"

@@ -1,7 +1,7 @@
 """The price catalogue as a tool: ``python -m services.advisor.prices list`` and ``... refresh``.
 
 Prints one JSON object a line on standard output (``event`` is row, result or error), text for people on standard
-error. Exit codes: 0; 2 usage; 65 bad data.
+error. Exit codes: 0; 2 usage; 65 bad data; 66 no such file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from services.advisor.core.catalogue import BadCatalogueError, Snapshot, parse_s
 from services.advisor.price_files import directories, parse_day, read_snapshots, read_text, write_snapshot
 
 BAD_DATA: Final = 65
+NO_INPUT: Final = 66
 
 
 def _emit(event: str, **fields: Any) -> None:
@@ -101,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     except BadCatalogueError as error:
         _emit("error", message=str(error))
         print(error, file=sys.stderr)  # noqa: T201 - for people
-        return BAD_DATA
+        return NO_INPUT if isinstance(error.__cause__, FileNotFoundError) else BAD_DATA
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

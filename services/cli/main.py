@@ -9,7 +9,8 @@ import typer
 
 from services._runtime.command.errors import CommandError
 from services._runtime.command.lazy import LazyGroup
-from services._runtime.command.output import discard_stdout, print_error, stdout_console
+from services._runtime.command.output import print_error, stdout_console
+from services._runtime.stdout import discard_stdout
 from services.cli.command_table import COMMANDS
 
 

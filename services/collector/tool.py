@@ -27,6 +27,7 @@ from services.collector.write_ahead_log import Journal, JournalError, Record, re
 
 EXIT_OK: Final = 0
 EXIT_DATA: Final = 65
+EXIT_NO_INPUT: Final = 66
 EXIT_UNAVAILABLE: Final = 69
 EXIT_INTERNAL: Final = 70
 EXIT_CONFIG: Final = 78
@@ -114,9 +115,16 @@ def run_tool(name: str, work: Callable[[], int]) -> NoReturn:
 
 
 def _exit_code(error: Exception) -> int:
+    if isinstance(error, BadDataError) and _is_missing_file(error):
+        return EXIT_NO_INPUT
     if isinstance(error, ToolError):
         return error.exit_code
     return EXIT_CONFIG if isinstance(error, SettingsError | BusSettingsError) else EXIT_UNAVAILABLE
+
+
+def _is_missing_file(error: BaseException | None) -> bool:
+    """Whether an error was raised from a `FileNotFoundError`, directly or over others."""
+    return error is not None and (isinstance(error, FileNotFoundError) or _is_missing_file(error.__cause__))
 
 
 def _fail(text: str, code: int) -> int:

@@ -151,7 +151,8 @@ def drain_command(
 
     host = load_host_file(file)
     picked = select_uplinks(host, uplinks or [])
-    found = status(host) if only_status else undrain(host, picked) if undo else drain(host, picked)
+    change = undrain if undo else drain
+    found = status(host) if only_status else change(host, picked, progress=print_note)
     if as_json:
         print_json({"host": host.name, "uplinks": [asdict(state) for state in found]})
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,10 +61,16 @@ def status(host: HostFile, paths: FabricPaths | None = None) -> list[UplinkState
     return asyncio.run(_status(host, paths or FabricPaths()))
 
 
-def drain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None = None) -> list[UplinkState]:
+def drain(
+    host: HostFile,
+    uplinks: Sequence[Uplink],
+    paths: FabricPaths | None = None,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[UplinkState]:
     """Drain, and wait until no BGP route forwards over these, unless all uplinks are drained.
 
-    Takes `CONVERGENCE_WAIT_S` for each step (`drain_plan`).
+    Takes `CONVERGENCE_WAIT_S` for each step (`drain_plan`); ``progress`` gets a sentence before each wait.
 
     Raises:
         CommandError: FRR refuses.
@@ -72,8 +78,9 @@ def drain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None =
     """
     paths = paths or FabricPaths()
     names = {uplink.name for uplink in uplinks}
-    _apply_steps(host, paths, add=names)
+    _apply_steps(host, paths, progress, add=names)
     deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
+    progress(f"waiting until no route forwards over {', '.join(sorted(names))}, at most {DRAIN_TIMEOUT_S:g} s")
     while True:
         found = status(host, paths)
         undrained = [state for state in found if state.uplink in names and not (state.drained and not state.routes)]
@@ -87,7 +94,13 @@ def drain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None =
         time.sleep(_POLL_INTERVAL_S)
 
 
-def undrain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None = None) -> list[UplinkState]:
+def undrain(
+    host: HostFile,
+    uplinks: Sequence[Uplink],
+    paths: FabricPaths | None = None,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[UplinkState]:
     """Take the drain back; takes as long as `drain`.
 
     Raises:
@@ -96,7 +109,7 @@ def undrain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None
     """
     paths = paths or FabricPaths()
     names = {uplink.name for uplink in uplinks}
-    _apply_steps(host, paths, remove=names)
+    _apply_steps(host, paths, progress, remove=names)
     found = status(host, paths)
     if left := [state.uplink for state in found if state.drained and state.uplink in names]:
         raise CommandError(f"FRR still drains {', '.join(left)}: vtysh -c 'show running-config'")
@@ -104,12 +117,19 @@ def undrain(host: HostFile, uplinks: Sequence[Uplink], paths: FabricPaths | None
 
 
 def _apply_steps(
-    host: HostFile, paths: FabricPaths, *, add: Collection[str] = (), remove: Collection[str] = ()
+    host: HostFile,
+    paths: FabricPaths,
+    progress: Callable[[str], None],
+    *,
+    add: Collection[str] = (),
+    remove: Collection[str] = (),
 ) -> None:
     running = asyncio.run(_running_config(host, paths))
     before = {uplink.name for uplink in host.uplinks if uplink.neighbour in drained(running)}
-    for step in drain_steps(host, attached(running), before.union(add).difference(remove)):
+    steps = drain_steps(host, attached(running), before.union(add).difference(remove))
+    for number, step in enumerate(steps, 1):
         _vtysh(host, step)
+        progress(f"step {number} of {len(steps)}: waiting {CONVERGENCE_WAIT_S:g} s for other routers to converge")
         time.sleep(CONVERGENCE_WAIT_S)
 
 

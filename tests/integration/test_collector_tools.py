@@ -152,7 +152,7 @@ async def test_what_ends_a_tool_is_called_an_error_as_in_every_other_command(tmp
     tool = await Tool.start("transfer.import_jobs", "import", nowhere, "--mapping", mapping)
     code, err = await tool.end()
 
-    assert code == 65
+    assert code == 66
     assert err.startswith(f"error: {tmp_path}/none.yaml cannot be read: No such file")
     assert tool.events[-1]["message"].startswith(f"{tmp_path}/none.yaml cannot be read")
 

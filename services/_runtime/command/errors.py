@@ -10,6 +10,8 @@ class ExitCode(IntEnum):
 
     FAILED = 1
     USAGE = 2
+    NO_INPUT = 66
+    """EX_NOINPUT: a file that the command line names does not exist."""
     UNAVAILABLE = 69
     """EX_UNAVAILABLE: NATS, the allocator or the Docker Engine does not answer."""
     INTERNAL = 70
@@ -24,6 +26,12 @@ class CommandError(Exception):
     """Ends the command. The message says what is wrong and what to do about it."""
 
     exit_code: int = ExitCode.FAILED
+
+
+class UsageError(CommandError):
+    """The command line is wrong."""
+
+    exit_code: int = ExitCode.USAGE
 
 
 class UnavailableError(CommandError):
@@ -42,6 +50,12 @@ class BadFileError(CommandError):
     """A file or a setting is wrong."""
 
     exit_code: int = ExitCode.BAD_CONFIG
+
+
+class MissingFileError(BadFileError):
+    """A file that the command line names does not exist."""
+
+    exit_code: int = ExitCode.NO_INPUT
 
 
 class ServiceDiedError(CommandError):

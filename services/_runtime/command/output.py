@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any, Final
 
@@ -48,13 +47,6 @@ def print_warning(message: str) -> None:
 def print_error(message: str) -> None:
     """Print an error on stderr."""
     stderr_console().print(f"[bold red]error:[/] {escape(message)}")
-
-
-def discard_stdout() -> None:
-    """After a broken pipe: point stdout at nothing, or the interpreter complains once more when it flushes at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 def format_bytes(count: float) -> str:

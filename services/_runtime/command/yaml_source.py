@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from services._runtime.command.errors import BadFileError
+from services._runtime.command.errors import BadFileError, MissingFileError
 from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -70,12 +70,15 @@ def read_yaml(file: Path) -> YamlSource:
     """Read one YAML document.
 
     Raises:
+        MissingFileError: it does not exist.
         BadFileError: it cannot be read, is too large, is no YAML, or holds a key twice.
     """
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise BadFileError(f"{file} is larger than {MAX_FILE_BYTES} bytes: this is no application file")
         text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{file} cannot be read: {error.strerror}") from error
     except OSError as error:
         raise BadFileError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -22,6 +22,7 @@ from services._runtime.clock import Clock, SystemClock
 from services._runtime.service.health import HEARTBEAT_S, Health, HealthServer
 from services._runtime.service.settings import CommonSettings, SettingsError
 from services._runtime.service.systemd import READY, STOPPING, Systemd
+from services._runtime.stdout import print_text
 from services._runtime.task_cancellation import cancel_all
 from services._runtime.telemetry.logging import Logger, get_logger, setup_logging
 from services._runtime.telemetry.otel_lifetime import exporting
@@ -118,10 +119,10 @@ def run(service_class: type[Service], arguments: list[str]) -> int:
     """As `main`, returning the exit code."""
     name = service_class.name
     if "--help" in arguments or "-h" in arguments:
-        print(_help(service_class))  # noqa: T201 - the requested output
+        print_text(_help(service_class))
         return EXIT_OK
     if "--version" in arguments:
-        print(f"turnbuckle-{name} {service_class.version}")  # noqa: T201 - as above
+        print_text(f"turnbuckle-{name} {service_class.version}")
         return EXIT_OK
     unknown = [argument for argument in arguments if argument != "--print-config"]
     if unknown:
@@ -135,7 +136,7 @@ def run(service_class: type[Service], arguments: list[str]) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - as above
         return EXIT_SETTINGS
     if "--print-config" in arguments:
-        print(settings.print_config())  # noqa: T201 - as above
+        print_text(settings.print_config())
         return EXIT_OK
     setup_logging(name, level=settings.log_level, log_format=settings.log_format)
     return asyncio.run(_Process(service_class, settings, otel).live())

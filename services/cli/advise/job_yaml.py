@@ -14,7 +14,7 @@ from schemas.jobs import Configuration, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Objective
 from schemas.runs import RunProfile
 from schemas.subjects import MAX_TOKEN_CHARACTERS
-from services._runtime.command.errors import BadFileError
+from services._runtime.command.errors import BadFileError, MissingFileError
 from services._runtime.command.file_errors import describe_validation_errors
 from services._runtime.command.yaml_source import FieldPath, YamlSource, read_yaml
 
@@ -101,6 +101,8 @@ def _read(path: Path, what: str, most_bytes: int = _MAX_BYTES) -> bytes:
         if path.stat().st_size > most_bytes:
             raise BadFileError(f"{path} is larger than {most_bytes} bytes: this is no {what}")
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{path} cannot be read: {error.strerror}") from error
     except OSError as error:
         raise BadFileError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -22,7 +22,7 @@ from services._host.cgroupfs import (
     detect,
     managed_directory,
 )
-from services._runtime.command.errors import CommandError, UnavailableError
+from services._runtime.command.errors import CommandError, UnavailableError, UsageError
 from services._runtime.command.output import print_note
 from services.cli.toolkit.supervisor import die_with_parent
 
@@ -70,7 +70,7 @@ def make_group(layout: CgroupLayout, command: ManagedCommand) -> ManagedCgroup:
     """A fresh control group for the command.
 
     Raises:
-        CommandError: a name cannot be used.
+        UsageError: a name cannot be used.
         UnavailableError: the kernel does not let us; the message says what would help.
     """
     try:
@@ -78,7 +78,7 @@ def make_group(layout: CgroupLayout, command: ManagedCommand) -> ManagedCgroup:
             command.app, command.name, secrets.token_hex(MANAGED_ID_LENGTH // 2), command.root
         )
     except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise UsageError(str(error)) from error
     try:
         return ManagedCgroup.create(layout, directory, command.quota_us, command.memory_bytes)
     except CgroupUnavailableError as error:

@@ -11,8 +11,9 @@ from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services._runtime.bus.api import CredentialsRefusedError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.command.connection import find_server
+from services._runtime.command.errors import UsageError
 from services.cli.apps.announced import note_if_unmanaged, unmanaged_sentence
-from services.cli.apps.managed_process import killed_sentence, oom_kills
+from services.cli.apps.managed_process import ManagedCommand, killed_sentence, make_group, oom_kills
 from services.cli.main import app
 from services.cli.toolkit.supervisor import free_port
 
@@ -25,6 +26,16 @@ def test_memory_in_which_nothing_starts_is_refused_before_the_start(text: str) -
 
     assert done.exit_code == 2
     assert "a container has at least 4 MiB" in done.stderr
+
+
+def test_a_name_that_cannot_be_used_is_a_wrong_command_line(tmp_path: Path) -> None:
+    mount = ControllerMount(str(tmp_path), "/", read_only=False)
+    layout = CgroupLayout(2, hybrid=False, mounts={"memory": mount})
+
+    with pytest.raises(UsageError, match="'a b' does not match") as refusal:
+        make_group(layout, ManagedCommand("a b", "web", ("true",)))
+
+    assert refusal.value.exit_code == 2
 
 
 def test_an_application_that_nobody_announced_is_told_with_what_was_meant() -> None:

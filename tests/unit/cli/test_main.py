@@ -70,6 +70,15 @@ def test_a_wrong_file_is_78_and_reaches_nobody(tmp_path: Path) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("command", [["apply"], ["advise"], ["fabric", "plan"]])
+def test_a_missing_file_is_66(tmp_path: Path, command: list[str]) -> None:
+    """EX_NOINPUT, as `jobs import`, `vertex`, `emulate` and `prices` end."""
+    result = runner.invoke(app, [*command, str(tmp_path / "none.yaml")])
+
+    assert result.exit_code == ExitCode.NO_INPUT
+    assert "none.yaml cannot be read: No such file or directory" in result.stderr
+
+
 @pytest.mark.usefixtures("_nowhere")
 @pytest.mark.parametrize("arguments", [["apps"], ["top", "--once"], ["explain", "shop"], ["tap", "--count", "1"]])
 def test_no_server_is_69_and_says_what_to_do(arguments: list[str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from schemas.subjects import CFS, LIMIT_UPDATES
@@ -31,6 +35,20 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(TinyService, ["--version"]) == 0
     assert capsys.readouterr().out == "turnbuckle-tiny 0.1.0\n"
+
+
+@pytest.mark.parametrize("option", ["--print-config", "--help", "--version"])
+def test_a_reader_that_closes_the_pipe_is_no_error(option: str) -> None:
+    """As with `turnbuckle run allocator --print-config | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "services.allocator", option]
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=60, check=False)
+    finally:
+        os.close(write)
+
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_print_config(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from services._host.frr_drain import DRAIN_IN, DRAIN_NODE, DRAIN_OUT, UPLINK_MAPS
 from services._runtime.command.errors import CommandError, UnavailableError
+from services.fabric import drain
 from services.fabric.drain import UplinkState, select_uplinks, status
 from services.fabric.drain_plan import drain_steps
 from services.fabric.model import HostFile
@@ -69,3 +70,24 @@ async def test_status_is_what_frr_says(tmp_path: Path):
         assert all(state.drained for state in await asyncio.to_thread(status, HOST, paths))
     with pytest.raises(UnavailableError, match="bgpd does not run"):
         await asyncio.to_thread(status, HOST, paths)
+
+
+def test_each_wait_is_announced(monkeypatch: pytest.MonkeyPatch):
+    """Two uplinks drained one by one: two steps of 2 s each, then the wait for routes."""
+
+    async def nothing_attached(*_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(drain, "_running_config", nothing_attached)
+    monkeypatch.setattr(drain, "_vtysh", lambda *_: None)
+    monkeypatch.setattr(drain, "CONVERGENCE_WAIT_S", 0.0)
+    monkeypatch.setattr(drain, "status", lambda *_: [UplinkState("p1", drained=True, routes=0)])
+    lines: list[str] = []
+
+    drain.drain(HOST, HOST.uplinks, progress=lines.append)
+
+    assert lines == [
+        "step 1 of 2: waiting 0 s for other routers to converge",
+        "step 2 of 2: waiting 0 s for other routers to converge",
+        "waiting until no route forwards over p1, p2, at most 15 s",
+    ]
