@@ -7,6 +7,7 @@ the others. A test that the machine cannot run is skipped with the reason printe
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.never_here import is_never_here
+from tests.support.virtual_time import VirtualTimeLoop
 
 HOST_FOLDERS = {"kernel", "lab", "system", "compose"}
 """Below tests/: real control groups, network namespaces and whole systems, which need the machine for themselves."""
@@ -97,6 +99,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(config.rootpath / "tests").parts[0]
         if folder in HOST_FOLDERS or any(item.get_closest_marker(mark) for mark in NEEDS):
             item.add_marker("host")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The one loop of each asynchronous test."""
+    virtual = item.get_closest_marker("virtual_time") is not None
+    return {"virtual": VirtualTimeLoop} if virtual else {"real": asyncio.new_event_loop}
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures that need what is missing

@@ -23,6 +23,8 @@ from tests.support.deadline import until
 from tests.support.fake_backend import FakeBackend
 from tests.support.limit_orders import reserve_order, update
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Lab:
     """One agent, and an allocator's side of the bus."""

@@ -32,6 +32,9 @@ from tests.support.bus.bus_memory import MemoryBus
 from tests.support.bus.memory_broker import MemoryBroker
 from tests.support.deadline import until
 
+pytestmark = pytest.mark.virtual_time
+
+
 MIB = 1 << 20
 NAMES = [f"app{number}" for number in range(16)]
 

@@ -24,6 +24,9 @@ from tests.support.fake_google_cloud import FakeGoogleCloud, HttpFailure
 from tests.support.grid_files import grid_requests
 from tests.support.job_records import job_record
 
+pytestmark = pytest.mark.virtual_time
+
+
 LABEL = "turnbuckle_job"
 
 

@@ -32,6 +32,9 @@ from tests.support.deadline import until
 from tests.support.fake_network import UPLINKS, mac
 from tests.support.reconciler_lab import memory_lab, replayed
 
+pytestmark = pytest.mark.virtual_time
+
+
 VTEP, OTHER = "10.255.0.2", "10.255.0.3"
 
 

@@ -22,6 +22,9 @@ from tests.support.deadline import until
 from tests.support.fake_network import LOCAL, UPLINKS, FakeDaemons, mac
 from tests.support.reconciler_lab import memory_lab
 
+pytestmark = pytest.mark.virtual_time
+
+
 OWN, VTEP, OTHER = "10.255.0.1", "10.255.0.2", "10.255.0.3"
 VTEPS = {VTEP, OTHER}
 
