@@ -1,4 +1,4 @@
-"""The emulated cloud on the real kernel: cells with limits, real distributed training in them, and its violent ends."""
+"""The emulated cloud on the real kernel: sandboxes with limits, real distributed training in them, violent ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import ConfigurationPrediction, Estimate
 from services._host.cgroupfs import detect
-from services._host.sandbox.records import CELLS_ROOT, RECORDS, RunRecord
+from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT, RunRecord
 from services._runtime.record_files import read_job_file
 from services.collector.emulator.campaign import Campaign, campaign_name, machine_cores
 from services.collector.emulator.fork_client import ForkServer
@@ -48,18 +48,18 @@ def parent() -> Iterator[ForkServer]:
 
 
 def token_of(pid: int) -> str:
-    """Names the cells of a warm parent; others may have cells, too."""
+    """Names the sandboxes of a warm parent; others may have sandboxes, too."""
     records = [RunRecord.read(path) for path in RECORDS.glob("*.json")]
     (token,) = (record.token for record in records if record and record.owner.pid == pid)
     return token
 
 
-def cells_left(token: str) -> list[str]:
-    """Control groups of a warm parent's cells."""
+def sandboxes_left(token: str) -> list[str]:
+    """Control groups of a warm parent's sandboxes."""
     return [
         str(path)
         for mount in detect().distinct_mounts()
-        for path in Path(f"{mount.directory}/{CELLS_ROOT}/{token}").glob("*")
+        for path in Path(f"{mount.directory}/{SANDBOXES_ROOT}/{token}").glob("*")
         if path.is_dir()
     ]
 
@@ -115,7 +115,7 @@ def test_a_run_that_takes_too_long_is_stopped_and_leaves_nothing(parent):
     assert outcome.state is JobState.TIMED_OUT
     assert outcome.duration_s == 0.7
     token = token_of(parent._process.pid)
-    assert cells_left(token) == []
+    assert sandboxes_left(token) == []
 
 
 # -- the tool -----------------------------------------------------------------------------------------------------
@@ -181,11 +181,11 @@ def test_kill_9_and_again_makes_each_run_once(tool):
     measured = next_row(first)
     parent = child_of(first)
     token = token_of(parent)
-    wait_until(lambda: cells_left(token), within_s=30, what="the next run")
+    wait_until(lambda: sandboxes_left(token), within_s=30, what="the next run")
     first.kill()
     first.communicate()
     wait_until(lambda: is_gone(parent), within_s=30, what="the end of the warm parent")
-    wait_until(lambda: cells_left(token) == [], within_s=30, what="the end of its cells")
+    wait_until(lambda: sandboxes_left(token) == [], within_s=30, what="the end of its cells")
     told = tool.events()
     rows = [event["record"]["job"] for event in told if event["event"] == "row"]
     assert len(rows) == 2  # three configurations, one of which was measured
@@ -234,7 +234,7 @@ def test_an_interrupt_keeps_what_is_finished(tool):
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert json.loads(out.splitlines()[-1])["event"] == "error"
-    assert cells_left(token) == []
+    assert sandboxes_left(token) == []
     assert list(read_journal(tool.out))
 
 

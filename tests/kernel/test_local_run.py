@@ -1,4 +1,4 @@
-"""The local run's tool on real cells: how it ends, what it keeps, and that it leaves nothing behind."""
+"""The local run's tool on real sandboxes: how it ends, what it keeps, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

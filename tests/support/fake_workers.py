@@ -31,9 +31,9 @@ class FakeWorkers:
 
     def start(self) -> None:
         for name in self.names:
-            cell = SimpleNamespace(address="10.77.0.1")
+            sandbox = SimpleNamespace(address="10.77.0.1")
             self.workers.append(
-                SimpleNamespace(name=name, exit_code=None, cell=cell, process=SimpleNamespace(pid=1), order=None)
+                SimpleNamespace(name=name, exit_code=None, sandbox=sandbox, process=SimpleNamespace(pid=1), order=None)
             )
 
     def watch(self, _loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services._host.cgroupfs import detect
-from services._host.sandbox.records import CELLS_ROOT, RECORDS
+from services._host.sandbox.records import RECORDS, SANDBOXES_ROOT
 from tests.support.cgroup_lab import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -85,18 +85,18 @@ def lives(pid: int) -> bool:
         return False
 
 
-def cell_directories(token: str = "") -> list[Path]:
-    """Control groups of cells, of one run or of all."""
+def sandbox_directories(token: str = "") -> list[Path]:
+    """Control groups of sandboxes, of one run or of all."""
     mounts = {mount.directory for mount in detect().distinct_mounts()}
-    tops = [Path(mount) / CELLS_ROOT / token for mount in mounts]
+    tops = [Path(mount) / SANDBOXES_ROOT / token for mount in mounts]
     return [path for top in tops if top.is_dir() for path in top.iterdir() if path.is_dir()]
 
 
 def token_of(pid: int) -> str:
     """The run that a worker's process belongs to, out of its control group."""
     text = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
-    line = next(line for line in text.splitlines() if f"/{CELLS_ROOT}/" in line)
-    return line.partition(f"/{CELLS_ROOT}/")[2].split("/")[0]
+    line = next(line for line in text.splitlines() if f"/{SANDBOXES_ROOT}/" in line)
+    return line.partition(f"/{SANDBOXES_ROOT}/")[2].split("/")[0]
 
 
 def record_of(token: str) -> Path:
@@ -117,7 +117,7 @@ def child_of(pid: int) -> Callable[[], int | None]:
 def wait_gone(token: str, pids: list[int]) -> None:
     """Return once neither these processes nor the run's control groups and record are there."""
     wait_until(lambda: not any(lives(pid) for pid in pids), within_s=30, what="the end of the workers")
-    wait_until(lambda: not cell_directories(token), within_s=30, what="removal of the control groups")
+    wait_until(lambda: not sandbox_directories(token), within_s=30, what="removal of the control groups")
     wait_until(lambda: not record_of(token).exists(), within_s=30, what="removal of the record")
 
 

@@ -1,1 +1,1 @@
-"""A control group with a network namespace: what stands in for a machine of a training job."""
+"""Sandboxes: a control group with a network namespace each, in place of a training job's machines."""

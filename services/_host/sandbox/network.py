@@ -1,4 +1,4 @@
-"""Network namespaces of cells, joined by a bridge that lies in a namespace of its own.
+"""Network namespaces of sandboxes, joined by a bridge that lies in a namespace of its own.
 
 They have no names: only open descriptors, mappings and processes keep them, so nothing of them can be left behind, and
 nothing is seen in the host's own namespace. Requests run in a thread of their own, which alone is moved; it may
@@ -22,9 +22,9 @@ from services._host.netns import CLONE_NEWNET, enter
 from services._runtime.service.install_hint import package_missing
 
 DEVICE: Final = "eth0"
-"""A cell's device."""
+"""A sandbox's device."""
 BRIDGE: Final = "cells"
-MAX_CELLS: Final = 250 * 250
+MAX_SANDBOXES: Final = 250 * 250
 PREFIX_LENGTH: Final = 16
 MAX_RATE_BITS_PER_S: Final = 34_000_000_000
 """tbf's first attribute has 32 bits for the bytes of a second."""
@@ -42,18 +42,18 @@ Answer = TypeVar("Answer")
 
 
 class NetworkUnavailableError(Exception):
-    """The kernel does not let us make the network; the message says what and why."""
+    """The kernel refuses to create the network; the message gives the operation and the reason."""
 
 
 class Traffic(NamedTuple):
-    """What has passed a cell's device since it was made."""
+    """Traffic of a sandbox's device since its creation."""
 
     rx_bytes: int
     tx_bytes: int
 
 
 def address_of(position: int) -> str:
-    """The address of the cell that was made as number `position`, from 0."""
+    """The address of the sandbox that was made as number `position`, from 0."""
     return f"10.77.{position // 250}.{position % 250 + 1}"
 
 
@@ -106,12 +106,12 @@ class NetworkNamespace:
         return _apart(within)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         os.close(self.descriptor)
 
 
 class Switch:
-    """A bridge in a namespace of its own; cells are plugged in."""
+    """A bridge in a namespace of its own; sandboxes are plugged in."""
 
     def __init__(self) -> None:
         self._namespace = NetworkNamespace.create()
@@ -122,32 +122,32 @@ class Switch:
             self._namespace.close()
             raise
 
-    def plug(self, cell: NetworkNamespace, rate_bits_per_s: int | None) -> str:
-        """Connect a cell's new device; returns its address. A rate holds in each direction.
+    def plug(self, sandbox: NetworkNamespace, rate_bits_per_s: int | None) -> str:
+        """Connect a sandbox's new device; returns its address. A rate holds in each direction.
 
         Raises:
             NetworkUnavailableError: the kernel refuses.
         """
         position, self._made = self._made, self._made + 1
-        if position >= MAX_CELLS:
-            raise NetworkUnavailableError(f"a run has at most {MAX_CELLS} cells")
+        if position >= MAX_SANDBOXES:
+            raise NetworkUnavailableError(f"a run has at most {MAX_SANDBOXES} cells")
         port, address = f"port{position}", address_of(position)
 
         def inside_switch(route: Any) -> None:
-            peer = {"ifname": DEVICE, "net_ns_fd": cell.descriptor}
+            peer = {"ifname": DEVICE, "net_ns_fd": sandbox.descriptor}
             route.link("add", ifname=port, kind="veth", peer=peer)
             index = route.link_lookup(ifname=port)[0]
             _limit(route, index, rate_bits_per_s)
             route.link("set", index=index, master=self._bridge, state="up")
 
-        def inside_cell(route: Any) -> None:
+        def inside_sandbox(route: Any) -> None:
             index = route.link_lookup(ifname=DEVICE)[0]
             _limit(route, index, rate_bits_per_s)
             route.addr("add", index=index, address=address, prefixlen=PREFIX_LENGTH)
             route.link("set", index=index, state="up")
 
         self._namespace.run(inside_switch)
-        cell.run(inside_cell)
+        sandbox.run(inside_sandbox)
         return address
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Ends a run's cells when its owner has died: ``python -m services._host.sandbox.reaper RECORD``.
+"""Ends a run's sandboxes when its owner has died: ``python -m services._host.sandbox.reaper RECORD``.
 
 Its standard input is a pipe that only the owner can write to. At the pipe's end it removes the run's control groups, if
 the owner has not: a process whose parent was killed with SIGKILL cannot do so itself, and one that the user's program
-has started would live on. Where the warden, too, was killed, the next run's start does it (`cell_records.sweep`).
+has started would live on. Where the reaper, too, was killed, the next run's start does it (`records.sweep`).
 """
 
 from __future__ import annotations

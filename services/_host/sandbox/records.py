@@ -1,4 +1,4 @@
-"""Who owns which cells, so that those of a killed run are found and removed.
+"""Who owns which sandboxes, so that those of a killed run are found and removed.
 
 Each run has a record, a file named after its token, written before its first control group and removed after its last
 one. A record whose owner is gone belongs to nobody: its control groups are killed and removed. Namespaces need no
@@ -15,7 +15,7 @@ from typing import Final
 
 from services._host.cgroupfs import CgroupLayout, ManagedCgroup
 
-CELLS_ROOT: Final = "turnbuckle-cells"
+SANDBOXES_ROOT: Final = "turnbuckle-cells"
 """Below each controller's mount. Not the agent's managed root: these are no containers of an application."""
 RECORDS: Final = Path("/run/turnbuckle/cells")
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -25,7 +25,7 @@ _START_FIELD: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process, told from a later one of the same number."""
+    """A process, distinguished from a later one with the same pid."""
 
     pid: int
     started_ticks: int
@@ -33,7 +33,7 @@ class Owner:
     pid_namespace: str
 
     @classmethod
-    def ourselves(cls) -> Owner:
+    def this_process(cls) -> Owner:
         """The calling process."""
         return cls(os.getpid(), _started_ticks(os.getpid()) or 0, _boot(), _pid_namespace())
 
@@ -70,7 +70,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, path: Path) -> RunRecord | None:
-        """A record; None where it has vanished or is none of ours."""
+        """A record; None where it has vanished or is not a valid one."""
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
             return cls(plain["token"], plain["root"], Owner(**plain["owner"]))

@@ -1,11 +1,11 @@
-"""Cells: what a machine of a training job is here, a control group with a network namespace, limited or not.
+"""Sandbox: a control group with a network namespace, with optional limits, in place of a training job's machine.
 
-    with Cells() as cells:
-        master = cells.create("master", cpu_cores=0.5, memory_bytes=1 << 30, network_bits_per_s=100_000_000)
+    with Sandboxes() as sandboxes:
+        master = sandboxes.create("master", cpu_cores=0.5, memory_bytes=1 << 30, network_bits_per_s=100_000_000)
         process = master.spawn(["python", "train.py"], os.environ | {"MASTER_ADDR": master.address})
         ... master.sample() ...
 
-Cells of one run reach each other at their addresses, and nothing else. All calls block for some milliseconds.
+Sandboxes of one run reach each other at their addresses, and nothing else. All calls block for some milliseconds.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from services._host.sandbox.network import (
     read_traffic,
 )
 from services._host.sandbox.records import (
-    CELLS_ROOT,
     RECORDS,
+    SANDBOXES_ROOT,
     Owner,
     RunRecord,
     forget,
@@ -51,16 +51,16 @@ _PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class CellUnavailableError(Exception):
-    """Cells cannot be made here; the message says why and what would help."""
+class SandboxUnavailableError(Exception):
+    """Sandboxes cannot be created here; the message gives the reason and the remedy."""
 
 
-class CellSample(NamedTuple):
-    """What a cell has used since it was made; memory is what it holds now."""
+class SandboxSample(NamedTuple):
+    """Usage of a sandbox since its creation; memory is the current one."""
 
     cpu_s: float
     memory_bytes: int
-    """Without the page cache that the kernel would give back first (the "working set" of Kubernetes)."""
+    """Without reclaimable page cache (the "working set" of Kubernetes)."""
     rx_bytes: int
     tx_bytes: int
     oom_kills: int
@@ -68,34 +68,34 @@ class CellSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Files that take a process' output; None: it is thrown away."""
+    """Files for a process' output; None: it is discarded."""
 
     stdout: Path | None = None
     stderr: Path | None = None
 
 
-class CellParts(NamedTuple):
-    """What a cell is made of."""
+class SandboxParts(NamedTuple):
+    """Parts of a sandbox."""
 
     group: ManagedCgroup
     namespace: NetworkNamespace
     usage: Usage
 
 
-class Cell:
-    """One machine of a run. `Cells.create` makes it."""
+class Sandbox:
+    """One machine of a run, made by `Sandboxes.create`."""
 
-    def __init__(self, name: str, address: str, parts: CellParts) -> None:
+    def __init__(self, name: str, address: str, parts: SandboxParts) -> None:
         self.name = name
         self.address = address
-        """IPv4, reachable from the other cells of the run."""
+        """IPv4, reachable from the other sandboxes of the run."""
         self._group, self._namespace, self._usage = parts
         self._traffic = self._namespace.open_traffic()
         self._spawned: list[subprocess.Popen[bytes]] = []
         self._removed = False
 
     def enter(self) -> None:
-        """Put the calling process in, for good: for a child between fork and the program, or a fork of a warm parent.
+        """Move the calling process into the sandbox, irrevocably: for a child before exec, or a child of a fork server.
 
         It is killed when the thread that forked it ends: fork it from one that lives as long as the run.
 
@@ -117,11 +117,11 @@ class Cell:
         cwd: Path | None = None,
         output: Output | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a program inside, in a session of its own, without input. It is killed when our thread ends.
+        """Start a program inside, in a session of its own, without input. It is killed when the calling thread ends.
 
         Raises:
             OSError: the program does not exist or cannot be executed.
-            CellUnavailableError: the kernel does not let it in.
+            SandboxUnavailableError: the kernel does not let it in.
         """
         where = output or Output()
         opened = [subprocess.DEVNULL if path is None else _append(path) for path in (where.stdout, where.stderr)]
@@ -138,7 +138,7 @@ class Cell:
             )
             self._spawned.append(process)
         except subprocess.SubprocessError as error:
-            raise CellUnavailableError(
+            raise SandboxUnavailableError(
                 f"the kernel does not let {argv[0]} into cell {self.name} (a real-time process? see chrt -p $$)"
             ) from error
         finally:
@@ -147,18 +147,18 @@ class Cell:
                     os.close(descriptor)
         return process
 
-    def sample(self) -> CellSample | None:
-        """What it has used so far; None once it was removed."""
+    def sample(self) -> SandboxSample | None:
+        """Its usage so far; None once it was removed."""
         if self._removed:
             return None
         used = self._usage.read()
         traffic = read_traffic(self._traffic)
         if used is None:
             return None
-        return CellSample(used.cpu_s, used.memory_bytes, traffic.rx_bytes, traffic.tx_bytes, used.oom_kills)
+        return SandboxSample(used.cpu_s, used.memory_bytes, traffic.rx_bytes, traffic.tx_bytes, used.oom_kills)
 
     def limit_cpu(self, cpu_cores: float | None, period_us: int = PERIOD_US) -> None:
-        """Change its quota, which is granted anew every period; None: no limit. Nothing happens once it was removed."""
+        """Change its CFS quota; None: no limit. A no-op once it was removed."""
         if not self._removed:
             self._group.write_quota(_quota_us(cpu_cores, period_us), period_us)
 
@@ -171,13 +171,13 @@ class Cell:
         self._group.kill()
 
     def remove(self) -> bool:
-        """Kill what is inside and remove it; False: something would not die. Again: nothing happens."""
+        """Kill its processes and remove it; False: a process could not be killed. Idempotent."""
         if self._removed:
             return True
         self._removed = True
         gone = self._group.end()
         for process in self._spawned:
-            # Reaped here, so that nobody has to; it leaves its group a moment before it can be.
+            # A process leaves its group a moment before it can be reaped.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(REAPED_WITHIN_S if gone else 0)
         self._usage.close()
@@ -186,41 +186,41 @@ class Cell:
         return gone
 
 
-class Cells:
-    """The cells of one run, as a context manager: at its end, and at the end of this process, none is left."""
+class Sandboxes:
+    """The sandboxes of one run, as a context manager: removed at its end, and at the end of this process."""
 
-    def __init__(self, root: str = CELLS_ROOT, records: Path = RECORDS) -> None:
+    def __init__(self, root: str = SANDBOXES_ROOT, records: Path = RECORDS) -> None:
         self._root = root
         self._records = records
-        self._cells: dict[str, Cell] = {}
+        self._sandboxes: dict[str, Sandbox] = {}
         self.swept: list[str] = []
         """Tokens of killed runs whose leftovers were removed at the start."""
 
     def __enter__(self) -> Self:
-        """Remove what killed runs have left, and make a place.
+        """Remove the leftovers of killed runs, and create the run's record and switch.
 
         Raises:
-            CellUnavailableError: not here.
+            SandboxUnavailableError: not possible here.
         """
         if os.geteuid() != 0:
-            raise CellUnavailableError(
+            raise SandboxUnavailableError(
                 f"control groups and network namespaces need root, this is uid {os.geteuid()}: use sudo -E"
             )
         try:
             self._layout: CgroupLayout = detect()
             self.swept = sweep(self._layout, self._records)
-            self._record = RunRecord(secrets.token_hex(4), self._root, Owner.ourselves())
+            self._record = RunRecord(secrets.token_hex(4), self._root, Owner.this_process())
             self._record.write(self._records)
         except CgroupUnavailableError as error:
-            raise CellUnavailableError(str(error)) from error
+            raise SandboxUnavailableError(str(error)) from error
         except OSError as error:
-            raise CellUnavailableError(f"{error.filename}: {error.strerror}") from error
+            raise SandboxUnavailableError(f"{error.filename}: {error.strerror}") from error
         try:
             self._switch = Switch()
         except NetworkUnavailableError as error:
             forget(self._record, self._records)
-            raise CellUnavailableError(f"cannot make a network namespace: {error}") from error
-        self._warden = self._start_warden()
+            raise SandboxUnavailableError(f"cannot make a network namespace: {error}") from error
+        self._reaper = self._start_reaper()
         return self
 
     @property
@@ -228,7 +228,7 @@ class Cells:
         """Names the run's control groups and record."""
         return self._record.token
 
-    def _start_warden(self) -> subprocess.Popen[bytes]:
+    def _start_reaper(self) -> subprocess.Popen[bytes]:
         path = self._records / f"{self._record.token}.json"
         return subprocess.Popen(  # noqa: S603 - our own interpreter and module
             isolated_command("services._host.sandbox.reaper", str(path)),
@@ -242,22 +242,22 @@ class Cells:
         cpu_cores: float | None = None,
         memory_bytes: int | None = None,
         network_bits_per_s: int | None = None,
-    ) -> Cell:
-        """A new cell; None: no limit. The rate holds in each direction.
+    ) -> Sandbox:
+        """A new sandbox; None: no limit. The rate holds in each direction.
 
         Raises:
-            CellUnavailableError: the kernel does not let us, with the reason.
+            SandboxUnavailableError: the kernel refuses, with the reason.
             ValueError: a name is in use or has unusual characters, or a limit makes no sense.
         """
         _check(name, cpu_cores, memory_bytes, network_bits_per_s)
-        if name in self._cells:
+        if name in self._sandboxes:
             raise ValueError(f"there is a cell {name} already")
         try:
             group = ManagedCgroup.create(
                 self._layout, f"{self._record.directory}/{name}", _quota_us(cpu_cores), memory_bytes
             )
         except CgroupUnavailableError as error:
-            raise CellUnavailableError(str(error)) from error
+            raise SandboxUnavailableError(str(error)) from error
         with ExitStack() as undo:
             undo.callback(group.end)
             try:
@@ -266,29 +266,30 @@ class Cells:
                 namespace = NetworkNamespace.create()
                 undo.callback(namespace.close)
                 address = self._switch.plug(namespace, network_bits_per_s)
-                cell = Cell(name, address, CellParts(group, namespace, Usage.of(self._layout, group.directory)))
+                usage = Usage.of(self._layout, group.directory)
+                sandbox = Sandbox(name, address, SandboxParts(group, namespace, usage))
             except (NetworkUnavailableError, OSError) as error:
-                raise CellUnavailableError(f"cannot make cell {name}: {error}") from error
+                raise SandboxUnavailableError(f"cannot make cell {name}: {error}") from error
             undo.pop_all()
-        self._cells[name] = cell
-        return cell
+        self._sandboxes[name] = sandbox
+        return sandbox
 
-    def remove(self, cell: Cell) -> bool:
-        """Remove one cell, so that its name can be used again; False: something in it would not die."""
-        self._cells.pop(cell.name, None)
-        return cell.remove()
+    def remove(self, sandbox: Sandbox) -> bool:
+        """Remove one sandbox, so that its name can be used again; False: a process could not be killed."""
+        self._sandboxes.pop(sandbox.name, None)
+        return sandbox.remove()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill and remove every cell."""
-        removed = [cell.remove() for cell in self._cells.values()]
-        self._cells.clear()
+        """Kill and remove every sandbox."""
+        removed = [sandbox.remove() for sandbox in self._sandboxes.values()]
+        self._sandboxes.clear()
         self._switch.close()
         if all(removed) and remove_run(self._layout, self._record):
             forget(self._record, self._records)
-        self._warden.kill()
-        self._warden.communicate()
+        self._reaper.kill()
+        self._reaper.communicate()
 
 
 def _quota_us(cpu_cores: float | None, period_us: int = PERIOD_US) -> int | None:
@@ -307,7 +308,7 @@ def _check(name: str, cpu_cores: float | None, memory_bytes: int | None, network
 
 
 def _keep_from_swapping(layout: CgroupLayout, group: ManagedCgroup) -> None:
-    """A machine that is too small shall run out of memory, not of patience. Without swap there is no such file."""
+    """Disable swap, so that a machine that is too small runs out of memory. Without swap there is no such file."""
     path = layout.directories(group.directory)["memory"]
     with suppress(FileNotFoundError, PermissionError):
         write_file(f"{path}/{'memory.swappiness' if layout.version == 1 else 'memory.swap.max'}", "0")

@@ -17,7 +17,7 @@ _FILE_BYTES: Final = 16 << 10
 
 
 class Used(NamedTuple):
-    """One look."""
+    """One sample."""
 
     cpu_s: float
     memory_bytes: int
@@ -62,7 +62,7 @@ class Usage:
         return cls(layout.version, *opened)
 
     def read(self) -> Used | None:
-        """Look; None where the group has vanished."""
+        """Sample; None if the group has vanished."""
         try:
             cpu, memory, stat, events = (
                 os.pread(file, _FILE_BYTES, 0).decode("ascii")

@@ -33,7 +33,7 @@ class ForkServer:
         """Start it.
 
         Raises:
-            UnavailableError: it cannot create cells here; the message gives the reason.
+            UnavailableError: it cannot create sandboxes here; the message gives the reason.
         """
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             isolated_command(_MODULE),

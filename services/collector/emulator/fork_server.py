@@ -2,7 +2,7 @@
 
 A worker that imported torch itself would need three seconds of a whole core before its first step. Reads requests from
 standard input and replies on standard output, one JSON object a line; at the end of its input it kills running workers
-and exits. Its cells are removed however it ends.
+and exits. Its sandboxes are removed however it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch._dynamo  # its 900 modules would be imported by each worker, with t
 from torch.utils.data import TensorDataset
 
 from schemas.jobs import TaskFeatures
-from services._host.sandbox.sandbox import Cells, CellUnavailableError
+from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services.collector.emulator.measuring import AbandonedError, Bench, measure
 from services.collector.emulator.run_request import RunRequest
 from services.collector.emulator.task_features import describe
@@ -93,12 +93,12 @@ def main() -> int:
     """Serve until the end of the input."""
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
     try:
-        with Cells() as cells:
-            _answer(json.dumps({"swept": len(cells.swept)}))
-            _serve(Bench(cells, watched=0), Library())
+        with Sandboxes() as sandboxes:
+            _answer(json.dumps({"swept": len(sandboxes.swept)}))
+            _serve(Bench(sandboxes, watched=0), Library())
     except AbandonedError:
         return 0
-    except CellUnavailableError as error:
+    except SandboxUnavailableError as error:
         _answer(json.dumps({"unavailable": str(error)}))
         return EXIT_UNAVAILABLE
     return 0

@@ -1,4 +1,4 @@
-"""Measures one run: cells, workers, release, end. Blocks; called by the fork server, whose children the workers are.
+"""Measures one run: sandboxes, workers, release, end. Blocks; called by the fork server, the workers' parent.
 
 Workers set up (processes, connections, model) without a CPU quota, so that a run takes seconds and not minutes; memory
 and network are limited from the start. The quota applies from the release, and training alone is measured: from the
@@ -18,7 +18,7 @@ from typing import Final
 from schemas.jobs import JobState
 from schemas.runs import WorkerSeries
 from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Cell, Cells
+from services._host.sandbox.sandbox import Sandbox, Sandboxes
 from services.collector.emulator.run_request import SETUP_TIMEOUT_S, RunOutcome, RunRequest
 from services.collector.emulator.training import Place
 from services.collector.emulator.worker import Training, Worker, start_worker
@@ -36,9 +36,9 @@ class AbandonedError(Exception):
 
 @dataclass(slots=True)
 class Bench:
-    """Cells and client connection of the runs."""
+    """Sandboxes and client connection of the runs."""
 
-    cells: Cells
+    sandboxes: Sandboxes
     watched: int | None = None
     """A descriptor whose end of file means that the client has disconnected."""
 
@@ -89,21 +89,21 @@ class _Run:
     def sample(self) -> None:
         """Sample each worker now."""
         for worker, recording in zip(self.workers, self.recordings, strict=True):
-            used = worker.cell.sample()
+            used = worker.sandbox.sample()
             if used is not None:
                 elapsed_s = (time.monotonic_ns() - self.released_ns) / 1e9
                 recording.add(Counters(elapsed_s, used.cpu_s, used.memory_bytes, used.rx_bytes, used.tx_bytes))
 
     def read_usage(self) -> None:
         """Record the largest worker's memory, and the total CPU time."""
-        samples = [sample for sample in (worker.cell.sample() for worker in self.workers) if sample]
+        samples = [sample for sample in (worker.sandbox.sample() for worker in self.workers) if sample]
         self.memory_bytes = max((sample.memory_bytes for sample in samples), default=0)
         self.cpu_s = sum(sample.cpu_s for sample in samples)
 
     def limit(self, cores: float | None) -> None:
         """Set each worker's CPU quota; None: none."""
         for worker in self.workers:
-            worker.cell.limit_cpu(cores, PERIOD_US)
+            worker.sandbox.limit_cpu(cores, PERIOD_US)
 
     def release(self) -> None:
         """Apply the quotas and start the training of all workers."""
@@ -122,7 +122,7 @@ class _Run:
                 worker.resume()
         else:
             for worker in self.workers:
-                worker.cell.kill()
+                worker.sandbox.kill()
         for worker in self.workers:
             worker.line.settimeout(_REAP_S)
             while worker.exit_code is None:
@@ -131,36 +131,36 @@ class _Run:
 
 
 @contextmanager
-def _machines(bench: Bench, request: RunRequest) -> Iterator[list[Cell]]:
-    """Create the run's cells; removed at the end."""
-    made: list[Cell] = []
+def _machines(bench: Bench, request: RunRequest) -> Iterator[list[Sandbox]]:
+    """Create the run's sandboxes; removed at the end."""
+    made: list[Sandbox] = []
     try:
         for number in range(request.workers):
             name = f"worker-{number}" if number else "master"
             kind = request.instance
-            made.append(bench.cells.create(name, None, kind.memory_bytes, kind.network_bits_per_s))
+            made.append(bench.sandboxes.create(name, None, kind.memory_bytes, kind.network_bits_per_s))
         yield made
     finally:
-        for cell in made:
-            bench.cells.remove(cell)
+        for sandbox in made:
+            bench.sandboxes.remove(sandbox)
 
 
 def measure(bench: Bench, request: RunRequest, training: Training) -> RunOutcome:
     """Make the run. Failures of it are its outcome.
 
     Raises:
-        CellUnavailableError: cells cannot be created.
+        SandboxUnavailableError: sandboxes cannot be created.
         AbandonedError: the client has disconnected; its workers have been killed.
     """
     began, load_average = time.monotonic(), os.getloadavg()[0]
-    with _machines(bench, request) as cells:
-        run = _start(bench, request, training, cells)
+    with _machines(bench, request) as sandboxes:
+        run = _start(bench, request, training, sandboxes)
         try:
             state, duration_s, reason = _train(run)
         finally:
             run.read_usage()
             run.finish()
-        state, duration_s, reason = _final_state(run, cells, (state, duration_s, reason))
+        state, duration_s, reason = _final_state(run, sandboxes, (state, duration_s, reason))
     return RunOutcome(
         state,
         duration_s,
@@ -176,14 +176,14 @@ def measure(bench: Bench, request: RunRequest, training: Training) -> RunOutcome
     )
 
 
-def _start(bench: Bench, request: RunRequest, training: Training, cells: list[Cell]) -> _Run:
+def _start(bench: Bench, request: RunRequest, training: Training, sandboxes: list[Sandbox]) -> _Run:
     interval_s = request.interval_s or request.timeout_s
-    recordings = [Recording(cell.name, interval_s) for cell in cells]
+    recordings = [Recording(sandbox.name, interval_s) for sandbox in sandboxes]
     started_ns = time.time_ns()
     workers: list[Worker] = []
-    for rank, cell in enumerate(cells):
-        place = Place(rank, request.workers, cells[0].address, request.instance.threads, DEVICE)
-        workers.append(start_worker(cell, training, place))
+    for rank, sandbox in enumerate(sandboxes):
+        place = Place(rank, request.workers, sandboxes[0].address, request.instance.threads, DEVICE)
+        workers.append(start_worker(sandbox, training, place))
     return _Run(bench, request, workers, recordings, started_ns)
 
 
@@ -205,15 +205,15 @@ def _why(run: _Run) -> str:
     if not dead:
         return f"no output for {SETUP_TIMEOUT_S:g} s"
     first = next((worker for worker in dead if worker.error), dead[0])
-    return f"{first.cell.name} ended with {first.exit_code}{': ' if first.error else ''}{first.error}"
+    return f"{first.sandbox.name} ended with {first.exit_code}{': ' if first.error else ''}{first.error}"
 
 
 def _final_state(
-    run: _Run, cells: list[Cell], seen: tuple[JobState, float | None, str]
+    run: _Run, sandboxes: list[Sandbox], seen: tuple[JobState, float | None, str]
 ) -> tuple[JobState, float | None, str]:
     """Out of memory by the kernel's counters: if one worker is killed, the others only report network errors."""
-    samples = [cell.sample() for cell in cells]
-    killed = [cell.name for cell, sample in zip(cells, samples, strict=True) if sample and sample.oom_kills]
+    samples = [sandbox.sample() for sandbox in sandboxes]
+    killed = [sandbox.name for sandbox, sample in zip(sandboxes, samples, strict=True) if sample and sample.oom_kills]
     if killed:
         limit_mb = run.request.instance.memory_mb
         return JobState.OUT_OF_MEMORY, None, f"out of memory at {limit_mb} MB: {', '.join(killed)}"

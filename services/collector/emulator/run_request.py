@@ -50,7 +50,7 @@ class RunOutcome:
     load_average: float
     """Of the last minute, before the start."""
     wall_s: float
-    """Total, including creating and removing the cells."""
+    """Total, including creating and removing the sandboxes."""
     reason: str = ""
     exit_codes: tuple[int, ...] = ()
     memory_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Worker process: forked from the fork server into its cell, released together with the others by a ready barrier.
+"""Worker process: forked from the fork server into its sandbox, released together with the others by a ready barrier.
 
 It sends ``ready``, waits for a byte, trains, sends its end time by the monotonic clock, and waits for another byte, so
 that no connection is closed while a slower worker still reads from it.
@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch
 from torch.utils.data import TensorDataset
 
-from services._host.sandbox.sandbox import Cell
+from services._host.sandbox.sandbox import Sandbox
 from services.collector.emulator.tasks.task import TrainingTask
 from services.collector.emulator.training import Place, train
 
@@ -27,7 +27,7 @@ from services.collector.emulator.training import Place, train
 class Worker:
     """The parent's side of one worker."""
 
-    cell: Cell
+    sandbox: Sandbox
     pid: int
     line: socket.socket
     ready: bool = False
@@ -71,22 +71,22 @@ class Training:
     seed: int
 
 
-def start_worker(cell: Cell, training: Training, place: Place) -> Worker:
-    """Fork a worker into a cell."""
+def start_worker(sandbox: Sandbox, training: Training, place: Place) -> Worker:
+    """Fork a worker into a sandbox."""
     parent_end, child_end = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         parent_end.close()
-        _run_worker(cell, training, place, child_end)
+        _run_worker(sandbox, training, place, child_end)
     child_end.close()
-    return Worker(cell, pid, parent_end)
+    return Worker(sandbox, pid, parent_end)
 
 
-def _run_worker(cell: Cell, training: Training, place: Place, line: socket.socket) -> NoReturn:
+def _run_worker(sandbox: Sandbox, training: Training, place: Place, line: socket.socket) -> NoReturn:
     """Run the child; never returns into the parent's stack."""
     code = 1
     try:
-        cell.enter()
+        sandbox.enter()
         _detach_from_parent(line.fileno())
         torch.manual_seed(training.seed)
 

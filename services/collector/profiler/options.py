@@ -19,7 +19,7 @@ from schemas.sizes import parse_size
 from services._host.sandbox.network import MAX_RATE_BITS_PER_S, MIN_RATE_BITS_PER_S
 from services._runtime.command.tool_parser import ToolParser
 from services.collector.profiler.worker_environment import MASTER_PORT
-from services.collector.profiler.workers import CellLimits
+from services.collector.profiler.workers import SandboxLimits
 from services.collector.tool import BadDataError, UsageError, default_directory, number_within
 
 MAX_MINUTES: Final = 60.0
@@ -46,7 +46,7 @@ class LocalRunPlan:
     interval_s: float
     grace_s: float
     """From SIGTERM to SIGKILL."""
-    limits: CellLimits
+    limits: SandboxLimits
     master_port: int
     task: TaskFeatures
     configuration: Configuration
@@ -70,7 +70,7 @@ def parse(arguments: list[str]) -> LocalRunPlan:
     argv = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
     if not argv:
         raise UsageError("no command: write it after --, such as `-- python train.py`")
-    limits = CellLimits(given.cpus, given.memory, given.network_bps)
+    limits = SandboxLimits(given.cpus, given.memory, given.network_bps)
     try:
         task = _task(given, argv)
         configuration = _configuration(given, limits)
@@ -168,7 +168,7 @@ def _read_features(path: Path) -> dict[str, Any]:
     return found
 
 
-def _configuration(given: argparse.Namespace, limits: CellLimits) -> Configuration:
+def _configuration(given: argparse.Namespace, limits: SandboxLimits) -> Configuration:
     memory_bytes = limits.memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Configuration(
         instance_type="local",

@@ -48,7 +48,7 @@ class LocalRun:
         """Start, record until the end, stop what still runs.
 
         Raises:
-            CellUnavailableError, OSError: as `LocalWorkers.start`.
+            SandboxUnavailableError, OSError: as `LocalWorkers.start`.
         """
         loop = asyncio.get_running_loop()
         for number in _STOPPERS:
@@ -86,7 +86,7 @@ class LocalRun:
 
     def _emit_started(self) -> None:
         workers = [
-            {"worker": worker.name, "address": worker.cell.address, "pid": worker.process.pid}
+            {"worker": worker.name, "address": worker.sandbox.address, "pid": worker.process.pid}
             for worker in self._workers.workers
         ]
         self._emit(
@@ -194,7 +194,7 @@ class LocalRun:
         return with_estimates(recorded, self.pace)
 
     def _reason(self) -> str:
-        """Why it failed, as text; empty if it has not. Reads the cells, which must still exist."""
+        """Why it failed, as text; empty if it has not. Reads the sandboxes, which must still exist."""
         worker = self._workers.failed if self.end is RunEnd.FAILED else None
         if worker is None:
             return ""

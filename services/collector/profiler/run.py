@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from schemas.codec import to_plain
 from schemas.runs import SERIES, RunEnd, RunProfile, WorkerSeries
-from services._host.sandbox.sandbox import Cells, CellUnavailableError
+from services._host.sandbox.sandbox import Sandboxes, SandboxUnavailableError
 from services._runtime.bus.api import Bus, BusError
 from services._runtime.bus.nats import NatsBus
 from services.collector.profiler.options import LocalRunPlan, parse
@@ -112,13 +112,13 @@ async def profile_command(plan: LocalRunPlan) -> int:
 async def _run(plan: LocalRunPlan, bus: Bus | None) -> LocalRun:
     launch = Launch(plan.argv, plan.workers, plan.limits, plan.master_port, plan.logs)
     try:
-        with Cells() as cells:
-            if cells.swept:
-                say(f"removed what {len(cells.swept)} killed run(s) had left")
-            run = LocalRun(plan, LocalWorkers(cells, launch), bus)
+        with Sandboxes() as sandboxes:
+            if sandboxes.swept:
+                say(f"removed what {len(sandboxes.swept)} killed run(s) had left")
+            run = LocalRun(plan, LocalWorkers(sandboxes, launch), bus)
             await run.live()
             return run
-    except CellUnavailableError as error:
+    except SandboxUnavailableError as error:
         raise UnavailableError(str(error)) from error
     except FileNotFoundError as error:
         raise UsageError(f"{error.filename}: no such program") from error

@@ -1,4 +1,4 @@
-"""The workers of a local run: the same command in one cell each, watched until the last one has ended."""
+"""The workers of a local run: the same command in one sandbox each, watched until the last one has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from services._host.sandbox.network import DEVICE
-from services._host.sandbox.sandbox import Cell, Cells, Output
+from services._host.sandbox.sandbox import Output, Sandbox, Sandboxes
 from services.collector.profiler.series import Counters
 from services.collector.profiler.worker_environment import (
     Rendezvous,
@@ -28,7 +28,7 @@ _TAIL_BYTES: Final = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class CellLimits:
+class SandboxLimits:
     """Limits of each worker; None: unlimited."""
 
     cpu_cores: float | None = None
@@ -42,7 +42,7 @@ class Launch:
 
     argv: tuple[str, ...]
     workers: int
-    limits: CellLimits
+    limits: SandboxLimits
     master_port: int
     logs: Path
     """Directory that takes each worker's output: ``master.out``, ``master.err``..."""
@@ -53,7 +53,7 @@ class Worker:
     """A worker process."""
 
     name: str
-    cell: Cell
+    sandbox: Sandbox
     process: subprocess.Popen[bytes]
     stderr: Path
     ended_as: int | None = None
@@ -72,10 +72,10 @@ class Worker:
 class LocalWorkers:
     """All workers of a run. Start and use it from a thread that lives as long as they do."""
 
-    def __init__(self, cells: Cells, launch: Launch) -> None:
-        self._cells = cells
+    def __init__(self, sandboxes: Sandboxes, launch: Launch) -> None:
+        self._sandboxes = sandboxes
         self._launch = launch
-        self._made: list[Cell] = []
+        self._made: list[Sandbox] = []
         self._ended = 0
         self._called: Callable[[], None] = _no_watcher
         self.workers: list[Worker] = []
@@ -86,33 +86,33 @@ class LocalWorkers:
         return worker_names(self._launch.workers)
 
     def prepare(self) -> None:
-        """Make every cell.
+        """Make every sandbox.
 
         Raises:
-            CellUnavailableError: the kernel does not let us.
+            SandboxUnavailableError: the kernel does not let us.
             OSError: the directory for their output cannot be made.
         """
         limits = self._launch.limits
         self._launch.logs.mkdir(parents=True, exist_ok=True)
         for name in self.names:
-            made = self._cells.create(name, limits.cpu_cores, limits.memory_bytes, limits.network_bits_per_s)
+            made = self._sandboxes.create(name, limits.cpu_cores, limits.memory_bytes, limits.network_bits_per_s)
             self._made.append(made)
 
     def start(self) -> None:
         """Start every worker, the master first.
 
         Raises:
-            CellUnavailableError: the kernel does not let us.
+            SandboxUnavailableError: the kernel does not let us.
             OSError: the program cannot be executed.
         """
         launch = self._launch
         cores = len(os.sched_getaffinity(0))
         threads = threads_per_worker(launch.workers, cores, launch.limits.cpu_cores)
         meeting = Rendezvous(launch.workers, self._made[0].address, launch.master_port, DEVICE, threads)
-        for rank, cell in enumerate(self._made):
-            output = Output(launch.logs / f"{cell.name}.out", launch.logs / f"{cell.name}.err")
-            process = cell.spawn(launch.argv, worker_environment(os.environ, rank, meeting), None, output)
-            self.workers.append(Worker(cell.name, cell, process, launch.logs / f"{cell.name}.err"))
+        for rank, sandbox in enumerate(self._made):
+            output = Output(launch.logs / f"{sandbox.name}.out", launch.logs / f"{sandbox.name}.err")
+            process = sandbox.spawn(launch.argv, worker_environment(os.environ, rank, meeting), None, output)
+            self.workers.append(Worker(sandbox.name, sandbox, process, launch.logs / f"{sandbox.name}.err"))
 
     def watch(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
         """Call `ended` each time that one has ended, in the order of their ends."""
@@ -129,10 +129,10 @@ class LocalWorkers:
         self._called()
 
     def counters(self, elapsed_s: float) -> list[Counters]:
-        """Of each worker's cell, at so many seconds after the start."""
+        """Of each worker's sandbox, at so many seconds after the start."""
         found = []
-        for cell in self._made:
-            sample = cell.sample()
+        for sandbox in self._made:
+            sample = sandbox.sample()
             assert sample is not None, "cells are removed after the run"
             found.append(Counters(elapsed_s, sample.cpu_s, sample.memory_bytes, sample.rx_bytes, sample.tx_bytes))
         return found
@@ -149,8 +149,8 @@ class LocalWorkers:
         return min(ended, key=lambda worker: worker.ended_as or 0, default=None)
 
     def out_of_memory(self, worker: Worker) -> bool:
-        """Whether the kernel has killed something in its cell for lack of memory."""
-        sample = worker.cell.sample()
+        """Whether the kernel has killed something in its sandbox for lack of memory."""
+        sample = worker.sandbox.sample()
         return sample is not None and sample.oom_kills > 0
 
     def terminate(self) -> None:
@@ -161,9 +161,9 @@ class LocalWorkers:
                     os.killpg(worker.process.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to everything in every cell."""
-        for cell in self._made:
-            cell.kill()
+        """SIGKILL to everything in every sandbox."""
+        for sandbox in self._made:
+            sandbox.kill()
 
 
 def tail(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""What cells read from the kernel's files, in both versions; their addresses and records. No root."""
+"""What sandboxes read from the kernel's files, in both versions; their addresses and records. No root."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ def test_rates_that_tbf_cannot_keep(rate: int) -> None:
 
 
 def test_an_owner_is_known_from_another_of_the_same_number() -> None:
-    ourselves = Owner.ourselves()
-    assert not ourselves.is_gone()
-    assert replace(ourselves, started_ticks=ourselves.started_ticks + 1).is_gone()
-    assert replace(ourselves, pid=1 << 22).is_gone()
-    assert replace(ourselves, boot="before").is_gone()
-    assert not replace(ourselves, pid=1 << 22, pid_namespace="pid:[1]").is_gone()
+    owner = Owner.this_process()
+    assert not owner.is_gone()
+    assert replace(owner, started_ticks=owner.started_ticks + 1).is_gone()
+    assert replace(owner, pid=1 << 22).is_gone()
+    assert replace(owner, boot="before").is_gone()
+    assert not replace(owner, pid=1 << 22, pid_namespace="pid:[1]").is_gone()
 
 
 def test_records_are_written_read_and_forgotten(tmp_path: Path) -> None:
-    record = RunRecord("abc", "cells", Owner.ourselves())
+    record = RunRecord("abc", "cells", Owner.this_process())
     record.write(tmp_path)
     assert RunRecord.read(tmp_path / "abc.json") == record
     assert record.directory == "cells/abc"

@@ -1,4 +1,4 @@
-"""Cells on real control groups and network namespaces: limits, traffic, memory, and that nothing is left behind."""
+"""Sandboxes on real control groups and network namespaces: limits, traffic, memory, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 
 from services._host.cgroupfs import ManagedCgroup, detect
 from services._host.sandbox.records import RECORDS, Owner, RunRecord
-from services._host.sandbox.sandbox import Cell, Cells, CellSample, CellUnavailableError, Output
+from services._host.sandbox.sandbox import Output, Sandbox, Sandboxes, SandboxSample, SandboxUnavailableError
 from tests.support.cgroup_lab import wait_until
-from tests.support.local_runs import ROOT, cell_directories, child_of, lives, network_of, record_of, wait_gone
+from tests.support.local_runs import ROOT, child_of, lives, network_of, record_of, sandbox_directories, wait_gone
 
 pytestmark = [pytest.mark.root, pytest.mark.netns]
 
@@ -45,15 +45,15 @@ print(time.monotonic() - begin)
 
 
 @pytest.fixture
-def cells() -> Iterator[Cells]:
-    """A run without cells yet."""
-    with Cells() as cells:
-        yield cells
+def sandboxes() -> Iterator[Sandboxes]:
+    """A run without sandboxes yet."""
+    with Sandboxes() as sandboxes:
+        yield sandboxes
 
 
-def used(cell: Cell) -> CellSample:
+def used(sandbox: Sandbox) -> SandboxSample:
     """Its sample."""
-    sample = cell.sample()
+    sample = sandbox.sample()
     assert sample is not None
     return sample
 
@@ -63,12 +63,12 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def python(cell: Cell, code: str, *words: str, output: Path | None = None) -> subprocess.Popen[bytes]:
+def python(sandbox: Sandbox, code: str, *words: str, output: Path | None = None) -> subprocess.Popen[bytes]:
     """A program inside."""
-    return cell.spawn([sys.executable, "-S", "-c", code, *words], output=Output(output, None))
+    return sandbox.spawn([sys.executable, "-S", "-c", code, *words], output=Output(output, None))
 
 
-def transfer_s(sender: Cell, receiver: Cell, sent_bytes: int, output: Path) -> float:
+def transfer_s(sender: Sandbox, receiver: Sandbox, sent_bytes: int, output: Path) -> float:
     """How long it takes to send so much."""
     server = python(receiver, RECEIVE)
     client = python(sender, SEND, receiver.address, str(sent_bytes), output=output)
@@ -77,19 +77,19 @@ def transfer_s(sender: Cell, receiver: Cell, sent_bytes: int, output: Path) -> f
     return float(output.read_text())
 
 
-def test_cells_reach_each_other_and_nothing_else(cells: Cells, tmp_path: Path) -> None:
-    one, two = cells.create("one"), cells.create("two")
+def test_sandboxes_reach_each_other_and_nothing_else(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    one, two = sandboxes.create("one"), sandboxes.create("two")
     transfer_s(one, two, MB, tmp_path / "s")
-    for cell, elsewhere in ((one, "192.0.2.1"), (two, "127.0.0.1")):
+    for sandbox, elsewhere in ((one, "192.0.2.1"), (two, "127.0.0.1")):
         code = "import errno, socket, sys; print(errno.errorcode[socket.socket().connect_ex((sys.argv[1], 9))])"
         output = tmp_path / elsewhere
-        assert python(cell, code, elsewhere, output=output).wait(10) == 0
+        assert python(sandbox, code, elsewhere, output=output).wait(10) == 0
         # No route to anywhere; the loopback device is up, and refuses
-        assert output.read_text().strip() == ("ENETUNREACH" if cell is one else "ECONNREFUSED")
+        assert output.read_text().strip() == ("ENETUNREACH" if sandbox is one else "ECONNREFUSED")
 
 
-def test_traffic_is_counted_on_both_sides(cells: Cells, tmp_path: Path) -> None:
-    sender, receiver = cells.create("sender"), cells.create("receiver")
+def test_traffic_is_counted_on_both_sides(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    sender, receiver = sandboxes.create("sender"), sandboxes.create("receiver")
     transfer_s(sender, receiver, 3 * MB, tmp_path / "s")
     sent, received = used(sender), used(receiver)
     # headers and acknowledgements: some per cent
@@ -100,69 +100,71 @@ def test_traffic_is_counted_on_both_sides(cells: Cells, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limited", ["sender", "receiver"])
-def test_a_rate_holds_in_each_direction(cells: Cells, tmp_path: Path, limited: str) -> None:
+def test_a_rate_holds_in_each_direction(sandboxes: Sandboxes, tmp_path: Path, limited: str) -> None:
     rates = {name: 40_000_000 if name == limited else None for name in ("sender", "receiver")}
-    sender, receiver = (cells.create(name, network_bits_per_s=rate) for name, rate in rates.items())
+    sender, receiver = (sandboxes.create(name, network_bits_per_s=rate) for name, rate in rates.items())
     seconds = transfer_s(sender, receiver, 5 * MB, tmp_path / "s")
     # 40 Mbit of data, 3 per cent of headers, at 40 Mbit/s; the first 50 kB pass at once
     assert 0.95 < seconds < 10.0
 
 
-def test_cpu_quota_and_time(cells: Cells) -> None:
-    cell = cells.create("burner", cpu_cores=0.2)
-    python(cell, BURN)
+def test_cpu_quota_and_time(sandboxes: Sandboxes) -> None:
+    sandbox = sandboxes.create("burner", cpu_cores=0.2)
+    python(sandbox, BURN)
     begin = time.monotonic()
-    wait_until(lambda: used(cell).cpu_s > 0.2, within_s=30, what="0.2 s of CPU time")
+    wait_until(lambda: used(sandbox).cpu_s > 0.2, within_s=30, what="0.2 s of CPU time")
     # a quota is granted per 100 ms: the first one may come at once
-    assert used(cell).cpu_s <= 0.2 * (time.monotonic() - begin) + 0.06
+    assert used(sandbox).cpu_s <= 0.2 * (time.monotonic() - begin) + 0.06
 
 
-def test_a_quota_may_come_later_with_a_shorter_period(cells: Cells) -> None:
+def test_a_quota_may_come_later_with_a_shorter_period(sandboxes: Sandboxes) -> None:
     """As the emulated cloud does it: no limit while the workers set up."""
-    cell = cells.create("burner")
-    cell.limit_cpu(0.2, 20_000)
-    python(cell, BURN)
+    sandbox = sandboxes.create("burner")
+    sandbox.limit_cpu(0.2, 20_000)
+    python(sandbox, BURN)
     begin = time.monotonic()
-    wait_until(lambda: used(cell).cpu_s > 0.2, within_s=30, what="0.2 s of CPU time")
-    assert used(cell).cpu_s <= 0.2 * (time.monotonic() - begin) + 0.06
-    cell.limit_cpu(None)
-    before_s, begin = used(cell).cpu_s, time.monotonic()
+    wait_until(lambda: used(sandbox).cpu_s > 0.2, within_s=30, what="0.2 s of CPU time")
+    assert used(sandbox).cpu_s <= 0.2 * (time.monotonic() - begin) + 0.06
+    sandbox.limit_cpu(None)
+    before_s, begin = used(sandbox).cpu_s, time.monotonic()
     wait_until(
-        lambda: used(cell).cpu_s - before_s > 0.2 * (time.monotonic() - begin) + 0.1, within_s=30, what="more than that"
+        lambda: used(sandbox).cpu_s - before_s > 0.2 * (time.monotonic() - begin) + 0.1,
+        within_s=30,
+        what="more than that",
     )
-    assert cells.remove(cell)
-    cell.limit_cpu(0.2)  # nothing is there any more, and nothing happens
+    assert sandboxes.remove(sandbox)
+    sandbox.limit_cpu(0.2)  # nothing is there any more, and nothing happens
 
 
-def test_memory_is_seen_and_its_limit_kills(cells: Cells) -> None:
-    cell = cells.create("hungry", memory_bytes=64 << 20)
-    holding = python(cell, "held = bytearray(32 << 20); import time; time.sleep(1000)")
-    wait_until(lambda: used(cell).memory_bytes > 32 << 20, within_s=30, what="32 MiB held")
-    assert cell.process_ids() == [holding.pid]
-    cell.kill()
+def test_memory_is_seen_and_its_limit_kills(sandboxes: Sandboxes) -> None:
+    sandbox = sandboxes.create("hungry", memory_bytes=64 << 20)
+    holding = python(sandbox, "held = bytearray(32 << 20); import time; time.sleep(1000)")
+    wait_until(lambda: used(sandbox).memory_bytes > 32 << 20, within_s=30, what="32 MiB held")
+    assert sandbox.process_ids() == [holding.pid]
+    sandbox.kill()
     holding.wait(10)
-    killed = python(cell, "held = bytearray(96 << 20)")
+    killed = python(sandbox, "held = bytearray(96 << 20)")
     assert killed.wait(20) == -signal.SIGKILL
-    assert used(cell).oom_kills == 1
+    assert used(sandbox).oom_kills == 1
 
 
-def test_page_cache_is_not_taken_for_memory(cells: Cells, tmp_path: Path) -> None:
-    cell = cells.create("reader")
+def test_page_cache_is_not_taken_for_memory(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    sandbox = sandboxes.create("reader")
     written = tmp_path / "file"
-    assert python(cell, "import sys; open(sys.argv[1], 'wb').write(bytes(48 << 20))", str(written)).wait(20) == 0
-    assert used(cell).memory_bytes < 24 << 20
+    assert python(sandbox, "import sys; open(sys.argv[1], 'wb').write(bytes(48 << 20))", str(written)).wait(20) == 0
+    assert used(sandbox).memory_bytes < 24 << 20
 
 
-def test_a_cell_can_be_made_again(cells: Cells) -> None:
-    first = cells.create("worker", cpu_cores=0.5)
+def test_a_sandbox_can_be_made_again(sandboxes: Sandboxes) -> None:
+    first = sandboxes.create("worker", cpu_cores=0.5)
     with pytest.raises(ValueError, match="already"):
-        cells.create("worker")
+        sandboxes.create("worker")
     process = python(first, BURN)
-    assert cells.remove(first)
+    assert sandboxes.remove(first)
     assert process.wait(10) == -signal.SIGKILL
     assert first.sample() is None
     assert first.remove()
-    again = cells.create("worker")
+    again = sandboxes.create("worker")
     assert again.address != first.address
     assert used(again).cpu_s == 0
 
@@ -178,62 +180,62 @@ def test_a_cell_can_be_made_again(cells: Cells) -> None:
         ("a", {"network_bits_per_s": 1}, "not within"),
     ],
 )
-def test_limits_that_make_no_sense(cells: Cells, name: str, limits: dict[str, float], words: str) -> None:
+def test_limits_that_make_no_sense(sandboxes: Sandboxes, name: str, limits: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        cells.create(name, **limits)
+        sandboxes.create(name, **limits)
 
 
-def test_what_the_kernel_refuses_leaves_nothing(cells: Cells) -> None:
-    names = {path.name for path in cell_directories(cells.token)}
-    with pytest.raises(CellUnavailableError, match=r"Numerical result|Invalid argument"):
-        cells.create("huge", cpu_cores=1e15)
-    assert {path.name for path in cell_directories(cells.token)} == names
+def test_what_the_kernel_refuses_leaves_nothing(sandboxes: Sandboxes) -> None:
+    names = {path.name for path in sandbox_directories(sandboxes.token)}
+    with pytest.raises(SandboxUnavailableError, match=r"Numerical result|Invalid argument"):
+        sandboxes.create("huge", cpu_cores=1e15)
+    assert {path.name for path in sandbox_directories(sandboxes.token)} == names
 
 
-def test_a_program_that_does_not_exist(cells: Cells) -> None:
-    cell = cells.create("worker")
+def test_a_program_that_does_not_exist(sandboxes: Sandboxes) -> None:
+    sandbox = sandboxes.create("worker")
     with pytest.raises(FileNotFoundError):
-        cell.spawn(["/nonexistent/program"])
-    assert cell.process_ids() == []
+        sandbox.spawn(["/nonexistent/program"])
+    assert sandbox.process_ids() == []
 
 
-def test_a_fork_of_a_warm_parent_can_enter(cells: Cells) -> None:
+def test_a_fork_of_a_warm_parent_can_enter(sandboxes: Sandboxes) -> None:
     """As the emulated cloud does it, to save the imports."""
-    cell = cells.create("forked")
+    sandbox = sandboxes.create("forked")
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        cell.enter()
+        sandbox.enter()
         os.write(writing, b"x")
         signal.pause()
     try:
         assert os.read(reading, 1) == b"x"
-        assert cell.process_ids() == [child]
+        assert sandbox.process_ids() == [child]
         assert network_of(child) != network_of(os.getpid())
     finally:
-        cell.kill()
+        sandbox.kill()
         os.waitpid(child, 0)
         os.close(reading)
         os.close(writing)
 
 
-async def test_cells_can_be_made_while_an_event_loop_runs() -> None:
-    with Cells() as cells:
-        cell = cells.create("worker", network_bits_per_s=10_000_000)
-        process = await asyncio.to_thread(cell.process_ids)
+async def test_sandboxes_can_be_made_while_an_event_loop_runs() -> None:
+    with Sandboxes() as sandboxes:
+        sandbox = sandboxes.create("worker", network_bits_per_s=10_000_000)
+        process = await asyncio.to_thread(sandbox.process_ids)
         assert process == []
 
 
 def test_the_end_of_the_run_leaves_nothing() -> None:
     before = network_of(os.getpid())
     opened = descriptors()
-    with Cells() as cells:
-        token = cells.token
-        cell = cells.create("worker")
+    with Sandboxes() as sandboxes:
+        token = sandboxes.token
+        sandbox = sandboxes.create("worker")
         # a child of its own session, as a daemon would be
-        shell = cell.spawn(["sh", "-c", "setsid sleep 1000 & wait"])
+        shell = sandbox.spawn(["sh", "-c", "setsid sleep 1000 & wait"])
         wait_until(child_of(shell.pid), what="a child")
-        pids = cell.process_ids()
+        pids = sandbox.process_ids()
         assert record_of(token).exists()
     assert shell.wait(5) == -signal.SIGKILL
     wait_gone(token, pids)
@@ -271,17 +273,17 @@ def test_a_killed_owner_leaves_nothing(warden_dies_first: bool) -> None:
         # the program that we started died with us, its children did not
         wait_until(lambda: not lives(int(pids[0])), what="the end of the program")
         assert [lives(int(pid)) for pid in pids[1:]] == [True, True]
-        with Cells() as next_run:
+        with Sandboxes() as next_run:
             assert token in next_run.swept
     wait_gone(token, [int(pid) for pid in pids])
 
 
 def test_what_lives_is_not_swept() -> None:
-    with Cells() as ours, Cells() as other:
-        cell = ours.create("worker")
-        process = python(cell, BURN)
+    with Sandboxes() as ours, Sandboxes() as other:
+        sandbox = ours.create("worker")
+        process = python(sandbox, BURN)
         assert other.swept == []
-        with Cells() as third:
+        with Sandboxes() as third:
             assert third.swept == []
         assert process.poll() is None
         assert ours.token != other.token
@@ -289,36 +291,36 @@ def test_what_lives_is_not_swept() -> None:
 
 def test_records_of_others_are_left_alone(tmp_path: Path) -> None:
     """Of another PID namespace, whose processes we cannot see; of an earlier boot only the record is left."""
-    ourselves = Owner.ourselves()
+    owner = Owner.this_process()
     (tmp_path / "broken.json").write_text("no record")
-    elsewhere = RunRecord("elsewhere", "x", replace(ourselves, pid_namespace="pid:[1]", pid=1 << 21))
-    earlier = RunRecord("earlier", "x", replace(ourselves, boot="another"))
-    reused = RunRecord("reused", "x", replace(ourselves, started_ticks=1))
+    elsewhere = RunRecord("elsewhere", "x", replace(owner, pid_namespace="pid:[1]", pid=1 << 21))
+    earlier = RunRecord("earlier", "x", replace(owner, boot="another"))
+    reused = RunRecord("reused", "x", replace(owner, started_ticks=1))
     for record in (elsewhere, earlier, reused):
         record.write(tmp_path)
-    with Cells(records=tmp_path) as cells:
-        assert sorted(cells.swept) == ["earlier", "reused"]
+    with Sandboxes(records=tmp_path) as sandboxes:
+        assert sorted(sandboxes.swept) == ["earlier", "reused"]
         left = sorted(path.stem for path in tmp_path.glob("*.json"))
-        assert left == sorted(["broken", "elsewhere", cells.token])
-        plain = json.loads((tmp_path / f"{cells.token}.json").read_text())
-        assert plain["owner"] == asdict(ourselves)
+        assert left == sorted(["broken", "elsewhere", sandboxes.token])
+        plain = json.loads((tmp_path / f"{sandboxes.token}.json").read_text())
+        assert plain["owner"] == asdict(owner)
 
 
 def test_no_place_for_records(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CellUnavailableError, match="file"), Cells(records=tmp_path / "file" / "records"):
+    with pytest.raises(SandboxUnavailableError, match="file"), Sandboxes(records=tmp_path / "file" / "records"):
         pass
 
 
 def test_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(CellUnavailableError, match="need root"), Cells():
+    with pytest.raises(SandboxUnavailableError, match="need root"), Sandboxes():
         pass
 
 
 def test_no_group_is_left_at_the_top() -> None:
     """Runs of this machine's others may be there; an empty root may not."""
-    with Cells():
+    with Sandboxes():
         pass
     for mount in detect().distinct_mounts():
         top = Path(mount.directory) / "turnbuckle-cells"
