@@ -48,14 +48,14 @@ def parent() -> Iterator[ForkServer]:
 
 
 def token_of(pid: int) -> str:
-    """Names the sandboxes of a warm parent; others may have sandboxes, too."""
+    """Names the sandboxes of a fork server; others may have sandboxes, too."""
     records = [RunRecord.read(path) for path in RECORDS.glob("*.json")]
     (token,) = (record.token for record in records if record and record.owner.pid == pid)
     return token
 
 
 def sandboxes_left(token: str) -> list[str]:
-    """Control groups of a warm parent's sandboxes."""
+    """Control groups of a fork server's sandboxes."""
     return [
         str(path)
         for mount in detect().distinct_mounts()
@@ -65,7 +65,7 @@ def sandboxes_left(token: str) -> list[str]:
 
 
 def child_of(process: subprocess.Popen[str]) -> int:
-    """The tool's warm parent."""
+    """The tool's fork server."""
     (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(pid)
 
@@ -184,7 +184,7 @@ def test_kill_9_and_again_makes_each_run_once(tool):
     wait_until(lambda: sandboxes_left(token), within_s=30, what="the next run")
     first.kill()
     first.communicate()
-    wait_until(lambda: is_gone(parent), within_s=30, what="the end of the warm parent")
+    wait_until(lambda: is_gone(parent), within_s=30, what="the end of the fork server")
     wait_until(lambda: sandboxes_left(token) == [], within_s=30, what="the end of its cells")
     told = tool.events()
     rows = [event["record"]["job"] for event in told if event["event"] == "row"]

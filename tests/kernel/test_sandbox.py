@@ -199,7 +199,7 @@ def test_a_program_that_does_not_exist(sandboxes: Sandboxes) -> None:
     assert sandbox.process_ids() == []
 
 
-def test_a_fork_of_a_warm_parent_can_enter(sandboxes: Sandboxes) -> None:
+def test_a_child_of_a_fork_server_can_enter(sandboxes: Sandboxes) -> None:
     """As the emulated cloud does it, to save the imports."""
     sandbox = sandboxes.create("forked")
     reading, writing = os.pipe()
@@ -245,31 +245,31 @@ def test_the_end_of_the_run_leaves_nothing() -> None:
 
 OWNER = """
 import sys
-from services._host.sandbox.sandbox import Cells
-with Cells() as cells:
-    cell = cells.create("worker")
-    shell = cell.spawn(["sh", "-c", "sleep 1000 & sleep 1000 & wait"])
-    while len(cell.process_ids()) < 3: pass
-    print(cells.token, cells._warden.pid, *cell.process_ids(), flush=True)
+from services._host.sandbox.sandbox import Sandboxes
+with Sandboxes() as sandboxes:
+    sandbox = sandboxes.create("worker")
+    shell = sandbox.spawn(["sh", "-c", "sleep 1000 & sleep 1000 & wait"])
+    while len(sandbox.process_ids()) < 3: pass
+    print(sandboxes.token, sandboxes._reaper.pid, *sandbox.process_ids(), flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("warden_dies_first", [False, True])
-def test_a_killed_owner_leaves_nothing(warden_dies_first: bool) -> None:
-    """At once, by the warden; without one at the next start."""
+@pytest.mark.parametrize("reaper_dies_first", [False, True])
+def test_a_killed_owner_leaves_nothing(reaper_dies_first: bool) -> None:
+    """At once, by the reaper; without one at the next start."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert owner.stdout is not None
-    token, warden, *pids = owner.stdout.readline().split()
-    if warden_dies_first:
-        os.kill(int(warden), signal.SIGKILL)
-        wait_until(lambda: not lives(int(warden)), what="the warden's end")
+    token, reaper, *pids = owner.stdout.readline().split()
+    if reaper_dies_first:
+        os.kill(int(reaper), signal.SIGKILL)
+        wait_until(lambda: not lives(int(reaper)), what="the reaper's end")
     owner.kill()
     owner.communicate()
-    if warden_dies_first:
+    if reaper_dies_first:
         # the program that we started died with us, its children did not
         wait_until(lambda: not lives(int(pids[0])), what="the end of the program")
         assert [lives(int(pid)) for pid in pids[1:]] == [True, True]

@@ -1,4 +1,4 @@
-"""A warm parent that measures nothing: durations follow from the order, so that a record's origin can be told."""
+"""A fork server that measures nothing: durations follow from the order, so that a record's origin can be told."""
 
 from __future__ import annotations
 
