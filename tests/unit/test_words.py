@@ -37,8 +37,6 @@ UNFINISHED = (
     "services/_host",
     "services/agent",
     "services/allocator",
-    "services/fastpath",
-    "services/reconciler",
 )
 
 
