@@ -6,7 +6,8 @@ import ipaddress
 import json
 from typing import NamedTuple, Self
 
-from services.fastpath.values import Limits, Ownership
+from services._host.override_tables import OverrideTables
+from services.fastpath.values import Limits
 
 
 class Config(NamedTuple):
@@ -20,7 +21,7 @@ class Config(NamedTuple):
     port: int
     key: bytes
     """Empty: no signalling between hosts."""
-    ownership: Ownership
+    override_tables: OverrideTables
     limits: Limits
     backup_table_above: int
     bgp_watch: bool
@@ -52,5 +53,8 @@ class Config(NamedTuple):
         fields = json.loads(text)
         fields["uplinks"], fields["vtep_prefixes"] = tuple(fields["uplinks"]), tuple(fields["vtep_prefixes"])
         fields["key"] = bytes.fromhex(fields["key"])
-        fields["ownership"], fields["limits"] = Ownership(*fields["ownership"]), Limits(*fields["limits"])
+        fields["override_tables"], fields["limits"] = (
+            OverrideTables(*fields["override_tables"]),
+            Limits(*fields["limits"]),
+        )
         return cls(**fields)

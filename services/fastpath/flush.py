@@ -8,17 +8,16 @@ from __future__ import annotations
 import sys
 
 from services._host.netlink.attributes import NetlinkError
-from services.fastpath.kernel import FastPathKernel
-from services.fastpath.values import Ownership
+from services._host.override_tables import OverrideSocket, OverrideTables
 
 
 def main(arguments: list[str]) -> int:
     """Run with: namespace (``-``: this one), table, priority of the rule."""
-    default = Ownership()
+    default = OverrideTables()
     netns = arguments[0] if arguments and arguments[0] != "-" else None
-    own = Ownership(*(int(text) for text in arguments[1:3]), *default[len(arguments[1:3]) :])
+    tables = OverrideTables(*(int(text) for text in arguments[1:3]), *default[len(arguments[1:3]) :])
     try:
-        with FastPathKernel(netns, own) as kernel:
+        with OverrideSocket(netns, tables) as kernel:
             found = kernel.clear()
     except (OSError, NetlinkError) as error:
         print(f"cannot flush: {error}; run as root", file=sys.stderr)  # noqa: T201 - a command's answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from services.fastpath.heartbeat import HeartbeatSender
+from services._host.fast_path_heartbeat import HeartbeatSender
 from services.fastpath.watchdog import CLEAN_EXIT
 
 

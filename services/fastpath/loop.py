@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from services._host.fast_path_heartbeat import Beat, HeartbeatSender
 from services._host.netlink.constants import Group, Rtm
 from services._host.netlink.rule_codec import decode_rule
 from services._host.netlink.socket import Message, Subscription
@@ -20,7 +21,6 @@ from services.fastpath.config import Config
 from services.fastpath.control import Command, ControlLink
 from services.fastpath.core import BFDD
 from services.fastpath.events import EventRecorder, Trigger
-from services.fastpath.heartbeat import Beat, HeartbeatSender
 from services.fastpath.heartbeats import Heartbeats
 from services.fastpath.kernel import FastPathKernel
 from services.fastpath.mirror import RouteMirror, Row
@@ -47,13 +47,15 @@ class FastPathLoop:
     def __init__(self, config: Config, control: ControlLink, beats: int) -> None:
         self._config = config
         self._control = control
-        self._heartbeats = Heartbeats(beats, HeartbeatSender(config.netns, Beat(config.ownership, config.silence_s)))
+        self._heartbeats = Heartbeats(
+            beats, HeartbeatSender(config.netns, Beat(config.override_tables, config.silence_s))
+        )
         self._core = BackupTableCore(config.uplinks, config.limits, config.backup_table_above)
         self._sessions = Sessions(frozenset(config.uplinks))
         self._mirror = RouteMirror(config.is_peer_vtep)
         self._names: dict[int, str] = {}
         self._recorder = EventRecorder(lambda index: self._names.get(index, f"link {index}"))
-        self._kernel = FastPathKernel(config.netns, config.ownership)
+        self._kernel = FastPathKernel(config.netns, config.override_tables)
         self._events = Subscription(
             (Group.LINK, Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.IPV4_RULE, Group.IPV6_RULE),
             config.netns,
@@ -253,24 +255,24 @@ class FastPathLoop:
         self._routes_changed(changed, now_s)
 
     def _on_deleted_rule(self, message: Message, now_s: float) -> None:
-        rule, own = decode_rule(message.payload), self._config.ownership
-        if (rule.table, rule.priority) == (own.table, own.priority):
+        rule, tables = decode_rule(message.payload), self._config.override_tables
+        if (rule.table, rule.priority) == (tables.table, tables.priority):
             self._kernel.add_rules()
             self._record_status("rule_restored", "the rule had been deleted", alarm=True)
-        elif rule.table in own.tables and rule.priority == own.priority + 1:
-            outcome = self._core.backup_rule_rejected(rule.table - own.table, "it had been deleted", now_s)
+        elif rule.table in tables.numbers and rule.priority == tables.priority + 1:
+            outcome = self._core.backup_rule_rejected(rule.table - tables.table, "it had been deleted", now_s)
             self._apply(outcome, self._trigger("lost", now_s))
 
     def _on_route(self, message: Message, now_s: float) -> str:
         """The destination whose row has changed, or an empty string."""
-        row = read_route(message, self._config.ownership)
+        row = read_route(message, self._config.override_tables)
         if isinstance(row, Row):
             apply = self._mirror.add if message.kind == Rtm.NEWROUTE else self._mirror.remove
             return row.destination if apply(row) else ""
         own_write = message.port_id == self._kernel.port_id
         if not isinstance(row, OverrideRow) or message.kind != Rtm.DELROUTE or own_write:
             return ""
-        backup = row.table - self._config.ownership.table
+        backup = row.table - self._config.override_tables.table
         if backup:
             self._core.row_deleted(backup, row.destination)
         else:

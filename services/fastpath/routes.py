@@ -20,9 +20,11 @@ from services._host.netlink.constants import (
     RTNH_F_ONLINK,
     Rtm,
 )
+from services._host.netlink.route_codec import delete_host_route
 from services._host.netlink.socket import CREATE, REPLACE, Message, Request
+from services._host.override_tables import PROTOCOL, OverrideTables
 from services.fastpath.mirror import Row
-from services.fastpath.values import PROTOCOL, FrrRoute, Hop, Ownership, Write
+from services.fastpath.values import FrrRoute, Hop, Write
 
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 """rtmsg: family, destination and source length, TOS, table, protocol, scope, type, flags."""
@@ -66,7 +68,7 @@ def read_link(message: Message) -> LinkRow | None:
     return LinkRow(name, ifindex, bool(flags & IFF_UP and flags & IFF_LOWER_UP))
 
 
-def read_route(message: Message, own: Ownership) -> Row | OverrideRow | None:
+def read_route(message: Message, tables: OverrideTables) -> Row | OverrideRow | None:
     """A unicast host route of the main table or of the fast path's tables; None: another route.
 
     Raises:
@@ -83,7 +85,7 @@ def read_route(message: Message, own: Ownership) -> Row | OverrideRow | None:
         table = number(found[_TABLE])
     if _DST not in found:
         return None
-    if protocol == PROTOCOL and table in own.tables:
+    if protocol == PROTOCOL and table in tables.numbers:
         return OverrideRow(socket.inet_ntop(family, found[_DST]), table)
     if table != RT_TABLE_MAIN:
         return None
@@ -134,12 +136,11 @@ def gateway_text(hop: Hop) -> str:
 
 def override_request(write: Write, table: int) -> Request:
     """The request that installs or deletes an override."""
+    if write.route is None:
+        return delete_host_route(write.destination, table, PROTOCOL)
     family = socket.AF_INET6 if ":" in write.destination else socket.AF_INET
     body = attribute(_DST, socket.inet_pton(family, write.destination)) + u32(_TABLE, table)
     in_header = table if table < 256 else 0
-    if write.route is None:
-        head = _ROUTE.pack(family, _BITS[family], 0, 0, in_header, PROTOCOL, 255, 0, 0)  # RT_SCOPE_NOWHERE: any
-        return Request(Rtm.DELROUTE, 0, head + body)
     hops, flags = write.route.hops, 0
     if write.route.source:
         body += attribute(_PREFSRC, write.route.source)

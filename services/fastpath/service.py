@@ -52,7 +52,7 @@ class FastPath:
         lock = await take_lock(settings.state_directory, settings.netns, settings.node)
         config = settings.config()
         try:
-            with FastPathKernel(settings.netns, config.ownership) as kernel:
+            with FastPathKernel(settings.netns, config.override_tables) as kernel:
                 left = kernel.clear()
         except (OSError, NetlinkError) as error:
             raise UnusableSettingsError(f"routes cannot be written ({error}): run as root") from error

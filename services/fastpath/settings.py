@@ -10,9 +10,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from services._host.edge_settings import EdgeSettings
+from services._host.override_tables import BACKUP_TABLES, OverrideTables
 from services.fastpath.config import Config
 from services.fastpath.protocol import PORT
-from services.fastpath.values import BACKUP_TABLES, Limits, Ownership
+from services.fastpath.values import Limits
 
 SHORTEST_KEY: int = 16
 _KERNEL_TABLES = range(253, 256)
@@ -60,11 +61,11 @@ class FastPathSettings(EdgeSettings):
         Field(
             ge=1, le=4_294_967_000, description="routing table of overrides; the eight after it are reserved as well"
         ),
-    ] = Ownership().table
+    ] = OverrideTables().table
     rule_priority: Annotated[
         int,
         Field(ge=1, le=32_764, description="priority of the ip rule for that table; the next one is reserved as well"),
-    ] = Ownership().priority
+    ] = OverrideTables().priority
     backup_table_above: Annotated[
         int,
         Field(
@@ -110,7 +111,7 @@ class FastPathSettings(EdgeSettings):
             raise ValueError(
                 f"fabric_key is shorter than {SHORTEST_KEY} characters: make one with `openssl rand -hex 32`"
             )
-        if set(Ownership(self.table, self.rule_priority).tables) & set(_KERNEL_TABLES):
+        if set(OverrideTables(self.table, self.rule_priority).numbers) & set(_KERNEL_TABLES):
             raise ValueError(f"table {self.table} and the {BACKUP_TABLES} after it meet the kernel's 253, 254, 255")
         if len(set(self.uplinks)) < len(self.uplinks):
             raise ValueError("an uplink is listed twice")
@@ -131,7 +132,7 @@ class FastPathSettings(EdgeSettings):
             bfd_socket=str(self.frr_sockets / "bfdd.sock"),
             port=self.peer_port,
             key=self.fabric_key.get_secret_value().encode() if self.fabric_key is not None else b"",
-            ownership=Ownership(self.table, self.rule_priority),
+            override_tables=OverrideTables(self.table, self.rule_priority),
             limits=Limits(self.hold_s, self.flap_damping_faults, self.flap_damping_window_s, self.flap_damping_hold_s),
             backup_table_above=self.backup_table_above,
             bgp_watch=self.bgp_watch == "on",

@@ -167,10 +167,10 @@ class Supervisor:
         return daemon
 
     def _start_watchdog(self, read_end: int) -> _Child:
-        config, own = self._config, self._config.ownership
+        config, tables = self._config, self._config.override_tables
         # One above the data-plane process, so that it also acts if that process spins.
         realtime = config.realtime_priority + 1 if config.realtime_priority else 0
-        values = (config.netns or "-", own.table, own.priority, config.silence_s, realtime)
+        values = (config.netns or "-", tables.table, tables.priority, config.silence_s, realtime)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a SIGTERM to the group ends it last
         try:
             self.watchdog_starts += 1

@@ -7,11 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Self
 
-PROTOCOL: Final = 200
-"""Of the fast path's routes and rules: no others are ever deleted."""
-BACKUP_TABLES: Final = 8
-"""Maximum number of uplinks, each with a backup table; see `services.fastpath.backup_tables`."""
-
 UP: Final = "up"
 DOWN: Final = frozenset({"down", "init"})
 """States of a BFD session that has failed."""
@@ -21,19 +16,6 @@ REMOTE_ADMIN_DOWN: Final = "remote-adm-down"
 """Closed at the switch, or its bfdd restarted: state down without a failure diagnostic."""
 ADMIN_DOWN: Final = frozenset({LOCAL_ADMIN_DOWN, REMOTE_ADMIN_DOWN})
 """Closed administratively: says nothing about the path (RFC 5882, 4.2), and is no fault."""
-
-
-class Ownership(NamedTuple):
-    """The fast path's rule and tables in a network namespace: one for overrides, and a backup table per uplink."""
-
-    table: int = 100
-    priority: int = 90
-    """Of the rule; before that of the main table, 32766. Rules of backup tables have the next one."""
-
-    @property
-    def tables(self) -> range:
-        """The table of overrides first."""
-        return range(self.table, self.table + 1 + BACKUP_TABLES)
 
 
 class Cause(StrEnum):

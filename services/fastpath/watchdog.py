@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from services._host.netlink.attributes import NetlinkError
-from services.fastpath.kernel import FastPathKernel
-from services.fastpath.values import Ownership
+from services._host.override_tables import OverrideSocket, OverrideTables
 
 CLEAN_EXIT: Final = b"q"
 _RETRY_S: Final = 0.02
@@ -25,7 +24,7 @@ _RETRY_S: Final = 0.02
 _ATTEMPTS: Final = 50
 
 
-def watch(heartbeats: int, timeout_s: float, kernel: FastPathKernel) -> None:
+def watch(heartbeats: int, timeout_s: float, kernel: OverrideSocket) -> None:
     """Run until the data-plane process reports a clean exit, or has died.
 
     Raises:
@@ -49,7 +48,7 @@ def watch(heartbeats: int, timeout_s: float, kernel: FastPathKernel) -> None:
             return
 
 
-def _flush(kernel: FastPathKernel) -> None:
+def _flush(kernel: OverrideSocket) -> None:
     for attempt in range(_ATTEMPTS):
         try:
             found = kernel.clear()
@@ -70,7 +69,7 @@ def main(arguments: list[str]) -> None:
     if int(realtime):
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(int(realtime)))
-    with FastPathKernel(None if netns == "-" else netns, Ownership(int(table), int(priority))) as kernel:
+    with OverrideSocket(None if netns == "-" else netns, OverrideTables(int(table), int(priority))) as kernel:
         watch(sys.stdin.fileno(), float(timeout_s), kernel)
 
 

@@ -258,7 +258,7 @@ class EventPublisher:
         names = removed.destinations
         reason = (
             f"no sign of life of the fast path for {removed.silent_s:.1f} s: {len(names)} overrides deleted from table "
-            f"{removed.own.table}, FRR alone is in charge; see its processes"
+            f"{removed.tables.table}, FRR alone is in charge; see its processes"
         )
         for first in range(0, len(names), MAX_DESTINATIONS):
             part = names[first : first + MAX_DESTINATIONS]

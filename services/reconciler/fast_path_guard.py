@@ -13,12 +13,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from services._host.fast_path_heartbeat import Beat, HeartbeatReceiver
 from services._host.netlink.attributes import NetlinkError
 from services._host.netlink.subscription import Namespace
+from services._host.override_tables import OverrideSocket, OverrideTables
 from services._runtime.clock import Clock
-from services.fastpath.heartbeat import Beat, HeartbeatReceiver
-from services.fastpath.kernel import FastPathKernel
-from services.fastpath.values import Ownership
 
 MARGIN_S: Final = 0.2
 """Added to the watchdog's timeout, so that the watchdog acts first."""
@@ -34,20 +33,20 @@ class RemovedOverrides(NamedTuple):
     destinations: list[str]
     silent_s: float
     """Since the last heartbeat; since the start of the reconciler if there was none."""
-    own: Ownership
+    tables: OverrideTables
 
 
 class HeartbeatTimeout:
     """Heartbeat timeout: when to check for active overrides. No I/O, no clock."""
 
-    def __init__(self, own: Ownership, now_s: float) -> None:
+    def __init__(self, tables: OverrideTables, now_s: float) -> None:
         """Begin as if a heartbeat had just been received.
 
         Args:
             own: the fast path's tables, until a heartbeat carries them.
             now_s: of the monotonic clock.
         """
-        self.own = own
+        self.tables = tables
         self._limit_s = DEFAULT_TIMEOUT_S + MARGIN_S
         self._received_s = self._updated_s = now_s
         self._checked_s = float("-inf")
@@ -69,7 +68,7 @@ class HeartbeatTimeout:
         stalled = now_s - self._updated_s > self._limit_s + RETRY_S
         self._updated_s = now_s
         if beat is not None:
-            self.own, self._limit_s = beat.own, beat.silence_s + MARGIN_S
+            self.tables, self._limit_s = beat.tables, beat.silence_s + MARGIN_S
         if beat is not None or stalled:
             self._received_s = now_s
         if now_s < self.due_s:
@@ -81,7 +80,7 @@ class HeartbeatTimeout:
 class FastPathGuard:
     """Receives heartbeats, and deletes the overrides of a fast path that sends none."""
 
-    def __init__(self, netns: str | None, own: Ownership, clock: Clock) -> None:
+    def __init__(self, netns: str | None, tables: OverrideTables, clock: Clock) -> None:
         """Open the sockets.
 
         Raises:
@@ -90,7 +89,7 @@ class FastPathGuard:
         self._netns, self._clock = netns, clock
         self._namespace = Namespace(netns)
         self._receiver = HeartbeatReceiver(netns)
-        self._timeout = HeartbeatTimeout(own, clock.monotonic())
+        self._timeout = HeartbeatTimeout(tables, clock.monotonic())
         self._readable = asyncio.Event()
         self.removed_total = 0
         """Number of deleted overrides."""
@@ -132,7 +131,7 @@ class FastPathGuard:
             return str(error)
         self._stop_listening()
         self._listen(receiver)
-        self._namespace, self._timeout = namespace, HeartbeatTimeout(self._timeout.own, now_s)
+        self._namespace, self._timeout = namespace, HeartbeatTimeout(self._timeout.tables, now_s)
         return ""
 
     async def _wait(self) -> None:
@@ -146,24 +145,24 @@ class FastPathGuard:
 
     async def _check(self, now_s: float) -> str:
         """Delete active overrides. Returns the error, or an empty string."""
-        own = self._timeout.own
+        tables = self._timeout.tables
         try:
-            destinations = await asyncio.to_thread(remove_active, self._netns, own)
+            destinations = await asyncio.to_thread(remove_active, self._netns, tables)
         except (OSError, NetlinkError) as error:
             return str(error)
         if destinations:
             self.removed_total += len(destinations)
-            self.on_removed(RemovedOverrides(destinations, self._timeout.silent_s(now_s), own))
+            self.on_removed(RemovedOverrides(destinations, self._timeout.silent_s(now_s), tables))
         return ""
 
 
-def remove_active(netns: str | None, own: Ownership) -> list[str]:
+def remove_active(netns: str | None, tables: OverrideTables) -> list[str]:
     """Delete the active overrides, rule first. Returns their destinations; empty: nothing was written.
 
     Raises:
         OSError, NetlinkError: the kernel cannot be talked to.
     """
-    with FastPathKernel(netns, own) as kernel:
+    with OverrideSocket(netns, tables) as kernel:
         destinations = kernel.active_destinations()
         if destinations:
             kernel.clear()

@@ -13,8 +13,8 @@ from typing import Final
 
 from services._host.frr import FrrError
 from services._host.netlink.objects import FdbEntry, Snapshot
+from services._host.override_tables import OverrideTables
 from services._runtime.clock import Clock
-from services.fastpath.values import Ownership
 from services.reconciler.inaccessible import destinations_to_query, read_inaccessible, show_bgp_command
 from services.reconciler.path_comparison import (
     FrrState,
@@ -121,7 +121,9 @@ class MismatchTracker:
 class PathAuditor:
     """Queries FRR twice a second, and after route events."""
 
-    def __init__(self, daemons: FrrDaemons, clock: Clock, pause_s: float, fast_path: Ownership | None = None) -> None:
+    def __init__(
+        self, daemons: FrrDaemons, clock: Clock, pause_s: float, fast_path: OverrideTables | None = None
+    ) -> None:
         self._daemons = daemons
         self._clock = clock
         self._pause_s = pause_s

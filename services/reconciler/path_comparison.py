@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from services._host.frr import FrrError
 from services._host.netlink.objects import NextHop, Snapshot
-from services.fastpath.values import Ownership
+from services._host.override_tables import OverrideTables
 from services.reconciler.watcher import hops_text
 
 MAIN_TABLE: Final = 254
@@ -137,7 +137,7 @@ class PathComparison:
 
     snapshot: Snapshot
     state: FrrState
-    fast_path: Ownership | None = None
+    fast_path: OverrideTables | None = None
     """The fast path's tables, which rules put before FRR's."""
     vteps: tuple[str, ...] | None = None
     """`destinations_of` of this forwarding table, where already computed: it takes 6 ms for 10,000 MACs."""
@@ -159,7 +159,7 @@ class PathComparison:
 
     def _override_tables(self) -> list[int]:
         """Override tables that a rule refers to, in order; a backup table without a rule is not in force."""
-        tables = self.fast_path.tables if self.fast_path is not None else ()
+        tables = self.fast_path.numbers if self.fast_path is not None else ()
         return [table for table in self.snapshot.lookups if table in tables]
 
     def _vteps(self) -> tuple[str, ...]:

@@ -15,12 +15,12 @@ from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._host.frr import Frr
 from services._host.namespace_lock import NamespaceLock, lock_path
 from services._host.netlink.objects import Snapshot
+from services._host.override_tables import OverrideTables
 from services._runtime.bus.api import BusError, NotPermittedError, Subscription
 from services._runtime.bus.name_registration import Holder, NameTakenError, Registration, log_not_permitted
 from services._runtime.service.app import Runtime, UnusableSettingsError
 from services._runtime.service.settings import CommonSettings
 from services._runtime.telemetry.logging import LogLimiter, log_once
-from services.fastpath.values import Ownership
 from services.reconciler.adapters.network import KernelNetwork
 from services.reconciler.adapters.rights import missing_capability
 from services.reconciler.audit_checkpoint import CheckpointFile
@@ -68,8 +68,8 @@ class Reconciler:
         self._limiter = LogLimiter()
         self._registration = Registration(self._bus, RECONCILERS, settings.node, self._clock)
         self._subscriptions: list[Subscription] = []
-        self._fast_path = Ownership(settings.fast_path_table)
-        self._watcher = Watcher(frozenset(self._fast_path.tables))
+        self._fast_path = OverrideTables(settings.fast_path_table)
+        self._watcher = Watcher(frozenset(self._fast_path.numbers))
         self._macs_published_s = 0.0
         self._queries: Queries | None = None
         self._auditor: PathAuditor | None = None
@@ -281,7 +281,7 @@ class Reconciler:
             overrides=len(removed.destinations),
             destinations=removed.destinations[:5],
             silent_s=round(removed.silent_s, 3),
-            table=removed.own.table,
+            table=removed.tables.table,
         )
 
     def _current_snapshot(self) -> Snapshot | None:

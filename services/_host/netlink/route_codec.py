@@ -1,6 +1,6 @@
-"""Routes, from messages of rtnetlink(7). Encapsulations (MPLS, SRv6) and metrics (MTU...) are not kept.
+"""Routes of rtnetlink(7): decoding, dump requests, deletion. Encapsulations (MPLS, SRv6) and metrics are not kept.
 
-The reconciler writes none; the fast path writes its own, see `services.fastpath.routes`.
+The fast path has a codec of its own, which keeps next hops as bytes: see `services.fastpath.routes`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Final
 
 from services._host.netlink.attributes import (
     MalformedError,
+    address_bytes,
     address_text,
+    attribute,
     attributes,
     number,
     u32,
@@ -32,6 +34,8 @@ from services._host.netlink.messages import Request
 
 _RTMSG: Final = struct.Struct("=8BI")
 _RTNEXTHOP: Final = struct.Struct("=HBBi")
+_SCOPE_NOWHERE: Final = 255
+"""RT_SCOPE_NOWHERE: in a deletion, any scope."""
 _DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _MULTIPATH, _TABLE, _VIA, _NH_ID = 1, 4, 5, 6, 7, 9, 15, 18, 30
 
 
@@ -73,6 +77,11 @@ class KernelRoute:
     def family(self) -> int:
         """AF_INET or AF_INET6."""
         return AF_INET6 if ":" in self.destination else AF_INET
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the destination is a single address."""
+        return self.destination.endswith("/128" if ":" in self.destination else "/32")
 
 
 def decode_route(payload: bytes) -> KernelRoute | None:
@@ -118,6 +127,19 @@ def dump_routes(family: int, *, table: int = 0, protocol: int = 0, kind: int = 0
     """
     header = _RTMSG.pack(family, 0, 0, 0, table if table < 256 else 0, protocol, 0, kind, 0)
     return Request(Rtm.GETROUTE, 0, header + (u32(_TABLE, table) if table else b""))
+
+
+def delete_host_route(address: str, table: int, protocol: int) -> Request:
+    """Remove a route to a single address, of any scope; ESRCH where there is none.
+
+    Raises:
+        ValueError: not an IP address.
+    """
+    destination = address_bytes(address)
+    family = AF_INET if len(destination) == 4 else AF_INET6
+    in_header = table if table < 256 else 0
+    header = _RTMSG.pack(family, len(destination) * 8, 0, 0, in_header, protocol, _SCOPE_NOWHERE, 0, 0)
+    return Request(Rtm.DELROUTE, 0, header + attribute(_DST, destination) + u32(_TABLE, table))
 
 
 def _hops(payload: bytes) -> Iterator[Hop]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from services._host.fast_path_heartbeat import GROUP
 from services._host.frr import DIRECTORY, Frr, FrrError
 from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
 from services._host.netns import inside
@@ -25,8 +26,6 @@ _FAST_PATH: Final = "TURNBUCKLE_FAST_PATH__"
 _NETLINK_SOCKETS: Final = Path("/proc/thread-self/net/netlink")
 _ROUTE: Final = "0"
 """NETLINK_ROUTE."""
-_HEARTBEAT_GROUP: Final = 14
-"""See `services.fastpath.heartbeat`."""
 _SHORTEST_KEY: Final = 16
 _BRIDGED_FRAMES: Final = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _VERSION: Final = re.compile(r"FRRouting (?P<text>(?P<major>\d+)\.(?P<minor>\d+)\S*)")
@@ -131,7 +130,7 @@ def check_fast_path_guard(environ: Mapping[str, str], sockets: str | None = None
     except OSError as error:
         return [Finding(name, Level.NOTE, f"not examined: {error.strerror}")] if configured else []
     rows = (line.split() for line in sockets.splitlines()[1:])
-    if any(row[1] == _ROUTE and int(row[3], 16) >> (_HEARTBEAT_GROUP - 1) & 1 for row in rows if len(row) > 3):
+    if any(row[1] == _ROUTE and int(row[3], 16) >> (GROUP - 1) & 1 for row in rows if len(row) > 3):
         return [Finding(name, Level.OK, "a reconciler listens to the fast path's heartbeat")]
     found = "no reconciler listens to the fast path's heartbeat: overrides stay where all its processes freeze or die"
     return [Finding(name, Level.NOTE, found, "start a reconciler in the same network namespace")] if configured else []

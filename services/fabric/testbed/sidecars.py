@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from services._host.override_tables import PROTOCOL
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.service.interpreter import isolated_command
 from services.fabric.testbed import state_file
@@ -27,8 +28,6 @@ from services.fabric.testbed.topology import DualTor, HostNode
 _EARLY_EXIT_S: Final = 1.0
 """A service that still runs after this has accepted its settings."""
 _READY_TIMEOUT_S: Final = 30.0
-_FAST_PATH_PROTOCOL: Final = 200
-"""RTPROT_* of what a fast path writes, see `services.fastpath.values`."""
 _STOP_TIMEOUT_S: Final = 5.0
 _POLL_S: Final = 0.02
 _KEY_BYTES: Final = 32
@@ -94,7 +93,7 @@ def _start(wanted: list[_Sidecar], state: LabState, report_progress: Callable[[s
 def fast_path_is_ready(netns: str) -> bool:
     """Whether a fast path receives kernel events: it adds its routing rule then, and removes it when it stops."""
     with LabNetlink(netns) as netlink:
-        return _FAST_PATH_PROTOCOL in netlink.rule_protocols()
+        return PROTOCOL in netlink.rule_protocols()
 
 
 def _log_tail(log: Path) -> str:

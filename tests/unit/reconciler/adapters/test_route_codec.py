@@ -19,9 +19,10 @@ from services._host.netlink.messages import Message
 from services._host.netlink.nexthop_codec import NexthopObject
 from services._host.netlink.route_codec import Hop, KernelRoute
 from services._host.netlink.rule_codec import Rule, add_rule, decode_rule, delete_rule
+from services._host.override_tables import OverrideTables
 from services.fastpath import routes as fp
 from services.fastpath.mirror import Row
-from services.fastpath.values import FrrRoute, Ownership, Write
+from services.fastpath.values import FrrRoute, Write
 from tests.support.route_messages import nexthop_message, route_message
 
 V4 = st.ip_addresses(v=4).map(str)
@@ -94,7 +95,7 @@ def test_an_overrides_hops_are_as_frr_has_them(route: KernelRoute) -> None:
     """Whatever FRR's route has, an override carries over in full."""
     address = route.destination.partition("/")[0]
     route = replace(route, destination=f"{address}/{128 if ':' in address else 32}", table=254, kind=1)
-    row = fp.read_route(Message(24, 0, 0, route_message(route)), Ownership())
+    row = fp.read_route(Message(24, 0, 0, route_message(route)), OverrideTables())
     assert isinstance(row, Row)
     assert ip_address(row.destination) == ip_address(address)  # the kernel writes ::ffff:0:0 as ::ffff:0.0.0.0
     assert (row.protocol, row.metric, row.tos) == (route.protocol, route.metric, route.tos)
@@ -173,7 +174,7 @@ def of_message(read: Callable[[Message], object]) -> Callable[[bytes], object]:
 
 def read_own(message: Message) -> object:
     """With the default tables."""
-    return fp.read_route(message, Ownership())
+    return fp.read_route(message, OverrideTables())
 
 
 @given(st.binary(max_size=120))

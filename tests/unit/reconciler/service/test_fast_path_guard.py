@@ -8,20 +8,20 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from services._host.fast_path_heartbeat import Beat, decode_beat, encode_beat
+from services._host.override_tables import OverrideTables
 from services._runtime.clock import ManualClock
-from services.fastpath.heartbeat import Beat, decode_beat, encode_beat
-from services.fastpath.values import Ownership
 from services.reconciler import fast_path_guard
 from services.reconciler.fast_path_guard import DEFAULT_TIMEOUT_S, MARGIN_S, RETRY_S, FastPathGuard, HeartbeatTimeout
 from tests.support.deadline import until
 
-BEAT = Beat(Ownership(300, 95), 0.5)
+BEAT = Beat(OverrideTables(300, 95), 0.5)
 LIMIT_S = DEFAULT_TIMEOUT_S + MARGIN_S
 
 
 @given(st.lists(st.floats(0.001, 0.69), max_size=60))
 def test_whoever_is_heard_in_time_is_never_looked_at(pauses_s) -> None:
-    timeout, now_s = HeartbeatTimeout(Ownership(), 10.0), 10.0
+    timeout, now_s = HeartbeatTimeout(OverrideTables(), 10.0), 10.0
     for pause_s in pauses_s:
         now_s += pause_s
         assert not timeout.update(BEAT, now_s)
@@ -29,7 +29,7 @@ def test_whoever_is_heard_in_time_is_never_looked_at(pauses_s) -> None:
 
 @given(st.lists(st.floats(0.001, 0.3), max_size=30), st.floats(0, 0.2))
 def test_silence_is_looked_at_within_its_limit_and_again_and_again(pauses_s, late_s) -> None:
-    timeout, now_s = HeartbeatTimeout(Ownership(), 10.0), 10.0
+    timeout, now_s = HeartbeatTimeout(OverrideTables(), 10.0), 10.0
     for pause_s in pauses_s:
         now_s += pause_s
         timeout.update(BEAT, now_s)
@@ -46,7 +46,7 @@ def test_silence_is_looked_at_within_its_limit_and_again_and_again(pauses_s, lat
 
 def test_who_stood_still_itself_gives_the_other_its_time() -> None:
     """A machine that was suspended, a container with both in it that was paused."""
-    timeout = HeartbeatTimeout(Ownership(), 10.0)
+    timeout = HeartbeatTimeout(OverrideTables(), 10.0)
     timeout.update(BEAT, 10.1)
     assert not timeout.update(None, 100.0)
     assert timeout.due_s == pytest.approx(100.0 + LIMIT_S)
@@ -54,13 +54,13 @@ def test_who_stood_still_itself_gives_the_other_its_time() -> None:
 
 
 def test_a_heartbeat_says_what_is_to_be_emptied_and_how_patient_to_be() -> None:
-    timeout = HeartbeatTimeout(Ownership(), 10.0)
+    timeout = HeartbeatTimeout(OverrideTables(), 10.0)
     assert not timeout.update(BEAT._replace(silence_s=5.0), 10.1)
-    assert timeout.own == Ownership(300, 95)
+    assert timeout.tables == OverrideTables(300, 95)
     assert timeout.due_s == pytest.approx(10.1 + 5.0 + MARGIN_S)
 
 
-@given(st.builds(Ownership, st.integers(1, 2**32 - 1), st.integers(1, 32_764)), st.floats(0.2, 60))
+@given(st.builds(OverrideTables, st.integers(1, 2**32 - 1), st.integers(1, 32_764)), st.floats(0.2, 60))
 def test_a_heartbeat_survives_the_way(own, silence_s) -> None:
     assert decode_beat(encode_beat(Beat(own, silence_s))) == Beat(own, silence_s)
 
@@ -111,7 +111,7 @@ async def test_a_namespace_that_was_made_anew_is_listened_to_before_anything_is_
     monkeypatch.setattr(fast_path_guard, "remove_active", lambda *_: looks.append(clock.monotonic()) or [])
     monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
     began_s = clock.monotonic()
-    guard = FastPathGuard("h1", Ownership(), clock)
+    guard = FastPathGuard("h1", OverrideTables(), clock)
     troubles = []
     guard.on_error = troubles.append
     guard._namespace.there = False
@@ -143,7 +143,7 @@ async def test_what_was_deleted_is_told_and_so_is_why_it_could_not_be(monkeypatc
     monkeypatch.setattr(fast_path_guard, "Namespace", Place)
     monkeypatch.setattr(fast_path_guard, "remove_active", remove_active)
     monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", lambda *_: None)
-    guard = FastPathGuard("h1", Ownership(), clock)
+    guard = FastPathGuard("h1", OverrideTables(), clock)
     removed, troubles = [], []
     guard.on_removed, guard.on_error = removed.append, troubles.append
     task = asyncio.create_task(guard.run())
@@ -156,7 +156,7 @@ async def test_what_was_deleted_is_told_and_so_is_why_it_could_not_be(monkeypatc
         task.cancel()
         await asyncio.wait([task])
 
-    assert looks[0] == ("h1", Ownership())
+    assert looks[0] == ("h1", OverrideTables())
     assert [(one.destinations, round(one.silent_s, 3)) for one in removed] == [(["10.255.0.2"], LIMIT_S)]
     assert troubles == ["[Errno 1] Operation not permitted"], "once, not at each look"
     assert guard.removed_total == 1

@@ -8,8 +8,8 @@ import pytest
 from schemas.network import RouteKind
 from services._host.frr import Frr, FrrError
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
+from services._host.override_tables import OverrideTables
 from services._runtime.clock import ManualClock
-from services.fastpath.values import Ownership
 from services.reconciler.inaccessible import MAX_QUERIES, destinations_to_query, read_inaccessible, show_bgp_command
 from services.reconciler.path_auditor import PathAuditor
 from services.reconciler.path_comparison import FrrState, PathComparison, Sessions, read_routes, read_sessions
@@ -37,7 +37,7 @@ def seen(*hops, table=254, gateway="169.254.0.1"):
 
 def judged(snapshot, frr, sessions=BOTH_UP):
     routes = None if frr is None else {f"{VTEP}/32": frr}
-    (path,) = PathComparison(snapshot, FrrState(routes, sessions), Ownership()).paths()
+    (path,) = PathComparison(snapshot, FrrState(routes, sessions), OverrideTables()).paths()
     return path
 
 

@@ -14,7 +14,7 @@ import struct
 from typing import Final, NamedTuple
 
 from services._host.netns import socket_in
-from services.fastpath.values import Ownership
+from services._host.override_tables import OverrideTables
 
 GROUP: Final = 14
 """RTNLGRP_NOP2 (linux/rtnetlink.h)."""
@@ -30,7 +30,7 @@ _MAX_READS: Final = 1_024
 class Beat(NamedTuple):
     """Content of a heartbeat, sent ten times a second."""
 
-    own: Ownership
+    tables: OverrideTables
     """The sender's tables."""
     silence_s: float
     """Timeout of its own watchdog."""
@@ -38,7 +38,7 @@ class Beat(NamedTuple):
 
 def encode_beat(beat: Beat) -> bytes:
     """The message."""
-    return _BEAT.pack(_BEAT.size, _NOOP, 0, 0, 0, _MAGIC, beat.own.table, beat.own.priority, beat.silence_s)
+    return _BEAT.pack(_BEAT.size, _NOOP, 0, 0, 0, _MAGIC, beat.tables.table, beat.tables.priority, beat.silence_s)
 
 
 def decode_beat(data: bytes) -> Beat | None:
@@ -46,7 +46,7 @@ def decode_beat(data: bytes) -> Beat | None:
     if len(data) != _BEAT.size:
         return None
     _, kind, _, _, _, magic, table, priority, silence_s = _BEAT.unpack(data)
-    return Beat(Ownership(table, priority), silence_s) if (kind, magic) == (_NOOP, _MAGIC) else None
+    return Beat(OverrideTables(table, priority), silence_s) if (kind, magic) == (_NOOP, _MAGIC) else None
 
 
 class HeartbeatSender:
