@@ -18,23 +18,17 @@ from schemas.limits import LimitDecisions, LimitReply, LimitUpdate, RowStatus
 from schemas.oom import MemoryReply, MemoryRequest
 from services.allocator import messages
 from services.allocator.budget import ledger
-from services.allocator.budget.budgets import BudgetAssignment
-from services.allocator.budget.node_headroom import node_headroom, node_is_full
-from services.allocator.cpu.policies import Policies, ReclaimRequest
-from services.allocator.memory.reserve_updates import MemoryRequester, ReservePlanner, explain_exhausted
-from services.allocator.messages import Ordered, Pools, Reasons, StepResult
-from services.allocator.state import eligibility
+from services.allocator.columns import IntArray, Reasons, grouped, runs
+from services.allocator.cpu import pipeline as cpu
+from services.allocator.memory import pipeline as memory
+from services.allocator.memory import reserves
+from services.allocator.messages import Ordered, StepResult, UpdateSequence
+from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions, capacity_for_pending
 from services.allocator.state.app_parameters import AppTable, build_table
 from services.allocator.state.cluster_state import ClusterState, valid_rows
-from services.allocator.state.container_columns import BoolArray, IntArray, grouped, runs
-from services.allocator.state.eligibility import LeaseState, StepTime
+from services.allocator.state.node_headroom import node_is_full
 from services.allocator.state.node_inventory import NodeInventory
-from services.allocator.state.pending_containers import (
-    PendingCapacity,
-    PendingRefusal,
-    admit_pending,
-    capacity_for_pending,
-)
+from services.allocator.state.step_context import Holdings, LeaseState, PendingCapacity, Pools, StepContext, StepTime
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
 """By `RowStatus`: whether the update is void. (A look-up, because `np.isin` takes ten times as long.)"""
@@ -76,8 +70,10 @@ class AllocationCycle:
         """Why (node, container) is not admitted."""
         self.inventory = NodeInventory()
         self._leases = LeaseState(warm_up_ns)
-        self._reserve_planner = ReservePlanner(self.cluster, self._leases)
-        self._policies = Policies(self.cluster)
+        self._sequence = UpdateSequence()
+        self._reserves = reserves.ReservePlanner(self._sequence)
+        self.cpu = cpu.CpuPipeline()
+        self.memory = memory.MemoryPipeline()
         self._table: AppTable | None = None
         self._reasons = (Reasons.none(0), Reasons.none(0))
         self._pending = PendingCapacity(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -91,7 +87,6 @@ class AllocationCycle:
         self._leases.acquire(app, epoch, now_ns)
         self.inventory.await_reports(app)
         self._table = None
-        self._resize()
 
     def release(self, app: str) -> None:
         """Release an application; its containers keep their limits."""
@@ -119,7 +114,6 @@ class AllocationCycle:
     def set_spec(self, app: str, spec: AppSpec | None) -> None:
         """Apply a new, changed or (None) withdrawn spec; containers keep their limits."""
         index, old = self.cluster.app_index(app), self.cluster.specs.get(app)
-        self._resize()
         if spec is None:
             self.cluster.specs.pop(app, None)
         else:
@@ -133,16 +127,12 @@ class AllocationCycle:
 
     def withdraw(self, app: str, time: StepTime) -> tuple[LimitUpdate, ...]:
         """Release an unannounced application after taking its nodes' reserves back."""
-        node_reserves = self.cluster.reserves
         self.set_spec(app, None)
-        index = np.flatnonzero(node_reserves.in_use & (node_reserves.app == self.cluster.app_index(app)))
-        nothing, fair = (
-            np.zeros(len(index), dtype=np.int64),
-            self._reserve_planner.fair_shares(self.table, self.pools()),
-        )
-        updates = (
-            self._reserve_planner.build_updates(self.table, fair, (index, nothing), time) if self.epoch_of(app) else ()
-        )
+        updates: tuple[LimitUpdate, ...] = ()
+        if self.epoch_of(app):
+            granted = self.cluster.reserves
+            index = np.flatnonzero(granted.in_use & (granted.app == self.cluster.app_index(app)))
+            updates = self._reserves.build_updates(self._context(time), index, np.zeros(len(index), dtype=np.int64))
         self.release(app)
         return updates
 
@@ -157,9 +147,9 @@ class AllocationCycle:
             missing = [name for name in names if name not in node.fenced or name in absent]
             for epoch in sorted({self.epoch_of(name) for name in missing}):
                 mine = tuple(name for name in names if self.epoch_of(name) == epoch)
-                due.append(messages.fence(node, mine, self._reserve_planner.next_update(epoch, time)))
+                due.append(messages.fence(node, mine, self._sequence.next(epoch, time.wall_ns)))
         for state, asked, epoch in self.inventory.fence_requests(self._leases.epochs):
-            due.append(messages.fence(state, asked, self._reserve_planner.next_update(epoch, time)))
+            due.append(messages.fence(state, asked, self._sequence.next(epoch, time.wall_ns)))
         return tuple(due)
 
     def record_reply(self, reply: LimitReply, update: LimitUpdate, time: StepTime) -> None:
@@ -210,92 +200,77 @@ class AllocationCycle:
     def step(self, batches: Sequence[CfsBatch], time: StepTime) -> Outcome:
         """Decide for everything received since the last step."""
         self.step_count += 1
-        ours = [batch for batch in batches if self.epoch_of(batch.app)]
-        taken = self.cluster.ingest(ours, time.now_ns, time.wall_ns)
-        self.inventory.await_reports_again(self.cluster.drain_unconfirmed())
-        self.inventory.record_batches(self.cluster, taken)
+        self._apply_batches(batches, time)
         rows, before = self.cluster.rows, self._ordered()
         self._reasons = (Reasons.none(rows.count), Reasons.none(rows.count))
+        context = self._context(time)
         if not rows.count:
-            return self._send(before, time)
-        reachable, eligible_apps = eligibility.reachable(self.cluster, self.table, time), self._eligible_apps(time)
-        applying = ~rows.admitted & self.table.known[rows.app] & eligible_apps[rows.app] & reachable
+            return self._send(context, before)
+        applying = context.decidable & ~rows.admitted & context.eligible[rows.app]
         waiting = applying & rows.fresh
-        holdings, refused = eligibility.current_holdings(self.cluster, self.table), []
-        if waiting.any():
-            refused = admit_pending(self.cluster, self.table, holdings, np.flatnonzero(waiting), self._reasons)
-            holdings = eligibility.current_holdings(self.cluster, self.table)
+        context, refused = self._admit(context, np.flatnonzero(waiting))
         # Also for nodes without a batch in this step: else their share would be assigned between two of their batches.
-        self._pending = capacity_for_pending(self.cluster, self.table, holdings, applying & ~rows.admitted)
+        self._pending = capacity_for_pending(context, applying & ~rows.admitted)
+        context = replace(context, pending=self._pending)
         # A container admitted in this step keeps its initial limits: there is only one sample of it.
-        decidable = rows.admitted & ~waiting & self.table.known[rows.app] & reachable
-        assignment = BudgetAssignment(self.cluster, self.table, holdings, self._pending)
-        budgets = assignment.budgets(decidable)
-        quota_us = self._policies.cpu(self.table, decidable, budgets[0], self._reasons[0])
-        limit_bytes = self._policies.memory(
-            self.table, decidable, budgets[1], self._reasons[1], reclaim=time.reclaim_memory
-        )
+        decidable = context.decidable & rows.admitted & ~waiting
+        self._follow_slots()
+        quota_us = self.cpu.targets(context, decidable, self._reasons[0])
+        limit_bytes = self.memory.targets(context, decidable, self._reasons[1])
         rows.fresh[:] = False
-        assignment.assign((quota_us, limit_bytes), eligible_apps)
-        return self._send(before, time, self._new_refusals(refused), holdings.pools)
+        self._assign(context, quota_us, limit_bytes)
+        return self._send(context, before, self._new_refusals(refused))
 
     def request_memory(self, request: MemoryRequest, time: StepTime) -> tuple[MemoryReply, Outcome]:
         """Answer a memory request (thesis 2.4.4.2): refill the reserve, reclaim from others, or say why not."""
-        cluster, app, table = self.cluster, request.app, self.table
+        cluster, app = self.cluster, request.app
         reply = MemoryReply(app=app, epoch=self.epoch_of(app), granted_bytes=0, reclaiming_bytes=0)
         node = cluster.node_index(request.node)
         if node is None or not self.epoch_of(app):
             return reply, Outcome()
-        index, group = cluster.app_index(app), cluster.reserve_row(app, node)
-        if group is None or not table.known[index] or not self._eligible_apps(time)[index]:
+        index, group, context = cluster.app_index(app), cluster.reserve_row(app, node), self._context(time)
+        if group is None or not context.table.known[index] or not context.eligible[index]:
             return reply, Outcome()  # just acquired: the agent retries
-        if table.observe_only[index]:
+        if context.table.observe_only[index]:
             return reply.model_copy(update={"refusal": f"{app} is only observed"}), Outcome()
-        self._resize()
-        before, given_before = self._ordered(), int(cluster.reserves.grant_committed_bytes[group])
-        requester = self._reserve_planner.requester(
-            table, self.pools(), cluster.find_rows(node, [request.container]), index
-        )
+        requester = reserves.requester(context, cluster.find_rows(node, [request.container]), index)
+        given_before = int(cluster.reserves.grant_committed_bytes[group])
         cluster.reserves.record_request(group, request.wanted_bytes, requester.within_bytes, time.now_ns)
-        refills = self._plan_reserves(self.pools(), time)
+        refills = self._reserves.plan_updates(context)
         granted = int(cluster.reserves.grant_committed_bytes[group]) - given_before
-        room = int(node_headroom(cluster)[node])
-        where = (
-            node if room < request.wanted_bytes - granted else None
-        )  # what is reclaimed on other nodes does not help
-        missing = request.wanted_bytes - granted - self._reserve_planner.reclaim_in_flight(table, index, group, where)
+        context = context.updated()
+        headroom, before = int(context.node_headroom[node]), self._ordered()
+        # What is reclaimed on other nodes does not help where this one is full.
+        where = node if headroom < request.wanted_bytes - granted else None
+        missing = request.wanted_bytes - granted - reserves.reclaim_in_flight(context, index, group, where)
         if missing > 0:
-            requester.exempt += [] if where is None else self._not_on(where)
-            self._reclaim(index, missing, requester, time)
-        outcome = self._send(before, time, quiet=True)
-        reclaiming = self._reserve_planner.reclaim_in_flight(table, index, group, where)
+            requester.exempt += [] if where is None else np.flatnonzero(cluster.rows.node != where).tolist()
+            self._reclaim(context, index, missing, requester)
+        outcome = self._send(context, before, quiet=True)
+        context = context.updated()
+        reclaiming = reserves.reclaim_in_flight(context, index, group, where)
         refusal = ""
         if not granted and not reclaiming and cluster.reserves.acked[group]:  # an update in flight may bring it
-            refusal = (
-                explain_exhausted(app, int(table.memory_limit_bytes[index]), index, self.pools()) + requester.remark
-            )
+            refusal = reserves.explain_exhausted(context, index) + requester.remark
             if where is not None:
-                refusal = node_is_full(request.node, room, request.wanted_bytes)
-        reply = reply.model_copy(update={"granted_bytes": granted, "reclaiming_bytes": reclaiming, "refusal": refusal})
-        return reply, replace(outcome, updates=refills + outcome.updates)
+                refusal = node_is_full(request.node, headroom, request.wanted_bytes)
+        answer = {"granted_bytes": granted, "reclaiming_bytes": reclaiming, "refusal": refusal}
+        return reply.model_copy(update=answer), replace(outcome, updates=refills + outcome.updates)
 
-    def _not_on(self, node: int) -> list[int]:
-        rows: list[int] = np.flatnonzero(self.cluster.rows.node != node).tolist()
-        return rows
-
-    def _reclaim(self, app: int, missing_bytes: int, requester: MemoryRequester, time: StepTime) -> None:
-        """Reclaim from the application's containers but the exempt ones, as far as they have slack."""
-        rows, table = self.cluster.rows, self.table
-        missing = np.zeros(len(self.cluster.apps), dtype=np.int64)
-        missing[app] = missing_bytes
-        pending_requests = np.zeros(rows.count, dtype=np.bool_)
-        pending_requests[requester.exempt] = True
-        decidable = rows.admitted & table.known[rows.app] & eligibility.reachable(self.cluster, table, time)
-        wanted = ReclaimRequest(missing, pending_requests, requester.floor_bytes)
-        targets = self._policies.reclaim_memory_of(table, decidable, wanted, self._reasons[1])
-        cut = targets < rows.limit_ordered_bytes
-        rows.limit_ordered_bytes[cut] = targets[cut]
-        rows.limit_deferred_bytes[cut] = 0
+    def redistribute(self, time: StepTime) -> Outcome:
+        """Order deferred targets, now that capacity may have come free."""
+        rows = self.cluster.rows
+        requested = self.cluster.reserves.pending_requests(time.now_ns).any()
+        if not (requested or rows.quota_deferred_us.any() or rows.limit_deferred_bytes.any()):
+            return Outcome()
+        context, before = self._context(time), self._ordered()
+        refills = self._reserves.plan_updates(context) if requested else ()
+        context = context.updated() if refills else context
+        quota_us = np.where(rows.quota_deferred_us > 0, rows.quota_deferred_us, rows.quota_ordered_us)
+        limit_bytes = np.where(rows.limit_deferred_bytes > 0, rows.limit_deferred_bytes, rows.limit_ordered_bytes)
+        self._assign(context, quota_us, limit_bytes)
+        outcome = self._send(context, before, quiet=True)
+        return replace(outcome, updates=refills + outcome.updates)
 
     @property
     def table(self) -> AppTable:
@@ -307,7 +282,23 @@ class AllocationCycle:
 
     def pools(self) -> Pools:
         """Committed sums per application."""
-        return eligibility.current_holdings(self.cluster, self.table).pools
+        return Holdings.of(self.cluster, self.table).pools
+
+    # -- parts of a step ---------------------------------------------------------------------------------------
+
+    def _apply_batches(self, batches: Sequence[CfsBatch], time: StepTime) -> None:
+        ours = [batch for batch in batches if self.epoch_of(batch.app)]
+        applied = self.cluster.ingest(ours, time.now_ns, time.wall_ns)
+        self.inventory.await_reports_again(self.cluster.drain_unconfirmed())
+        self.inventory.record_batches(self.cluster, applied)
+
+    def _context(self, time: StepTime) -> StepContext:
+        """What holds now, before anything is ordered."""
+        self._follow_rows()
+        context = StepContext.of(self.cluster, self.table, self._leases, self._pending, time)
+        if not self.inventory.not_reported:
+            return context
+        return context.without(self.cluster.app_index(app) for app in self.inventory.not_reported)
 
     def _ordered(self) -> Ordered:
         """Ordered values; for containers that are not admitted, the reported ones."""
@@ -317,39 +308,35 @@ class AllocationCycle:
             np.where(rows.admitted, rows.limit_ordered_bytes, rows.limit_bytes),
         )
 
+    def _admit(self, context: StepContext, waiting: IntArray) -> tuple[StepContext, list[PendingRefusal]]:
+        """Admit the rows ``waiting``; the context afterwards, and who was refused."""
+        if not len(waiting):
+            return context, []
+        admitted, refused = admit_pending(context, waiting)
+        apply_admissions(self.cluster.rows, admitted, refused, self._reasons)
+        return context.updated() if admitted else context, refused
+
+    def _assign(self, context: StepContext, quota_us: IntArray, limit_bytes: IntArray) -> None:
+        """Order targets as far as there is free capacity; what remains is deferred."""
+        rows = self.cluster.rows
+        quotas, limits = cpu.assign(context, quota_us), memory.assign(context, limit_bytes)
+        rows.quota_ordered_us[:], rows.quota_deferred_us[:] = quotas.ordered, quotas.deferred
+        rows.limit_ordered_bytes[:], rows.limit_deferred_bytes[:] = limits.ordered, limits.deferred
+
+    def _reclaim(self, context: StepContext, app: int, missing_bytes: int, requester: reserves.MemoryRequester) -> None:
+        """Reclaim from the application's containers but the exempt ones, as far as they have slack."""
+        rows = self.cluster.rows
+        missing, exempt = np.zeros(len(self.cluster.apps), dtype=np.int64), np.zeros(rows.count, dtype=np.bool_)
+        missing[app], exempt[requester.exempt] = missing_bytes, True
+        wanted = memory.ReclaimRequest(missing, exempt, requester.floor_bytes)
+        targets = self.memory.reclaim(context, wanted, self._reasons[1])
+        cut = targets < rows.limit_ordered_bytes
+        rows.limit_ordered_bytes[cut] = targets[cut]
+        rows.limit_deferred_bytes[cut] = 0
+
     def _resync(self, index: IntArray, seq: int) -> None:
         """Resync rows whose update failed or was lost, unless a newer one is in flight."""
         ledger.resync(self.cluster.rows, index[self.cluster.rows.order_seq[index] == seq])
-
-    def _eligible_apps(self, time: StepTime) -> BoolArray:
-        """Applications that may raise limits: every node that may hold containers has reported and acknowledged."""
-        eligible = eligibility.eligible_apps(self.cluster, self.table, self._leases, time)
-        for app in self.inventory.not_reported:
-            eligible[self.cluster.app_index(app)] = False
-        return eligible
-
-    def _plan_reserves(self, held: Pools, time: StepTime) -> tuple[LimitUpdate, ...]:
-        return self._reserve_planner.plan_updates(
-            self.table, held, self._pending.limit_bytes, self._eligible_apps(time), time
-        )
-
-    def redistribute(self, time: StepTime) -> Outcome:
-        """Order deferred targets, now that capacity may have come free."""
-        rows = self.cluster.rows
-        requested = self.cluster.reserves.pending_requests(time.now_ns).any()
-        if not (requested or rows.quota_deferred_us.any() or rows.limit_deferred_bytes.any()):
-            return Outcome()
-        self._resize()
-        before = self._ordered()
-        quota_us = np.where(rows.quota_deferred_us > 0, rows.quota_deferred_us, rows.quota_ordered_us)
-        limit_bytes = np.where(rows.limit_deferred_bytes > 0, rows.limit_deferred_bytes, rows.limit_ordered_bytes)
-        refills = self._plan_reserves(self.pools(), time) if requested else ()
-        assignment = BudgetAssignment(
-            self.cluster, self.table, eligibility.current_holdings(self.cluster, self.table), self._pending
-        )
-        assignment.assign((quota_us, limit_bytes), self._eligible_apps(time))
-        outcome = self._send(before, time, quiet=True)
-        return replace(outcome, updates=refills + outcome.updates)
 
     def _new_refusals(self, refused: list[PendingRefusal]) -> tuple[RefusedContainer, ...]:
         """Record refusals; returns the new ones."""
@@ -366,56 +353,54 @@ class AllocationCycle:
         return tuple(new)
 
     def _send(
-        self,
-        before: Ordered,
-        time: StepTime,
-        refusals: tuple[RefusedContainer, ...] = (),
-        held: Pools | None = None,
-        *,
-        quiet: bool = False,
+        self, context: StepContext, before: Ordered, refusals: tuple[RefusedContainer, ...] = (), *, quiet: bool = False
     ) -> Outcome:
-        """Limit updates for the changed rows, and decisions to publish. ``quiet``: no pools without a change.
-
-        ``held`` is what was committed before the rows were ordered anew.
-        """
-        rows, table, epochs = self.cluster.rows, self.table, self._leases.epoch_array(self.cluster.apps)
+        """Limit updates for the changed rows, and decisions to publish. ``quiet``: no pools without a change."""
+        rows, table = self.cluster.rows, context.table
         changed = (rows.quota_ordered_us != before.quota_us) | (rows.limit_ordered_bytes != before.limit_bytes)
         to_send = np.flatnonzero(changed & rows.admitted & ~table.observe_only[rows.app])
-        updates = self._limit_updates(to_send, epochs, before, time) if len(to_send) else []
+        updates = self._limit_updates(context, to_send, before) if len(to_send) else []
         any_changed = bool(changed.any())
-        held = self.pools() if any_changed or held is None else held
-        if not quiet and (refills := self._plan_reserves(held, time)):
+        context = context.updated() if any_changed else context
+        if not quiet and (refills := self._reserves.plan_updates(context)):
             updates += refills
-            held = self.pools()
+            context = context.updated()
         publish_pools = not quiet and self.step_count % POOLS_EVERY_STEPS == 0
         if not (publish_pools or any_changed):
             return Outcome(tuple(updates), (), refusals)
-        result = StepResult(table, held, epochs, time.wall_ns, self.step_count, before, *self._reasons)
+        result = StepResult(context, self.step_count, before, *self._reasons)
         new = dict(grouped(np.flatnonzero(changed), rows.app))
         decisions = [
-            messages.limit_decisions(self.cluster, app, new.get(app, _NO_ROWS), result)
+            messages.limit_decisions(app, new.get(app, _NO_ROWS), result)
             for app in np.flatnonzero(table.known).tolist()
             if publish_pools or app in new
         ]
         return Outcome(tuple(updates), tuple(decisions), refusals)
 
-    def _limit_updates(self, index: IntArray, epochs: IntArray, before: Ordered, time: StepTime) -> list[LimitUpdate]:
+    def _limit_updates(self, context: StepContext, index: IntArray, before: Ordered) -> list[LimitUpdate]:
         """One limit update per node and epoch."""
-        rows = self.cluster.rows
+        rows, epochs = self.cluster.rows, context.epochs
         index = index[np.lexsort((epochs[rows.app[index]], rows.node[index]))]
-        epoch, sending = epochs[rows.app[index]], messages.ChangedRows.of(rows, index, before)
+        epoch, changed = epochs[rows.app[index]], messages.ChangedRows.of(rows, index, before)
         seq, updates = np.empty(len(index), dtype=np.int64), []
         for part in runs(rows.node[index], epoch):
-            order = self._reserve_planner.next_update(int(epoch[part.start]), time)
-            seq[part] = order.seq
-            updates.append(messages.limit_update(self.cluster, sending, part, order))
-        ledger.record_updates(rows, index, (sending.quota_us, sending.limit_bytes), seq)
+            update = self._sequence.next(int(epoch[part.start]), context.time.wall_ns)
+            seq[part] = update.seq
+            updates.append(messages.limit_update(self.cluster, changed, part, update))
+        ledger.record_updates(rows, index, (changed.quota_us, changed.limit_bytes), seq)
         return updates
 
-    def _resize(self) -> None:
-        """Adapt to rows and applications added or removed since the last step."""
+    def _follow_slots(self) -> None:
+        """Estimates follow the containers that were added and removed since the last step."""
+        released = np.array(self.cluster.drain_released_slots(), dtype=np.int64)
+        for pipeline in (self.cpu, self.memory):
+            pipeline.follow(max(self.cluster.slot_capacity, 1), released)
+
+    def _follow_rows(self) -> None:
+        """Reasons and pending capacity follow rows and applications added or removed since the last step."""
         if len(self._reasons[0].reason) != self.cluster.rows.count:
             self._reasons = (Reasons.none(self.cluster.rows.count), Reasons.none(self.cluster.rows.count))
         if new := len(self.cluster.apps) - len(self._pending.quota_us):
-            self._pending.quota_us = np.append(self._pending.quota_us, np.zeros(new, np.int64))
-            self._pending.limit_bytes = np.append(self._pending.limit_bytes, np.zeros(new, np.int64))
+            zeros = np.zeros(new, np.int64)
+            pending = self._pending
+            self._pending = PendingCapacity(np.append(pending.quota_us, zeros), np.append(pending.limit_bytes, zeros))

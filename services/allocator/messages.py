@@ -8,34 +8,10 @@ from typing import Any, Self
 import numpy as np
 
 from schemas.limits import LimitDecisions, LimitUpdate
-from services.allocator.budget.fairness import FairShares
-from services.allocator.cpu.policy_api import CpuTargets
-from services.allocator.memory.policy import MemoryTargets
-from services.allocator.state.app_parameters import AppTable
+from services.allocator.budget.fair_share import FairShares
+from services.allocator.columns import IntArray, Reasons, Rows
 from services.allocator.state.cluster_state import ClusterState, NodeState
-from services.allocator.state.container_columns import IntArray, Rows
-
-
-@dataclass(slots=True)
-class Reasons:
-    """Reasons of one resource's targets; columns of shape (N,) as in `schemas.limits.LimitDecisions`."""
-
-    reason: IntArray
-    measured: np.ndarray[Any, np.dtype[np.float64]]
-    threshold: np.ndarray[Any, np.dtype[np.float64]]
-
-    @classmethod
-    def none(cls, count: int) -> Self:
-        """No reasons."""
-        return cls(np.zeros(count, dtype=np.int64), np.zeros(count), np.zeros(count))
-
-    def copy_from(self, index: IntArray, targets: CpuTargets | MemoryTargets) -> None:
-        """Copy a policy's reasons for rows ``index`` where it gives one."""
-        changed = targets.reason > 0
-        rows = index[changed]
-        self.reason[rows] = targets.reason[changed]
-        self.measured[rows] = targets.measured[changed]
-        self.threshold[rows] = targets.threshold[changed]
+from services.allocator.state.step_context import StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +29,18 @@ class UpdateId:
     epoch: int
     seq: int
     time_ns: int
+
+
+class UpdateSequence:
+    """Sequence of limit updates; it rises over all applications and epochs."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+
+    def next(self, epoch: int, time_ns: int) -> UpdateId:
+        """Identity of the next limit update."""
+        self.newest += 1
+        return UpdateId(epoch, self.newest, time_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,34 +118,21 @@ def _update_head(state: NodeState, update: UpdateId, apps: tuple[str, ...]) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
-    """Sums per application after a step, shape (A,)."""
-
-    quota_committed_us: IntArray
-    limit_committed_bytes: IntArray
-    """Containers' limits and reserves."""
-    reserved_bytes: IntArray
-    containers: IntArray
-
-
-@dataclass(frozen=True, slots=True)
 class StepResult:
-    """Inputs of a step's decision messages."""
+    """Inputs of a step's decision messages; the context is that after its updates."""
 
-    table: AppTable
-    pools: Pools
-    epochs: IntArray
-    """Per application."""
-    time_ns: int
+    context: StepContext
     step: int
     before: Ordered
     cpu: Reasons
     memory: Reasons
 
 
-def limit_decisions(cluster: ClusterState, app: int, index: IntArray, result: StepResult) -> LimitDecisions:
+def limit_decisions(app: int, index: IntArray, result: StepResult) -> LimitDecisions:
     """Changes of one application in one step; with an empty ``index`` only its pools."""
-    rows, table, before = cluster.rows, result.table, result.before
+    context, before = result.context, result.before
+    cluster, table, pools = context.cluster, context.table, context.holdings.pools
+    rows = cluster.rows
     quota_us, limit_bytes = rows.quota_ordered_us[index], rows.limit_ordered_bytes[index]
     quota_before, limit_before = before.quota_us[index], before.limit_bytes[index]
     columns: dict[str, Any] = {
@@ -178,13 +153,13 @@ def limit_decisions(cluster: ClusterState, app: int, index: IntArray, result: St
         app=cluster.apps[app],
         mode="observe" if table.observe_only[app] else "enforce",
         policy="waterfill" if table.waterfill[app] else "escra",
-        epoch=int(result.epochs[app]),
+        epoch=int(context.epochs[app]),
         step=result.step,
-        time_ns=result.time_ns,
-        container_count=int(result.pools.containers[app]),
+        time_ns=context.time.wall_ns,
+        container_count=int(pools.containers[app]),
         cpu_limit_us=int(table.cpu_limit_us[app]),
-        cpu_allocated_us=int(result.pools.quota_committed_us[app]),
+        cpu_allocated_us=int(pools.quota_committed_us[app]),
         memory_limit_bytes=int(table.memory_limit_bytes[app]),
-        memory_allocated_bytes=int(result.pools.limit_committed_bytes[app]),
-        memory_reserved_bytes=int(result.pools.reserved_bytes[app]),
+        memory_allocated_bytes=int(pools.limit_committed_bytes[app]),
+        memory_reserved_bytes=int(pools.reserved_bytes[app]),
     )

@@ -27,7 +27,7 @@ from services.allocator.cycle import AllocationCycle, Outcome, RefusedContainer
 from services.allocator.leases.membership import Callbacks, Membership
 from services.allocator.queries import Queries
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.eligibility import StepTime
+from services.allocator.state.step_context import StepTime
 from services.allocator.update_sender import UpdateSender
 
 FENCE_EVERY_S = 0.25

@@ -13,7 +13,7 @@ from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime
 from services.allocator.cycle import AllocationCycle
 from services.allocator.settings import AllocatorSettings
-from services.allocator.state.eligibility import StepTime
+from services.allocator.state.step_context import StepTime
 
 REPLY_GATHER_S = 0.005
 """Replies of many nodes come close together; redistributing after each would send a little to every waiting node."""

@@ -30,7 +30,7 @@ from services._runtime.bus.api import Delivery
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.eligibility import StepTime
+from services.allocator.state.step_context import StepTime
 from tests.bench.cluster import open_cluster
 from tests.bench.machine import this_machine
 from tests.bench.outcome import OUTPUT, write_record

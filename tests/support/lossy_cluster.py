@@ -10,7 +10,7 @@ from schemas.oom import MemoryRequest
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import Node
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.eligibility import StepTime
+from services.allocator.state.step_context import StepTime
 from tests.support.fake_host import FakeContainer, FakeHost
 
 MS = 1_000_000

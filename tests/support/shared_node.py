@@ -12,7 +12,7 @@ from services.agent.limits.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import RequestOutcome
 from services.agent.node import Node, NodeOptions
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.eligibility import StepTime
+from services.allocator.state.step_context import StepTime
 from tests.support.fake_host import FakeContainer, FakeHost
 from tests.support.lossy_cluster import PERIOD_NS
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from services.allocator.state.container_columns import UNLIMITED, BoolArray, IntArray, Rows
-from services.allocator.state.slot_arrays import at
+from services.allocator.columns import UNLIMITED, BoolArray, IntArray, Rows, at
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,16 @@ def committed(rows: Rows, account: Account, observe_only: BoolArray) -> IntArray
     return np.where(observe_only, np.where(rows.admitted, ordered, 0), np.maximum(worst, 0))
 
 
-def reserve(rows: Rows, account: Account, target: IntArray, free: IntArray, holding: IntArray) -> IntArray:
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What may be ordered of one resource's targets, shape (N,)."""
+
+    ordered: IntArray
+    deferred: IntArray
+    """Targets of which less could be ordered; 0 elsewhere."""
+
+
+def reserve(rows: Rows, account: Account, target: IntArray, free: IntArray, holding: IntArray) -> Reservation:
     """How much of each target may be ordered now.
 
     A target up to what the row has committed is ordered in full. Increases beyond that share the application's free
@@ -72,9 +80,11 @@ def reserve(rows: Rows, account: Account, target: IntArray, free: IntArray, hold
         holding: per row, by `committed`.
 
     Returns:
-        The new ordered value per row. ``deferred`` is set where less than the target could be ordered.
+        The values to order. Where no target differs, `Reservation.ordered` is the rows' own column.
     """
     ordered = account.of(rows, "ordered")
+    if np.array_equal(target, ordered):
+        return Reservation(ordered, np.zeros_like(ordered))
     ask = np.where(target != ordered, np.maximum(target - holding, 0), 0)
     room = np.maximum(free, 0)
     asked = np.bincount(rows.app, ask, len(free))
@@ -82,9 +92,7 @@ def reserve(rows: Rows, account: Account, target: IntArray, free: IntArray, hold
     granted = np.floor(ask * share[rows.app]).astype(np.int64)
     granted = np.where(ask > 0, holding + granted, target)
     result = np.where(target > ordered, np.maximum(granted, ordered), granted)
-    deferred = account.of(rows, "deferred")
-    deferred[:] = np.where(result < target, target, 0)
-    return result
+    return Reservation(result, np.where(result < target, target, 0))
 
 
 def record_updates(rows: Rows, index: IntArray, sent: tuple[IntArray, IntArray], seq: IntArray | int) -> None:

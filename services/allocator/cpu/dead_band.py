@@ -23,7 +23,8 @@ from typing import Final
 import numpy as np
 
 from services.allocator.budget.fair_share import scale_to_fit
-from services.allocator.cpu.policy_api import Bools, CpuView, Ints, any_per_app, per_app
+from services.allocator.columns import Bools, Ints, any_per_app, per_app
+from services.allocator.cpu.policy_api import CpuView
 
 CUT_SHARE: Final = 0.05
 """Of the quota; measured/policy.md section 4 (b)."""

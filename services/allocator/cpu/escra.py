@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from schemas.reasons import Reason
 from services.allocator.budget.fair_share import scale_to_fit
+from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, per_app
 from services.allocator.cpu.dead_band import apply_dead_band
-from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
-from services.allocator.state.slot_arrays import SlotArrays
+from services.allocator.cpu.policy_api import CpuTargets, CpuView, unchanged
 
 MAX_WINDOW: Final = 64
 """Periods; the bound of `AppSpec.window`."""

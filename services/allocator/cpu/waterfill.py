@@ -45,9 +45,9 @@ import numpy as np
 
 from schemas.reasons import Reason
 from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min
+from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, at, per_app
 from services.allocator.cpu.dead_band import apply_dead_band
-from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, any_per_app, per_app, unchanged
-from services.allocator.state.slot_arrays import SlotArrays, at
+from services.allocator.cpu.policy_api import CpuTargets, CpuView, unchanged
 
 THROTTLE_WEIGHT: Final = 0.1
 """Share of throttled_us that counts as demand: it overestimates (measured/policy.md section 2.4)."""

@@ -40,19 +40,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.reasons import Reason
-from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min
-from services.allocator.budget.fairness import PAGE_BYTES, within_share
-from services.allocator.cpu.policy_api import AppIndex, Bools, Floats, Ints, per_app
-from services.allocator.state.slot_arrays import SlotArrays, at
+from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min, within_share
+from services.allocator.columns import (
+    MARGIN_BYTES,
+    PAGE_BYTES,
+    RECLAIM_BYTES,
+    AppIndex,
+    Bools,
+    Floats,
+    Ints,
+    SlotArrays,
+    at,
+    per_app,
+)
 
 LOOP_PERIODS: Final = 3
 """From a sample to its order in force at most two (measured/policy.md section 1), and one until the next sample."""
 ACCELERATION: Final = 2
 """A rate may double within the loop's delay."""
-MARGIN_BYTES: Final = 4 << 20
-"""Never closer to usage than this: v2 memory.max below usage kills (measured/escra.md section 3a)."""
-RECLAIM_BYTES: Final = 1 << 20
-"""Smaller changes are not worth a write."""
 GREW_STEPS: Final = 10
 """Steps of 100 ms for which a container that grew is not reclaimed: one second."""
 REFILL_SHARE: Final = 4

@@ -1,24 +1,21 @@
-"""Node reserves: memory of an application that an agent may grant without a round trip (design 4.4).
+"""Plan of the node reserves (design 4.4): what agents may grant without a round trip, and memory requests beyond it.
 
-The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers. The
-grant to a node is cumulative: left = granted - used, so an update that is duplicated, or crosses a local grant, does no
-harm. What an agent grants moves from its reserve to a container's limit; their sum, which counts against the limit,
-does not change. So a lower `left` counts only together with the limits of the same report: batches and replies to
-fences carry both.
+The withheld share (sigma) of an application, as far as it is free, is spread over its nodes by their containers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 
-from services.allocator.budget.fair_share import scale_to_fit
-from services.allocator.budget.fairness import PAGE_BYTES
-from services.allocator.cpu.policy_api import per_app
-from services.allocator.state.container_columns import BoolArray, IntArray
-from services.allocator.state.slot_arrays import SlotArrays
+from schemas.limits import LimitUpdate
+from services.allocator.budget.fair_share import claims, scale_to_fit
+from services.allocator.columns import PAGE_BYTES, BoolArray, IntArray, grouped, per_app
+from services.allocator.messages import ReserveGrants, UpdateSequence, reserve_update
+from services.allocator.state.node_reserves import Reserves
+from services.allocator.state.step_context import StepContext
 
 STEP_BYTES: Final = 4 << 20
 """A reserve that differs from its target by less than this, or by less than a quarter, is left unchanged."""
@@ -26,135 +23,10 @@ RETRY_NS: Final = 1_000_000_000
 """A lost update is sent again after this long."""
 URGENT_RETRY_NS: Final = 200_000_000
 """The same, while a request is pending."""
-REQUEST_EXPIRY_NS: Final = 1_000_000_000
-"""A request stays pending for this long; its node comes first."""
 NODE_SHARE: Final = 4
 """Without a request a reserve is at most 1/n of its node's headroom, itself included."""
-MAX_BYTES: Final = 1 << 60
-MIN_ROWS: Final = 8
-
-
-class Reserves(SlotArrays):
-    """One slot per group (an application's containers on one node); bytes."""
-
-    app: IntArray
-    node: IntArray
-    granted_total_bytes: IntArray
-    """Cumulative grant by the newest report."""
-    used_bytes: IntArray
-    inflight_bytes: IntArray
-    """Largest cumulative grant among unacknowledged updates; 0: none."""
-    order_seq: IntArray
-    ordered_ns: IntArray
-    report_seq: IntArray
-    requested_bytes: IntArray
-    """Bytes that the agent requested."""
-    requested_within_bytes: IntArray
-    """Of it, what stays within the fair share of the container that needs it most."""
-    share_bytes: IntArray
-    """Fair share of a container, as last sent."""
-    request_expires_ns: IntArray
-    acked: BoolArray
-    in_use: BoolArray
-    """Whether the slot is in use."""
-
-    _columns: ClassVar[dict[str, tuple[type[np.generic], int]]] = dict.fromkeys(
-        (
-            *(
-                "app",
-                "node",
-                "granted_total_bytes",
-                "used_bytes",
-                "inflight_bytes",
-                "order_seq",
-                "ordered_ns",
-                "report_seq",
-            ),
-            *("requested_bytes", "requested_within_bytes", "request_expires_ns", "share_bytes"),
-        ),
-        (np.int64, 0),
-    ) | dict.fromkeys(("acked", "in_use"), (np.bool_, 0))
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self._unused: list[int] = []
-
-    def add(self, app: int, node: int) -> int:
-        """Allocate a slot for a group; returns its index."""
-        if not self._unused:
-            before = self.capacity
-            self.grow(max(MIN_ROWS, before + 1))
-            self._unused = list(range(self.capacity - 1, before - 1, -1))
-        index = self._unused.pop()
-        self.app[index], self.node[index] = app, node
-        self.in_use[index] = self.acked[index] = True
-        return index
-
-    def remove(self, index: int) -> None:
-        """Free the slot of a group."""
-        self.forget(np.array([index]))
-        self._unused.append(index)
-
-    def on_agent_restart(self, node: int) -> None:
-        """Reset for a new agent process: it rejects updates in flight and reports what it holds."""
-        mine = self.in_use & (self.node == node)
-        self.granted_total_bytes[mine] = self.grant_committed_bytes[mine]  # an update in flight may have been applied
-        for column in (self.inflight_bytes, self.order_seq, self.report_seq, self.share_bytes):
-            column[mine] = 0
-        self.acked[mine] = True
-
-    def ack(self, index: IntArray, report: ReserveReport) -> None:
-        """Apply reports; out-of-order and inconsistent ones are ignored."""
-        sane = (report.used_bytes <= report.granted_total_bytes) & (report.granted_total_bytes <= MAX_BYTES)
-        newer = sane & (report.report_seq > self.report_seq[index])
-        rows = index[newer]
-        self.report_seq[rows] = report.report_seq[newer]
-        self.granted_total_bytes[rows], self.used_bytes[rows] = (
-            report.granted_total_bytes[newer],
-            report.used_bytes[newer],
-        )
-        seen = rows[report.order_seq[newer] >= self.order_seq[rows]]
-        self.inflight_bytes[seen] = 0
-        self.acked[seen] = True
-
-    def record_update(self, index: IntArray, granted_total_bytes: IntArray, seq: int, now_ns: int) -> None:
-        """Record that updates are sent."""
-        self.inflight_bytes[index] = np.maximum(self.inflight_bytes[index], granted_total_bytes)
-        self.order_seq[index] = seq
-        self.ordered_ns[index] = now_ns
-        self.acked[index] = False
-
-    def record_request(self, index: int, wanted_bytes: int, within_bytes: int, now_ns: int) -> None:
-        """Record a request of an agent, for a container that is so far below its fair share."""
-        self.requested_bytes[index] = min(wanted_bytes, MAX_BYTES)
-        self.requested_within_bytes[index] = min(wanted_bytes, within_bytes, MAX_BYTES)
-        self.request_expires_ns[index] = now_ns + REQUEST_EXPIRY_NS
-
-    def pending_requests(self, now_ns: int) -> BoolArray:
-        """Slots whose request has not expired."""
-        waiting: BoolArray = self.in_use & (self.request_expires_ns > now_ns) & (self.requested_bytes > 0)
-        return waiting
-
-    @property
-    def grant_committed_bytes(self) -> IntArray:
-        """The largest cumulative grant that may be in force."""
-        return np.maximum(self.granted_total_bytes, self.inflight_bytes)
-
-    @property
-    def committed_bytes(self) -> IntArray:
-        """The most that may be left, per slot: counts against the limit beside the containers' limits."""
-        left: IntArray = np.where(self.in_use, np.maximum(self.grant_committed_bytes - self.used_bytes, 0), 0)
-        return left
-
-
-@dataclass(frozen=True, slots=True)
-class ReserveReport:
-    """Reserves as reported by agents, shape (K,)."""
-
-    report_seq: IntArray
-    granted_total_bytes: IntArray
-    used_bytes: IntArray
-    order_seq: IntArray
+REPLAN_NS: Final = 500_000_000
+"""Containers that move between nodes, and nodes that come back, change the plan but not its sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +110,136 @@ def plan(reserves: Reserves, view: ReserveView) -> tuple[IntArray, IntArray]:
     unknown = may & (view.weight > 0) & (reserves.share_bytes != view.share_bytes)
     index = np.flatnonzero((rise & (granted > 0)) | fall | lost | unknown)
     return index, given[index]
+
+
+class ReservePlanner:
+    """Plans the reserves of all groups, and remembers which sums the newest plan was made for."""
+
+    def __init__(self, updates: UpdateSequence) -> None:
+        self._updates = updates
+        self._planned: IntArray = np.zeros(0, dtype=np.int64)
+        self._plan_again_ns = 0
+
+    def plan_updates(self, context: StepContext) -> tuple[LimitUpdate, ...]:
+        """Updates that bring the reserves to what the applications can spare, as far as a new plan is due."""
+        if not context.cluster.reserves.in_use.any() or not self._is_due(context):
+            return ()
+        return self.build_updates(context, *plan(context.cluster.reserves, reserve_view(context)))
+
+    def _is_due(self, context: StepContext) -> bool:
+        """Whether a plan may differ from the previous one: sums changed, a request is pending, or REPLAN_NS passed."""
+        node_reserves, now_ns = context.cluster.reserves, context.time.now_ns
+        reserved, pending = context.holdings.pools.reserved_bytes, context.pending.limit_bytes
+        sums: IntArray = np.concatenate((context.free_bytes, reserved, pending, context.eligible))
+        same = np.array_equal(sums, self._planned) and now_ns < self._plan_again_ns
+        settled = same and node_reserves.acked[node_reserves.in_use].all()
+        if settled and not node_reserves.pending_requests(now_ns).any():
+            return False
+        self._planned, self._plan_again_ns = sums, now_ns + REPLAN_NS
+        return True
+
+    def build_updates(self, context: StepContext, index: IntArray, given_bytes: IntArray) -> tuple[LimitUpdate, ...]:
+        """Updates with the cumulative grants ``given_bytes`` to the slots ``index``, one per node and epoch."""
+        node_reserves, fair, updates = context.cluster.reserves, context.fair, []
+        given_of = dict(zip(index.tolist(), given_bytes.tolist(), strict=True))
+        epochs = context.epochs[node_reserves.app]
+        for node, of_node in grouped(index, node_reserves.node):
+            for epoch, mine in grouped(of_node, epochs):
+                update = self._updates.next(epoch, context.time.wall_ns)
+                given = [given_of[row] for row in mine.tolist()]
+                grants = ReserveGrants(mine, given, context.table.max_memory_bytes, fair)
+                updates.append(reserve_update(context.cluster, node, grants, update))
+                node_reserves.record_update(mine, np.array(given, dtype=np.int64), update.seq, context.time.now_ns)
+                node_reserves.share_bytes[mine] = fair.share_bytes[node_reserves.app[mine]]
+        return tuple(updates)
+
+
+def reserve_view(context: StepContext) -> ReserveView:
+    """The inputs of a plan."""
+    rows, table, node_reserves = context.cluster.rows, context.table, context.cluster.reserves
+    count, pools, fair = len(node_reserves.app), context.holdings.pools, context.fair
+    shares = rows.admitted & table.known[rows.app] & ~table.observe_only[rows.app]
+    unfenced = np.bincount(rows.reserve, ~rows.fenced, count) > 0
+    claimed = claims(guaranteed_bytes(context), context.holdings.limit_bytes) * shares
+    return ReserveView(
+        pool_bytes=context.free_bytes + pools.reserved_bytes,
+        free_bytes=context.free_bytes,
+        pending_bytes=context.pending.limit_bytes,
+        withheld_bytes=table.withheld_bytes,
+        guaranteed_bytes=np.bincount(rows.reserve, claimed, count).astype(np.int64),
+        share_bytes=fair.share_bytes[node_reserves.app],
+        weight=np.bincount(rows.reserve, shares, count).astype(np.int64),
+        reachable=context.eligible[node_reserves.app] & ~unfenced & context.node_seen[node_reserves.node],
+        node_headroom_bytes=context.node_headroom,
+        now_ns=context.time.now_ns,
+    )
+
+
+def guaranteed_bytes(context: StepContext) -> IntArray:
+    """Guaranteed limit of each container, shape (N,)."""
+    rows = context.cluster.rows
+    used = np.maximum(rows.memory_usage_bytes - rows.memory_reclaimable_bytes, 0)
+    return context.fair.guaranteed(rows.app, used)
+
+
+@dataclass(slots=True)
+class MemoryRequester:
+    """The container that a memory request is for."""
+
+    exempt: list[int]
+    """Rows whose limits are not decreased for it: its own, if known."""
+    within_bytes: int
+    """Bytes below its fair share; an unknown container counts as having nothing."""
+    floor_bytes: IntArray
+    """Per row: no limit is decreased below it for this request."""
+    remark: str = ""
+    """Sentence for a refusal, where it is above its share."""
+
+
+def requester(context: StepContext, found: list[int | None], app: int) -> MemoryRequester:
+    """The requesting container, in rows ``found``, and what its fair share allows."""
+    rows, share_bytes = context.cluster.rows, int(context.fair.share_bytes[app])
+    exempt = [row for row in found if row is not None]
+    limit_bytes = int(context.holdings.limit_bytes[exempt].sum())
+    if limit_bytes < share_bytes:
+        return MemoryRequester(exempt, share_bytes - limit_bytes, np.zeros(rows.count, dtype=np.int64))
+    guaranteed, others = guaranteed_bytes(context), (rows.app == app) & rows.admitted
+    others[exempt] = False
+    claimed_bytes = int(claims(guaranteed, rows.memory_usage_bytes)[others].sum())
+    return MemoryRequester(exempt, 0, guaranteed, explain_above_share(limit_bytes, share_bytes, claimed_bytes))
+
+
+def reclaim_in_flight(context: StepContext, app: int, group: int, node: int | None = None) -> int:
+    """Bytes being reclaimed: decreased limits and reserves whose acknowledgement is outstanding.
+
+    ``group``, the slot that requests them, does not count itself. With ``node`` only of that node.
+    """
+    rows, node_reserves = context.cluster.rows, context.cluster.reserves
+    mine = (rows.app == app) & rows.admitted & ~rows.acked & ((node is None) | (rows.node == node))
+    cuts = np.maximum(context.holdings.limit_bytes - rows.limit_ordered_bytes, 0)[mine]
+    lowered = node_reserves.in_use & ~node_reserves.acked & (node_reserves.app == app)
+    lowered &= (node is None) | (node_reserves.node == node)
+    lowered[group] = False
+    returned = np.maximum(node_reserves.granted_total_bytes - node_reserves.inflight_bytes, 0)[lowered]
+    return int(cuts.sum()) + int(returned.sum())
+
+
+def explain_exhausted(context: StepContext, app: int) -> str:
+    """Why a memory request is refused: the application's memory is in use."""
+    name, pools = context.cluster.apps[app], context.holdings.pools
+    limit_bytes = int(context.table.memory_limit_bytes[app])
+    reserved = int(pools.reserved_bytes[app])
+    return (
+        f"{name} may use {limit_bytes >> 20} MiB: its {int(pools.containers[app])} containers hold "
+        f"{(int(pools.limit_committed_bytes[app]) - reserved) >> 20} MiB and use it, {reserved >> 20} MiB are reserves"
+    )
+
+
+def explain_above_share(limit_bytes: int, share_bytes: int, claimed_bytes: int) -> str:
+    """Addition for a container above its fair share; empty where others have no claims."""
+    if claimed_bytes < 1 << 20:
+        return ""
+    return (
+        f"; it has {limit_bytes >> 20} MiB, its fair share is {share_bytes >> 20} MiB: "
+        f"{claimed_bytes >> 20} MiB are kept for containers below theirs"
+    )

@@ -1,13 +1,23 @@
-"""Initial limits of a container (thesis 2.4.1, equations 2.1 and 2.2), or the reason it is not admitted."""
+"""Admission: capacity for pending containers, and their initial limits (thesis 2.4.1, equations 2.1 and 2.2).
+
+A full application has no capacity for a new container until others were decreased, which takes a step and its
+acknowledgement. So what pending and announced containers need is taken out of the others' budget first.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from schemas.apps import PERIOD_US
-from services.allocator.budget.fairness import PAGE_BYTES
-from services.allocator.memory.policy import MARGIN_BYTES
-from services.allocator.state.container_columns import NO_BOUND
+from schemas.reasons import Reason
+from services.allocator.columns import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, UNLIMITED, BoolArray, IntArray, Reasons, Rows
+from services.allocator.state.node_headroom import INITIAL_LIMIT_SHARE, counted_bytes
+from services.allocator.state.step_context import PendingCapacity, StepContext
+
+RETRY_STEPS = 10
+"""Retries before a refusal is published: a decrease takes at most three steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,177 @@ def admit(capacity: Capacity, pending: PendingContainer) -> Admission | Admissio
     return Admission(
         quota_us=min(desired_us, capacity.cpu_free_us, max(pending.cap_us, pending.min_us)),
         limit_bytes=min(desired_bytes, max(bound_bytes, required_bytes)),
+    )
+
+
+def capacity_for_pending(context: StepContext, waiting: BoolArray) -> PendingCapacity:
+    """What pending containers, the rows ``waiting``, and announced ones that have not started will need."""
+    cluster, table, holdings = context.cluster, context.table, context.holdings
+    rows, joined = cluster.rows, holdings.pools.containers
+    missing = np.maximum(table.announced - joined, 0)
+    needed = PendingCapacity(missing * table.initial_quota_us, missing * table.initial_memory_bytes)
+    pending = np.flatnonzero(waiting & ~table.observe_only[rows.app])
+    for app in np.unique(rows.app[pending]).tolist():
+        spec, mine = cluster.specs[cluster.apps[app]], pending[rows.app[pending] == app]
+        count = max(int(joined[app]) + len(mine), int(table.announced[app]))
+        unannounced = max(len(mine) - int(missing[app]), 0)
+        usage = int((rows.memory_usage_bytes[mine] + MARGIN_BYTES).sum())
+        quota_us = needed.quota_us[app] + unannounced * spec.initial_quota_us(count)
+        limit_bytes = max(needed.limit_bytes[app] + unannounced * spec.initial_memory_bytes(count), usage)
+        # Limits that they came with are committed already.
+        needed.quota_us[app] = max(quota_us - holdings.quota_us[mine].sum(), 0)
+        needed.limit_bytes[app] = max(limit_bytes - holdings.limit_bytes[mine].sum(), 0)
+    return needed
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A container with its initial limits."""
+
+    row: int
+    limits: Admission
+    capacity: Capacity | None = None
+    """None in mode `observe`, where nothing is sent."""
+    pending: PendingContainer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRefusal:
+    """A container that cannot be admitted now."""
+
+    row: int
+    reason: str
+    report: bool
+    """Whether its retries are used up, or it can never fit."""
+
+
+def admit_pending(context: StepContext, ready: IntArray) -> tuple[list[Admitted], list[PendingRefusal]]:
+    """Initial limits for the rows ``ready`` as far as there is free capacity; what each takes, the next have not."""
+    left, rows = _Left.of(context), context.cluster.rows
+    admitted: list[Admitted] = []
+    refused: list[PendingRefusal] = []
+    for row in ready.tolist():
+        if context.table.observe_only[rows.app[row]]:
+            admitted.append(Admitted(row, _observed_limits(context, row, left.joined(row) + 1)))
+            left.admitted[row] = True
+            continue
+        capacity, pending = left.capacity(row), left.container(row)
+        answer = admit(capacity, pending)
+        if isinstance(answer, AdmissionRefusal):
+            report = answer.permanent or int(rows.refusals[row]) + 1 >= RETRY_STEPS
+            refused.append(PendingRefusal(row, answer.reason, report))
+        else:
+            admitted.append(Admitted(row, answer, capacity, pending))
+            left.take(row, answer)
+    return admitted, refused
+
+
+def apply_admissions(
+    rows: Rows, admitted: list[Admitted], refused: list[PendingRefusal], reasons: tuple[Reasons, Reasons]
+) -> None:
+    """Write the result of `admit_pending` into the rows and the reasons of CPU and memory."""
+    for case in admitted:
+        row, limits = case.row, case.limits
+        rows.quota_ordered_us[row], rows.limit_ordered_bytes[row] = limits.quota_us, limits.limit_bytes
+        rows.admitted[row], rows.refusals[row] = True, 0
+        if case.capacity is None or case.pending is None:
+            continue
+        # It is sent in this step.
+        rows.quota_inflight_us[row] = max(int(rows.quota_inflight_us[row]), limits.quota_us)
+        rows.limit_inflight_bytes[row] = max(int(rows.limit_inflight_bytes[row]), limits.limit_bytes)
+        for why, share, free in (
+            (reasons[0], case.pending.share_us, case.capacity.cpu_free_us),
+            (reasons[1], case.pending.share_bytes, case.capacity.memory_free_bytes),
+        ):
+            why.reason[row], why.measured[row], why.threshold[row] = Reason.ADMITTED, share, free
+    for refusal in refused:
+        rows.refusals[refusal.row] += 1
+
+
+@dataclass(slots=True)
+class _Left:
+    """Free capacity while containers are admitted one after the other."""
+
+    context: StepContext
+    admitted: BoolArray
+    """N: copy of the rows' column."""
+    free_us: IntArray
+    free_bytes: IntArray
+    headroom: IntArray
+    counted: IntArray
+    """N: what each row counts for on its node."""
+
+    @classmethod
+    def of(cls, context: StepContext) -> _Left:
+        """Before the first one."""
+        rows = context.cluster.rows
+        headroom, counted = context.node_headroom.copy(), counted_bytes(rows)
+        return cls(context, rows.admitted.copy(), context.free_us, context.free_bytes, headroom, counted)
+
+    def joined(self, row: int) -> int:
+        """Admitted containers of the row's application."""
+        app = self.context.cluster.rows.app
+        return int(np.count_nonzero(self.admitted & (app == app[row])))
+
+    def take(self, row: int, limits: Admission) -> None:
+        """Admit a row with these limits."""
+        rows, holdings = self.context.cluster.rows, self.context.holdings
+        app, node = rows.app[row], rows.node[row]
+        self.admitted[row] = True
+        self.free_us[app] -= max(limits.quota_us - int(holdings.quota_us[row]), 0)
+        self.free_bytes[app] -= max(limits.limit_bytes - int(holdings.limit_bytes[row]), 0)
+        more = max(limits.limit_bytes - int(self.counted[row]), 0)
+        self.headroom[node] -= min(more, int(self.headroom[node]))
+
+    def capacity(self, row: int) -> Capacity:
+        """Free capacity for a row."""
+        rows, table, holdings = self.context.cluster.rows, self.context.table, self.context.holdings
+        app, node = int(rows.app[row]), int(rows.node[row])
+        others = max(int(table.announced[app]) - self.joined(row) - 1, 0)
+        competing = ~self.admitted & (rows.app == app)
+        competing[row] = False
+        # Reserve the shares of announced containers, minus the limits that some of them have already.
+        kept_us = max(others * int(table.initial_quota_us[app]) - int(holdings.quota_us[competing].sum()), 0)
+        held_bytes = int(holdings.limit_bytes[competing].sum())
+        kept_bytes = max(others * int(table.initial_memory_bytes[app]) - held_bytes, 0)
+        headroom, counted = int(self.headroom[node]), int(self.counted[row])
+        return Capacity(
+            int(table.cpu_limit_us[app]),
+            int(self.free_us[app] + holdings.quota_us[row]) - kept_us,
+            int(table.memory_limit_bytes[app]),
+            int(self.free_bytes[app] + holdings.limit_bytes[row]) - kept_bytes,
+            int(table.delta_bytes[app]),
+            headroom + counted,
+            headroom // INITIAL_LIMIT_SHARE + counted,
+        )
+
+    def container(self, row: int) -> PendingContainer:
+        """What is known of a pending container; its shares count all containers, admitted or announced."""
+        cluster, table = self.context.cluster, self.context.table
+        rows, app = cluster.rows, int(cluster.rows.app[row])
+        spec = cluster.specs[cluster.apps[app]]
+        count = max(int(np.count_nonzero(rows.app == app)), int(table.announced[app]))
+        return PendingContainer(
+            name=cluster.keys[row],
+            used_us=int(rows.used_us[row]),
+            usage_bytes=int(rows.memory_usage_bytes[row]),
+            share_us=spec.initial_quota_us(count),
+            share_bytes=spec.initial_memory_bytes(count),
+            min_us=int(table.min_quota_us[app]),
+            cap_us=min(int(rows.host_cpus[row]) * PERIOD_US, int(table.max_quota_us[app])),
+            min_bytes=int(table.min_memory_bytes[app]),
+            max_bytes=int(table.max_memory_bytes[app]),
+        )
+
+
+def _observed_limits(context: StepContext, row: int, count: int) -> Admission:
+    """Mode `observe`: begin with the limits that the container has, or with its equal share."""
+    cluster = context.cluster
+    rows, spec = cluster.rows, cluster.specs[cluster.apps[int(cluster.rows.app[row])]]
+    quota_us, limit_bytes = int(rows.quota_us[row]), int(rows.limit_bytes[row])
+    return Admission(
+        spec.initial_quota_us(count) if quota_us == UNLIMITED else quota_us,
+        spec.initial_memory_bytes(count) if limit_bytes == UNLIMITED else limit_bytes,
     )
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.apps import PERIOD_US, AppSpec
-from services.allocator.budget.fairness import PAGE_BYTES
-from services.allocator.state.container_columns import BoolArray, IntArray
+from services.allocator.columns import PAGE_BYTES, BoolArray, IntArray
 
 FloatArray = np.ndarray[tuple[int], np.dtype[np.float64]]
 

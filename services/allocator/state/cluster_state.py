@@ -17,10 +17,9 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.limits import LimitReply
 from services.allocator.budget.ledger import Report, ack
-from services.allocator.memory.reserves import ReserveReport, Reserves
-from services.allocator.state.container_columns import NO_BOUND, BoolArray, IntArray, Rows
+from services.allocator.columns import NO_BOUND, BoolArray, IntArray, Rows, at
+from services.allocator.state.node_reserves import ReserveReport, Reserves
 from services.allocator.state.report_freshness import GRACE_NS, ReportFreshness
-from services.allocator.state.slot_arrays import at
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from services.agent.node import Node, NodeOptions
 from services.agent.ports import FoundContainer
 from services.agent.settings import AgentSettings
 from services.allocator.cycle import AllocationCycle
-from services.allocator.state.eligibility import StepTime
+from services.allocator.state.step_context import StepTime
 
 MIB, GIB = 1 << 20, 1 << 30
 PERIOD_S = 0.1

@@ -5,7 +5,7 @@ import pytest
 
 from services.allocator.budget import ledger
 from services.allocator.budget.ledger import CPU, Report
-from services.allocator.state.container_columns import Rows
+from services.allocator.columns import Rows
 
 
 @pytest.fixture
@@ -91,15 +91,15 @@ def test_wish_below_what_was_ordered_but_above_what_is_held_needs_room(rows):
     rows.quota_ordered_us[0], rows.quota_us[0] = 50_000, 10_000
     result = ledger.reserve(rows, CPU, ints(45_000, 30_000), ints(5_000), ledger.committed(rows, CPU, NOT_VIRTUAL))
 
-    assert result.tolist() == [15_000, 30_000]
-    assert rows.quota_deferred_us.tolist() == [45_000, 0]
+    assert result.ordered.tolist() == [15_000, 30_000]
+    assert result.deferred.tolist() == [45_000, 0]
 
 
 def test_raises_share_scarce_room_in_proportion(rows):
     """Asked: 20 and 60 ms; free: 20 ms: 5 and 15 ms are granted."""
     result = ledger.reserve(rows, CPU, ints(60_000, 90_000), ints(20_000), ledger.committed(rows, CPU, NOT_VIRTUAL))
 
-    assert result.tolist() == [45_000, 45_000]
+    assert result.ordered.tolist() == [45_000, 45_000]
 
 
 def test_value_written_by_other_hands_is_adopted_after_five_reports(rows):

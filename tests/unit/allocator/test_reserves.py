@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.allocator.memory.reserves import PAGE_BYTES, ReserveReport, Reserves, ReserveView, plan
+from services.allocator.columns import PAGE_BYTES
+from services.allocator.memory.reserves import ReserveView, plan
+from services.allocator.state.node_reserves import ReserveReport, Reserves
 from tests.support.lending_shop import SECOND_NS, Shop
 
 MIB = 1 << 20

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.reasons import Reason
-from services.allocator.cpu.policy_api import Ints
+from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, Ints
 from services.allocator.memory.policy import (
     CACHE_STEP_BYTES,
     GREW_STEPS,
-    MARGIN_BYTES,
-    PAGE_BYTES,
     MemoryState,
     MemoryView,
     decide_memory,

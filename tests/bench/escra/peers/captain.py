@@ -27,8 +27,8 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints
-from services.allocator.state.slot_arrays import SlotArrays
+from services.allocator.columns import Bools, Floats, Ints, SlotArrays
+from services.allocator.cpu.policy_api import CpuTargets, CpuView
 from tests.bench.escra.peers.fitting import fit_cpu
 from tests.bench.escra.profile import ContainerProfile
 

@@ -9,9 +9,8 @@ seconds with what peers have learnt. (`escra` remembers one second: it has seen 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from types import ModuleType
 
 import numpy as np
@@ -19,15 +18,14 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.cfs import CfsBatch
 from schemas.oom import MemoryReply, MemoryRequest
+from services.allocator.columns import BoolArray, IntArray, Reasons
 from services.allocator.cpu import waterfill as policy_waterfill
-from services.allocator.cpu.policies import Policies
+from services.allocator.cpu.pipeline import CpuPipeline, budget_us, cpu_view
 from services.allocator.cycle import AllocationCycle, Outcome
-from services.allocator.messages import Reasons
+from services.allocator.memory.pipeline import MemoryPipeline, budget_bytes, memory_view
 from services.allocator.state.app_parameters import AppTable
 from services.allocator.state.cluster_state import ClusterState
-from services.allocator.state.container_columns import BoolArray, IntArray
-from services.allocator.state.eligibility import StepTime
-from services.allocator.state.slot_arrays import SlotArrays
+from services.allocator.state.step_context import StepContext, StepTime
 from tests.bench.escra.peers.fitting import MemorySample
 from tests.bench.escra.peers.rules import CpuRule, MemoryRule, rules_for
 from tests.bench.escra.peers.starting import profile_of
@@ -38,14 +36,15 @@ from tests.bench.escra.profile import ContainerProfile, Profile
 NO_PROFILE = Profile({})
 
 
-class ExchangedPolicies(Policies):
+class ExchangedPolicies:
     """The product's policies until `choose` names another one."""
 
     def __init__(self, cluster: ClusterState) -> None:
-        super().__init__(cluster)
+        self.cluster = cluster
+        self.cpu, self.memory = ExchangedCpu(self), ExchangedMemory(self)
         self.spec: PolicySpec | None = None
         """None: every application's own policy."""
-        self._rules: tuple[CpuRule, MemoryRule] | None = None
+        self.rules: tuple[CpuRule, MemoryRule] | None = None
         self._profile = NO_PROFILE
         self._started: set[int] = set()
         """Slots whose container the chosen policy has begun with."""
@@ -53,8 +52,8 @@ class ExchangedPolicies(Policies):
 
     @property
     def guards_memory(self) -> bool:
-        """Whether reserves are lent and requests for memory granted: ours only."""
-        return self._rules is None
+        """Whether reserves are granted and requests for memory answered: ours only."""
+        return self.rules is None
 
     def choose(self, spec: PolicySpec | None, profile: Profile = NO_PROFILE) -> None:
         """Decide by this policy from the next step on; all estimates start anew."""
@@ -62,9 +61,9 @@ class ExchangedPolicies(Policies):
             setattr(module, name, value)
         self._originals.clear()
         self.spec, self._profile = spec, profile
-        self._rules = None if spec is None or spec.ours else rules_for(spec)
+        self.rules = None if spec is None or spec.ours else rules_for(spec)
         self._started.clear()
-        for state in self._own_states():
+        for state in (self.cpu.escra, self.cpu.waterfill, self.memory.state):
             state.forget(np.arange(state.capacity))
         if spec is not None and spec.ours:
             self._set_constants(spec)
@@ -77,46 +76,21 @@ class ExchangedPolicies(Policies):
                 self._originals.append((module, name, original))
                 setattr(module, name, type(original)(value))
 
-    def cpu(self, table: AppTable, decidable: BoolArray, budget_us: IntArray, reasons: Reasons) -> IntArray:
-        """As the product's, by the chosen policy."""
-        self._follow_membership()
-        if self._rules is None:
-            self._start(np.flatnonzero(decidable))
-            return super().cpu(table, decidable, budget_us, reasons)
-        rows = self._cluster.rows
-        targets = rows.quota_ordered_us.copy()
-        index = np.flatnonzero(decidable)
-        if len(index):
-            self._start(index)
-            wish = self._rules[0].decide(self._view(table, index, budget_us), rows.slot[index])
-            targets[index] = wish.target_us
-            reasons.copy_from(index, wish)
-        return targets
+    def follow(self, slot_capacity: int, released: IntArray) -> None:
+        """The rules' estimates follow the containers, too."""
+        for rule in self.rules or ():
+            rule.state.grow(slot_capacity)
+            rule.state.forget(released)
+        self._started.difference_update(released.tolist())
 
-    def memory(
-        self, table: AppTable, decidable: BoolArray, budget_bytes: IntArray, reasons: Reasons, *, reclaim: bool
-    ) -> IntArray:
-        """As the product's, by the chosen policy; a peer reclaims when its own rule says so."""
-        if self._rules is None:
-            return super().memory(table, decidable, budget_bytes, reasons, reclaim=reclaim)
-        rows = self._cluster.rows
-        targets = rows.limit_ordered_bytes.copy()
-        index = np.flatnonzero(decidable)
-        if len(index):
-            sample = MemorySample(self._memory_view(table, index, budget_bytes), rows.oom_kills[index])
-            wish = self._rules[1].decide(sample, rows.slot[index])
-            targets[index] = wish.target_bytes
-            reasons.copy_from(index, wish)
-        return targets
-
-    def _start(self, index: IntArray) -> None:
+    def start(self, index: IntArray) -> None:
         """Begin with containers that have not been seen, from what the profile says of them."""
-        slots = self._cluster.rows.slot
+        slots = self.cluster.rows.slot
         new = [row for row in index.tolist() if int(slots[row]) not in self._started]
         if new:
-            names = [self._cluster.keys[row].rpartition("-")[0] for row in new]
+            names = [self.cluster.keys[row].rpartition("-")[0] for row in new]
             known = [profile_of(self._profile, name) for name in names]
-            for start in [rule.start for rule in self._rules or ()] or [self._watch]:
+            for start in [rule.start for rule in self.rules or ()] or [self._watch]:
                 start(slots[new], known)
             self._started.update(slots[new].tolist())
 
@@ -125,18 +99,55 @@ class ExchangedPolicies(Policies):
         for period in range(max((len(one.used_us) for one in profiles), default=0)):
             there = [position for position, one in enumerate(profiles) if period < len(one.used_us)]
             used_us = np.array([profiles[position].used_us[period] for position in there], dtype=np.float64)
-            policy_waterfill._observe(self._waterfill, slots[there], used_us)
+            policy_waterfill._observe(self.cpu.waterfill, slots[there], used_us)
 
-    def _own_states(self) -> Iterable[SlotArrays]:
-        return (self._escra, self._waterfill, self._memory)
 
-    def _follow_membership(self) -> None:
-        released = np.array(self._cluster.drain_released_slots(), dtype=np.int64)
-        rules = self._rules or ()
-        for state in chain(self._own_states(), (rule.state for rule in rules)):
-            state.grow(max(self._cluster.slot_capacity, 1))
-            state.forget(released)
-        self._started.difference_update(released.tolist())
+class ExchangedCpu(CpuPipeline):
+    """The product's CPU pipeline, by the chosen policy."""
+
+    def __init__(self, policies: ExchangedPolicies) -> None:
+        super().__init__()
+        self._policies = policies
+
+    def follow(self, slot_capacity: int, released: IntArray) -> None:
+        """As the product's, and the rules' estimates."""
+        super().follow(slot_capacity, released)
+        self._policies.follow(slot_capacity, released)
+
+    def targets(self, context: StepContext, decidable: BoolArray, reasons: Reasons) -> IntArray:
+        """As the product's, by the chosen policy."""
+        index, rules, rows = np.flatnonzero(decidable), self._policies.rules, context.cluster.rows
+        self._policies.start(index)
+        if rules is None:
+            return super().targets(context, decidable, reasons)
+        targets = rows.quota_ordered_us.copy()
+        if len(index):
+            view = cpu_view(context, index, budget_us(context, decidable))
+            result = rules[0].decide(view, rows.slot[index])
+            targets[index] = result.target_us
+            reasons.copy_from(index, result)
+        return targets
+
+
+class ExchangedMemory(MemoryPipeline):
+    """The product's memory pipeline, by the chosen policy; a peer reclaims when its own rule says so."""
+
+    def __init__(self, policies: ExchangedPolicies) -> None:
+        super().__init__()
+        self._policies = policies
+
+    def targets(self, context: StepContext, decidable: BoolArray, reasons: Reasons) -> IntArray:
+        """As the product's, by the chosen policy."""
+        index, rules, rows = np.flatnonzero(decidable), self._policies.rules, context.cluster.rows
+        if rules is None:
+            return super().targets(context, decidable, reasons)
+        targets = rows.limit_ordered_bytes.copy()
+        if len(index):
+            view = memory_view(context, index, budget_bytes(context, decidable))
+            result = rules[1].decide(MemorySample(view, rows.oom_kills[index]), rows.slot[index])
+            targets[index] = result.target_bytes
+            reasons.copy_from(index, result)
+        return targets
 
 
 class ExchangedAllocation(AllocationCycle):
@@ -145,7 +156,7 @@ class ExchangedAllocation(AllocationCycle):
     def __init__(self, warm_up_ns: int = 0) -> None:
         super().__init__(warm_up_ns)
         self.exchanged = ExchangedPolicies(self.cluster)
-        self._policies = self.exchanged
+        self.cpu, self.memory = self.exchanged.cpu, self.exchanged.memory
         self._from: AppTable | None = None
         self._exchanged_table: AppTable | None = None
         self._whole_periods = WholePeriods()

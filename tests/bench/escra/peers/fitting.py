@@ -13,8 +13,9 @@ import numpy as np
 
 from schemas.reasons import Reason
 from services.allocator.budget.fair_share import scale_to_fit
-from services.allocator.cpu.policy_api import Bools, CpuTargets, CpuView, Floats, Ints, per_app, unchanged
-from services.allocator.memory.policy import MARGIN_BYTES, PAGE_BYTES, MemoryTargets, MemoryView
+from services.allocator.columns import MARGIN_BYTES, PAGE_BYTES, Bools, Floats, Ints, per_app
+from services.allocator.cpu.policy_api import CpuTargets, CpuView, unchanged
+from services.allocator.memory.policy import MemoryTargets, MemoryView
 
 NO_WISH: Final = 0
 """A slot's wish before it has one: the container keeps what was ordered."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.allocator.cpu.policy_api import Floats, Ints
+from services.allocator.columns import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

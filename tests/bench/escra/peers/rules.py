@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.cpu.policy_api import CpuTargets, CpuView, Ints
+from services.allocator.columns import Ints, SlotArrays
+from services.allocator.cpu.policy_api import CpuTargets, CpuView
 from services.allocator.memory.policy import MemoryTargets
-from services.allocator.state.slot_arrays import SlotArrays
 from tests.bench.escra.peers import autopilot, captain, static, vpa
 from tests.bench.escra.peers.fitting import MemorySample, fit_cpu, fit_memory
 from tests.bench.escra.policies import POLICIES, PolicySpec

@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from services.allocator.cpu.policy_api import Floats
+from services.allocator.columns import Floats
 from tests.bench.escra.peers.autopilot import (
     CENSORED,
     CPU_GRID_US,

@@ -22,9 +22,9 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from services.allocator.cpu.policy_api import AppIndex, CpuTargets, CpuView, Floats, Ints, per_app
+from services.allocator.columns import AppIndex, Floats, Ints, SlotArrays, per_app
+from services.allocator.cpu.policy_api import CpuTargets, CpuView
 from services.allocator.memory.policy import MemoryTargets
-from services.allocator.state.slot_arrays import SlotArrays
 from tests.bench.escra.peers.fitting import MemorySample, fit_cpu, fit_memory
 from tests.bench.escra.peers.histogram import Buckets
 from tests.bench.escra.profile import PERIODS_PER_S, ContainerProfile

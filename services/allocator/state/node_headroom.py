@@ -9,11 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from services.allocator.budget.fair_share import scale_to_fit
-from services.allocator.budget.fairness import PAGE_BYTES
-from services.allocator.cpu.policy_api import per_app as per_group
-from services.allocator.memory.policy import MARGIN_BYTES, RECLAIM_BYTES
+from services.allocator.columns import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, RECLAIM_BYTES, IntArray, Rows
+from services.allocator.columns import per_app as per_group
 from services.allocator.state.cluster_state import ClusterState
-from services.allocator.state.container_columns import NO_BOUND, IntArray, Rows
 
 INITIAL_LIMIT_SHARE = 4
 """An initial limit takes at most this part (1/n) of its node's headroom, unless usage needs more."""
@@ -37,22 +35,22 @@ def node_headroom(cluster: ClusterState) -> IntArray:
         node_reserves.in_use, np.maximum(node_reserves.inflight_bytes - node_reserves.granted_total_bytes, 0), 0
     )
     under_way = per_group(rows.node, raised, count) + per_group(node_reserves.node, given, count)
-    rooms: IntArray = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
-    return rooms
+    headroom: IntArray = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
+    return headroom
 
 
-def fit_to_nodes(rows: Rows, before: IntArray, ordered: IntArray, rooms: IntArray) -> IntArray:
+def fit_to_nodes(rows: Rows, before: IntArray, ordered: IntArray, headroom: IntArray) -> IntArray:
     """Memory limits to order, shape (N,): raises within node headroom, in proportion where it is short.
 
     Args:
         rows: all rows.
         before: what was ordered before.
         ordered: what is to be ordered now.
-        rooms: by node index, from `node_headroom`.
+        headroom: by node index, from `node_headroom`.
     """
     holding = np.maximum(counted_bytes(rows), rows.limit_inflight_bytes)
     ask = np.where(ordered > before, np.maximum(ordered - holding, 0), 0) // PAGE_BYTES
-    got = scale_to_fit(rows.node, ask, rooms // PAGE_BYTES)
+    got = scale_to_fit(rows.node, ask, headroom // PAGE_BYTES)
     bounded = np.maximum(before, holding + got * PAGE_BYTES)
     bounded = np.where(bounded - before < RECLAIM_BYTES, before, bounded)
     return np.where(got < ask, bounded, ordered)
