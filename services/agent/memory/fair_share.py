@@ -4,7 +4,7 @@
     kept       = sum of max(guaranteed - limit, 0)
     granted    <= max(reserve - kept, share - limit)
 
-The allocator sends share and growth; see `services.allocator.budget.fairness`. Pure; bytes.
+The allocator sends share and growth; see `services.allocator.budget.fair_share`. Pure; bytes.
 """
 
 from __future__ import annotations
