@@ -197,7 +197,7 @@ def test_a_vanished_group_can_be_armed_by_nobody(lab, host, armed):
     assert handle.enable_oom_killer() is WriteOutcome.VANISHED
     assert (handle.read_reclaimable(), handle.oom_control_was_undone()) == (0, False)
     handle.restore()
-    assert host.tally.failed_guards == 0
+    assert host.tally.failed_oom_controls == 0
 
 
 def version_1_only(lab) -> None:

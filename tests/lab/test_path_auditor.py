@@ -55,7 +55,7 @@ def slow_convergence(monkeypatch: pytest.MonkeyPatch) -> None:
     That what lasts longer than a second is one is tested on times that are given
     (tests/unit/reconciler/service/test_path_auditor.py).
     """
-    monkeypatch.setattr("services.reconciler.auditor.LASTING_S", 15.0)
+    monkeypatch.setattr("services.reconciler.path_auditor.MIN_DURATION_S", 15.0)
 
 
 @pytest.fixture

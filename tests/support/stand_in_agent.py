@@ -28,7 +28,7 @@ def main(directory: Path, root: str, oom_wait_timeout_s: float, silence_s: float
             FoundContainer(name.container_id, name.app, name.name, ContainerSource.EXEC, managed_directory=group)
         )
         assert handle is not None
-        handle.arm()
+        handle.enable_oom_control()
     watchdog = WatchdogProcess(state, WatchdogOptions(exec_lock(directory, root), oom_wait_timeout_s, silence_s))
     watchdog.start()
     print(watchdog.pid, flush=True)  # noqa: T201 - its only way to tell
