@@ -16,16 +16,16 @@ ROOT = Path(__file__).parents[2]
 CHECKS = (
     "tests/unit/sketch",
     "tests/unit/test_docs_fresh.py",
-    "tests/unit/test_compose_files.py",
-    "tests/unit/test_kubernetes_manifests.py",
-    "tests/unit/test_systemd_units.py",
+    "tests/integration/test_compose_files.py",
+    "tests/integration/test_kubernetes_manifests.py",
+    "tests/integration/test_systemd_units.py",
     "tests/unit/test_dashboards.py",
     "tests/unit/test_links.py",
     "tests/unit/test_words.py",
     "tests/unit/schemas/test_permissions.py",
     "tests/unit/schemas/test_schema_snapshots.py",
     "tests/unit/schemas/test_subject_discipline.py",
-    "tests/unit/runtime/test_interpreter.py::test_services_are_found_with_a_line_each",
+    "tests/integration/test_interpreter.py::test_services_are_found_with_a_line_each",
 )
 
 

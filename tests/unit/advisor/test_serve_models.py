@@ -6,8 +6,6 @@ import dataclasses
 import io
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -196,25 +194,6 @@ def test_a_lesson_comes_back() -> None:
     training_set = TrainingSet(tuple(records(("a",))), (profile("a"),), "gp", 5, "hash")
 
     assert read_training_set(io.BytesIO(_pack_training_set(training_set))) == training_set
-
-
-def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Path) -> None:
-    """In a user's directory, as the advisor itself (``-P``): the worker begins, and says that it learned nothing."""
-    (tmp_path / "schemas.py").write_text("raise SystemExit('not ours')")
-    code = (
-        "import asyncio\n"
-        "from services.advisor.ports import TrainingSet\n"
-        "from services.advisor.training_process import TrainingProcess\n"
-        "asyncio.run(TrainingProcess(60).train(TrainingSet((), (), 'linear', 0, 'hash')))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-    assert ended.stderr.splitlines()[-1].endswith(
-        "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to learn from"
-    )
 
 
 def store(broker: MemoryBroker, algorithm: str = "fake") -> ModelStore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import os
 import zlib
 from pathlib import Path
@@ -156,29 +155,6 @@ def test_while_the_other_process_holds_the_book_a_reserve_counts_as_empty(file):
 def test_a_directory_that_has_gone_is_an_empty_book(tmp_path):
     book = FileReserveStore(tmp_path / "gone" / "reserves.json")
     assert (book.read(), book.give("shop", 100), book.spend("shop", 1)) == ({}, Reserve(0, 0), 0)
-
-
-def spend_often(file: Path, times: int, results) -> None:
-    book = FileReserveStore(file)
-    spent = 0
-    for _ in range(times):
-        spent += book.spend("shop", 3)
-    results.put(spent)
-
-
-def test_two_processes_never_spend_the_same_twice(file):
-    context = multiprocessing.get_context("fork")
-    FileReserveStore(file).give("shop", 1000)
-    results = context.Queue()
-    spenders = [context.Process(target=spend_often, args=(file, 300, results)) for _ in range(2)]
-    for spender in spenders:
-        spender.start()
-    spent = sum(results.get(timeout=30) for _ in spenders)
-    for spender in spenders:
-        spender.join()
-    assert FileReserveStore(file).read()["shop"].used_bytes == spent
-    assert 0 < spent <= 1000
-    assert [path.name for path in file.parent.iterdir() if path.name.startswith(".")] == []
 
 
 def found(directory: Path, key: str = "web-0123456789ab") -> FoundValues:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from schemas.jobs import TaskFeatures
 from services.collector.profiler.features import features_of, parse
 from services.collector.profiler.user_module import UserCodeError, call, load
 from services.collector.tool import BadDataError, UsageError
@@ -124,18 +121,6 @@ def test_the_user_may_have_modules_of_our_names(tmp_path: Path, monkeypatch: pyt
     # 4*5 + 5
     assert features_of(parse(["mine.py:build", "--input-shape", "4"])).parameter_count == 25
     assert sys.modules["schemas"] is ours
-
-
-@pytest.mark.slow
-def test_the_process_speaks_json_on_standard_output_only(model: str) -> None:
-    """What the user's code prints, goes to standard error."""
-    command = [sys.executable, "-m", "services.collector.profiler.features", f"{model}:build", "--input-shape", "4"]
-    root = str(Path(__file__).parents[4])
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"PYTHONPATH": root})
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["event"] for line in told] == ["result"]
-    assert TaskFeatures.model_validate(told[0]["features"]).parameter_count == 15
-    assert "building" in done.stderr
 
 
 def test_a_module_of_pythonpath_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,6 @@
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -26,7 +23,7 @@ from schemas.subjects import RECONCILER_DIFF, RECONCILER_RULES, RECONCILER_STATE
 from services._host.namespace_lock import lock_path
 from services._host.netlink.objects import Filter
 from services._runtime.service.app import UnusableSettingsError
-from services.reconciler.audit_checkpoint import RECORD_BYTES, Checkpoint, CheckpointFile
+from services.reconciler.audit_checkpoint import CheckpointFile
 from services.reconciler.full_reconcile import Reconciliation
 from tests.support.deadline import until
 from tests.support.fake_network import UPLINKS, mac
@@ -350,29 +347,6 @@ async def test_a_mark_is_set_before_the_kernel_is_written_to(lab):
     assert all(
         (checkpoint.pass_id, checkpoint.acknowledged_pass_id, checkpoint.gap) == (1, 0, True) for checkpoint in seen
     )
-
-
-def test_a_mark_outlives_kill_9(tmp_path):
-    path = tmp_path / "x.audit"
-    code = (
-        "import os, pathlib, signal, sys\n"
-        "from services.reconciler.audit_checkpoint import CheckpointFile\n"
-        "mark = CheckpointFile(pathlib.Path(sys.argv[1]), 5)\n"
-        "mark.begin(3); mark.acknowledge(2); mark.begin(4)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    checkpoint = CheckpointFile(path, 6)
-    assert checkpoint.previous == Checkpoint(incarnation=5, pass_id=4, acknowledged_pass_id=2)
-    checkpoint.begin(1)
-    checkpoint.acknowledge(1)
-    checkpoint.close()
-    assert path.stat().st_size == RECORD_BYTES, "bounded"
-    again = CheckpointFile(path, 7)
-    assert again.previous == Checkpoint(6, 1, 1)
-    assert not again.previous.gap
-    again.close()
 
 
 @pytest.mark.parametrize("text", [b"{", b"[1]", b'{"incarnation": 1}', bytes(256)])

@@ -54,7 +54,7 @@ def test_without_demand_it_sleeps():
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "services._host.simulation.load_worker", *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
 @pytest.mark.parametrize("profile", ["{", "{}", '{"phases": []}', '{"phases": [{"duration_s": 0}]}', "/absent.json"])
@@ -82,6 +82,6 @@ def test_it_imports_nothing_but_the_standard_library():
         "print(*{m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names - {'__main__'})"
     )
     listed = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert listed.stdout.split() == ["services"]

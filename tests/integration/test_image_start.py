@@ -14,7 +14,7 @@ import pytest
 
 from services.collector.write_ahead_log import Journal
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "compose" / "image" / "collector.py"
 VARIABLE = "TURNBUCKLE_COLLECTOR__DIRECTORY"
 CHOSEN = f"""

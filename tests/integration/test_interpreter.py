@@ -14,10 +14,11 @@ import pytest
 
 from services._runtime.service.install_hint import install_extra, package_missing
 from services._runtime.service.interpreter import installed_services, isolated_command
+from services.cli.command_table import COMMANDS
 from services.cli.toolkit.supervisor import free_port
 from tests.support.deadline import until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ENTRY = [sys.executable, "-P", "-c", "from services._runtime.service.entry import main; main()"]
 """As the installed script, where its own directory is not searched."""
 
@@ -161,3 +162,42 @@ def test_no_text_installs_turnbuckle_by_name() -> None:
 
     texts = {path: path.read_text(encoding="utf-8", errors="ignore") for path in files if path.is_file()}
     assert [path for path, text in texts.items() if "install turnbuckle" in text or "'turnbuckle[" in text] == []
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_list_of_commands_needs_none_of_them(option: str) -> None:
+    """So it is there at once: neither the bus, nor contracts, nor arrays, nor a command's own module is imported."""
+    code = (
+        "import sys; from services.cli.main import app\n"
+        f"try: app([{option!r}])\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    loaded = set(done.stderr.split())
+    assert "typer" in loaded
+    assert done.stdout
+    assert (
+        loaded & {"numpy", "pydantic", "nats", "asyncio", "schemas", "docker", "yaml", "pyroute2", "matplotlib"}
+        == set()
+    )
+    assert loaded & {entry.module for entry in COMMANDS} == set()
+
+
+def test_a_training_is_found_where_others_have_modules_of_our_names(tmp_path: Path) -> None:
+    """In a user's directory, as the advisor itself (``-P``): the worker begins, and says that it learned nothing."""
+    (tmp_path / "schemas.py").write_text("raise SystemExit('not ours')")
+    code = (
+        "import asyncio\n"
+        "from services.advisor.ports import TrainingSet\n"
+        "from services.advisor.training_process import TrainingProcess\n"
+        "asyncio.run(TrainingProcess(60).train(TrainingSet((), (), 'linear', 0, 'hash')))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert ended.stderr.splitlines()[-1].endswith(
+        "TrainingFailedError: 0 finished jobs are known: at least 8 are needed to learn from"
+    )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from schemas.jobs import TaskFeatures
 from services._runtime.command.output import stderr_console
 from services.cli.advise.collector_commands import PRICES_LIST
 from services.cli.main import app
@@ -184,3 +185,18 @@ def test_a_log_gets_a_line_each_minute_of_a_run_that_samples(capfd: pytest.Captu
         shown.take({"event": "sample", "elapsed_s": second + 0.01, "limit_s": 600.0})
         shown.take({"event": "progress", "done": second, "total": 600})
     assert capfd.readouterr().err == "60 of 600 s\n120 of 600 s\n"
+
+
+@pytest.mark.slow
+def test_the_features_tool_speaks_json_on_standard_output_only(tmp_path: Path) -> None:
+    """What the user's code prints, goes to standard error."""
+    (tmp_path / "user_model.py").write_text(
+        "from torch import nn\n\ndef build():\n    print('building')\n    return nn.Linear(4, 3)\n"
+    )
+    command = [sys.executable, "-m", "services.collector.profiler.features", "user_model:build", "--input-shape", "4"]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["event"] for line in told] == ["result"]
+    assert TaskFeatures.model_validate(told[0]["features"]).parameter_count == 15
+    assert "building" in done.stderr
