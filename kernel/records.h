@@ -1,5 +1,5 @@
 /* What crosses from the kernel to the agent: fixed records, native byte order, moments in ns of CLOCK_MONOTONIC.
- * services/agent/bpf/records.py is the other end. A change of any of them is a new TB_VERSION. */
+ * services/_host/bpf/records.py is the other end. A change of any of them is a new TB_VERSION. */
 #ifndef TB_RECORDS_H
 #define TB_RECORDS_H
 

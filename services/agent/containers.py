@@ -2,26 +2,124 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from schemas.limits import RowStatus
-from services.agent.limits.update_log import ContainerLimits, UpdateLog
-from services.agent.memory.growth import PAGE_BYTES
+from services._host.cgroup_snapshot import COUNTER_COLUMNS, BoolArray, IntArray
+from services.agent.inventory import Inventory
 from services.agent.ports import ContainerHandle, FoundContainer, Host, Limits, WriteOutcome
-from services.agent.sampling.counters import IntArray
-from services.agent.sampling.sample_state import SampleState
 
+_PAGE_BYTES: Final = 4096
 ROUNDING_BYTES: Final = 1 << 16
 """The kernel rounds memory limits down to whole pages; pages are at most 64 KiB."""
 
 
+NOTHING_REPORTED = -1
+NEVER = -1
+LONG_AGO_NS = -(1 << 62)
+_FILLS = {
+    "counters": 0,
+    "read_ns": NEVER,
+    "idle": 0,
+    "reclaimable_bytes": 0,
+    "tracked_bytes": 0,
+    "boundary_ns": 0,
+    "reported": (NOTHING_REPORTED, NOTHING_REPORTED, 0),
+    "budget_usage_us": 0,
+    "budget_quota_us": -1,
+    "throttled_ns": LONG_AGO_NS,
+    "may_burst": 0,
+}
+"""Columns, and what a new container begins with."""
+
+
+class SampleState:
+    """Columns of shape (N,); `counters` of shape (N, 5), `reported` of shape (N, 3)."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self._row_of: dict[str, int] = {}
+        self._new: set[str] = set()
+        self.counters: IntArray = np.zeros((0, COUNTER_COLUMNS), dtype=np.int64)
+        """As they were read last."""
+        self.read_ns: IntArray = np.zeros(0, dtype=np.int64)
+        """When, monotonic; `NEVER`."""
+        self.idle: BoolArray = np.zeros(0, dtype=np.bool_)
+        self.reclaimable_bytes: IntArray = np.zeros(0, dtype=np.int64)
+        self.tracked_bytes: IntArray = np.zeros(0, dtype=np.int64)
+        """Usage when the thresholds last followed it."""
+        self.boundary_ns: IntArray = np.zeros(0, dtype=np.int64)
+        """A boundary of its CFS periods, as read from the kernel; 0: not known."""
+        self.reported: IntArray = np.zeros((0, 3), dtype=np.int64)
+        """Throttled periods that were reported before they ended (`services.agent.sampling.throttling`)."""
+        self.budget_usage_us: IntArray = np.zeros(0, dtype=np.int64)
+        """Cumulative usage that the next usage is compared with (`core.quota_use`)."""
+        self.budget_quota_us: IntArray = np.zeros(0, dtype=np.int64)
+        """The quota at that time; negative: none."""
+        self.throttled_ns: IntArray = np.zeros(0, dtype=np.int64)
+        """Sample in which, or after which, it was throttled last; monotonic."""
+        self.may_burst: BoolArray = np.zeros(0, dtype=np.bool_)
+        """Its usage is read between two samples (`core.quota_use`)."""
+
+    def reset(self, key: str) -> None:
+        """A container was found: whatever is remembered under its key belongs to another one."""
+        self._new.add(key)
+
+    def reorder(self, keys: list[str]) -> None:
+        """Bring the columns into this order."""
+        if keys is self.keys:
+            return
+        known = [-1 if key in self._new else self._row_of.get(key, -1) for key in keys]
+        source = np.array(known, dtype=np.int64)
+        for name, fill in _FILLS.items():
+            old: np.ndarray[Any, Any] = getattr(self, name)
+            new = np.full((len(keys), *old.shape[1:]), fill, dtype=old.dtype)
+            new[source >= 0] = old[source[source >= 0]]
+            setattr(self, name, new)
+        self.keys, self._row_of = keys, {key: row for row, key in enumerate(keys)}
+        self._new.clear()
+
+    def row_of(self, key: str) -> int | None:
+        """Its row; None: it has not been sampled since it was found."""
+        return None if key in self._new else self._row_of.get(key)
+
+    def is_idle(self, key: str) -> bool:
+        """Whether it did nothing in the last period."""
+        row = self.row_of(key)
+        return row is not None and bool(self.idle[row])
+
+    def boundary_of(self, key: str) -> int:
+        """A boundary of its periods, monotonic ns; 0: not known."""
+        row = self.row_of(key)
+        return 0 if row is None else int(self.boundary_ns[row])
+
+
+@dataclass(slots=True)
+class ContainerLimits:
+    """What the agent knows of one container's limits. Quota per period; -1: unlimited."""
+
+    app: str
+    quota_us: int
+    limit_bytes: int
+    epoch: int = 0
+    seq: int = 0
+    pending_decrease_us: int | None = None
+    """A lower quota that waits for the container's period boundary."""
+    pending_update: tuple[int, int] | None = None
+    quota_ordered: bool = False
+    """Whether the quota was ever updated: if not, the agent never restores it."""
+    limit_ordered: bool = False
+    """Whether the agent controls its memory: any update shows that the application is enforced."""
+
+
 @dataclass(slots=True)
 class ManagedContainer:
-    """One container. `ContainerSet.update_log.containers[key]` holds its limits."""
+    """One container. `ContainerSet.limits[key]` holds its limits."""
 
     found: FoundContainer
     handle: ContainerHandle
@@ -57,12 +155,32 @@ class BatchOrder:
     """Applications, and which rows are theirs."""
 
 
+@dataclass(slots=True)
+class Incarnation:
+    """One run of a node's agent, as its batches, replies and events name it."""
+
+    node: str
+    number: int
+    """A later run has a larger one."""
+    report_seq: int = 0
+    """Of the latest batch or reply."""
+
+    def next_report_seq(self) -> int:
+        """For a batch or a reply."""
+        self.report_seq += 1
+        return self.report_seq
+
+
 class ContainerSet:
     """All containers that are sampled."""
 
-    def __init__(self, host: Host, update_log: UpdateLog) -> None:
+    def __init__(self, incarnation: Incarnation, host: Host, inventory: Inventory) -> None:
+        self.incarnation = incarnation
+        self.node = incarnation.node
+        """Name of the host."""
         self.host = host
-        self.update_log = update_log
+        self.inventory = inventory
+        self.limits: dict[str, ContainerLimits] = {}
         self.writes = WriteCounters()
         self.managed: dict[str, ManagedContainer] = {}
         self.samples = SampleState()
@@ -80,7 +198,7 @@ class ContainerSet:
                 end = start + sum(1 for _ in group)
                 apps.append((app, slice(start, end)))
                 start = end
-            limits = [self.update_log.containers[key] for key in keys]
+            limits = [self.limits[key] for key in keys]
             first_kills = np.array([member.first_oom_kills for member in managed], dtype=np.int64)
             self._order = BatchOrder(keys, managed, [member.handle for member in managed], limits, first_kills, apps)
         return self._order
@@ -89,9 +207,18 @@ class ContainerSet:
         """Key of a managed container."""
         return self._key_by_id.get(container_id)
 
+    @property
+    def apps(self) -> set[str]:
+        """Applications that have a container here."""
+        return {member.found.app for member in self.managed.values()}
+
     def of_app(self, app: str) -> list[str]:
         """Keys of an application."""
-        return self.update_log.of_apps({app})
+        return self.of_apps({app})
+
+    def of_apps(self, apps: Collection[str]) -> list[str]:
+        """Keys of these applications."""
+        return [key for key, limits in self.limits.items() if limits.app in apps]
 
     def open(self, container: FoundContainer) -> ManagedContainer | None:
         """Begin with a container; None if it is known already or has vanished."""
@@ -108,7 +235,7 @@ class ContainerSet:
         member = ManagedContainer(container, handle, oom_kills=kills, first_oom_kills=kills)
         self.managed[container.key] = member
         self._key_by_id[container.container_id] = container.key
-        self.update_log.add(container.key, container.app, limits.quota_us, limits.memory_bytes)
+        self.limits[container.key] = ContainerLimits(container.app, limits.quota_us, limits.memory_bytes)
         self.samples.reset(container.key)
         self._order = None
         return member
@@ -120,7 +247,7 @@ class ContainerSet:
             return None
         member = self.managed.pop(key)
         member.handle.close()
-        self.update_log.remove(key)
+        del self.limits[key]
         self._order = None
         return member
 
@@ -128,19 +255,19 @@ class ContainerSet:
         """Read the limits that the kernel holds. None: vanished."""
         limits = self.managed[key].handle.read_limits()
         if limits is not None:
-            update_log = self.update_log.containers[key]
-            update_log.quota_us, update_log.limit_bytes = limits.quota_us, limits.memory_bytes
+            known = self.limits[key]
+            known.quota_us, known.limit_bytes = limits.quota_us, limits.memory_bytes
         return limits
 
     def write_quota(self, key: str, quota_us: int) -> RowStatus:
         """Write a quota unless it holds already."""
-        update_log = self.update_log.containers[key]
-        if quota_us == update_log.quota_us:
+        known = self.limits[key]
+        if quota_us == known.quota_us:
             return RowStatus.UNCHANGED
         outcome = self.managed[key].handle.write_quota(quota_us)
         if outcome is WriteOutcome.WRITTEN:
             self.writes.quota_writes += 1
-            update_log.quota_us = quota_us
+            known.quota_us = quota_us
         return self._status(key, outcome)
 
     def write_memory(self, key: str, limit_bytes: int) -> RowStatus:
@@ -148,7 +275,7 @@ class ContainerSet:
         outcome = self.managed[key].handle.write_memory(limit_bytes)
         if outcome is WriteOutcome.WRITTEN:
             self.writes.memory_writes += 1
-            self.update_log.containers[key].limit_bytes = limit_bytes
+            self.limits[key].limit_bytes = limit_bytes
         return self._status(key, outcome)
 
     def wake_tasks(self, key: str, limit_bytes: int) -> None:
@@ -156,7 +283,7 @@ class ContainerSet:
 
         It is lowered by a page for it first: raised by one, what they take of that page could never be taken back.
         """
-        if self.write_memory(key, limit_bytes - PAGE_BYTES) is RowStatus.APPLIED:
+        if self.write_memory(key, limit_bytes - _PAGE_BYTES) is RowStatus.APPLIED:
             self.write_memory(key, limit_bytes)
 
     def _status(self, key: str, outcome: WriteOutcome) -> RowStatus:

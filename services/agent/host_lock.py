@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from services._runtime.service.app import UnusableSettingsError
-from services.agent.memory.state_files import StateDirectory, as_json, read_holder, take_flock
+from services.agent.state_files import StateDirectory, as_json, read_holder, take_flock
 
 DOCKER_LOCK: Final = "docker.lock"
 PODS_LOCK: Final = "pods.lock"

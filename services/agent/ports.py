@@ -8,8 +8,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from schemas.containers import ContainerSource
-from services.agent.sampling.counters import Counters, CounterSnapshot
-from services.agent.sampling.throttling import ThrottleSnapshot
+from services._host.cgroup_snapshot import Counters, CounterSnapshot, Pressure, QuotaWriter, ThrottleSnapshot
 
 UNLIMITED = -1
 
@@ -37,13 +36,6 @@ class MemoryState(NamedTuple):
     """How often the kernel hit the limit since then (memory.failcnt; `max` in memory.events)."""
 
 
-class Pressure(NamedTuple):
-    """Share of the last 10 s in which some task waited (`some` avg10), percent; None: not available."""
-
-    cpu_percent: float | None = None
-    memory_percent: float | None = None
-
-
 class NotificationKind(Enum):
     """Why a container's memory needs inspection."""
 
@@ -68,17 +60,6 @@ class WriteOutcome(Enum):
     VANISHED = "vanished"
     REFUSED = "refused"
     """The kernel refused it (EBUSY: memory below usage; EINVAL: above the parent): the old value still holds."""
-
-
-class QuotaWriter(NamedTuple):
-    """A process that wrote a CPU quota, as the kernel saw it at that moment."""
-
-    pid: int
-    """In the host's numbering. Short-lived processes are the rule (runc): the number may be another's by now."""
-    comm: str
-    """Of its first thread (proc(5)), 15 bytes; a process chooses it by itself, so it proves nothing. Printable."""
-    cgroup: str
-    """Its control group below the root, such as ``system.slice/docker.service``; ``/``: the root. Printable."""
 
 
 class ContainerHandle(Protocol):

@@ -20,13 +20,15 @@ from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.service.settings import CommonSettings
 from services.agent.backend import Backend, build_backend
+from services.agent.containers import Incarnation
 from services.agent.discovery.container_events import ContainerEvents, Detail
-from services.agent.duplicate_name import NodeName, serve_node
+from services.agent.lifecycle import Removed
 from services.agent.limits.failed_rows import FailedRows
 from services.agent.limits.spans import record_reply, update_span
-from services.agent.limits.spec_bounds import SpecReader
+from services.agent.limits.spec_reader import SpecReader
 from services.agent.memory.events import MemoryLoop
-from services.agent.node import Node, NodeOptions
+from services.agent.memory.node_budget_keeper import node_memory_budget
+from services.agent.node import Node, NodeOptions, assemble
 from services.agent.ports import (
     Discovered,
     FoundContainer,
@@ -35,7 +37,7 @@ from services.agent.ports import (
     RejectedContainer,
     SourceAnswered,
 )
-from services.agent.registration import node_info
+from services.agent.registration import NodeName, node_info, serve_node
 from services.agent.sampling.throttle_poller import ThrottlePoller
 from services.agent.sampling.ticker import Ticker
 from services.agent.settings import AgentSettings
@@ -90,19 +92,19 @@ class Agent:
         host = backend.host
         now_ns = self._now_ns()
         deadlines_ns = {source: now_ns + int(wait_s * 1e9) for source, wait_s in backend.source_timeouts_s.items()}
-        budget = settings.memory_budget(host.memory_bytes)
+        budget = node_memory_budget(settings, host.memory_bytes)
         reassert = settings.on_drift == "reassert"
         options = NodeOptions(int(settings.oom_wait_timeout_s * 1e9), reassert, deadlines_ns, budget)
-        node = Node(settings.node, self._clock.time_ns(), host, backend.reserves, options)
-        self._specs = SpecReader(self._runtime, node)
+        node = assemble(Incarnation(settings.node, self._clock.time_ns()), host, backend.reserves, options)
+        self._specs = SpecReader(self._runtime, node.containers, node.limits)
         await self._try_register(node, backend)
-        self.node, self._events = node, ContainerEvents(self._runtime, node)
+        self.node, self._events = node, ContainerEvents(self._runtime, node.containers.incarnation)
         self._choose_scheduling()
-        self._memory = MemoryLoop(self._runtime, node, backend.watchdog, self._events.drifted)
+        self._memory = MemoryLoop(self._runtime, node.memory, node.budget, backend.watchdog, self._events.drifted)
         self._memory.start()
         self._register_metrics(node, backend)
         for found in backend.recorded():
-            self._adopt(found, node.recorded)
+            self._adopt(found, node.lifecycle.recorded)
         for source, discovery in backend.discoveries.items():
             self._runtime.spawn(discovery.run(self._discovered), name=f"discovery {source}")
         poll = partial(self._poll, node)
@@ -116,7 +118,7 @@ class Agent:
         self._log_source(backend)
         self._log.info(
             "agent_started",
-            node=node.name,
+            node=settings.node,
             memory_guard=host.memory_guard,
             cpus=host.cpu_count,
             period_ms=100,
@@ -126,7 +128,7 @@ class Agent:
         """Register, or renew that; serve limit updates, once no other agent can have the name."""
         held = await self._name.hold(self._info(node, backend))
         if held and not self._subscriptions:
-            self._subscriptions = await serve_node(self._bus, node.name, {LIMIT_UPDATES: self._apply})
+            self._subscriptions = await serve_node(self._bus, self._settings.node, {LIMIT_UPDATES: self._apply})
             if self._specs is not None:
                 self._specs.read_all()
         return held
@@ -147,15 +149,15 @@ class Agent:
 
     async def _release(self, node: Node, memory: MemoryLoop) -> None:
         memory.stop()
-        kills = {found.key: node.kills_of(found.key) for found in node.containers}
-        released = node.release_all()
+        released = node.lifecycle.release_all(self._now_ns())
         memory.stop_watchdog()
         memory.publish_events()
-        for found in released:
+        for removed in released:
             reason = "the agent stopped; original limits restored"
-            self._publish_event(found, ContainerChange.RELEASED, Detail(oom_kills=kills[found.key], reason=reason))
-        for app in {found.app for found in released}:
-            self._publish_batch(node.empty_batch(app, self._clock.time_ns()))
+            detail = Detail(oom_kills=removed.oom_kills, reason=reason)
+            self._publish_event(removed.found, ContainerChange.RELEASED, detail)
+        for app in {removed.found.app for removed in released}:
+            self._publish_batch(node.sampler.empty_batch(app, self._clock.time_ns()))
         try:
             await self._name.release()
         except BusError as error:
@@ -170,30 +172,33 @@ class Agent:
 
     def _poll(self, node: Node) -> None:
         """Between two samples: publish containers that have just been throttled."""
-        for batch in node.poll(self._clock.time_ns()):
+        for batch in node.sampler.poll(self._clock.time_ns()):
             self._publish_batch(batch)
 
     def _sample(self, node: Node) -> bool:
         if self._memory is not None:
             self._memory.heartbeat()
         wall_ns = self._clock.time_ns()
-        batches, vanished = node.sample(self._now_ns(), wall_ns)
-        for found in vanished:
-            self._exited(found)
+        now_ns = self._now_ns()
+        snapshot, vanished = node.sampler.read(now_ns)
+        gone = [node.lifecycle.remove(container_id, now_ns) for container_id in vanished]
+        batches = node.sampler.sample(snapshot, now_ns, wall_ns)
+        for removed in filter(None, gone):
+            self._exited(node, removed)
         for batch in batches:
             self._empty_apps.pop(batch.app, None)
             self._publish_batch(batch)
         for app in list(self._empty_apps):
-            self._publish_batch(node.empty_batch(app, wall_ns))
+            self._publish_batch(node.sampler.empty_batch(app, wall_ns))
             self._empty_apps[app] -= 1
             if not self._empty_apps[app]:
                 del self._empty_apps[app]
-        node.read_back(self._now_ns())
+        node.sampler.read_back(self._now_ns())
         self._flush()
         self._log_inventory(node)
         self._sampling = True
         notified = self._throttle_poller is not None and self._throttle_poller.attach()
-        return node.polls_between_samples and not notified
+        return node.sampler.polls_between_samples and not notified
 
     def _flush(self) -> None:
         if self._memory is not None:
@@ -211,15 +216,15 @@ class Agent:
             return QueryError(code=400, message=f"expected a LimitUpdate, got {delivery.message.type_name}")
         if self._specs is not None:
             await self._specs.refresh(update)
-        with update_span(node.name, update) as current:
+        with update_span(self._settings.node, update) as current:
             reply = await self._apply_rows(node, update)
             record_reply(current, reply)
-        self._failed_rows.warn(node.orders.take_failures())
+        self._failed_rows.warn(node.limits.take_failures())
         return reply
 
     async def _apply_rows(self, node: Node, update: LimitUpdate) -> LimitReply:
         settled: asyncio.Future[LimitReply] = asyncio.get_running_loop().create_future()
-        node.apply(update, self._now_ns(), settled.set_result)
+        node.limits.apply(update, self._now_ns(), settled.set_result)
         if self._specs is not None:
             self._specs.count_rejections()
         self._flush()
@@ -231,7 +236,7 @@ class Agent:
         """Wake when the next pending decrease is due; a timer costs half of what two tasks do."""
         if self._decrease_timer is not None:
             self._decrease_timer.cancel()
-        wake_ns = node.decreases.next_wake_ns()
+        wake_ns = node.limits.decreases.next_wake_ns()
         if wake_ns is None:
             self._decrease_timer = None
             return
@@ -240,7 +245,7 @@ class Agent:
 
     def _write_decreases(self, node: Node) -> None:
         try:
-            node.poll_decreases(self._now_ns())
+            node.limits.poll_decreases(self._now_ns())
         finally:
             self._schedule_decreases(node)
 
@@ -252,20 +257,20 @@ class Agent:
             return
         match change:
             case FoundContainer():
-                self._adopt(change, node.found)
+                self._adopt(change, node.lifecycle.found)
             case GoneContainer():
                 self._events.forget_rejection(change.container_id)
-                if (found := node.vanished(change.container_id)) is not None:
-                    self._exited(found)
+                if (removed := node.lifecycle.remove(change.container_id, self._now_ns())) is not None:
+                    self._exited(node, removed)
             case RejectedContainer():
                 self._events.reject(change)
             case SourceAnswered():
-                for found in node.source_answered(change):
-                    self._exited(found)
+                for removed in node.lifecycle.source_answered(change, self._now_ns()):
+                    self._exited(node, removed)
 
-    def _adopt(self, found: FoundContainer, begin: Callable[[FoundContainer], str | None]) -> None:
+    def _adopt(self, found: FoundContainer, begin: Callable[[FoundContainer, int], str | None]) -> None:
         try:
-            key = begin(found)
+            key = begin(found, self._now_ns())
         except HostFullError as error:
             self._reject(RejectedContainer(found.container_id, found.app, found.name, found.source, str(error)))
             return
@@ -275,16 +280,15 @@ class Agent:
         if self._specs is not None:
             self._specs.read_soon(found.app)
         self._flush()
-        limits = self.node.update_log.containers[key]
+        limits = self.node.containers.limits[key]
         self._publish_event(found, ContainerChange.STARTED, Detail(limits.quota_us, limits.limit_bytes))
         self._log.info("container_found", app=found.app, container=key, source=str(found.source))
 
-    def _exited(self, found: FoundContainer) -> None:
-        node = self.node
-        if node is not None and not node.update_log.of_apps({found.app}):
+    def _exited(self, node: Node, removed: Removed) -> None:
+        found = removed.found
+        if not node.containers.of_app(found.app):
             self._empty_apps[found.app] = EMPTY_BATCHES
-        kills = node.kills_of(found.key) if node is not None else 0
-        self._publish_event(found, ContainerChange.EXITED, Detail(oom_kills=kills))
+        self._publish_event(found, ContainerChange.EXITED, Detail(oom_kills=removed.oom_kills))
         self._flush()
         self._log.info("container_gone", app=found.app, container=found.key)
 
@@ -302,7 +306,7 @@ class Agent:
                 pause_s = CLEANUP_INTERVAL_S
             elif self._clock.monotonic() < source_deadline_s:
                 continue  # Docker may be about to return with its containers
-            for app in node.void_orphans():
+            for app in node.budget.reserves.void_orphans(node.containers.apps):
                 self._empty_apps[app] = EMPTY_BATCHES
             if released := backend.release_leftovers():
                 self._log.warning("orphaned_limits_restored", containers=released)
@@ -313,11 +317,11 @@ class Agent:
 
     def _log_inventory(self, node: Node) -> None:
         """Log which sources have not answered, and that the last of them has, or has timed out."""
-        for source in node.inventory.expire(self._now_ns()):
+        for source in node.containers.inventory.expire(self._now_ns()):
             self._log.warning(
                 "container_source_unresponsive", source=str(source), remedy="its containers are managed once it answers"
             )
-        if (pending := node.inventory.pending) != self._sources_pending:
+        if (pending := node.containers.inventory.pending) != self._sources_pending:
             self._sources_pending = pending
             self._log.info("container_sources_pending", sources=[str(source) for source in pending])
 
@@ -326,7 +330,7 @@ class Agent:
     async def _heartbeat(self, node: Node, backend: Backend) -> None:
         """Heartbeats; the first connection, where there was none at the start."""
         while True:
-            pending = node.inventory.pending
+            pending = node.containers.inventory.pending
             held = await self._try_register(node, backend)
             self._log_source(backend)
             # A new owner waits for the registered nodes: one that has not reported must not be forgotten.
@@ -347,16 +351,16 @@ class Agent:
             return False
 
     def _info(self, node: Node, backend: Backend) -> NodeInfo:
-        return node_info(node, backend, self._clock.time_ns(), self.version)
+        return node_info(node.containers, node.budget, backend, self._clock.time_ns(), self.version)
 
     def _register_metrics(self, node: Node, backend: Backend) -> None:
         observe = self._runtime.telemetry.observe
-        observe("turnbuckle_agent_containers", lambda: node.container_count)
-        observe("turnbuckle_agent_samples_total", lambda: node.samples_taken)
+        observe("turnbuckle_agent_containers", lambda: len(node.containers.managed))
+        observe("turnbuckle_agent_samples_total", lambda: node.sampler.samples_taken)
         observe("turnbuckle_agent_skipped_samples_total", lambda: self._ticker.skipped)
-        observe("turnbuckle_agent_quota_writes_total", lambda: node.writes.quota_writes)
-        observe("turnbuckle_agent_memory_writes_total", lambda: node.writes.memory_writes)
-        observe("turnbuckle_agent_refused_writes_total", lambda: node.writes.refused_writes)
+        observe("turnbuckle_agent_quota_writes_total", lambda: node.containers.writes.quota_writes)
+        observe("turnbuckle_agent_memory_writes_total", lambda: node.containers.writes.memory_writes)
+        observe("turnbuckle_agent_refused_writes_total", lambda: node.containers.writes.refused_writes)
         observe("turnbuckle_agent_no_op_writes_total", lambda: backend.host.no_op_writes)
         observe("turnbuckle_agent_failed_limit_update_rows_total", lambda: self._failed_rows.count)
 

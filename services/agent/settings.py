@@ -11,7 +11,6 @@ from pydantic import ByteSize, Field
 from schemas.sizes import MemorySize
 from services._host.cgroupfs import MANAGED_ROOT
 from services._runtime.service.settings import NodeSettings
-from services.agent.limits.node_budget import MemoryBudget, default_reserved_bytes
 
 
 class AgentSettings(NodeSettings):
@@ -129,13 +128,3 @@ class AgentSettings(NodeSettings):
         Literal["reassert", "adopt"],
         Field(description="limits that were modified externally: reassert restores them, adopt takes the new ones"),
     ] = "reassert"
-
-    def memory_budget(self, host_memory_bytes: int) -> MemoryBudget:
-        """What memory limits and reserves on a machine with so much memory may add up to."""
-        capacity_bytes = int(self.node_memory_bytes or host_memory_bytes)
-        reserved_bytes = self.system_reserved_memory_bytes
-        return MemoryBudget(
-            capacity_bytes,
-            default_reserved_bytes(capacity_bytes) if reserved_bytes is None else int(reserved_bytes),
-            int(self.min_available_memory_bytes),
-        )

@@ -38,7 +38,7 @@ from tests.support.bus.memory_broker import MemoryBroker
 ROOT: Final = Path(__file__).resolve().parents[2]
 SIMULATION: Final = (
     "services/agent/cgroup/simulated.py",
-    "services/agent/cgroup/simulated_cfs.py",
+    "services/_host/simulation/cfs_bandwidth.py",
     "services/_runtime/load_",
 )
 """What stands in for the kernel: prefixes of paths."""
@@ -114,10 +114,10 @@ async def measure() -> Trip:
         ):
             assert agent.node is not None
             await asyncio.sleep(WARM_UP_S)
-            before = agent.node.samples_taken
+            before = agent.node.sampler.samples_taken
             with _traced(trace):
                 await asyncio.sleep(TRACED_S)
-            return _trip(trace, agent.node.samples_taken - before)
+            return _trip(trace, agent.node.sampler.samples_taken - before)
 
 
 def _trip(trace: Trace, periods: int) -> Trip:

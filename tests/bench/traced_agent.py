@@ -67,7 +67,7 @@ class TracedAgent(Agent):
                 "columns": self._columns_ns,
                 "publish": cost_ns - self._sample_ns,
                 "throttled": sum(int(np.count_nonzero(batch.column("throttled"))) for batch in self._batches),
-                "source": node.host.telemetry_source,
+                "source": node.containers.host.telemetry_source,
             }
         )
         return polls_between_samples
@@ -77,7 +77,8 @@ class TracedAgent(Agent):
         self._published_ns = time.time_ns()
 
     def _stamp_sampling(self, node: Node) -> None:
-        sample, batches, read = node.sample, node._batches, node.host.read
+        sampler, host = node.sampler, node.containers.host
+        sample, batches, read = sampler.sample, sampler._batches, host.read
 
         def stamped_read(handles: Any) -> Any:
             begin_ns = time.thread_time_ns()
@@ -91,19 +92,19 @@ class TracedAgent(Agent):
             self._columns_ns = time.thread_time_ns() - begin_ns
             return self._batches
 
-        def stamped_sample(now_ns: int, wall_ns: int) -> Any:
+        def stamped_sample(snapshot: Any, now_ns: int, wall_ns: int) -> Any:
             self._sampled_ns, begin_ns = now_ns, time.thread_time_ns()
-            result = sample(now_ns, wall_ns)
-            self._sample_ns = time.thread_time_ns() - begin_ns
+            result = sample(snapshot, now_ns, wall_ns)
+            self._sample_ns = self._read_ns + time.thread_time_ns() - begin_ns
             return result
 
-        node._batches = stamped_batches  # type: ignore[method-assign,assignment,unused-ignore]
-        node.sample = stamped_sample  # type: ignore[method-assign,assignment,unused-ignore]
-        node.host.read = stamped_read  # type: ignore[method-assign,assignment,unused-ignore]
+        sampler._batches = stamped_batches  # type: ignore[method-assign,assignment,unused-ignore]
+        sampler.sample = stamped_sample  # type: ignore[method-assign,assignment,unused-ignore]
+        host.read = stamped_read  # type: ignore[method-assign,assignment,unused-ignore]
 
     def _stamp_orders(self, node: Node) -> None:
-        orders, containers = node.orders, node._containers
-        apply, write_quota, settle_row = node.apply, containers.write_quota, orders._settle_row
+        orders, containers = node.limits, node.containers
+        apply, write_quota, settle_row = orders.apply, containers.write_quota, orders._settle_row
         poll_decreases = orders.poll_decreases
 
         def stamped_carry_out(update: LimitUpdate, *arguments: Any) -> None:
@@ -113,7 +114,7 @@ class TracedAgent(Agent):
             self._seq = 0
 
         def stamped_write_quota(key: str, quota_us: int) -> RowStatus:
-            is_raise = quota_us > node.update_log.containers[key].quota_us
+            is_raise = quota_us > containers.limits[key].quota_us
             status = write_quota(key, quota_us)
             if self._seq and status is RowStatus.APPLIED:
                 boundary_ns = containers.samples.boundary_of(key)
@@ -132,7 +133,7 @@ class TracedAgent(Agent):
                 self._writes.append((order[1], AT_BOUNDARY, time.time_ns(), 0, since_end_ns))
             settle_row(container, order, status)
 
-        node.apply = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
+        orders.apply = stamped_carry_out  # type: ignore[method-assign,assignment,unused-ignore]
         containers.write_quota = stamped_write_quota  # type: ignore[method-assign,assignment,unused-ignore]
         orders.poll_decreases = stamped_poll_cuts  # type: ignore[method-assign,assignment,unused-ignore]
         orders._settle_row = stamped_settle_row  # type: ignore[method-assign,assignment,unused-ignore]

@@ -121,7 +121,7 @@ async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_in_process(Agent, AgentSettings.load({}, node="n1"), bus) as agent:
         container = backend.add("web", quota_us=20_000, limit_bytes=256 * MIB)
         container.run(0, memory_bytes=100 * MIB)
-        await until(lambda: agent.node is not None and agent.node.container_count == 1, what="the container")
+        await until(lambda: agent.node is not None and len(agent.node.containers.managed) == 1, what="the container")
         await until(lambda: Use.SERVE in bus.recorded, what="the registration")
         assert agent.node is not None
         order = update({container.key: (30_000, 0)}, seq=1, incarnation=agent.node.incarnation)

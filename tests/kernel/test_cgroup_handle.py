@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from services._host.cgroup_snapshot import Counters
 from services._host.cgroupfs import write_file
 from services.agent.ports import UNLIMITED, Limits, WriteOutcome
-from services.agent.sampling.counters import Counters
 from tests.support.cgroup_lab import BURN, wait_until
 
 pytestmark = pytest.mark.root

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services._host.cgroup_snapshot import MEMORY_COLUMN, Counters
 from services.agent.cgroup.host import CgroupHost
 from services.agent.cgroup.open import open_host
 from services.agent.ports import WriteOutcome
-from services.agent.sampling.counters import Counters
-from services.agent.sampling.usage import MEMORY_COLUMN
 from tests.support.cgroup_lab import BURN, CgroupLab, wait_until
 
 pytestmark = pytest.mark.root

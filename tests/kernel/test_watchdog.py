@@ -15,10 +15,10 @@ import pytest
 
 from services.agent.host_lock import HostLock, exec_lock
 from services.agent.memory.reserve_store import FileReserveStore
-from services.agent.memory.state_files import FoundValues, StateDirectory
 from services.agent.memory.watchdog_group import Group
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.ports import Reserve
+from services.agent.state_files import FoundValues, StateDirectory
 from tests.support.cgroup_lab import CgroupLab, wait_until
 from tests.support.memory_lab import MIB, grow, limit_files, memory_directory, stays_so
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from schemas.cfs import CfsBatch
-from services.agent.node import Node
 from services.agent.ports import FoundContainer
+from tests.support.agent_node import Node
 
 
 def tick(node: Node, now_ns: int, wall_ns: int) -> tuple[list[CfsBatch], list[FoundContainer]]:

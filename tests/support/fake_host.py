@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.containers import ContainerSource
+from services._host.cgroup_snapshot import Counters, Pressure, QuotaWriter, read_each
 from services.agent.memory.reserve_store import InMemoryReserveStore
 from services.agent.ports import (
     FoundContainer,
@@ -14,11 +15,8 @@ from services.agent.ports import (
     MemoryState,
     Notification,
     NotificationKind,
-    Pressure,
-    QuotaWriter,
     WriteOutcome,
 )
-from services.agent.sampling.counters import Counters, read_each
 
 PAGE_BYTES = 4096
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from schemas.containers import ContainerSource
-from services.agent.node import Node, NodeOptions
+from services.agent.node import NodeOptions
 from services.agent.ports import SourceAnswered
 from services.allocator.cycle import AllocationCycle
+from tests.support.agent_node import Node
 from tests.support.lossy_cluster import LossyCluster, Machine
 
 SOURCES = (ContainerSource.EXEC, ContainerSource.DOCKER)

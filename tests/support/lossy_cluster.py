@@ -8,9 +8,9 @@ from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
 from services.agent.memory.records import RequestOutcome
-from services.agent.node import Node
 from services.allocator.cycle import AllocationCycle
 from services.allocator.state.step_context import StepTime
+from tests.support.agent_node import Node
 from tests.support.fake_host import FakeContainer, FakeHost
 
 MS = 1_000_000

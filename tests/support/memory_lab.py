@@ -11,8 +11,8 @@ from pathlib import Path
 from services._host.cgroupfs import ManagedCgroup
 from services.agent.cgroup.host import CgroupHost
 from services.agent.cgroup.open import open_host
-from services.agent.memory.state_files import StateDirectory
 from services.agent.ports import ContainerHandle, Notification
+from services.agent.state_files import StateDirectory
 from tests.support.cgroup_lab import CgroupLab
 
 MIB = 1 << 20

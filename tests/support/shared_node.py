@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from schemas.apps import AppSpec
 from schemas.codec import decode, encode
 from schemas.oom import MemoryRequest
-from services.agent.limits.node_budget import MemoryBudget, least_limit_bytes
+from services.agent.memory.node_budget import MemoryBudget, least_limit_bytes
 from services.agent.memory.records import RequestOutcome
-from services.agent.node import Node, NodeOptions
+from services.agent.node import NodeOptions
 from services.allocator.cycle import AllocationCycle
 from services.allocator.state.step_context import StepTime
+from tests.support.agent_node import Node
 from tests.support.fake_host import FakeContainer, FakeHost
 from tests.support.lossy_cluster import PERIOD_NS
 

@@ -13,8 +13,8 @@ from typing import Final
 from services.agent.cgroup.control_file import CLOSED, ControlFile, OpenFiles, WriteTally, field_positions, is_gone
 from services.agent.cgroup.notifications import Notifications
 from services.agent.cgroup.usage_thresholds import ThresholdRegistrar
-from services.agent.memory.state_files import FoundValues, StateDirectory, inode_of
 from services.agent.ports import WriteOutcome
+from services.agent.state_files import FoundValues, StateDirectory, inode_of
 
 STAT_BYTES: Final = 1024
 NUMBER_BYTES: Final = 32

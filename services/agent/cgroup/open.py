@@ -8,7 +8,7 @@ from services._host.cgroupfs import CgroupLayout
 from services.agent.cgroup.host import CgroupHost
 from services.agent.cgroup.v1 import CgroupV1Host
 from services.agent.cgroup.v2 import CgroupV2Host
-from services.agent.memory.state_files import StateDirectory
+from services.agent.state_files import StateDirectory
 
 
 def open_host(

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from schemas.apps import PERIOD_US
 from schemas.containers import ContainerSource
+from services._host.cgroup_snapshot import Counters, CounterSnapshot, Pressure, read_each
+from services._host.simulation.cfs_bandwidth import STEP_US, SimulatedContainer
 from services._host.simulation.load_profile import Scenario
 from services.agent.cgroup.control_file import PAGE_BYTES, WriteTally
-from services.agent.cgroup.simulated_cfs import STEP_US, SimulatedContainer
 from services.agent.ports import (
     UNLIMITED,
     ContainerHandle,
@@ -23,11 +24,9 @@ from services.agent.ports import (
     Limits,
     MemoryState,
     Notification,
-    Pressure,
     SourceAnswered,
     WriteOutcome,
 )
-from services.agent.sampling.counters import Counters, CounterSnapshot, read_each
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from os import pread
 from typing import Final
 
 from schemas.apps import PERIOD_US
+from services._host.cgroup_snapshot import Counters
 from services.agent.cgroup.control_file import CLOSED, PAGE_BYTES, ControlFile, field_positions, is_gone
 from services.agent.cgroup.handle import NUMBER_BYTES, STAT_BYTES, CgroupHandle, SharedParts
 from services.agent.cgroup.host import CgroupHost
-from services.agent.memory.state_files import FoundValues
 from services.agent.ports import UNLIMITED, Limits, MemoryState, NotificationKind, WriteOutcome
-from services.agent.sampling.counters import Counters
+from services.agent.state_files import FoundValues
 
 _MAX: Final = b"max"
 _CPU_KEYS: Final = (b"nr_periods", b"nr_throttled", b"throttled_usec", b"usage_usec")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from schemas.containers import ContainerChange, ContainerEvent, ContainerSource, LimitWriter
 from schemas.subjects import CONTAINER_EVENTS
 from services._runtime.service.app import Runtime
+from services.agent.containers import Incarnation
 from services.agent.memory.records import Drift
-from services.agent.node import Node
 from services.agent.ports import FoundContainer, RejectedContainer
 from services.agent.settings import AgentSettings
 
@@ -31,33 +31,33 @@ class Detail:
 class ContainerEvents:
     """Publishes a node's container events as facts."""
 
-    def __init__(self, runtime: Runtime[AgentSettings], node: Node) -> None:
+    def __init__(self, runtime: Runtime[AgentSettings], incarnation: Incarnation) -> None:
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._log = runtime.log
-        self._node = node
+        self._incarnation = incarnation
         self._rejected: set[str] = set()
 
     def publish(self, found: FoundContainer, change: ContainerChange, detail: Detail) -> None:
         """One event, now."""
-        node = self._node
+        node, number = self._incarnation.node, self._incarnation.number
         event = ContainerEvent(
             change=change,
             app=found.app,
-            node=node.name,
+            node=node,
             container=found.key,
             name=found.name,
             source=ContainerSource(found.source),
             time_ns=self._clock.time_ns(),
-            incarnation=node.incarnation,
+            incarnation=number,
             quota_us=detail.quota_us,
             limit_bytes=detail.limit_bytes,
             oom_kills=detail.oom_kills,
             reason=detail.reason[:REASON_CHARACTERS],
             writer=detail.writer,
         )
-        subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node.name)
-        self._bus.publish_event(subject, event, message_id=f"{node.incarnation}-{found.key}-{change}-{event.time_ns}")
+        subject = CONTAINER_EVENTS.subject(self._bus.root, app=found.app, node=node)
+        self._bus.publish_event(subject, event, message_id=f"{number}-{found.key}-{change}-{event.time_ns}")
 
     def drifted(self, drift: Drift) -> None:
         """Its limits were modified externally."""

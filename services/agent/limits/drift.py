@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
+import json
+import re
+from typing import Final, NamedTuple
+
 from schemas.limits import RowStatus
-from services.agent.containers import ContainerSet, same_memory
-from services.agent.limits.external_change import MODIFIED, Change, sentence
-from services.agent.limits.update_log import ContainerLimits
+from services._host.cgroup_snapshot import QuotaWriter
+from services.agent.containers import ContainerLimits, ContainerSet, same_memory
 from services.agent.memory.records import Drift, EventBuffer, mib
 from services.agent.memory.reserve import Reserves
 from services.agent.ports import Limits
+
+MODIFIED: Final = "modified externally"
+_PATH_CHARACTERS: Final = 240
+"""Of a control group in a sentence, its end: that of a container in a pod has 200."""
+_PLAIN: Final = re.compile(r"[\w.:/@+=\[\]\\-]+")
+"""Commands and units that need no quotes. A process chooses its command's name: none may pass for more than a name."""
+
+
+class Change(NamedTuple):
+    """Of one limit."""
+
+    what: str
+    """From what to what."""
+    outcome: str
+    """What was done about it."""
+
+    def __str__(self) -> str:
+        """A clause."""
+        return f"{self.what}, {self.outcome}"
+
+
+def sentence(quota: Change | None, memory: Change | None, writer: QuotaWriter | None) -> str:
+    """What changed, and by which process; empty: nothing did.
+
+    Args:
+        quota: of the CPU quota.
+        memory: of the memory limit; its writer is not known.
+        writer: of the quota; None: not known.
+    """
+    if quota is None:
+        return f"{MODIFIED}: {memory}" if memory is not None else ""
+    if memory is None:
+        return f"{MODIFIED} {_by(writer)}: {quota}"
+    return f"{MODIFIED}: {quota.what} {_by(writer)}, {quota.outcome}; {memory}"
+
+
+def _by(writer: QuotaWriter | None) -> str:
+    if writer is None:
+        return "by an unknown process"
+    cgroup = writer.cgroup
+    if len(cgroup) > _PATH_CHARACTERS:
+        cgroup = f"...{cgroup[-_PATH_CHARACTERS:]}"
+    return f"by {_named(writer.comm)} (pid {writer.pid}, {_named(cgroup)})"
+
+
+def _named(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
 
 _REFUSED = "taken over because the kernel refuses the old value"
 
@@ -24,7 +75,7 @@ class DriftDetector:
 
     def check(self, key: str) -> None:
         """Read a container's limits back; a limit that was never updated is adopted."""
-        known, member = self._containers.update_log.containers[key], self._containers.managed[key]
+        known, member = self._containers.limits[key], self._containers.managed[key]
         kernel = member.handle.read_limits()
         if kernel is None:
             return
@@ -48,7 +99,7 @@ class DriftDetector:
             key: the container.
             ordered_us: what is about to be written, per period.
         """
-        known, member = self._containers.update_log.containers[key], self._containers.managed[key]
+        known, member = self._containers.limits[key], self._containers.managed[key]
         kernel_us = member.handle.read_quota()
         if kernel_us is None or kernel_us == known.quota_us:
             return
@@ -61,7 +112,7 @@ class DriftDetector:
 
     def oom_control_was_undone(self, key: str) -> None:
         """The kernel's kill, or memory.high, was changed, and has been put right."""
-        known, found = self._containers.update_log.containers[key], self._containers.managed[key].found
+        known, found = self._containers.limits[key], self._containers.managed[key].found
         reason = f"{MODIFIED}: its memory guard was disabled; it was enabled again"
         self.events.add_drift(Drift(found, known.quota_us, known.limit_bytes, reason))
 

@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 from schemas.limits import LimitReply, LimitUpdate, RowStatus
 from services.agent.containers import ContainerSet
-from services.agent.limits.bounds import SpecLimits
+from services.agent.limits.admission import SpecLimits
 from services.agent.limits.drift import DriftDetector
-from services.agent.limits.node_budget_keeper import NodeBudget, UpdateHeadroom
 from services.agent.limits.period_boundary import PREDICTED, BoundaryQueue
-from services.agent.limits.update_log import Plan, RowPlan
+from services.agent.limits.update_log import Plan, RowPlan, UpdateLog
 from services.agent.memory.controller import MemoryController
+from services.agent.memory.node_budget_keeper import NodeBudget, UpdateHeadroom
 
 
 @dataclass(slots=True, eq=False)
@@ -53,33 +53,18 @@ _IN_USE: Final = "the memory is in use, or was granted within the last second"
 _GONE_KEPT: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ReportNumbers:
-    """What replies and batches of a node share."""
-
-    next_seq: Callable[[], int]
-    """The next `report_seq`."""
-    is_complete: Callable[[], bool]
-    """Whether every source of containers has answered (`core.inventory`)."""
-
-
 class LimitExecutor:
     """Updates under way on one node."""
 
     def __init__(
-        self,
-        containers: ContainerSet,
-        budget: NodeBudget,
-        memory: MemoryController,
-        drift: DriftDetector,
-        report: ReportNumbers,
+        self, containers: ContainerSet, budget: NodeBudget, memory: MemoryController, drift: DriftDetector
     ) -> None:
         self._containers = containers
         self._budget = budget
         self._reserves = budget.reserves
         self._memory = memory
         self._drift = drift
-        self._report = report
+        self.log = UpdateLog(containers.incarnation, containers.limits)
         self._replies: list[_PendingReply] = []
         self.decreases = BoundaryQueue()
         self.spec_limits: SpecLimits | None = None
@@ -91,17 +76,19 @@ class LimitExecutor:
         self._vanished: deque[str] = deque(maxlen=_GONE_KEPT)
 
     def apply(self, update: LimitUpdate, now_ns: int, on_settled: Callable[[LimitReply], None]) -> None:
-        """Apply an update; see `Node.apply`."""
-        update_log = self._containers.update_log
+        """Apply an update: raises, memory and reserves now, lower quotas at each container's boundary.
+
+        ``on_settled`` is called with the reply once every row is settled, possibly before this returns.
+        """
         room = (
             None
             if self.spec_limits is None
-            else self.spec_limits.admission(update_log.containers, self._reserves.report)
+            else self.spec_limits.admission(self._containers.limits, self._reserves.report)
         )
-        plan = update_log.accept(update, room)
+        plan = self.log.accept(update, room)
         self._over_limit |= plan.over_limit
         self._reasons = {row.container: _OVER_LIMIT for row in plan.rows if row.status is RowStatus.FAILED}
-        keys = [row.container for row in plan.rows] or update_log.of_apps(plan.fenced_apps)
+        keys = [row.container for row in plan.rows] or self._containers.of_apps(plan.fenced_apps)
         statuses = [row.status for row in plan.rows] or [RowStatus.UNCHANGED] * len(keys)
         pending = _PendingReply(update, plan, keys, statuses, on_settled, self._budget.begin())
         self._replies.append(pending)
@@ -129,7 +116,7 @@ class LimitExecutor:
                     continue
                 is_due = self.decreases.read(decrease, nr_periods, now_ns)
             if is_due:
-                quota_us = self._containers.update_log.take_decrease(decrease.container, decrease.order)
+                quota_us = self.log.take_decrease(decrease.container, decrease.order)
                 status = self._write_quota(decrease.container, quota_us) if quota_us else RowStatus.SUPERSEDED
                 self._settle_row(decrease.container, decrease.order, status)
 
@@ -143,10 +130,9 @@ class LimitExecutor:
 
     def over_limit_apps(self, update: LimitUpdate) -> set[str]:
         """Applications whose AppSpec limits, as they are known now, an update would pass."""
-        update_log = self._containers.update_log
         if self.spec_limits is None:
             return set()
-        return update_log.over_limit(update, self.spec_limits.admission(update_log.containers, self._reserves.report))
+        return self.log.over_limit(update, self.spec_limits.admission(self._containers.limits, self._reserves.report))
 
     def take_over_limit(self) -> set[str]:
         """Applications whose AppSpec limits an update since the last call would have passed."""
@@ -170,7 +156,7 @@ class LimitExecutor:
             order = pending.update.epoch, pending.update.seq
             if self._must_wait(key, order, now_ns):
                 pending.pending_rows[key] = row
-            elif quota_us := self._containers.update_log.take_decrease(key, order):
+            elif quota_us := self.log.take_decrease(key, order):
                 return max(status, self._write_quota(key, quota_us))
         return status
 
@@ -193,18 +179,18 @@ class LimitExecutor:
 
     def _raises_memory(self, planned: RowPlan) -> bool:
         """Lower limits are written first: a full node can still shift memory from one container to another."""
-        known = self._containers.update_log.containers.get(planned.container)
+        known = self._containers.limits.get(planned.container)
         return known is not None and planned.limit_bytes > max(known.limit_bytes, 0)
 
     def _write_memory(self, key: str, ordered_bytes: int, room: UpdateHeadroom, now_ns: int) -> RowStatus:
         admitted = self._budget.admit(key, ordered_bytes, room)
-        before_bytes = self._containers.update_log.containers[key].limit_bytes
+        before_bytes = self._containers.limits[key].limit_bytes
         status = RowStatus.UNCHANGED
         if admitted.limit_bytes:
             status = self._write_admitted(key, admitted.limit_bytes, now_ns)
         if admitted.refusal is None:
             return status
-        self._reasons[key] = admitted.refusal.sentence(self._containers.update_log.node)
+        self._reasons[key] = admitted.refusal.sentence(self._containers.node)
         self._budget.report_rejection(key, ordered_bytes, before_bytes, admitted.refusal, now_ns)
         return max(status, RowStatus.NODE_BUDGET)
 
@@ -212,7 +198,7 @@ class LimitExecutor:
         if self._memory.rejects_decrease(key, limit_bytes, now_ns):
             self._reasons[key] = _IN_USE
             return RowStatus.FAILED
-        before_bytes = self._containers.update_log.containers[key].limit_bytes
+        before_bytes = self._containers.limits[key].limit_bytes
         status = self._containers.write_memory(key, limit_bytes)
         if status is RowStatus.APPLIED and 0 <= before_bytes < limit_bytes:
             self._memory.limit_was_increased(key, now_ns)
@@ -252,13 +238,13 @@ class LimitExecutor:
                 self._failures.append(FailedRow(container, status, own or _REASONS[status]))
 
     def _reply(self, pending: _PendingReply) -> LimitReply:
-        update_log, update, plan = self._containers.update_log, pending.update, pending.plan
-        known = [update_log.containers.get(key) for key in pending.keys]
+        update, plan = pending.update, pending.plan
+        known = [self._containers.limits.get(key) for key in pending.keys]
         columns: dict[str, Iterable[int]] = {
             "quota_us": [entry.quota_us if entry else 0 for entry in known],
             "limit_bytes": [entry.limit_bytes if entry else 0 for entry in known],
             "order_seq": [
-                update_log.order_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)
+                self.log.order_seq(key) if entry else 0 for key, entry in zip(pending.keys, known, strict=True)
             ],
             "status": [int(status) for status in pending.statuses],
         }
@@ -266,10 +252,10 @@ class LimitExecutor:
         return LimitReply.build(
             pending.keys,
             {name: list(values) for name, values in columns.items()},
-            node=update_log.node,
-            incarnation=update_log.incarnation,
-            report_seq=self._report.next_seq(),
-            inventory_complete=self._report.is_complete(),
+            node=self._containers.node,
+            incarnation=self._containers.incarnation.number,
+            report_seq=self._containers.incarnation.next_report_seq(),
+            inventory_complete=self._containers.inventory.complete,
             epoch=update.epoch,
             seq=update.seq,
             refusal=plan.refusal,
@@ -277,7 +263,9 @@ class LimitExecutor:
             apps=plan.fenced_apps,
             reserve_given_bytes=tuple(reserve.given_bytes for reserve in reserves),
             reserve_used_bytes=tuple(reserve.used_bytes for reserve in reserves),
-            reserve_order_seq=tuple(update_log.reserve_seq(app) for app in plan.fenced_apps),
+            reserve_order_seq=tuple(self.log.reserve_seq(app) for app in plan.fenced_apps),
             node_headroom_bytes=self._budget.headroom_bytes,
-            node_refusal=refused.sentence(update_log.node) if (refused := pending.room.refusal) is not None else "",
+            node_refusal=refused.sentence(self._containers.node)
+            if (refused := pending.room.refusal) is not None
+            else "",
         )

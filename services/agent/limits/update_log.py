@@ -11,32 +11,16 @@ records the outcome. Rules that make loss, duplication and reordering harmless:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.limits import LimitUpdate, RowStatus
-from services.agent.limits.bounds import Admission
+from services.agent.containers import ContainerLimits, Incarnation
+from services.agent.limits.admission import Admission
 from services.agent.memory.fair_share import UNKNOWN, FairShare
 from services.agent.memory.growth import PAGE_BYTES
-
-
-@dataclass(slots=True)
-class ContainerLimits:
-    """What the agent knows of one container's limits. Quota per period; -1: unlimited."""
-
-    app: str
-    quota_us: int
-    limit_bytes: int
-    epoch: int = 0
-    seq: int = 0
-    pending_decrease_us: int | None = None
-    """A lower quota that waits for the container's period boundary."""
-    pending_update: tuple[int, int] | None = None
-    quota_ordered: bool = False
-    """Whether the quota was ever updated: if not, the agent never restores it."""
-    limit_ordered: bool = False
-    """Whether the agent controls its memory: any update shows that the application is enforced."""
+from services.agent.memory.reserve import ReserveUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +38,6 @@ class RowPlan:
     """Write now."""
     accepted: bool = False
     """Whether the update counts: then the container is enforced, and the agent controls its memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReserveUpdate:
-    """What an application's reserve on this node shall be."""
-
-    app: str
-    given_bytes: int
-    container_max_bytes: int
-    fair: FairShare = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +67,11 @@ class _Row(NamedTuple):
 class UpdateLog:
     """Updates seen per container and owners seen per application."""
 
-    node: str
-    incarnation: int
-    containers: dict[str, ContainerLimits] = field(default_factory=dict)
+    incarnation: Incarnation
+    containers: Mapping[str, ContainerLimits]
     epochs: dict[str, int] = field(default_factory=dict)
     reserve_updates: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Newest update of the reserve, by application."""
-
-    def add(self, container: str, app: str, quota_us: int, limit_bytes: int) -> None:
-        """A container was found; its limits are what the kernel holds."""
-        self.containers[container] = ContainerLimits(app, quota_us, limit_bytes)
-
-    def remove(self, container: str) -> None:
-        """A container is gone."""
-        self.containers.pop(container, None)
-
-    def of_apps(self, apps: Iterable[str]) -> list[str]:
-        """Containers of these applications."""
-        wanted = set(apps)
-        return [key for key, limits in self.containers.items() if limits.app in wanted]
 
     def order_seq(self, container: str) -> int:
         """Newest sequence seen from the application's present owner; 0: none."""
@@ -130,10 +90,10 @@ class UpdateLog:
             update: the limit update.
             admission: what the AppSpec limits leave; None: they are not checked.
         """
-        if update.node != self.node or update.incarnation != self.incarnation:
+        node, number = self.incarnation.node, self.incarnation.number
+        if update.node != node or update.incarnation != number:
             return Plan(
-                refusal=f"meant for {update.node} incarnation {update.incarnation}, "
-                f"this is {self.node} incarnation {self.incarnation}"
+                refusal=f"meant for {update.node} incarnation {update.incarnation}, this is {node} incarnation {number}"
             )
         stale = tuple(app for app in update.apps if update.epoch < self.epochs.get(app, 0))
         owned = set(update.apps) - set(stale)

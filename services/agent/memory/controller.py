@@ -6,7 +6,7 @@ and requests wait in the `EventBuffer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
 from services.agent.containers import ContainerSet, ManagedContainer, same_memory
-from services.agent.limits.drift import DriftDetector
 from services.agent.memory.fair_shares import FairShares
 from services.agent.memory.growth import PAGE_BYTES, Need
 from services.agent.memory.limit_hit_events import describe_limit_hits, kill_reason, limit_hits_of, start_counting
@@ -28,9 +27,16 @@ from services.agent.memory.policy import (
     decrease_is_unsafe,
     needs_inspection,
 )
-from services.agent.memory.records import EventBuffer, MemoryEvent, PendingRequest, RequestOutcome, mib
+from services.agent.memory.records import (
+    EventBuffer,
+    MemoryEvent,
+    PendingRequest,
+    RequestOutcome,
+    events_of_reports,
+    mib,
+)
 from services.agent.memory.reserve import Reserves
-from services.agent.ports import UNLIMITED, MemoryState, Notification, NotificationKind, WriteOutcome
+from services.agent.ports import UNLIMITED, MemoryState, Notification, NotificationKind, WatchdogReport, WriteOutcome
 
 ARM_AGAIN_NS: Final = 20_000_000
 """While a container grows fast, its thresholds follow this often."""
@@ -53,18 +59,24 @@ class MemoryController:
     """All containers of a node under OOM control."""
 
     def __init__(
-        self, containers: ContainerSet, reserves: Reserves, drift: DriftDetector, oom_wait_timeout_ns: int
+        self,
+        containers: ContainerSet,
+        reserves: Reserves,
+        events: EventBuffer,
+        check_limits: Callable[[str], None],
+        oom_wait_timeout_ns: int,
     ) -> None:
-        self._containers = containers
+        """``check_limits`` reads a container's limits back: they differ from what was written last."""
+        self.containers = containers
+        self.events = events
         self._reserves = reserves
-        self._drift = drift
+        self._check_limits = check_limits
         self._oom_wait_timeout_ns = oom_wait_timeout_ns
         self._controlled: dict[str, ContainerMemory] = {}
-        self._active: dict[str, ContainerMemory] = {}  # those that may be hot, or in an episode
+        self._active: dict[str, ContainerMemory] = {}  # those that may be polled fast, or have an incident
         self._requests: dict[str, RequestState] = {}
         self._oom_waits = OomWaitTimes(containers)
         self._shares = FairShares(containers, reserves)
-        self.events: EventBuffer = drift.events
 
     # -- containers under OOM control --------------------------------------------------------------------------
 
@@ -79,13 +91,13 @@ class MemoryController:
 
     def control(self, key: str, now_ns: int) -> None:
         """Begin: a limit update for it was accepted, so it is enforced; or a previous agent controlled it."""
-        known = self._containers.update_log.containers[key]
+        known = self.containers.limits[key]
         if key not in self._controlled and (known.limit_bytes != UNLIMITED or known.limit_ordered):
             known.limit_ordered = True
             self._controlled[key] = ContainerMemory(key, known.app)
             self._oom_waits.load(self._controlled[key])
-            start_counting(self._controlled[key], self._containers.managed[key].handle)
-            self._enable_control(self._controlled[key], self._containers.managed[key], now_ns)
+            start_counting(self._controlled[key], self.containers.managed[key].handle)
+            self._enable_control(self._controlled[key], self.containers.managed[key], now_ns)
 
     def inspect_soon(self, key: str, now_ns: int) -> None:
         """The next `poll` inspects it, if it is controlled."""
@@ -101,7 +113,7 @@ class MemoryController:
         """Follow usage; returns whether OOM control had been disabled externally."""
         if (container := self._controlled.get(key)) is None or container.killer_reason:
             return False
-        member = self._containers.managed[key]
+        member = self.containers.managed[key]
         undone = member.handle.oom_control_was_undone()
         self._enable_control(container, member, now_ns)
         return undone
@@ -129,7 +141,7 @@ class MemoryController:
 
     def rejects_decrease(self, key: str, limit_bytes: int, now_ns: int) -> bool:
         """Whether a lower limit must not be written now: it was granted more lately, or uses too much of it."""
-        member, held_bytes = self._containers.managed[key], self._containers.update_log.containers[key].limit_bytes
+        member, held_bytes = self.containers.managed[key], self.containers.limits[key].limit_bytes
         if held_bytes != UNLIMITED and limit_bytes >= held_bytes:
             return False
         container = self._controlled.get(key)
@@ -163,7 +175,7 @@ class MemoryController:
         if not self._controlled:
             return
         self._shares.take_sample(keys, usage_bytes)
-        update_log = self._containers.update_log.containers
+        update_log = self.containers.limits
         limit_bytes = np.array([update_log[key].limit_bytes for key in keys], dtype=np.int64)
         near = np.flatnonzero(needs_inspection(usage_bytes, limit_bytes, rate)).tolist()
         due = {keys[row] for row in near if keys[row] in self._controlled}
@@ -185,7 +197,7 @@ class MemoryController:
             self.events.counters.polls += 1
             self.inspect(container.key, OomCause.SAMPLE, now_ns)
             if now_ns - container.armed_ns >= ARM_AGAIN_NS and not container.killer_reason:
-                self._enable_control(container, self._containers.managed[container.key], now_ns)
+                self._enable_control(container, self.containers.managed[container.key], now_ns)
 
     def _resume_after_gap(self, now_ns: int) -> None:
         for container in self._oom_waits.after_gap(self._controlled.values(), now_ns):
@@ -200,13 +212,11 @@ class MemoryController:
 
     def inspect(self, key: str, cause: OomCause, now_ns: int) -> None:
         """Read a controlled container's memory and act on it."""
-        container, member = self._controlled[key], self._containers.managed[key]
+        container, member = self._controlled[key], self.containers.managed[key]
         self._active[key] = container
         state = member.handle.read_memory()
-        if state is not None and not same_memory(
-            state.limit_bytes, self._containers.update_log.containers[key].limit_bytes
-        ):
-            self._drift.check(key)
+        if state is not None and not same_memory(state.limit_bytes, self.containers.limits[key].limit_bytes):
+            self._check_limits(key)
             state = member.handle.read_memory()
         if state is None:
             return  # vanished: the next sample notices
@@ -255,7 +265,7 @@ class MemoryController:
         if granted == 0:
             return 0
         limit_bytes = state.limit_bytes + granted
-        if self._containers.write_memory(container.key, limit_bytes) is not RowStatus.APPLIED:
+        if self.containers.write_memory(container.key, limit_bytes) is not RowStatus.APPLIED:
             self._reserves.refund(container.app, granted)
             return 0
         self._report(
@@ -314,11 +324,11 @@ class MemoryController:
                 inspect, OomCause.DEADLINE, f"tasks waited for {self._oom_wait_timeout_ns / 1e9:g} s: {why}"
             )
         elif need.added_bytes == 0 and container.needs_wakeup(inspect.now_ns):
-            self._containers.wake_tasks(container.key, state.limit_bytes)
+            self.containers.wake_tasks(container.key, state.limit_bytes)
 
     def _enable_killer(self, inspect: _Inspection, cause: OomCause, reason: str) -> None:
         container = inspect.container
-        if self._containers.managed[container.key].handle.enable_oom_killer() is not WriteOutcome.WRITTEN:
+        if self.containers.managed[container.key].handle.enable_oom_killer() is not WriteOutcome.WRITTEN:
             return  # vanished; or refused: the next poll tries again
         self._report(inspect, OomKind.OOM_KILLER_ENABLED, cause, reason, paused_us=container.paused_us(inspect.now_ns))
         container.oom_killer_enabled(reason, inspect.now_ns, inspect.state.oom_kills)
@@ -369,16 +379,16 @@ class MemoryController:
 
     def count_kills(self, key: str, oom_kills: int) -> None:
         """The kernel's own counter, as read with the limits."""
-        member = self._containers.managed[key]
+        member = self.containers.managed[key]
         if oom_kills > member.oom_kills:
-            limit_bytes = self._containers.update_log.containers[key].limit_bytes
+            limit_bytes = self.containers.limits[key].limit_bytes
             state = member.handle.read_memory() or MemoryState(0, limit_bytes, paused=False, oom_kills=oom_kills)
             container = self._controlled.get(key) or ContainerMemory(key, member.found.app)
             self._count_kills(container, state._replace(oom_kills=max(oom_kills, state.oom_kills)))
 
     def _count_kills(self, container: ContainerMemory, state: MemoryState) -> None:
         """Where the kernel's counter has risen: report the kill, and why it was not prevented."""
-        member = self._containers.managed[container.key]
+        member = self.containers.managed[container.key]
         if state.oom_kills <= member.oom_kills:
             return
         member.oom_kills, container.granted_ns = state.oom_kills, None  # what it leaves may be taken at once
@@ -402,12 +412,21 @@ class MemoryController:
                     paused_us=container.paused_us(now_ns),
                 )
 
-    def killer_enabled_by_watchdog(self, key: str, reason: str, now_ns: int) -> None:
+    def adopt_reports(self, reports: Sequence[WatchdogReport], now_ns: int) -> None:
+        """Publish what the watchdog did while the agent did not run; adopt it where the containers are still here."""
+        for report, event in zip(reports, events_of_reports(reports), strict=True):
+            self.events.add(event)
+            if report.key in self.containers.managed:
+                self.containers.refresh(report.key)
+                if not report.granted:
+                    self._killer_enabled_by_watchdog(report.key, event.reason, now_ns)
+
+    def _killer_enabled_by_watchdog(self, key: str, reason: str, now_ns: int) -> None:
         """The watchdog enabled the OOM killer: controlled again as after the agent's own."""
         container = self._controlled.get(key)
         if container is not None and not container.killer_reason:
             self._active[key] = container
-            container.oom_killer_enabled(reason, now_ns, self._containers.managed[key].oom_kills)
+            container.oom_killer_enabled(reason, now_ns, self.containers.managed[key].oom_kills)
 
     def _report(self, inspect: _Inspection, kind: OomKind, cause: OomCause, reason: str, **details: int) -> None:
         state = inspect.state

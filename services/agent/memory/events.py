@@ -12,9 +12,10 @@ from services._runtime.bus.api import BusError
 from services._runtime.clock import monotonic_ns
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.tracing import span, untraced
+from services.agent.memory.controller import MemoryController
+from services.agent.memory.node_budget_keeper import NodeBudget
 from services.agent.memory.records import Drift, MemoryEvent, PendingRequest, RequestOutcome, span_attributes
 from services.agent.memory.trace_groups import TraceGroups
-from services.agent.node import Node
 from services.agent.ports import Watchdog
 from services.agent.settings import AgentSettings
 
@@ -24,16 +25,24 @@ POLL_SPACING: Final = 3
 
 
 class MemoryLoop:
-    """Runs a node's memory control between its samples. After every call of the node, call `flush`."""
+    """Runs memory control between samples. `flush` follows every call of the controller and the limit executor."""
 
     def __init__(
-        self, runtime: Runtime[AgentSettings], node: Node, watchdog: Watchdog, on_drift: Callable[[Drift], None]
+        self,
+        runtime: Runtime[AgentSettings],
+        memory: MemoryController,
+        budget: NodeBudget,
+        watchdog: Watchdog,
+        on_drift: Callable[[Drift], None],
     ) -> None:
         self._runtime = runtime
         self._clock = runtime.clock
         self._log = runtime.log
         self._bus = runtime.bus
-        self._node = node
+        self._memory = memory
+        self._budget = budget
+        self._host = memory.containers.host
+        self._incarnation = memory.containers.incarnation
         self._watchdog = watchdog
         self._on_drift = on_drift
         self._timer: asyncio.TimerHandle | None = None
@@ -50,13 +59,13 @@ class MemoryLoop:
             self._watchdog.start()
         except OSError as error:  # `heartbeat` tries again
             self._log.error("watchdog_not_started", error=str(error))
-        if (notification_fd := self._node.host.notification_fd) is not None:
+        if (notification_fd := self._host.notification_fd) is not None:
             asyncio.get_running_loop().add_reader(notification_fd, self._take_notifications)
         self._register_metrics()
 
     def stop(self) -> None:
         """No more inspections; the watchdog goes on until `stop_watchdog`."""
-        if (notification_fd := self._node.host.notification_fd) is not None:
+        if (notification_fd := self._host.notification_fd) is not None:
             asyncio.get_running_loop().remove_reader(notification_fd)
         if self._timer is not None:
             self._timer.cancel()
@@ -71,7 +80,7 @@ class MemoryLoop:
         reports = self._watchdog.take_reports()
         if reports:
             self._log.warning("watchdog_intervened", reports=len(reports))
-            self._node.take_reports(reports, self._now_ns())
+            self._memory.adopt_reports(reports, self._now_ns())
             self.publish_events()
             self._unpublished_reports = True
         elif self._unpublished_reports and not self._bus.counters["events_pending"]:
@@ -80,7 +89,7 @@ class MemoryLoop:
 
     def flush(self) -> None:
         """Publish events, send requests, schedule the next poll."""
-        self._publish_all(self._node.events.take_requests())
+        self._publish_all(self._memory.events.take_requests())
         self._schedule()
 
     def publish_events(self) -> None:
@@ -89,7 +98,7 @@ class MemoryLoop:
 
     def _publish_all(self, requests: list[PendingRequest]) -> None:
         """What happened to an application's memory at one moment is one step of a trace, whatever it was."""
-        buffer = self._node.events
+        buffer = self._memory.events
         events = buffer.take_events()
         apps = [occurrence.app for occurrence in events] + [request.app for request in requests]
         for app in dict.fromkeys(apps):
@@ -98,7 +107,7 @@ class MemoryLoop:
             now_ns = self._now_ns()
             begin = self._traces.begin(app, now_ns, self._known_since_ns(happened, now_ns))
             with span(
-                "agent.handle_oom", begin, **span_attributes(happened, wanted), turnbuckle__node=self._node.name
+                "agent.handle_oom", begin, **span_attributes(happened, wanted), turnbuckle__node=self._incarnation.node
             ) as step:
                 self._traces.record(app, step, now_ns)
                 for occurrence in happened:
@@ -112,14 +121,14 @@ class MemoryLoop:
     # -- inspections -------------------------------------------------------------------------------------------
 
     def _take_notifications(self) -> None:
-        self._node.take_notifications(self._now_ns())
+        self._memory.take_notifications(self._host.take_notifications(), self._now_ns())
         self.flush()
 
     def _schedule(self) -> None:
         if self._timer is not None:
             return
         now_ns = self._now_ns()
-        due_ns = self._node.memory.next_poll_ns(now_ns)
+        due_ns = self._memory.next_poll_ns(now_ns)
         if due_ns is not None:
             delay_s = max((due_ns - now_ns) / 1e9, POLL_SPACING * self._poll_s)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._poll, context=untraced())
@@ -128,7 +137,7 @@ class MemoryLoop:
         self._timer = None
         begin_s = self._clock.monotonic()
         try:
-            self._node.memory.poll(self._now_ns())
+            self._memory.poll(self._now_ns())
         finally:
             self._poll_s = self._clock.monotonic() - begin_s
             self.flush()
@@ -136,13 +145,13 @@ class MemoryLoop:
     # -- messages ----------------------------------------------------------------------------------------------
 
     async def _request(self, pending: PendingRequest) -> None:
-        if (why := self._node.budget.grant_refusal()) is not None:  # whatever is given could not be granted
-            self._answered(pending, RequestOutcome(denial=why.sentence(self._node.name)))
+        if (why := self._budget.grant_refusal()) is not None:  # whatever is given could not be granted
+            self._answered(pending, RequestOutcome(denial=why.sentence(self._incarnation.node)))
             return
         request = MemoryRequest(
             app=pending.app,
-            node=self._node.name,
-            incarnation=self._node.incarnation,
+            node=self._incarnation.node,
+            incarnation=self._incarnation.number,
             container=pending.key,
             wanted_bytes=pending.wanted_bytes,
             usage_bytes=pending.usage_bytes,
@@ -157,13 +166,13 @@ class MemoryLoop:
             answer = RequestOutcome(timeout=f"no reply from an allocator: {error}")
         else:
             if isinstance(reply, MemoryReply):
-                answer = RequestOutcome(denial=self._node.budget.explain_refusal(reply.refusal, pending.wanted_bytes))
+                answer = RequestOutcome(denial=self._budget.explain_refusal(reply.refusal, pending.wanted_bytes))
             else:
                 answer = RequestOutcome(timeout=f"no usable reply from an allocator: {reply.type_name}")
         self._answered(pending, answer)
 
     def _answered(self, request: PendingRequest, answer: RequestOutcome) -> None:
-        self._node.memory.answered(request, answer, self._now_ns())
+        self._memory.answered(request, answer, self._now_ns())
         self.flush()
 
     def _known_since_ns(self, happened: list[MemoryEvent], now_ns: int) -> int | None:
@@ -177,9 +186,9 @@ class MemoryLoop:
             kind=kind,
             cause=occurrence.cause,
             app=occurrence.app,
-            node=self._node.name,
+            node=self._incarnation.node,
             container=occurrence.key,
-            incarnation=self._node.incarnation,
+            incarnation=self._incarnation.number,
             time_ns=self._clock.time_ns() if occurrence.wall_ns is None else occurrence.wall_ns,
             usage_bytes=occurrence.usage_bytes,
             limit_before_bytes=occurrence.limit_before_bytes,
@@ -195,19 +204,19 @@ class MemoryLoop:
             message_id = f"watchdog-{occurrence.key}-{event.time_ns}"
         else:
             self._published += 1
-            message_id = f"{self._node.incarnation}-oom-{self._published}"
-        subject = OOM_EVENTS.subject(self._bus.root, app=occurrence.app, node=self._node.name)
+            message_id = f"{self._incarnation.number}-oom-{self._published}"
+        subject = OOM_EVENTS.subject(self._bus.root, app=occurrence.app, node=self._incarnation.node)
         self._bus.publish_event(subject, event, message_id=message_id)
         if kind in {OomKind.OOM_KILLER_ENABLED, OomKind.KILL, OomKind.LIMIT_HITS}:
             self._log.warning(f"memory_{kind}", app=event.app, container=event.container, reason=event.reason)
 
     def _register_metrics(self) -> None:
-        observe, node, counters = self._runtime.telemetry.observe, self._node, self._node.events.counters
-        observe("turnbuckle_agent_node_budget_rejections_total", lambda: node.budget.rejections)
-        observe("turnbuckle_agent_node_allocatable_bytes", lambda: node.budget.allocatable_bytes or 0)
-        observe("turnbuckle_agent_node_committed_bytes", node.budget.committed_bytes)
-        observe("turnbuckle_agent_guarded_containers", lambda: node.memory.count)
-        observe("turnbuckle_agent_reserve_bytes", lambda: node.reserves.left_bytes)
+        observe, budget, counters = self._runtime.telemetry.observe, self._budget, self._memory.events.counters
+        observe("turnbuckle_agent_node_budget_rejections_total", lambda: budget.rejections)
+        observe("turnbuckle_agent_node_allocatable_bytes", lambda: budget.allocatable_bytes or 0)
+        observe("turnbuckle_agent_node_committed_bytes", budget.committed_bytes)
+        observe("turnbuckle_agent_guarded_containers", lambda: self._memory.count)
+        observe("turnbuckle_agent_reserve_bytes", lambda: budget.reserves.left_bytes)
         observe("turnbuckle_agent_memory_grants_total", lambda: counters.grants)
         observe("turnbuckle_agent_memory_granted_bytes_total", lambda: counters.granted_bytes)
         observe("turnbuckle_agent_oom_waits_total", lambda: counters.oom_waits)

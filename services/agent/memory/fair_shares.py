@@ -29,7 +29,7 @@ class FairShares:
         app, fair, update_log = (
             container.app,
             self._reserves.fair_of(container.app),
-            self._containers.update_log.containers,
+            self._containers.limits,
         )
         if limit_bytes + wanted_bytes <= fair.share_bytes or not fair.share_bytes:
             return self._reserves.spend(app, wanted_bytes)
@@ -53,5 +53,5 @@ class FairShares:
 
     def _is_above(self, container: ContainerMemory) -> bool:
         """Whether it has its share, or more."""
-        limit_bytes = self._containers.update_log.containers[container.key].limit_bytes
+        limit_bytes = self._containers.limits[container.key].limit_bytes
         return is_above(self._reserves.fair_of(container.app), limit_bytes)

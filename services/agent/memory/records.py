@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from schemas.oom import OomCause, OomKind
-from services.agent.ports import FoundContainer, QuotaWriter, WatchdogReport
+from services._host.cgroup_snapshot import QuotaWriter
+from services.agent.ports import FoundContainer, WatchdogReport
 
 MIB: Final = 1 << 20
 

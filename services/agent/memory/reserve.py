@@ -6,17 +6,26 @@ what the watchdog spent while no agent ran counts as used only once the limits t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from services.agent.limits.update_log import ReserveUpdate
 from services.agent.memory.fair_share import UNKNOWN, FairShare
 from services.agent.ports import Reserve, ReserveStore
 
 CONFIRM_POLLS: Final = 10
 """A difference made by another process counts after so many polls (one per sample): the watchdog may be at work."""
 NO_MAXIMUM: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveUpdate:
+    """What an application's reserve on this node shall be."""
+
+    app: str
+    given_bytes: int
+    container_max_bytes: int
+    fair: FairShare = UNKNOWN
 
 
 class ReserveReport(NamedTuple):
@@ -121,6 +130,13 @@ class Reserves:
         if account is not None:
             self._store.void(app)
             account.used_bytes = account.given_bytes
+
+    def void_orphans(self, apps_here: Collection[str]) -> list[str]:
+        """Void the reserves of applications without a container here; returns them."""
+        orphans = [app for app in self._accounts if app not in apps_here and self.left_of(app)]
+        for app in orphans:
+            self.void(app)
+        return orphans
 
     def is_unreconciled(self, app: str) -> bool:
         """Whether the watchdog may have granted something that is not reported yet."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from services.agent.memory.state_files import as_json, parse_json, try_lock
+from services.agent.state_files import as_json, parse_json, try_lock
 
 _HALF_BYTES: Final = 1 << 16
 """Room for a thousand applications."""

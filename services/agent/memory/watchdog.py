@@ -23,14 +23,14 @@ from typing import Any, Final, NamedTuple
 
 from services.agent.memory.growth import LEAST_POLL_S, MOST_POLL_S, PAGE_BYTES, FreeMemory, initial_grants, next_poll_s
 from services.agent.memory.reserve_file import ReserveFile, take_out
-from services.agent.memory.state_files import (
+from services.agent.memory.watchdog_group import Group, Memory
+from services.agent.state_files import (
     Loaded,
     StateDirectory,
     append_reports,
     is_locked,
     read_holder,
 )
-from services.agent.memory.watchdog_group import Group, Memory
 
 BUSY_SHARE: Final = 3
 """Where many containers are read, at least this many times what that takes lies between two passes."""

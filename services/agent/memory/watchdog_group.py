@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from services.agent.memory.growth import FreeMemory, Growth, Need, need_of
-from services.agent.memory.state_files import FoundValues
+from services.agent.state_files import FoundValues
 
 NEAR_BYTES: Final = 2 << 20
 """Closer to the limit than this, with nothing to reclaim, counts as waiting: reclaim may spin without an event."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from services._host.root_groups import move_to_root_groups
 from services._runtime.telemetry.logging import get_logger
-from services.agent.memory.detach import move_to_root_groups
-from services.agent.memory.state_files import StateDirectory, read_report_lines, take_report_lines
 from services.agent.ports import WatchdogReport
+from services.agent.state_files import StateDirectory, read_report_lines, take_report_lines
 
 HEARTBEAT: Final = b"."
 BYE: Final = b"q"

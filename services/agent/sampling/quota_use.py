@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from services.agent.sampling.counters import BoolArray, IntArray
+from services._host.cgroup_snapshot import BoolArray, IntArray
 
 LOW_USE_SHARE: Final = 0.5
 RECENT_NS: Final = 300_000_000

@@ -6,11 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from services._host.cgroup_snapshot import BoolArray, IntArray, ThrottleSnapshot
 from services.agent.containers import ContainerSet
 from services.agent.ports import Host
-from services.agent.sampling.counters import BoolArray, IntArray
 from services.agent.sampling.quota_use import VANISHED, Budget, may_burst, used_up
-from services.agent.sampling.throttling import ThrottleSnapshot
 from services.agent.sampling.usage import PeriodSample
 
 CHEAP_READS: Final = 256

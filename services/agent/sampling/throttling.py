@@ -9,27 +9,15 @@ the period after the next one: every quota write refills the pool and lets them 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from services.agent.sampling.counters import BoolArray, IntArray
+from services._host.cgroup_snapshot import BoolArray, IntArray, ThrottleSnapshot
+from services.agent.containers import NOTHING_REPORTED
 from services.agent.sampling.usage import PeriodSample
 
-NOTHING_REPORTED = -1
 _PERIOD, _QUOTA, _COUNTED = range(3)
-
-
-@dataclass(frozen=True, slots=True)
-class ThrottleSnapshot:
-    """Of each container at one moment, shape (N,) each."""
-
-    throttled: BoolArray
-    """A CPU of it waits for the period to end."""
-    nr_periods: IntArray
-    """Periods that have ended: names the one under way."""
-    quota_us: IntArray
-    """In force; -1: none."""
 
 
 def in_progress(snapshot: ThrottleSnapshot, reported: IntArray) -> BoolArray:

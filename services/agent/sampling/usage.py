@@ -9,18 +9,14 @@ end 110 ms apart around one late sample, and none in 99 ms.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
 from schemas.apps import PERIOD_US
 from schemas.cfs import SampleFlag
+from services._host.cgroup_snapshot import COUNTER_COLUMNS, MEMORY_COLUMN, BoolArray, ExactPeriods, IntArray
 
-IntArray = np.ndarray[Any, np.dtype[np.int64]]
-
-COUNTER_COLUMNS = 5
-"""nr_periods, nr_throttled, throttled_us, usage_us, memory_bytes: `services.agent.ports.Counters` in order."""
-_NR_PERIODS, _NR_THROTTLED, _THROTTLED_US, _USAGE_US, MEMORY_COLUMN = range(COUNTER_COLUMNS)
+_NR_PERIODS, _NR_THROTTLED, _THROTTLED_US, _USAGE_US, _ = range(COUNTER_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +67,24 @@ def per_period(before: IntArray, after: IntArray, elapsed_us: IntArray, quota_us
         throttled_us=throttled_us,
         memory_usage_bytes=after[:, MEMORY_COLUMN],
         flags=idle * int(SampleFlag.IDLE) + (~limited & ~first) * int(SampleFlag.WALL_CLOCK),
+    )
+
+
+def with_exact_periods(sample: PeriodSample, exact: ExactPeriods, rows: BoolArray) -> PeriodSample:
+    """The kernel's own account of the periods that ended, in place of an estimate from two readings.
+
+    Args:
+        sample: from two readings, shape (N,).
+        exact: from the kernel, shape (N,).
+        rows: where its periods are of `PERIOD_US`, shape (N,).
+    """
+    recorded = rows & (exact.periods > 0) & (sample.periods > 0)
+    return PeriodSample(
+        periods=np.where(recorded, exact.periods, sample.periods),
+        used_us=np.where(recorded, exact.used_us, sample.used_us),
+        unused_us=np.where(recorded, exact.unused_us, sample.unused_us),
+        throttled=np.where(recorded, exact.throttled, sample.throttled),
+        throttled_us=np.where(recorded, exact.throttled_us, sample.throttled_us),
+        memory_usage_bytes=sample.memory_usage_bytes,
+        flags=np.where(recorded, 0, sample.flags),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 
-from services.agent.bpf.throttle_ring import ThrottleRing
+from services._host.bpf.throttle_ring import ThrottleRing
 from tests.lab.vm.guest_kernel import Group, Loader, burn, enable_controllers, figure
 
 QUOTA_US = 20_000

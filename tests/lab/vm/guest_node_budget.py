@@ -18,15 +18,17 @@ from schemas.containers import ContainerSource
 from schemas.limits import LimitReply, LimitUpdate
 from schemas.oom import MemoryRequest, OomKind
 from services._host.cgroupfs import ManagedCgroup, detect, managed_directory
+from services._host.host_memory import read_pressure
 from services.agent.cgroup.open import open_host
-from services.agent.memory.host_memory import read_pressure
+from services.agent.memory.node_budget_keeper import node_memory_budget
 from services.agent.memory.records import MemoryEvent, PendingRequest, RequestOutcome
 from services.agent.memory.reserve_store import InMemoryReserveStore
-from services.agent.node import Node, NodeOptions
+from services.agent.node import NodeOptions
 from services.agent.ports import FoundContainer
 from services.agent.settings import AgentSettings
 from services.allocator.cycle import AllocationCycle
 from services.allocator.state.step_context import StepTime
+from tests.support.agent_node import Node
 
 MIB, GIB = 1 << 20, 1 << 30
 PERIOD_S = 0.1
@@ -79,7 +81,7 @@ class Machine:
 
     def __init__(self, apps: list[AppSpec], *, budget: bool) -> None:
         host = open_host(detect())
-        self.budget = AgentSettings.load({}).memory_budget(host.memory_bytes)
+        self.budget = node_memory_budget(AgentSettings.load({}), host.memory_bytes)
         options = NodeOptions(memory_budget=self.budget if budget else None)
         self.book = InMemoryReserveStore()
         self.node = Node("guest", 1, host, self.book, options)

@@ -10,10 +10,11 @@ from schemas.limits import LimitUpdate
 from schemas.oom import MemoryReply, OomCause, OomKind
 from schemas.streams import APPS, CONTAINER_STREAM, NODES, OOM_STREAM
 from schemas.subjects import CFS, LIMIT_UPDATES, MEMORY_REQUESTS
+from services._host.cgroup_snapshot import QuotaWriter
 from services._runtime.bus.api import NotPermittedError
 from services._runtime.service.app import UnusableSettingsError, run_in_process
 from services.agent.memory.growth import MIB
-from services.agent.ports import QuotaWriter, WatchdogReport
+from services.agent.ports import WatchdogReport
 from services.agent.service import Agent
 from services.agent.settings import AgentSettings
 from tests.support.bus.bus_memory import MemoryBus
@@ -206,7 +207,7 @@ async def test_without_a_bus_grants_go_on_and_waits_end_and_the_events_follow(la
 async def test_an_agent_starts_without_a_bus_and_takes_orders_when_it_comes(lab):
     lab.bus.disconnect()
     async with lab.agent() as agent:
-        await until(lambda: agent.node.samples_taken > 1, what="samples")
+        await until(lambda: agent.node.sampler.samples_taken > 1, what="samples")
         lab.bus.reconnect()
         await until(lambda: lab.bus.open, what="the subscription")
         container = await lab.guarded()
@@ -261,7 +262,7 @@ async def test_where_the_server_does_not_let_it_register_it_says_what_to_do(lab,
     monkeypatch.setattr(MemoryKeyValue, "get", refuse)
     with capture_logs() as logs:
         async with lab.agent() as agent:
-            await until(lambda: agent.node.samples_taken > 1, what="samples")
+            await until(lambda: agent.node.sampler.samples_taken > 1, what="samples")
     [told] = [line for line in logs if line["event"] == "name_not_registered"]
 
     assert "KV_tb_nodes" in told["error"]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.limits import RowStatus
-from services.agent.limits.bounds import SpecLimit, SpecLimits
+from services.agent.containers import ContainerLimits, Incarnation
+from services.agent.limits.admission import SpecLimit, SpecLimits
 from services.agent.limits.update_log import UpdateLog
 from tests.support.limit_orders import reserve_order, update
 
@@ -30,12 +31,11 @@ class Lab:
     """An agent's book, and what is announced."""
 
     def __init__(self, **known: SpecLimit | None) -> None:
-        self.book = UpdateLog("n1", 7)
+        limits = {name: ContainerLimits("shop", 20_000, 100 * MIB) for name in ("a", "b", "c")}
+        self.book = UpdateLog(Incarnation("n1", 7), limits)
         self.bounds = SpecLimits(dict(known))
         self.reserve = Reserve()
         self.seq = 0
-        for name in ("a", "b", "c"):
-            self.book.add(name, "shop", 20_000, 100 * MIB)
 
     def order(self, rows, **keywords):
         """Accept, and write what is to be written; the statuses by container."""

@@ -8,15 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.sampling.counters import (
-    MOVED_BYTES,
-    Counters,
-    CounterSnapshot,
-    ExpectedState,
-    KernelState,
-    read_each,
-    rows_to_check,
-)
+from services._host.cgroup_snapshot import Counters, CounterSnapshot, KernelState, read_each
+from services.agent.sampling.expected_state import MOVED_BYTES, ExpectedState, rows_to_check
 
 MIB = 1 << 20
 

@@ -25,7 +25,7 @@ def warnings(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def has_looked(lab) -> None:  # noqa: F811
     """Wait until the agent knows what is announced of its containers."""
     await until(lambda: lab.batches, what="a batch")
-    known = lab.running.node.orders.spec_limits.by_app
+    known = lab.running.node.limits.spec_limits.by_app
     await until(lambda: "shop" in known, what="the announcement looked up")
 
 

@@ -8,7 +8,7 @@ from schemas.oom import OomKind
 from services.agent.memory.fair_share import UNKNOWN, FairShare, Holding, claim_bytes, grantable_bytes, is_above
 from services.agent.memory.growth import MIB
 from services.agent.memory.records import RequestOutcome
-from services.agent.node import Node
+from tests.support.agent_node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, guarded
 from tests.support.limit_orders import reserve_order, send

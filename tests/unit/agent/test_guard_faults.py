@@ -7,8 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.agent.memory.growth import MIB
 from services.agent.memory.policy import POLL_NS
 from services.agent.memory.records import RequestOutcome
-from services.agent.node import Node, NodeOptions
+from services.agent.node import NodeOptions
 from services.agent.ports import Notification, NotificationKind
+from tests.support.agent_node import Node
 from tests.support.examples import examples
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reserve_order, send, update

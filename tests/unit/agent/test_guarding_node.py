@@ -7,8 +7,9 @@ from schemas.oom import OomCause, OomKind
 from services.agent.memory.growth import MIB
 from services.agent.memory.policy import POLL_NS
 from services.agent.memory.records import RequestOutcome
-from services.agent.node import Node, NodeOptions
+from services.agent.node import NodeOptions
 from services.agent.ports import Notification, NotificationKind, WriteOutcome
+from tests.support.agent_node import Node
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, SECOND_NS, guarded, poll_until, told

@@ -8,10 +8,11 @@ import pytest
 
 from schemas.containers import ContainerChange, ContainerSource
 from schemas.streams import NODES
-from services.agent.discovery.inventory import Inventory
-from services.agent.node import Node, NodeOptions
+from services._host.cgroup_snapshot import Counters
+from services.agent.inventory import Inventory
+from services.agent.node import NodeOptions
 from services.agent.ports import SourceAnswered
-from services.agent.sampling.counters import Counters
+from tests.support.agent_node import Node
 from tests.support.deadline import until
 from tests.support.fake_host import FakeHost
 from tests.unit.agent.test_agent_service import lab  # noqa: F401 - a fixture
@@ -77,7 +78,7 @@ def test_what_its_source_does_not_name_is_forgotten(host: FakeHost) -> None:
     web = replace(host.add("web"), source=DOCKER)
     node = started(host, web)
     assert node.source_answered(SourceAnswered(DOCKER)) == [web]
-    assert node.containers == []
+    assert node.containers.managed == {}
 
 
 def test_one_that_was_restarted_before_its_source_named_it_is_opened_anew(host: FakeHost) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from schemas.limits import RowStatus
+from services._host.cgroup_snapshot import KernelState, ThrottleSnapshot, read_each
 from services.agent.limits.period_boundary import PREDICTED
-from services.agent.node import POLL_AFTER_THROTTLE_SAMPLES, Node
-from services.agent.sampling.counters import KernelState, read_each
-from services.agent.sampling.throttling import ThrottleSnapshot
+from services.agent.sampling.sampler import POLL_AFTER_THROTTLE_SAMPLES
+from tests.support.agent_node import Node
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import reply_rows, send, update
@@ -206,7 +206,7 @@ def test_container_that_vanishes_while_its_cut_waits_settles_the_reply(node, hos
 
     assert [found.name for found in vanished] == ["web"]
     assert reply_rows(replies[0])[key]["status"] == RowStatus.UNKNOWN_CONTAINER
-    assert node.container_count == 0
+    assert node.containers.managed == {}
 
 
 def test_limits_of_a_container_that_was_never_ordered_are_followed_within_five_ticks(node, host):

@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 
 from schemas.limits import RowStatus
 from schemas.oom import OomCause, OomKind
+from services._host.cgroup_snapshot import Pressure
 from services._host.cgroupfs import CgroupLayout, ControllerMount
-from services.agent.limits.node_budget import MemoryBudget, default_reserved_bytes, grant_refusal, headroom
+from services._host.host_memory import memory_capacity, read_available, read_pressure
 from services.agent.memory.growth import MIB
-from services.agent.memory.host_memory import memory_capacity, read_available, read_pressure
-from services.agent.node import Node, NodeOptions
-from services.agent.ports import Pressure
+from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes, grant_refusal, headroom
+from services.agent.memory.node_budget_keeper import node_memory_budget
+from services.agent.node import NodeOptions
 from services.agent.settings import AgentSettings
+from tests.support.agent_node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS
 from tests.support.limit_orders import reply_rows, reserve_order, send, update
@@ -179,7 +181,7 @@ def test_batches_say_what_the_node_has_left(host):
 )
 def test_by_default_five_percent_are_reserved_and_256_mib_at_least(capacity_bytes, reserved_bytes):
     assert default_reserved_bytes(capacity_bytes) == reserved_bytes
-    assert AgentSettings.load({}).memory_budget(capacity_bytes) == MemoryBudget(
+    assert node_memory_budget(AgentSettings.load({}), capacity_bytes) == MemoryBudget(
         capacity_bytes, reserved_bytes, 100 * MIB
     )
 
@@ -190,7 +192,7 @@ def test_settings_say_how_much_there_is():
         "TURNBUCKLE_AGENT__SYSTEM_RESERVED_MEMORY_BYTES": "134217728",
         "TURNBUCKLE_AGENT__MIN_AVAILABLE_MEMORY_BYTES": "0",
     }
-    budget = AgentSettings.load(environ).memory_budget(24 * GIB)
+    budget = node_memory_budget(AgentSettings.load(environ), 24 * GIB)
     assert (budget.allocatable_bytes, budget.min_available_bytes) == (2 * GIB - 128 * MIB, 0)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.sampling.cfs_periods import PERIOD_FIELDS, PeriodAccounts
+from services._host.bpf.cfs_periods import PERIOD_FIELDS, PeriodAccounts
 
 QUOTA = 20_000_000
 MS = 1_000_000

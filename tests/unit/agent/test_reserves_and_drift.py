@@ -3,9 +3,11 @@
 import pytest
 
 from schemas.oom import OomCause, OomKind
+from services._host.cgroup_snapshot import QuotaWriter
 from services.agent.memory.growth import MIB
-from services.agent.node import Node, NodeOptions
-from services.agent.ports import QuotaWriter, WatchdogReport
+from services.agent.node import NodeOptions
+from services.agent.ports import WatchdogReport
+from tests.support.agent_node import Node
 from tests.support.agent_ticks import tick as run_tick
 from tests.support.fake_host import FakeHost
 from tests.support.guarded_node import MS, PERIOD_NS, guarded, told
@@ -63,7 +65,7 @@ def test_a_restarted_agent_keeps_the_reserve_and_guards_on(node, host):
     key, container = guarded(node, host, reserve_mib=100)
     container.touch(200 * MIB)  # the agent dies now
     again = Node("n1", 8, host, host.reserve_store)
-    again.found(next(found for found in node.containers))
+    again.found(node.containers.order.managed[0].found)
     assert again.memory.is_controlled(key)
     (batch,), _ = again.sample(PERIOD_NS, 2)
 

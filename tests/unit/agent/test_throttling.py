@@ -7,14 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services._host.cgroup_snapshot import ThrottleSnapshot
+from services.agent.containers import NOTHING_REPORTED
 from services.agent.ports import UNLIMITED
-from services.agent.sampling.throttling import (
-    NOTHING_REPORTED,
-    ThrottleSnapshot,
-    in_progress,
-    mark_reported,
-    with_in_progress,
-)
+from services.agent.sampling.throttling import in_progress, mark_reported, with_in_progress
 from services.agent.sampling.usage import PeriodSample
 
 QUOTA_US = 20_000

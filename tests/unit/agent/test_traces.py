@@ -38,10 +38,10 @@ async def test_a_sample_is_no_span_and_a_decision_is(tmp_path: Path) -> None:
     bus = MemoryBus(broker)
     await bus.bucket(APPS).put("shop", AppSpec(name="shop", cpu_limit=2, memory_limit=1 << 30))
     async with run_in_process(Agent, settings, MemoryBus(broker)) as agent:
-        await until(lambda: agent.node is not None and agent.node.container_count == 1)
+        await until(lambda: agent.node is not None and len(agent.node.containers.managed) == 1)
         with recorded_spans() as idle:
-            ticks = agent.node.samples_taken
-            await until(lambda: agent.node.samples_taken > ticks + 5)
+            ticks = agent.node.sampler.samples_taken
+            await until(lambda: agent.node.sampler.samples_taken > ticks + 5)
         with recorded_spans() as recorded:
             allocator = AllocatorSettings.load({}, warm_up_s=0.1)
             async with run_in_process(Allocator, allocator, MemoryBus(broker)) as deciding:

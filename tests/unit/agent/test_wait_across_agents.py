@@ -6,7 +6,8 @@ import pytest
 
 from schemas.oom import OomKind
 from services.agent.memory.policy import POLL_NS
-from services.agent.node import Node, NodeOptions
+from services.agent.node import NodeOptions
+from tests.support.agent_node import Node
 from tests.support.fake_host import FakeHost
 from tests.support.limit_orders import send, update
 
@@ -71,7 +72,7 @@ def test_a_wait_that_has_ended_is_not_noted_any_more(node, host):
     node.take_notifications(0)
     node.memory.poll(5 * MS)
     assert container.oom_wait_since_ns == 0
-    send(node, update({node.containers[0].key: (0, 256 * MIB)}, seq=2), now_ns=200 * MS)
+    send(node, update({node.containers.order.keys[0]: (0, 256 * MIB)}, seq=2), now_ns=200 * MS)
     assert not container.paused
     assert container.oom_wait_since_ns is None
 

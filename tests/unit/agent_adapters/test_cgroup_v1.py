@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from services._host.cgroup_snapshot import Counters
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.v1 import CgroupV1Host
 from services.agent.ports import UNLIMITED, Limits, WriteOutcome
-from services.agent.sampling.counters import Counters
 from tests.support.fake_cgroupfs import (
     CONTAINER,
     DIRECTORY,

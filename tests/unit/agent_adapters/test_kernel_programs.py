@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.agent.bpf.loader import LOAD_DEADLINE_S, KernelPrograms, KernelProgramsError
-from services.agent.bpf.records import VERSION
+from services._host.bpf.loader import LOAD_DEADLINE_S, KernelPrograms, KernelProgramsError
+from services._host.bpf.records import VERSION
 from tests.support.cgroup_lab import wait_until
 
 Start = Callable[[str], KernelPrograms]
@@ -142,7 +142,7 @@ def test_why_there_is_none_is_a_sentence(start: Start, lines: str, reason: str) 
 
 
 def test_one_that_says_nothing_is_given_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.agent.bpf.loader.LOAD_DEADLINE_S", 0.2)
+    monkeypatch.setattr("services._host.bpf.loader.LOAD_DEADLINE_S", 0.2)
     assert LOAD_DEADLINE_S > 1
     with pytest.raises(KernelProgramsError, match=r"said nothing for 0\.2 s"):
         start("agent.recv(1)")

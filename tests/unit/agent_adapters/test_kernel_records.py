@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.apps import PERIOD_US
-from services.agent.bpf.cgroup_table import _RowIndex
-from services.agent.bpf.loader import KernelPrograms, KernelProgramsError
-from services.agent.bpf.records import (
+from services._host.bpf.cgroup_table import _RowIndex
+from services._host.bpf.loader import KernelPrograms, KernelProgramsError
+from services._host.bpf.records import (
     COUNTERS,
     TABLE_ROWS,
     VERSION,
@@ -26,7 +26,7 @@ from services.agent.bpf.records import (
     GroupFlag,
     Kind,
 )
-from services.agent.sampling.counters import Counters
+from services._host.cgroup_snapshot import Counters
 
 HEADER: Final = (Path(__file__).resolve().parents[3] / "kernel" / "records.h").read_text(encoding="utf-8")
 

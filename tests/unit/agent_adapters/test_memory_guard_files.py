@@ -11,8 +11,8 @@ import pytest
 from services.agent.cgroup.open import open_host
 from services.agent.cgroup.simulated import SimulatedHost
 from services.agent.cgroup.v2 import high_margin_bytes
-from services.agent.memory.state_files import StateDirectory
 from services.agent.ports import UNLIMITED, MemoryState, WriteOutcome
+from services.agent.state_files import StateDirectory
 from tests.support.cgroup_lab import wait_until
 from tests.support.fake_cgroupfs import (
     CONTAINER,
@@ -217,7 +217,7 @@ def test_a_state_directory_that_goes_away_does_not_keep_limits_from_being_writte
 
 def test_leftovers_of_an_earlier_boot_are_not_touched(v1, monkeypatch):
     v1.handle().write_quota(30_000)
-    monkeypatch.setattr("services.agent.memory.state_files._BOOT_ID", "/proc/version")
+    monkeypatch.setattr("services.agent.state_files._BOOT_ID", "/proc/version")
     assert v1.host().release_leftovers() == []
     assert v1.kernel.value("cpu.cfs_quota_us") == "30000"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.agent.bpf.quota_writers import QuotaWriters, decode
-from services.agent.bpf.records import WRITER, WRITER_COMM_BYTES, WRITER_LEVELS, WRITER_NAME_BYTES
-from services.agent.limits.external_change import Change, sentence
-from services.agent.ports import QuotaWriter
+from services._host.bpf.quota_writers import QuotaWriters, decode
+from services._host.bpf.records import WRITER, WRITER_COMM_BYTES, WRITER_LEVELS, WRITER_NAME_BYTES
+from services._host.cgroup_snapshot import QuotaWriter
+from services.agent.limits.drift import Change, sentence
 
 STALE = b"left by the draft before"
 

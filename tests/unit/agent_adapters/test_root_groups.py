@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.agent.memory.detach import move_to_root_groups
+from services._host.root_groups import move_to_root_groups
 
 
 def mounts(tmp_path: Path, *names: str) -> Path:

@@ -13,7 +13,9 @@ import pytest
 from services._runtime.service.app import UnusableSettingsError
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.memory.reserve_store import FileReserveStore, InMemoryReserveStore
-from services.agent.memory.state_files import (
+from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
+from services.agent.ports import Reserve, ReserveStore, WatchdogReport
+from services.agent.state_files import (
     FoundValues,
     StateDirectory,
     append_reports,
@@ -23,8 +25,6 @@ from services.agent.memory.state_files import (
     save_file,
     take_report_lines,
 )
-from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
-from services.agent.ports import Reserve, ReserveStore, WatchdogReport
 
 
 @pytest.fixture(params=["file", "memory"])

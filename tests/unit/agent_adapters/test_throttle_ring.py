@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from services.agent.bpf.throttle_ring import ThrottleRing
+from services._host.bpf.throttle_ring import ThrottleRing
 
 
 def test_silence_is_as_if_all_had_been_read() -> None:

@@ -8,7 +8,7 @@ from schemas.apps import AppSpec
 from schemas.cfs import CfsBatch
 from schemas.codec import decode, encode
 from schemas.oom import OomCause, OomKind
-from services.agent.limits.node_budget import MemoryBudget, default_reserved_bytes
+from services.agent.memory.node_budget import MemoryBudget, default_reserved_bytes
 from services.allocator.columns import NO_BOUND, Rows
 from services.allocator.state.node_headroom import fit_to_nodes
 from tests.support.shared_node import SharedNode

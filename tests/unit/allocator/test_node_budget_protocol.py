@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from schemas.apps import AppSpec
-from services.agent.limits.node_budget import MemoryBudget
+from services.agent.memory.node_budget import MemoryBudget
 from services.allocator.budget import ledger
 from tests.support.examples import examples
 from tests.support.shared_node import SharedNode

@@ -10,9 +10,9 @@ import pytest
 
 from services._host.cgroupfs import CgroupLayout, ControllerMount
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
-from services.agent.memory.state_files import FoundValues, inode_of
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.settings import AgentSettings
+from services.agent.state_files import FoundValues, inode_of
 from services.cli.doctor import guard
 from services.cli.doctor.guard import GuardedGroup, Holder, WatchdogSeen
 from services.cli.toolkit.finding import Level

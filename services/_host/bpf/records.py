@@ -53,6 +53,8 @@ class Column(IntEnum):
     BOUNDARY_NS = 12
 
 
+NO_LIMIT: Final = -1
+"""In a column of a limit."""
 OOM_FIELDS: Final = 5
 """Of ``struct tb_oom``, as 64-bit numbers: id, time, kind and pid in one, usage, limit."""
 WRITER_LEVELS: Final = 8
@@ -63,4 +65,4 @@ WRITER: Final = struct.Struct(f"=II{WRITER_COMM_BYTES}s{WRITER_LEVELS * WRITER_N
 TABLE_ROWS: Final = 16_384
 """Groups that a table has room for."""
 COUNTERS: Final = slice(Column.NR_PERIODS, Column.MEMORY_BYTES + 1)
-"""`services.agent.ports.Counters`, in order."""
+"""`services._host.cgroup_snapshot.Counters`, in order."""

@@ -11,19 +11,23 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from services.agent.bpf.records import COUNTERS, TABLE_ROWS, Column, GroupFlag
-from services.agent.cgroup.handle import CgroupHandle
-from services.agent.ports import UNLIMITED
-from services.agent.sampling.counters import BoolArray, CounterSnapshot, IntArray, KernelState
-from services.agent.sampling.throttling import ThrottleSnapshot
+from services._host.bpf.records import COUNTERS, NO_LIMIT, TABLE_ROWS, Column, GroupFlag
+from services._host.cgroup_snapshot import BoolArray, CounterSnapshot, IntArray, KernelState, ThrottleSnapshot
 
 _BPF_ITER_CREATE: Final = 33
 _BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _COUNT_BYTES: Final = 8
+
+
+class GroupHandle(Protocol):
+    """A container, by its control groups."""
+
+    group_ids: tuple[int, int]
+    """Of its groups in the hierarchies of cpu and memory."""
 
 
 class CgroupTable:
@@ -50,12 +54,12 @@ class CgroupTable:
                 os.close(map_)
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._syscall = _BPF_SYSCALL[os.uname().machine]
-        self._handles: Sequence[CgroupHandle] | None = None
+        self._handles: Sequence[GroupHandle] | None = None
         self.ids: IntArray = np.zeros((0, 2), dtype=np.int64)
         """Groups of the containers read last, of cpu and memory; the same array as long as these are the same."""
         self._places = [_RowIndex(np.zeros(0, dtype=np.int64)) for _ in self._links]
 
-    def read(self, handles: Sequence[CgroupHandle]) -> CounterSnapshot:
+    def read(self, handles: Sequence[GroupHandle]) -> CounterSnapshot:
         """Everything that it shows of these containers. Raises OSError."""
         if handles is not self._handles:
             self._handles = handles
@@ -72,11 +76,11 @@ class CgroupTable:
         if len(self._links) > 1:
             guarded, kills = (table[:, Column.FLAGS] & int(GroupFlag.KILL_DISABLED)) != 0, Column.LOCAL_KILLS
         else:
-            guarded, kills = table[:, Column.HIGH_BYTES] != UNLIMITED, Column.KILLS
+            guarded, kills = table[:, Column.HIGH_BYTES] != NO_LIMIT, Column.KILLS
         limits = table[:, (Column.QUOTA_US, Column.LIMIT_BYTES, kills)]
         return KernelState(limits, guarded, table[:, Column.BOUNDARY_NS], _throttled(table))
 
-    def throttle_snapshot(self, handles: Sequence[CgroupHandle]) -> ThrottleSnapshot | None:
+    def throttle_snapshot(self, handles: Sequence[GroupHandle]) -> ThrottleSnapshot | None:
         """Containers of the last `read` that are throttled now; None: others, or one has vanished. Raises OSError."""
         if handles is not self._handles:
             return None

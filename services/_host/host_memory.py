@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from services._host.cgroup_snapshot import Pressure
 from services._host.cgroupfs import CgroupLayout
-from services.agent.cgroup.control_file import PAGE_BYTES
-from services.agent.ports import Pressure
 
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MEMINFO: Final = Path("/proc/meminfo")
 _PRESSURE: Final = Path("/proc/pressure")
 _ROOT_LIMIT_FILES: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}
@@ -21,7 +21,7 @@ def memory_capacity(layout: CgroupLayout) -> int:
 
     The root of a machine has no limit; where this is the inside of a container, its root is the container's own group.
     """
-    total_bytes = os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     limit_file = Path(layout.mounts["memory"].directory, _ROOT_LIMIT_FILES[layout.version])
     with suppress(OSError, ValueError):  # version 2 has no such file at its root; "max" is no number
         total_bytes = min(total_bytes, int(limit_file.read_text(encoding="ascii")))

@@ -8,22 +8,24 @@ from typing import Final
 import numpy as np
 
 from schemas.oom import OomCause, OomKind
+from services._host.cgroup_snapshot import MEMORY_COLUMN
 from services.agent.containers import ContainerSet
-from services.agent.limits.node_budget import (
+from services.agent.memory.growth import PAGE_BYTES
+from services.agent.memory.node_budget import (
     Headroom,
     MemoryBudget,
     Refusal,
     committed_bytes,
     counted_bytes,
+    default_reserved_bytes,
     grant_refusal,
     headroom,
     least_limit_bytes,
 )
-from services.agent.memory.growth import PAGE_BYTES
 from services.agent.memory.records import EventBuffer, MemoryEvent, mib
 from services.agent.memory.reserve import Reserves
 from services.agent.ports import UNLIMITED
-from services.agent.sampling.usage import MEMORY_COLUMN
+from services.agent.settings import AgentSettings
 
 REPORT_INTERVAL_NS: Final = 60_000_000_000
 """A container that is rejected again and again is reported once in this time."""
@@ -96,7 +98,7 @@ class NodeBudget:
 
     def committed_bytes(self) -> int:
         """What limits and reserves add up to, of all managed containers."""
-        update_log = self._containers.update_log.containers
+        update_log = self._containers.limits
         limits = np.array([each.limit_bytes for each in update_log.values()], dtype=np.int64)
         usage = np.array([self._counted_usage(key) for key in update_log], dtype=np.int64)
         return committed_bytes(limits, usage, self.reserves.left_bytes)
@@ -124,7 +126,7 @@ class NodeBudget:
         room = self.headroom() if refusal else None
         if room is None or room.left_bytes >= wanted_bytes:
             return refusal
-        return f"{room.refusal.sentence(self._containers.update_log.node)}; {refusal}"
+        return f"{room.refusal.sentence(self._containers.node)}; {refusal}"
 
     def begin(self) -> UpdateHeadroom:
         """Before an update is applied."""
@@ -135,7 +137,7 @@ class NodeBudget:
 
         A container without a limit is given one in any case, if only just above its usage: without one it may take all.
         """
-        held_bytes = self._containers.update_log.containers[key].limit_bytes
+        held_bytes = self._containers.limits[key].limit_bytes
         counted = counted_bytes(held_bytes, self._counted_usage(key))
         if limit_bytes <= counted:
             return Admitted(limit_bytes, None)
@@ -155,9 +157,9 @@ class NodeBudget:
         if reported_ns is not None and now_ns - reported_ns < REPORT_INTERVAL_NS:
             return
         self._reported_ns[key] = now_ns
-        limits = self._containers.update_log.containers[key]
+        limits = self._containers.limits[key]
         got = "" if limits.limit_bytes == before_bytes else f", it got {mib(limits.limit_bytes)}"
-        sentence = refusal.sentence(self._containers.update_log.node)
+        sentence = refusal.sentence(self._containers.node)
         self._events.add(
             MemoryEvent(
                 kind=OomKind.GRANT_DENIED,
@@ -178,10 +180,21 @@ class NodeBudget:
 
     def _counted_usage(self, key: str) -> int:
         """0 for those that have a limit: that is what they count for."""
-        return 0 if self._containers.update_log.containers[key].limit_bytes >= 0 else self._usage(key)
+        return 0 if self._containers.limits[key].limit_bytes >= 0 else self._usage(key)
 
     def _usage(self, key: str) -> int:
         """By the newest sample; 0 before the first."""
         samples = self._containers.samples
         row = samples.row_of(key)
         return 0 if row is None else int(samples.counters[row, MEMORY_COLUMN])
+
+
+def node_memory_budget(settings: AgentSettings, host_memory_bytes: int) -> MemoryBudget:
+    """What memory limits and reserves on a machine with so much memory may add up to."""
+    capacity_bytes = int(settings.node_memory_bytes or host_memory_bytes)
+    reserved_bytes = settings.system_reserved_memory_bytes
+    return MemoryBudget(
+        capacity_bytes,
+        default_reserved_bytes(capacity_bytes) if reserved_bytes is None else int(reserved_bytes),
+        int(settings.min_available_memory_bytes),
+    )

@@ -12,8 +12,8 @@ from typing import Final
 
 from schemas.apps import PERIOD_US
 from services._host.simulation.load_schedule import Schedule
-from services.agent.ports import UNLIMITED
 
+UNLIMITED: Final = -1
 STEP_US: Final = 1_000
 RESTART_US: Final = 1_000_000
 """How long a container that was killed for memory stays away before its init is back."""

@@ -8,13 +8,13 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from services.agent.bpf.records import (
+from services._host.bpf.records import (
     WRITER,
     WRITER_COMM_BYTES,
     WRITER_LEVELS,
     WRITER_NAME_BYTES,
 )
-from services.agent.ports import QuotaWriter
+from services._host.cgroup_snapshot import QuotaWriter
 
 _BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
 _LOOKUP: Final = 1

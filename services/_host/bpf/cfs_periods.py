@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.agent.sampling.counters import BoolArray, ExactPeriods, IntArray
-from services.agent.sampling.usage import PeriodSample
+from services._host.cgroup_snapshot import ExactPeriods, IntArray
 
 PERIOD_FIELDS = 8
 """id, time_ns, quota_ns, unused_ns, usage_ns, nr_periods, nr_throttled, throttled_ns: ``struct tb_period`` in order."""
@@ -56,23 +55,3 @@ class PeriodAccounts:
             delta[:, 1] * (seen > 0),
             np.rint(delta[:, 2] / divisor).astype(np.int64) * (seen > 0),
         )
-
-
-def with_exact_periods(sample: PeriodSample, exact: ExactPeriods, rows: BoolArray) -> PeriodSample:
-    """The kernel's own account of the periods that ended, in place of an estimate from two readings.
-
-    Args:
-        sample: from two readings, shape (N,).
-        exact: from the kernel, shape (N,).
-        rows: where its periods are of `PERIOD_US`, shape (N,).
-    """
-    recorded = rows & (exact.periods > 0) & (sample.periods > 0)
-    return PeriodSample(
-        periods=np.where(recorded, exact.periods, sample.periods),
-        used_us=np.where(recorded, exact.used_us, sample.used_us),
-        unused_us=np.where(recorded, exact.unused_us, sample.unused_us),
-        throttled=np.where(recorded, exact.throttled, sample.throttled),
-        throttled_us=np.where(recorded, exact.throttled_us, sample.throttled_us),
-        memory_usage_bytes=sample.memory_usage_bytes,
-        flags=np.where(recorded, 0, sample.flags),
-    )

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from services._host.bpf.cfs_periods import PERIOD_FIELDS
+from services._host.bpf.records import HEADER_BYTES, OOM_FIELDS, VERSION, Kind
+from services._host.cgroup_snapshot import IntArray
 from services._host.kernel_programs import LOADER, loader_command
-from services.agent.bpf.records import HEADER_BYTES, OOM_FIELDS, VERSION, Kind
-from services.agent.sampling.cfs_periods import PERIOD_FIELDS
-from services.agent.sampling.counters import IntArray
 
 LOAD_DEADLINE_S: Final = 5.0
 STREAM_INTERVAL_MS: Final = 20

@@ -16,8 +16,9 @@ from schemas.streams import APPS
 from services._runtime.bus.api import BusError
 from services._runtime.service.app import Runtime
 from services._runtime.telemetry.logging import LogLimiter
-from services.agent.limits.bounds import SpecLimit, SpecLimits
-from services.agent.node import Node
+from services.agent.containers import ContainerSet
+from services.agent.limits.admission import SpecLimit, SpecLimits
+from services.agent.limits.update_executor import LimitExecutor
 from services.agent.settings import AgentSettings
 
 READ_INTERVAL_S: Final = 30.0
@@ -30,17 +31,18 @@ _WARN_INTERVAL_S: Final = 10.0
 class SpecReader:
     """Keeps a node's bounds up to date."""
 
-    def __init__(self, runtime: Runtime[AgentSettings], node: Node) -> None:
+    def __init__(self, runtime: Runtime[AgentSettings], containers: ContainerSet, executor: LimitExecutor) -> None:
         self.rejected_updates = 0
         self._runtime = runtime
         self._clock = runtime.clock
-        self._node = node
+        self._containers = containers
+        self._executor = executor
         self._limits = SpecLimits()
         self._read_s: dict[str, float] = {}
         self._reading: dict[str, asyncio.Event] = {}
         """Reads under way; set when they end."""
         self._limiter = LogLimiter(runtime.clock.monotonic)
-        node.orders.spec_limits = self._limits
+        executor.spec_limits = self._limits
         runtime.telemetry.observe("turnbuckle_agent_rejected_limit_updates_total", lambda: self.rejected_updates)
 
     def read_soon(self, app: str) -> None:
@@ -50,7 +52,7 @@ class SpecReader:
 
     async def refresh(self, update: LimitUpdate) -> None:
         """To be awaited before each update: read again the AppSpecs whose limits it would pass."""
-        for app in sorted(self._node.orders.over_limit_apps(update)):
+        for app in sorted(self._executor.over_limit_apps(update)):
             if (under_way := self._reading.get(app)) is not None:
                 await under_way.wait()
             else:
@@ -58,7 +60,7 @@ class SpecReader:
 
     def count_rejections(self) -> None:
         """To be called after each update."""
-        over_limit = self._node.orders.take_over_limit()
+        over_limit = self._executor.take_over_limit()
         self.rejected_updates += bool(over_limit)
         for app in sorted(over_limit):
             self._warn(app)
@@ -67,7 +69,7 @@ class SpecReader:
         """Read every AppSpec from time to time; cancel to stop."""
         while True:
             await self._clock.sleep_until(self._clock.monotonic() + READ_INTERVAL_S)
-            here = {found.app for found in self._node.containers}
+            here = self._containers.apps
             for app in self._read_s.keys() - here:
                 del self._read_s[app]
                 self._limits.by_app.pop(app, None)
@@ -75,7 +77,7 @@ class SpecReader:
 
     def read_all(self) -> None:
         """Read the AppSpecs of all applications that have containers here, say after the bus has connected."""
-        self._spawn_reads(sorted({found.app for found in self._node.containers}))
+        self._spawn_reads(sorted(self._containers.apps))
 
     def _warn(self, app: str) -> None:
         if self._limiter.admit(app, _WARN_INTERVAL_S) is not None:

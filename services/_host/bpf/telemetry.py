@@ -9,15 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from services.agent.bpf.cgroup_table import CgroupTable
-from services.agent.bpf.loader import KernelPrograms, KernelProgramsError
-from services.agent.bpf.quota_writers import QuotaWriters
-from services.agent.bpf.throttle_ring import ThrottleRing
-from services.agent.cgroup.handle import CgroupHandle
-from services.agent.ports import QuotaWriter
-from services.agent.sampling.cfs_periods import PeriodAccounts
-from services.agent.sampling.counters import CounterSnapshot, IntArray
-from services.agent.sampling.throttling import ThrottleSnapshot
+from services._host.bpf.cfs_periods import PeriodAccounts
+from services._host.bpf.cgroup_table import CgroupTable, GroupHandle
+from services._host.bpf.loader import KernelPrograms, KernelProgramsError
+from services._host.bpf.quota_writers import QuotaWriters
+from services._host.bpf.throttle_ring import ThrottleRing
+from services._host.cgroup_snapshot import CounterSnapshot, IntArray, QuotaWriter, ThrottleSnapshot
 
 _MEMORY: Final = 1
 """Column of `CgroupTable.ids`."""
@@ -50,7 +47,7 @@ class KernelTelemetry:
         """``bpf-periods`` or ``bpf``."""
         return "bpf" if self._accounts is None else "bpf-periods"
 
-    def read(self, handles: Sequence[CgroupHandle]) -> CounterSnapshot:
+    def read(self, handles: Sequence[GroupHandle]) -> CounterSnapshot:
         """Everything about these containers. Raises OSError: the table cannot be read any more."""
         readings = self._table.read(handles)
         if self._programs is None:
@@ -72,11 +69,11 @@ class KernelTelemetry:
         # With records lost, single periods would count as the whole.
         return replace(readings, exact=exact if records.is_whole else None, oom_rows=tuple(oom_rows))
 
-    def throttle_snapshot(self, handles: Sequence[CgroupHandle]) -> ThrottleSnapshot | None:
+    def throttle_snapshot(self, handles: Sequence[GroupHandle]) -> ThrottleSnapshot | None:
         """Containers of the last `read` that are throttled now. Raises OSError."""
         return self._table.throttle_snapshot(handles)
 
-    def take_quota_writer(self, handle: CgroupHandle) -> QuotaWriter | None:
+    def take_quota_writer(self, handle: GroupHandle) -> QuotaWriter | None:
         """The process that wrote the container's CPU quota since the agent did; None: not known, or taken before."""
         return None if self._writers is None else self._writers.take(handle.group_ids[0])
 

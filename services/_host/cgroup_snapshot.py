@@ -1,4 +1,4 @@
-"""Counters of all containers of a node at one moment, in columns over containers."""
+"""Counters and limits of many control groups at one moment, in columns over containers. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from services.agent.sampling.usage import COUNTER_COLUMNS, MEMORY_COLUMN
-
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
-MOVED_BYTES = 8 << 20
-"""Usage that has moved by so much since the thresholds last followed it: they are this far apart."""
+COUNTER_COLUMNS = 5
+"""nr_periods, nr_throttled, throttled_us, usage_us, memory_bytes: `Counters` in order."""
+MEMORY_COLUMN = 4
 
 
 class Counters(NamedTuple):
@@ -104,20 +103,30 @@ def read_each(handles: Sequence[Readable]) -> CounterSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedState:
-    """What the agent believes."""
+class ThrottleSnapshot:
+    """Of each container at one moment, shape (N,) each."""
 
-    limits: IntArray
-    """As `KernelState.limits`."""
-    controlled: BoolArray
-    """Shape (N,): the container is under OOM control."""
-    tracked_bytes: IntArray
-    """Shape (N,): usage that the thresholds last followed."""
+    throttled: BoolArray
+    """A CPU of it waits for the period to end."""
+    nr_periods: IntArray
+    """Periods that have ended: names the one under way."""
+    quota_us: IntArray
+    """In force; -1: none."""
 
 
-def rows_to_check(readings: CounterSnapshot, kernel: KernelState, expected: ExpectedState) -> list[int]:
-    """Rows whose state in the kernel differs from what is expected, or whose usage has moved off its thresholds."""
-    moved = np.abs(readings.counters[:, MEMORY_COLUMN] - expected.tracked_bytes) >= MOVED_BYTES
-    wrong = (kernel.limits != expected.limits).any(axis=1) | (expected.controlled & (moved | ~kernel.guarded))
-    rows: list[int] = np.flatnonzero(wrong).tolist()
-    return rows
+class QuotaWriter(NamedTuple):
+    """A process that wrote a CPU quota, as the kernel saw it at that moment."""
+
+    pid: int
+    """In the host's numbering. Short-lived processes are the rule (runc): the number may be another's by now."""
+    comm: str
+    """Of its first thread (proc(5)), 15 bytes; a process chooses it by itself, so it proves nothing. Printable."""
+    cgroup: str
+    """Its control group below the root, such as ``system.slice/docker.service``; ``/``: the root. Printable."""
+
+
+class Pressure(NamedTuple):
+    """Share of the last 10 s in which some task waited (`some` avg10), percent; None: not available."""
+
+    cpu_percent: float | None = None
+    memory_percent: float | None = None
