@@ -38,8 +38,7 @@ from tests.support.bus.memory_broker import MemoryBroker
 ROOT: Final = Path(__file__).resolve().parents[2]
 SIMULATION: Final = (
     "services/agent/cgroup/simulated.py",
-    "services/_host/simulation/cfs_bandwidth.py",
-    "services/_runtime/load_",
+    "services/_host/simulation/",
 )
 """What stands in for the kernel: prefixes of paths."""
 WARM_UP_S: Final = 6.0

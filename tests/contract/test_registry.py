@@ -124,7 +124,7 @@ async def test_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: agent.node is not None and len(agent.node.containers.managed) == 1, what="the container")
         await until(lambda: Use.SERVE in bus.recorded, what="the registration")
         assert agent.node is not None
-        order = update({container.key: (30_000, 0)}, seq=1, incarnation=agent.node.incarnation)
+        order = update({container.key: (30_000, 0)}, seq=1, incarnation=agent.node.containers.incarnation.number)
         await ours.request(LIMIT_UPDATES.subject("tb", node="n1"), order, timeout_s=5)
         backend.touch(container, 200 * MIB)
         await until(lambda: Use.REQUEST in bus.recorded, what="the request")

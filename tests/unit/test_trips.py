@@ -15,7 +15,7 @@ import pytest
 
 SERVICES = Path(__file__).parents[2] / "services"
 MAX_FILES = 7
-WITH_TRIPS = {"advisor", "allocator", "collector"}
+WITH_TRIPS = {"advisor", "agent", "allocator", "collector"}
 """Services whose README has to show at least one trip."""
 
 STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)

@@ -234,8 +234,8 @@ async def test_a_second_agent_of_the_same_name_is_refused(lab, monkeypatch):
         await second.close(1)
         entry = await lab.ours.bucket(NODES).get("n1")
 
-        assert {batch.incarnation for batch in lab.batches} == {first.node.incarnation}
-        assert entry.message.incarnation == first.node.incarnation
+        assert {batch.incarnation for batch in lab.batches} == {first.node.containers.incarnation.number}
+        assert entry.message.incarnation == first.node.containers.incarnation.number
 
 
 async def test_after_a_kill_the_next_agent_of_the_host_takes_orders_at_once(lab):
@@ -250,7 +250,7 @@ async def test_after_a_kill_the_next_agent_of_the_host_takes_orders_at_once(lab)
         entry = await lab.ours.bucket(NODES).get("n1")
         await lab.guarded()
 
-    assert entry.message.incarnation == agent.node.incarnation
+    assert entry.message.incarnation == agent.node.containers.incarnation.number
 
 
 async def test_where_the_server_does_not_let_it_register_it_says_what_to_do(lab, monkeypatch):
