@@ -55,6 +55,11 @@ def dump_links() -> Request:
     return Request(Rtm.GETLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + u32(_IFLA_EXT_MASK, _SKIP_STATISTICS))
 
 
+def set_link_up(ifindex: int, *, up: bool) -> Request:
+    """Set a link administratively up or down."""
+    return Request(Rtm.NEWLINK, 0, _IFINFO.pack(0, 0, ifindex, IFF_UP if up else 0, IFF_UP))
+
+
 def decode_link(payload: bytes) -> Link | None:
     """From RTM_NEWLINK or RTM_DELLINK; None for what a bridge tells of a port (AF_BRIDGE), which is no link.
 
