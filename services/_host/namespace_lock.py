@@ -1,25 +1,20 @@
-"""One writer per network namespace: a lock that a second reconciler cannot take, under whatever name it knows it.
-
-flock(2): held by the open file, so it ends with the process, however that ends.
-"""
+"""One writer per network namespace: a lock that excludes a second reconciler, under whatever name it uses it."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from services._host.netns import netns_path
+from services._runtime.file_lock import FileLock, LockHeldError
 from services._runtime.service.app import UnusableSettingsError
 
 _ATTEMPTS: Final = 10
 _PAUSE_S: Final = 0.02
-"""A reconciler that was killed lets go when the kernel has cleared up after it."""
 
 
 def lock_path(state_directory: Path, netns: str | None, role: str = "reconciler") -> Path:
@@ -33,59 +28,38 @@ def lock_path(state_directory: Path, netns: str | None, role: str = "reconciler"
     return state_directory / "network" / f"{role}-{file.stat().st_ino}.lock"
 
 
-class NamespaceLock:
-    """A lock, held, with its holder written in."""
+class NamespaceLock(FileLock):
+    """A reconciler's lock of its namespace, with its holder written in."""
 
     def __init__(self, path: Path, *, node: str, netns: str | None) -> None:
-        """Take it.
+        """Take the lock.
 
         Raises:
             UnusableSettingsError: another process holds it, or the file cannot be written.
         """
-        where = f"the network namespace {netns!r}" if netns else "this host's network namespace"
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        own = json.dumps({"pid": os.getpid(), "node": node, "started": started}).encode()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            super().__init__(path, own, attempts=_ATTEMPTS, pause_s=_PAUSE_S)
+        except LockHeldError as error:
+            holder = _parsed(error.holder)
+            where = f"the network namespace {netns!r}" if netns else "this host's network namespace"
+            who = f"pid {holder.get('pid', 'unknown')}, node {holder.get('node', 'unknown')!r}"
+            raise UnusableSettingsError(
+                f"{where} is managed by another reconciler ({who}, since {holder.get('started', 'unknown')}; "
+                f"lock {path}): stop it (kill {holder.get('pid', 'PID')}), or set TURNBUCKLE_RECONCILER__NETNS"
+            ) from error
         except OSError as error:
             raise UnusableSettingsError(
                 f"the lock {path} cannot be written ({error.strerror}): run as root, or set "
                 "TURNBUCKLE_RECONCILER__STATE_DIRECTORY to a directory that can be, best on a tmpfs"
             ) from error
-        if not _take(self._descriptor):
-            holder = _read(self._descriptor)
-            os.close(self._descriptor)
-            who = f"pid {holder.get('pid', 'unknown')}, node {holder.get('node', 'unknown')!r}"
-            raise UnusableSettingsError(
-                f"{where} is managed by another reconciler ({who}, since {holder.get('started', 'unknown')}; "
-                f"lock {path}): stop it (kill {holder.get('pid', 'PID')}), or set TURNBUCKLE_RECONCILER__NETNS"
-            )
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps({"pid": os.getpid(), "node": node, "started": started}).encode(), 0)
-
-    def release(self) -> None:
-        """Let another one have it; again: nothing."""
-        if self._descriptor >= 0:
-            os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-        self._descriptor = -1
 
 
-def _take(descriptor: int) -> bool:
-    for attempt in range(_ATTEMPTS):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if attempt + 1 < _ATTEMPTS:
-                time.sleep(_PAUSE_S)
-        else:
-            return True
-    return False
-
-
-def _read(descriptor: int) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        content = json.loads(os.pread(descriptor, 4096, 0))
+def _parsed(holder: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        content = json.loads(holder)
         if isinstance(content, dict):
             return content
     return {}

@@ -1,7 +1,4 @@
-"""One agent per host: locks that a second one cannot take, and the state directory that they lie in.
-
-flock(2): held by the open file, so it ends with the process, however that ends.
-"""
+"""One agent per host: locks that a second one cannot take, and the state directory that they lie in."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from services._runtime.file_lock import FileLock, LockHeldError
 from services._runtime.service.app import UnusableSettingsError
-from services.agent.state_files import StateDirectory, as_json, read_holder, take_flock
+from services.agent.state_files import StateDirectory, as_json, read_holder
 
 DOCKER_LOCK: Final = "docker.lock"
 PODS_LOCK: Final = "pods.lock"
@@ -42,7 +40,7 @@ def prepare_state(state_directory: Path, managed_root: str) -> StateDirectory:
     return state
 
 
-class HostLock:
+class HostLock(FileLock):
     """A lock file, held, with its holder written in."""
 
     def __init__(self, path: Path, *, node: str, what: str, remedy: str) -> None:
@@ -57,24 +55,17 @@ class HostLock:
         Raises:
             UnusableSettingsError: another process holds it, or the file cannot be written.
         """
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        own = as_json({"pid": os.getpid(), "node": node, "started": started})
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            super().__init__(path, own, attempts=_ATTEMPTS, pause_s=_PAUSE_S)
+        except LockHeldError as error:
+            holder = read_holder(path)
+            who = f"node {holder.node!r}, pid {holder.pid}, since {holder.started}" if holder else "another process"
+            raise UnusableSettingsError(
+                f"{what} are managed by another agent ({who}; lock {path}): {remedy}"
+            ) from error
         except OSError as error:
             raise UnusableSettingsError(
                 f"{path} cannot be written ({error.strerror}): run as root, or set TURNBUCKLE_AGENT__STATE_DIRECTORY"
             ) from error
-        if not take_flock(self._descriptor, _ATTEMPTS, _PAUSE_S):
-            os.close(self._descriptor)
-            holder = read_holder(path)
-            who = f"node {holder.node!r}, pid {holder.pid}, since {holder.started}" if holder else "another process"
-            raise UnusableSettingsError(f"{what} are managed by another agent ({who}; lock {path}): {remedy}")
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, as_json({"pid": os.getpid(), "node": node, "started": started}), 0)
-
-    def release(self) -> None:
-        """Unlock; again: nothing."""
-        if self._descriptor >= 0:
-            os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-        self._descriptor = -1

@@ -8,7 +8,6 @@ written by something else, counts as absent.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from services._runtime.file_lock import open_lock_file, try_flock
 
 _FORMAT: Final = 1
 _PAGE_BYTES: Final = 4096
@@ -72,27 +73,14 @@ def parse_json(text: bytes) -> dict[str, Any] | None:
 def try_lock(path: Path, attempts: int = _LOCK_ATTEMPTS) -> Iterator[int | None]:
     """Hold a file while inside, if it can be had within a millisecond; yields its descriptor, or None."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock_file(path)
     except OSError:
         yield None
         return
     try:
-        yield descriptor if take_flock(descriptor, attempts, _LOCK_PAUSE_S) else None
+        yield descriptor if try_flock(descriptor, attempts=attempts, pause_s=_LOCK_PAUSE_S) else None
     finally:
         os.close(descriptor)
-
-
-def take_flock(descriptor: int, attempts: int, pause_s: float) -> bool:
-    """Lock an open file for this process; False: another one held it at every attempt."""
-    for attempt in range(attempts):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if attempt + 1 < attempts:
-                time.sleep(pause_s)
-        else:
-            return True
-    return False
 
 
 @dataclass(slots=True)
@@ -329,6 +317,6 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return not take_flock(descriptor, 1, 0.0)
+        return not try_flock(descriptor)
     finally:
         os.close(descriptor)

@@ -8,7 +8,6 @@ a power cut or a full disk leave at most one torn line at the end, which the nex
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import threading
@@ -22,6 +21,7 @@ from schemas.codec import TYPE_KEY, CodecError, encode, to_plain
 from schemas.jobs import JobRecord
 from schemas.runs import RunProfile
 from schemas.subjects import JOB_RECORDS, RUN_PROFILES, Subject, SubjectError
+from services._runtime.file_lock import open_lock_file, try_process_lock
 
 FILE_NAME: Final = "records.jsonl"
 LOCK_NAME: Final = "records.lock"
@@ -116,13 +116,12 @@ class Journal:
         if self.directory in self._open_here:
             raise JournalInUseError(f"{self.directory} is written to by another part of this process")
         with as_journal_errors(self.directory):
-            lock = os.open(self.directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+            lock = open_lock_file(self.directory / LOCK_NAME, 0o644)
             # Not flock: a forked worker that outlives a killed parent would keep it.
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            held = try_process_lock(lock)
+        if not held:
             os.close(lock)
-            raise JournalInUseError(f"another process writes to {self.directory}: wait for it, or stop it") from error
+            raise JournalInUseError(f"another process writes to {self.directory}: wait for it, or stop it")
         self._open_here.add(self.directory)
         return lock
 

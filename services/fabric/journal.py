@@ -7,7 +7,7 @@ stay.
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._runtime.command.errors import CommandError
+from services._runtime.file_lock import open_lock_file, try_flock
 from services.fabric import resources, sriov
 from services.fabric.resources import Directory, Resource, TextFile
 
@@ -177,9 +178,10 @@ def locked(directory: Path, name: str) -> Iterator[None]:
 def _lock(file: Path) -> int:
     """Lock the file that has this name now: another process may have removed the one that we opened."""
     while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock_file(file)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not try_flock(descriptor):
+                raise BlockingIOError(errno.EWOULDBLOCK, "held by another process")
             if os.path.samestat(os.fstat(descriptor), file.stat()):
                 return descriptor
         except FileNotFoundError:

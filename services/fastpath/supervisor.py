@@ -7,7 +7,6 @@ exited, and by then the table is empty.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services._host.namespace_lock import lock_path
+from services._runtime.file_lock import FileLock, LockHeldError
 from services._runtime.service.app import UnusableSettingsError
 from services.fastpath.config import Config
 from services.fastpath.control import MAX_MESSAGE_BYTES, Command
@@ -43,31 +43,26 @@ async def take_lock(state_directory: Path, netns: str | None, node: str) -> int:
     Raises:
         UnusableSettingsError: another fast path holds it, or it cannot be written.
     """
-    try:
-        path = lock_path(state_directory, netns, "fast-path")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UnusableSettingsError(
-            f"the lock of the network namespace {netns or 'of this host'} cannot be taken ({error}): run as root, "
-            "and check TURNBUCKLE_FAST_PATH__NETNS and TURNBUCKLE_FAST_PATH__STATE_DIRECTORY"
-        ) from error
+    own = json.dumps({"pid": os.getpid(), "node": node}).encode()
     ends_s = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            path = lock_path(state_directory, netns, "fast-path")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return FileLock(path, own).detach()
+        except LockHeldError as error:
             if time.monotonic() < ends_s:
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            holder = os.pread(descriptor, 4096, 0).decode(errors="replace").strip()
-            os.close(descriptor)
+            holder = error.holder.decode(errors="replace").strip()
             raise UnusableSettingsError(
                 f"another fast path manages this network namespace ({holder or 'unknown'}; lock {path}): stop it"
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "node": node}).encode(), 0)
-        return descriptor
+        except OSError as error:
+            raise UnusableSettingsError(
+                f"the lock of the network namespace {netns or 'of this host'} cannot be taken ({error}): run as root, "
+                "and check TURNBUCKLE_FAST_PATH__NETNS and TURNBUCKLE_FAST_PATH__STATE_DIRECTORY"
+            ) from error
 
 
 class _Child:

@@ -10,9 +10,7 @@ docs/decisions/0030-replies-and-registrations.md.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +24,7 @@ from schemas.subjects import token
 from services._runtime.bus.api import Bus, Entry, KeyValue, NotPermittedError, RevisionConflictError
 from services._runtime.bus.random_tokens import random_token
 from services._runtime.clock import Clock
+from services._runtime.file_lock import try_flock
 from services._runtime.telemetry.logging import Logger, LogLimiter, log_once
 
 Registered = NodeInfo | ReconcilerInfo
@@ -183,16 +182,6 @@ def _found(entry: Entry | None) -> Found | None:
     return Found(entry.revision, Owner(message.holder, message.incarnation))
 
 
-def _lock(descriptor: int) -> None:
-    """Take the lock; raises `OSError` if another process holds it. Retried: the kernel releases a killed one's late."""
-    for _ in range(_LOCK_ATTEMPTS - 1):
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(_LOCK_PAUSE_S)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 class Holder:
     """A random token in a lock file: reading it with the lock held proves that its previous reader is dead.
 
@@ -210,7 +199,9 @@ class Holder:
         except OSError:
             return None
         try:
-            _lock(descriptor)
+            if not try_flock(descriptor, attempts=_LOCK_ATTEMPTS, pause_s=_LOCK_PAUSE_S):
+                os.close(descriptor)
+                return None
             known = os.pread(descriptor, 64, 0)
             if len(known) != _TOKEN_BYTES:  # new, or truncated by a crash
                 known = random_token().encode("ascii")

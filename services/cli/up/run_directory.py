@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from services._runtime.command.errors import CommandError
+from services._runtime.file_lock import open_lock_file, try_flock
 
 RUN_DIRECTORY: Final = "turnbuckle-run"
 _TRIED: Final = 100
@@ -40,12 +40,14 @@ def _hold(directory: Path) -> int | None:
     """Make it and lock it; None: another process holds it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_lock_file(directory / _LOCK)
     except OSError as error:
         raise CommandError(f"{directory} cannot be made: {error.strerror}; use --store DIR") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        if try_flock(descriptor):
+            return descriptor
+    except OSError as error:
         os.close(descriptor)
-        return None
-    return descriptor
+        raise CommandError(f"{directory} cannot be locked: {error.strerror}; use --store DIR") from error
+    os.close(descriptor)
+    return None

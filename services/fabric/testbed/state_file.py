@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from services._host.netns import NETNS_DIRECTORY
 from services._runtime.command.errors import CommandError, UnavailableError
+from services._runtime.file_lock import open_lock_file, try_flock
 from services.fabric.testbed.faults import Fault
 from services.fabric.testbed.topology import LabSettings
 
@@ -99,7 +99,7 @@ def lock_lab(prefix: str) -> Iterator[None]:
         raise UnavailableError("the lab makes network namespaces: sudo turnbuckle lab ...")
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     path = DIRECTORY / f"{prefix}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_lock_file(path)
     try:
         _lock(descriptor, path, prefix)
         yield
@@ -113,9 +113,8 @@ def lock_lab(prefix: str) -> Iterator[None]:
 
 def _lock(descriptor: int, path: Path, prefix: str) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its last holder may have removed the file with its lab: then this lock excludes no other process.
-        same = path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino
+        same = try_flock(descriptor) and path.stat().st_ino == os.fstat(descriptor).st_ino
     except OSError:
         same = False
     if not same:
