@@ -12,8 +12,8 @@ from typing import Final
 import typer
 
 from services._runtime.command.errors import UnavailableError
+from services._runtime.command.passthrough import PassthroughCommand
 from services._runtime.service.interpreter import InstalledService, become, installed_services
-from services.cli.toolkit.passthrough import PassthroughCommand
 
 EXAMPLES: Final = """
 Examples:

@@ -12,6 +12,7 @@ from services._runtime.command.errors import ExitCode
 from services._runtime.command.output import print_json, print_note, stderr_console, stdout_console
 
 if TYPE_CHECKING:
+    from services._runtime.command.finding import Finding
     from services.fabric.check import Difference
     from services.fabric.model import HostFile
     from services.fabric.plan import Step
@@ -161,6 +162,13 @@ def drain_command(
         stdout_console().print(f"{escape(state.uplink)}: {said}, {state.routes} routes forward over it")
     if all(state.drained for state in found):
         print_note("every uplink is drained, so all go on carrying; what other hosts announce too is reached there")
+
+
+async def check_network_edge(*, requested: bool) -> list[Finding]:
+    """The doctor's checks of the network edge, where one is set up or where they are requested; else one line."""
+    from services.fabric import doctor  # noqa: PLC0415 - quick --help
+
+    return await doctor.check_network_edge(requested=requested)
 
 
 def _print_load_hint(host: HostFile) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from services._runtime.service.settings import CommonSettings
 from services.fabric.model import HostFile
+from services.fastpath.settings import FastPathSettings
+from services.reconciler.settings import ReconcilerSettings
 
 
 def reconciler_environment(host: HostFile) -> dict[str, str]:
@@ -10,14 +13,14 @@ def reconciler_environment(host: HostFile) -> dict[str, str]:
     if host.encapsulation is None:
         return {}
     ports = ",".join(f"{port.name}={port.mac}" for port in host.ports)
-    wanted = {
-        "NODE": host.name,
-        "NETNS": host.netns,
-        "PORTS": ports or None,
-        "ENCAPSULATION_DEVICE": host.encapsulation.name,
-        "FRR_PATHSPACE": host.pathspace,
+    values = {
+        "node": host.name,
+        "netns": host.netns,
+        "ports": ports or None,
+        "encapsulation_device": host.encapsulation.name,
+        "frr_pathspace": host.pathspace,
     }
-    return _lines("RECONCILER", wanted)
+    return _variables(ReconcilerSettings, values)
 
 
 def fast_path_environment(host: HostFile) -> dict[str, str]:
@@ -27,15 +30,15 @@ def fast_path_environment(host: HostFile) -> dict[str, str]:
     """
     if len(host.uplinks) == 1:
         return {}
-    wanted = {
-        "NODE": host.name,
-        "NETNS": host.netns,
-        "UPLINKS": ",".join(uplink.name for uplink in host.uplinks),
-        "VTEP": str(host.vtep),
-        "FRR_PATHSPACE": host.pathspace,
+    values = {
+        "node": host.name,
+        "netns": host.netns,
+        "uplinks": ",".join(uplink.name for uplink in host.uplinks),
+        "vtep": str(host.vtep),
+        "frr_pathspace": host.pathspace,
     }
-    return _lines("FAST_PATH", wanted)
+    return _variables(FastPathSettings, values)
 
 
-def _lines(service: str, wanted: dict[str, str | None]) -> dict[str, str]:
-    return {f"TURNBUCKLE_{service}__{field}": value for field, value in wanted.items() if value is not None}
+def _variables(settings: type[CommonSettings], values: dict[str, str | None]) -> dict[str, str]:
+    return {settings.variable(field): value for field, value in values.items() if value is not None}

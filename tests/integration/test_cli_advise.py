@@ -251,7 +251,7 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_example_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that says what to do; a task that is not there is named with those that are."""
-    monkeypatch.setattr("services.__path__", [str(tmp_path)])
+    monkeypatch.setattr("services.cli.advise.example.shipped_dataset", lambda: None)
     nothing = CliRunner().invoke(app, ["advise", "--example"])
     path = tmp_path / "made.parquet"
     write_job_file(path, records(("a",)), [profile("a")])

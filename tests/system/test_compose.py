@@ -15,7 +15,7 @@ from schemas.streams import APPS
 from schemas.subjects import LIMIT_DECISIONS
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.cli.doctor.guard import running_watchdogs
+from services.agent.doctor import running_watchdogs
 from tests.support import compose_lab
 from tests.support.compose_lab import LIGHT, LOADS, RUNNING, ComposeProject, Limits, SumWatch, limits_of
 from tests.support.compose_running import (

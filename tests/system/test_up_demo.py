@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from services._host.cgroupfs import detect
-from services.cli.doctor.guard import running_watchdogs
+from services.agent.doctor import running_watchdogs
 from services.cli.toolkit.supervisor import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

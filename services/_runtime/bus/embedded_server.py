@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
-import os
 import re
 import shutil
 import signal
@@ -14,16 +12,18 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Self
+
+from services._runtime.parent_death import die_with_parent
 
 _READY_S: Final = 10.0
 _STOP_S: Final = 5.0
 _LISTENING: Final = re.compile(r"Listening for client connections on .*:(\d+)")
 _MONITORING: Final = re.compile(r"Starting http monitor on .*:(\d+)")
 _ERROR_LINE: Final = re.compile(r"\[(?:FTL|ERR)\] (.*)")
-_PDEATHSIG: Final = 1
 
 
 class NatsServerError(Exception):
@@ -120,7 +120,7 @@ class EmbeddedNats:
         command = [str(find_binary()), "--config", str(config)]
         self._process = subprocess.Popen(  # noqa: S603, ASYNC220 - our own command; Popen returns at once
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl call, no locks
+            preexec_fn=partial(die_with_parent, signal.SIGKILL),  # noqa: PLW1509 - one prctl call, no locks
             start_new_session=True,
         )  # fmt: skip
         try:
@@ -242,9 +242,3 @@ def _is_stopped(pid: int) -> bool:
             if status.read_text().rpartition(")")[2].split()[0] != "T":
                 return False
     return True
-
-
-def _die_with_parent() -> None:
-    if os.name == "posix" and hasattr(ctypes, "CDLL"):
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)

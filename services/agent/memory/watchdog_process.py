@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,11 @@ from services.agent.state_files import StateDirectory, read_report_lines, take_r
 HEARTBEAT: Final = b"."
 BYE: Final = b"q"
 MODULE: Final = "services.agent.memory.watchdog"
+COMMAND_LINE: Final = re.compile(
+    r"services[./]agent[./](memory[./])?watchdog(\.py)? (?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
+)
+"""Its arguments, joined by spaces: directory of the managed root, lock, agent's pid, `WatchdogOptions.seconds`.
+An earlier version's watchdog, which was `services.agent.watchdog`, matches too: it outlives an upgrade."""
 _IMPORT_ROOT: Final = Path(__file__).parents[3]
 _BLOCKED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESTART_S: Final = 1.0

@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
 
-import services
 from schemas.jobs import JobRecord, JobState
 from schemas.predictions import Objective, RankReply, RankRequest
 from schemas.runs import RunProfile
@@ -26,6 +25,7 @@ from services._runtime.command.connection import connected
 from services._runtime.command.errors import BadFileError, UnavailableError
 from services._runtime.command.output import print_note, stderr_console
 from services._runtime.record_files import JobFileError, read_job_file
+from services.advisor.commands import held_out_environment, shipped_dataset
 from services.cli.advise.job_yaml import SECONDS_PER_HOUR
 from services.cli.advise.query import Answer, Measurements, QueryOptions, ask
 from services.cli.advise.view import configuration_name
@@ -65,13 +65,12 @@ def shipped_file() -> Path:
     Raises:
         BadFileError: there is none.
     """
-    directory = Path(next(iter(services.__path__))) / "advisor" / "data"
-    if not (found := sorted(directory.glob("*.parquet"))):
+    if (found := shipped_dataset()) is None:
         raise BadFileError(
             "this installation ships no data set: measure one (turnbuckle emulate) or import one "
             "(turnbuckle jobs import), and ask about a job.yaml"
         )
-    return found[0]
+    return found
 
 
 def _select_profile(profiles: tuple[RunProfile, ...], records: tuple[JobRecord, ...], task: str | None) -> RunProfile:
@@ -124,11 +123,7 @@ async def _ask(request: RankRequest, path: Path, left_out: tuple[str, ...]) -> R
             raise UnavailableError(str(error)) from error
         supervisor = Supervisor(directory, nats.url)
         stack.push_async_callback(supervisor.stop_all)
-        environment = {
-            "TURNBUCKLE_ADVISOR__DATASETS": str(path),
-            "TURNBUCKLE_ADVISOR__HELD_OUT_TASKS": ",".join(left_out),
-            "TURNBUCKLE_ADVISOR__RETRAIN_DEBOUNCE_S": "0",
-        }
+        environment = held_out_environment(path, left_out)
         with stderr_console().status("starting NATS and the advisor"):
             await supervisor.start("advisor", environment)
             bus = await stack.enter_async_context(connected(BusOptions(servers=(nats.url,))))

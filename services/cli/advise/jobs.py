@@ -21,9 +21,9 @@ from services._runtime.bus.nats_history import read_stored
 from services._runtime.command.connection import ContextOption, ServerOption, connected, find_server
 from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_json, print_note, stdout_console
-from services.cli.advise.collector_commands import EXPORT, IMPORT
+from services._runtime.command.tool_command import add_tool
 from services.cli.advise.view import configuration_name, dollars, seconds
-from services.cli.toolkit.tool_command import add_tool
+from services.collector.commands import EXPORT, IMPORT
 
 EXAMPLES: Final = """
 Examples:

@@ -13,6 +13,7 @@ from docker.models.containers import Container
 
 from schemas.apps import PERIOD_US
 from services._runtime.command.errors import CommandError, UnavailableError
+from services._runtime.command.finding import Finding, Level
 from services.cli.apps.app_file import PORT_PATTERN, ContainerTemplate
 from services.cli.apps.deployer import (
     APP_LABEL,
@@ -26,7 +27,6 @@ from services.cli.apps.deployer import (
     hash_template,
 )
 from services.cli.apps.docker_engine import FAILURES, first_line, open_engine
-from services.cli.toolkit.finding import Finding, Level
 
 STOP_GRACE_S: Final = 10
 _EXEC_HINT: Final = "turnbuckle exec --app APP --name NAME -- CMD"

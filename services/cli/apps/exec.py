@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from services._runtime.command.connection import ContextOption, ServerOption
+from services.agent.commands import MANAGED_ROOT_VARIABLE
 
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 EXAMPLES = """
@@ -26,7 +27,7 @@ def exec_command(  # noqa: PLR0913, PLR0917 - a command's options are its parame
     memory: Annotated[str | None, typer.Option("--memory", help="Memory to start with, such as 256MiB.")] = None,
     managed_root: Annotated[
         str | None,
-        typer.Option("--managed-root", envvar="TURNBUCKLE_AGENT__MANAGED_ROOT", help="As the agent of this host has."),
+        typer.Option("--managed-root", envvar=MANAGED_ROOT_VARIABLE, help="As the agent of this host has."),
     ] = None,
     server: ServerOption = None,
     context: ContextOption = None,

@@ -13,7 +13,7 @@ from schemas.streams import APPS, LEASES
 from services._runtime.bus.api import BusError, BusSettingsError, CredentialsRefusedError, Entry, NotPermittedError
 from services._runtime.bus.nats import NatsBus
 from services._runtime.bus.options import BusOptions
-from services.cli.toolkit.finding import Finding, Level
+from services._runtime.command.finding import Finding, Level
 
 OLDEST_SERVER: Final = (2, 11)
 HEARTBEAT_WAIT_S: Final = 1.5

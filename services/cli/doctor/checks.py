@@ -15,11 +15,10 @@ from typing import Final
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.bus.embedded_server import NatsServerError, find_binary
 from services._runtime.bus.options import BusOptions
+from services._runtime.command.finding import Finding, Level
+from services.agent.commands import check_kernel_programs, run_guard_checks
 from services.cli.doctor.bus import check_bus
-from services.cli.doctor.edge import check_network_edge
-from services.cli.doctor.guard import run_guard_checks
-from services.cli.doctor.kernel import check_kernel_programs
-from services.cli.toolkit.finding import Finding, Level
+from services.fabric.commands import check_network_edge
 
 OLDEST_PYTHON: Final = (3, 11)
 FILES_PER_CONTAINER: Final = 11
@@ -128,4 +127,4 @@ async def run_checks(options: BusOptions, docker: Callable[[], Finding], *, netw
     """
     bus = await check_bus(options)
     host = await asyncio.to_thread(run_sync_checks)
-    return [*host, await asyncio.to_thread(docker), *await check_network_edge(asked=network), *bus]
+    return [*host, await asyncio.to_thread(docker), *await check_network_edge(requested=network), *bus]

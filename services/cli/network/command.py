@@ -31,6 +31,7 @@ from services._runtime.command.connection import QUERY_TIMEOUT_S, ContextOption,
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_json, print_note, stdout_console
 from services.cli.network.lines import operation_line
+from services.reconciler.commands import start_command
 
 RULES_EXAMPLES: Final = """
 Examples:
@@ -120,9 +121,7 @@ async def query_node(
     try:
         reply = await bus.request(template.subject(bus.root, node=node), request, timeout_s=QUERY_TIMEOUT_S)
     except NoResponderError as error:
-        raise UnavailableError(
-            f"no reconciler of node {node!r} answers: TURNBUCKLE_RECONCILER__NODE={node} turnbuckle run reconciler"
-        ) from error
+        raise UnavailableError(f"no reconciler of node {node!r} answers: {start_command(node)}") from error
     except RequestTimeoutError as error:
         raise UnavailableError(f"the reconciler of {node!r} did not answer within {QUERY_TIMEOUT_S:g} s") from error
     except RequestRefusedError as error:

@@ -7,7 +7,6 @@ service and takes over. Operators have systemd, Compose or Kubernetes for restar
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import http.client
 import json
 import os
@@ -22,13 +21,14 @@ from pathlib import Path
 from typing import Final
 
 from services._runtime.command.errors import ExitCode, ServiceDiedError
+from services._runtime.parent_death import die_with_parent
 from services._runtime.service.interpreter import isolated_command
+from services._runtime.service.settings import CommonSettings
 
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
 POLL_S: Final = 0.05
 LOG_TAIL_LINES: Final = 20
-_PDEATHSIG: Final = 1
 _OTHER_SERVERS: Final = ("NATS_", "TURNBUCKLE_NATS_")
 _USER_ERROR_CODES: Final = frozenset({ExitCode.UNAVAILABLE, ExitCode.BAD_CONFIG})
 """Exit codes of a service for errors that the user can fix: `up` ends with the same."""
@@ -104,7 +104,9 @@ class Supervisor:
         name = service if number == 1 else f"{service}-{number}"
         log_file = self.run_directory / f"{name}.log"
         health_port = free_port()
-        process = self._spawn(service, log_file, {**environment, "TURNBUCKLE_HEALTH_PORT": str(health_port)})
+        process = self._spawn(
+            service, log_file, {**environment, CommonSettings.variable("health_port"): str(health_port)}
+        )
         child = ChildService(service, name, log_file, health_port, process)
         self.children.append(child)
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -161,7 +163,7 @@ class Supervisor:
         with log_file.open("wb") as log:
             return subprocess.Popen(  # noqa: S603 - our own services
                 self.command(name),
-                env={**inherited, "TURNBUCKLE_NATS_URL": self.nats_url, **environment},
+                env={**inherited, CommonSettings.variable("nats_url"): self.nats_url, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -194,12 +196,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """In a child before exec: have the kernel send this signal when the parent dies, however it dies (prctl(2)).
-
-    SIGTERM, so that an agent still restores the limits that it found.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PDEATHSIG, number)

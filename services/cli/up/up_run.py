@@ -15,17 +15,17 @@ from typing import Any, Final
 
 from schemas.apps import Policy
 from schemas.streams import APPS, LEASES, NODES
-from services._host.cgroupfs import MANAGED_ROOT, CgroupLayout, CgroupUnavailableError, can_manage, detect
+from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, can_manage, detect
 from services._runtime.bus.api import Bus
 from services._runtime.bus.embedded_server import EmbeddedNats, NatsServerError, PortTakenError
 from services._runtime.bus.options import BusOptions
 from services._runtime.command.connection import connected
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.command.output import print_note
+from services.agent.commands import host_environment, managed_root, read_write_counts
 from services.cli.apps.subscriptions import lease_watcher, subscribe_sinks
 from services.cli.apps.view_model import ViewModel
 from services.cli.toolkit.supervisor import ChildService, Supervisor
-from services.cli.up.agent_metrics import read_write_counts
 from services.cli.up.demo import DemoPlan, DemoWorkload, SimulatedWorkload, plan_demo
 from services.cli.up.demo_processes import ProcessWorkload
 from services.cli.up.demo_report import RunFacts, WriteCounts, build_report
@@ -34,7 +34,6 @@ from services.cli.up.recording import Recording
 PORTS_TRIED: Final = 100
 CHECK_EVERY_S: Final = 0.2
 METRICS_EVERY_S: Final = 1.0
-MANAGED_ROOT_VARIABLE: Final = "TURNBUCKLE_AGENT__MANAGED_ROOT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +201,11 @@ def _choose_host(run: UpRun) -> CgroupLayout | None:
 
 
 def _agent_environment(run: UpRun) -> dict[str, str]:
-    if not run.simulated:
-        return {"TURNBUCKLE_AGENT__HOST": "cgroup"}
-    environment = {"TURNBUCKLE_AGENT__HOST": "simulated", "TURNBUCKLE_AGENT__DOCKER": "off"}
-    if run.plan is not None:
-        file = run.directory / "simulated-host.json"
-        file.write_text(json.dumps(_simulated_host(run.plan), indent=2) + "\n", encoding="utf-8")
-        environment["TURNBUCKLE_AGENT__SCENARIO_FILE"] = str(file)
-    return environment
+    if not run.simulated or run.plan is None:
+        return host_environment(simulated=run.simulated)
+    file = run.directory / "simulated-host.json"
+    file.write_text(json.dumps(_simulated_host(run.plan), indent=2) + "\n", encoding="utf-8")
+    return host_environment(simulated=True, scenario_file=file)
 
 
 def _simulated_host(plan: DemoPlan) -> list[dict[str, Any]]:
@@ -223,7 +219,6 @@ async def _start_workload(
     run: UpRun, plan: DemoPlan, layout: CgroupLayout | None, stack: AsyncExitStack
 ) -> DemoWorkload:
     directory = run.directory
-    root = os.environ.get(MANAGED_ROOT_VARIABLE) or MANAGED_ROOT
     if layout is None:
         return SimulatedWorkload()
     if run.options.maker != "processes":
@@ -235,7 +230,7 @@ async def _start_workload(
             if run.options.maker == "docker":
                 raise
             run.report_note(f"the demo uses plain processes, not Docker containers: {error}")
-    return await _started(ProcessWorkload(plan, layout, root, directory), stack)
+    return await _started(ProcessWorkload(plan, layout, managed_root(), directory), stack)
 
 
 async def _started(workload: DemoWorkload, stack: AsyncExitStack) -> DemoWorkload:
@@ -292,7 +287,7 @@ async def _poll_metrics(run: UpRun, agent: ChildService) -> None:
 
 async def _read_metrics(run: UpRun, agent: ChildService) -> None:
     if (answer := await asyncio.to_thread(agent.fetch, "/metrics")) is not None:
-        run.writes = read_write_counts(answer[1])
+        run.writes = WriteCounts(**read_write_counts(answer[1]))
 
 
 async def _note_node(bus: Bus, run: UpRun) -> None:

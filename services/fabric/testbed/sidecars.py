@@ -20,10 +20,13 @@ from typing import Final
 from services._host.override_tables import PROTOCOL
 from services._runtime.command.errors import CommandError, UnavailableError
 from services._runtime.service.interpreter import isolated_command
+from services._runtime.service.settings import CommonSettings
 from services.fabric.testbed import state_file
 from services.fabric.testbed.netlink import LabNetlink
 from services.fabric.testbed.state_file import LabState, StartedProcess
 from services.fabric.testbed.topology import DualTor, HostNode
+from services.fastpath.settings import FastPathSettings
+from services.reconciler.settings import ReconcilerSettings
 
 _EARLY_EXIT_S: Final = 1.0
 """A service that still runs after this has accepted its settings."""
@@ -135,28 +138,28 @@ def _make_key(state: LabState) -> Path:
 
 def _fast_path(host: HostNode, key: Path, logs: Path) -> _Sidecar:
     name = f"fast path of {host.name}"
-    prefix = "TURNBUCKLE_FAST_PATH__"
-    environment = {
-        f"{prefix}NODE": host.netns,
-        f"{prefix}NETNS": host.netns,
-        f"{prefix}UPLINKS": ",".join(host.uplinks),
-        f"{prefix}VTEP": host.vtep,
-        f"{prefix}FRR_PATHSPACE": host.netns,
-        f"{prefix}FABRIC_KEY_FILE": str(key),
+    values = {
+        "node": host.netns,
+        "netns": host.netns,
+        "uplinks": ",".join(host.uplinks),
+        "vtep": host.vtep,
+        "frr_pathspace": host.netns,
+        "fabric_key_file": str(key),
     }
+    environment = {FastPathSettings.variable(field): value for field, value in values.items()}
     log = logs / f"fast-path-{host.name}.log"
     return _Sidecar(name, "services.fastpath", environment, log, lambda: fast_path_is_ready(host.netns))
 
 
 def _reconciler(host: HostNode, logs: Path) -> _Sidecar:
     name = f"reconciler of {host.name}"
-    prefix = "TURNBUCKLE_RECONCILER__"
-    environment = {
-        f"{prefix}NODE": host.netns,
-        f"{prefix}NETNS": host.netns,
-        f"{prefix}PORTS": f"rep0={host.application_mac}",
-        f"{prefix}FRR_PATHSPACE": host.netns,
+    values = {
+        "node": host.netns,
+        "netns": host.netns,
+        "ports": f"rep0={host.application_mac}",
+        "frr_pathspace": host.netns,
     }
+    environment = {ReconcilerSettings.variable(field): value for field, value in values.items()}
     return _Sidecar(name, "services.reconciler", environment, logs / f"reconciler-{host.name}.log")
 
 
@@ -167,7 +170,7 @@ def _spawn(sidecar: _Sidecar) -> int:
         sys.executable,
         isolated_command(sidecar.module),
         # 0: the health server takes a free port.
-        {**os.environ, "TURNBUCKLE_HEALTH_PORT": "0", **sidecar.environment},
+        {**os.environ, CommonSettings.variable("health_port"): "0", **sidecar.environment},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(sidecar.log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.cfs import SampleFlag
 from schemas.oom import OomKind
-from services.cli.up.agent_metrics import read_write_counts
+from services.agent.commands import read_write_counts
 from services.cli.up.demo_report import RunFacts, WriteCounts, build_report
 from services.cli.up.plot import MAX_CONTAINERS, StaticLimits, draw
 from services.cli.up.recording import DecimatedSeries, Recording
@@ -131,7 +131,7 @@ def test_the_agents_counters_are_read_by_name() -> None:
         'turnbuckle_agent_memory_writes_total{version="1"} 3\n'
     )
 
-    assert read_write_counts(text) == WriteCounts(41, 5, None)
+    assert WriteCounts(**read_write_counts(text)) == WriteCounts(41, 5, None)
 
 
 def test_writes_before_the_recording_do_not_count_but_no_op_writes_always_do() -> None:

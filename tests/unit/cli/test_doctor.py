@@ -13,15 +13,15 @@ from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, Contro
 from services._runtime.bus.api import Entry
 from services._runtime.bus.embedded_server import NatsServerError
 from services._runtime.bus.options import BusOptions
+from services._runtime.command.finding import Finding, Level
 from services.agent.cgroup.host import FILES_PER_CONTAINER
 from services.cli.apps.docker_deployment import check_docker
 from services.cli.doctor import checks
 from services.cli.doctor.bus import check_bus, classify_replicas, crosses_network
 from services.cli.doctor.command import exit_code
-from services.cli.doctor.edge import network_edge_evidence
 from services.cli.main import app
-from services.cli.toolkit.finding import Finding, Level
 from services.cli.toolkit.supervisor import free_port
+from services.fabric.doctor import network_edge_evidence
 
 
 def layout(directory: str, version: int = 1) -> CgroupLayout:
@@ -173,9 +173,10 @@ def test_the_exit_code_says_what_is_missing(levels: dict[str, Level], code: int)
 
 def test_no_bus_is_69_and_no_word_of_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the command ends, on a host without a fabric."""
-    monkeypatch.setattr("services.cli.doctor.edge.check_frr_installed", lambda: Finding("frr", Level.MISSING, ""))
-    monkeypatch.setattr("services.cli.doctor.edge.FABRIC_STATE", tmp_path)
-    environment = {"TURNBUCKLE_AGENT__STATE_DIRECTORY": str(tmp_path), "NATS_URL": f"nats://127.0.0.1:{free_port()}"}
+    monkeypatch.setattr("services.fabric.doctor.check_frr_installed", lambda: Finding("frr", Level.MISSING, ""))
+    monkeypatch.setattr("services.fabric.doctor.STATE_DIRECTORY", tmp_path)
+    monkeypatch.setattr("services.fabric.doctor._lock_directory", lambda: tmp_path)
+    environment = {"NATS_URL": f"nats://127.0.0.1:{free_port()}"}
     done = CliRunner().invoke(app, ["doctor", "--json"], env=environment)
 
     found = {finding["name"]: finding for finding in json.loads(done.stdout)}

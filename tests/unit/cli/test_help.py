@@ -12,17 +12,18 @@ import typer
 from typer.testing import CliRunner
 
 from services._runtime.command.lazy import LazyCommand, LazyGroup
+from services._runtime.command.tool_command import describe
+from services._runtime.command.tool_shell import Tool
 from services._runtime.service.interpreter import installed_services
-from services.cli.advise import collector_commands
+from services.advisor import commands as advisor_tools
 from services.cli.command_table import COMMANDS
 from services.cli.main import app
-from services.cli.toolkit.tool_command import describe
-from services.cli.toolkit.tool_run import Tool
+from services.collector import commands as collector_tools
 
 ROOT: Any = typer.main.get_command(app)
 TOOLS = {
     " ".join((tool.name, *tool.first)): tool
-    for tool in vars(collector_commands).values()
+    for tool in (vars(collector_tools) | vars(advisor_tools)).values()
     if isinstance(tool, Tool) and tool.summary
 }
 JSON_LESS = {"exec", "lab fault", "nats declare"}
@@ -143,7 +144,9 @@ def test_a_tool_that_cannot_start_still_has_its_examples(monkeypatch: pytest.Mon
     """A host without DuckDB, say."""
     describe.cache_clear()
     script = "import sys; sys.exit('duckdb is not installed: pip install \".[collector]\"')"
-    monkeypatch.setattr("services.cli.toolkit.tool_run.isolated_command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(
+        "services._runtime.command.tool_shell.isolated_command", lambda *_: [sys.executable, "-c", script]
+    )
     shown = CliRunner().invoke(app, ["jobs", "import", "--help"], env={"COLUMNS": "200"})
     describe.cache_clear()
 

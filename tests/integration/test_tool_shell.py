@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from schemas.jobs import TaskFeatures
 from services._runtime.command.output import stderr_console
-from services.cli.advise.collector_commands import PRICES_LIST
+from services._runtime.command.tool_shell import Tool, ToolOutput, read_event, run_tool
+from services.advisor.commands import PRICES_LIST
 from services.cli.main import app
-from services.cli.toolkit.tool_run import Tool, ToolOutput, read_event, run_tool
 from tests.support.deadline import until
 
 SCRIPT = """
@@ -41,7 +41,7 @@ sys.exit(65 if "bad" in arguments else 0)
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     (tmp_path / "made_up_tool.py").write_text(SCRIPT)
     monkeypatch.setattr(
-        "services.cli.toolkit.tool_run.isolated_command",
+        "services._runtime.command.tool_shell.isolated_command",
         lambda _start, module, *given: [sys.executable, str(tmp_path / f"{module}.py"), *given],
     )
     return Tool("made_up_tool", "made-up", examples=("made-up this",))
@@ -78,9 +78,9 @@ def test_exit_codes(tool: Tool) -> None:
 async def test_interrupt(tool: Tool, tmp_path: Path) -> None:
     """Ctrl-C reaches the tool, which ends in its own way; so does its exit code."""
     script = (
-        "import sys; from services.cli.toolkit import tool_run; "
-        f"tool_run.isolated_command = lambda *_: {tool.command(['wait'])!r}; "
-        f"sys.exit(tool_run.run_tool(tool_run.Tool({tool.module!r}, 'x'), ['wait', '--json']))"
+        "import sys; from services._runtime.command import tool_shell; "
+        f"tool_shell.isolated_command = lambda *_: {tool.command(['wait'])!r}; "
+        f"sys.exit(tool_shell.run_tool(tool_shell.Tool({tool.module!r}, 'x'), ['wait', '--json']))"
     )
     out = tmp_path / "out"
     with out.open("wb") as file:
@@ -161,7 +161,7 @@ def test_prices_through_the_command(capfd: pytest.CaptureFixture[str], tmp_path:
 def test_pass_on_keeps_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing typed is eaten by the command's own parser: not --, not a --help after it, not an option of ours."""
     seen: list[list[str]] = []
-    monkeypatch.setattr("services.cli.toolkit.tool_command.run_tool", lambda _tool, given: seen.append(given) or 7)
+    monkeypatch.setattr("services._runtime.command.tool_command.run_tool", lambda _tool, given: seen.append(given) or 7)
 
     done = CliRunner().invoke(app, ["profile", "--workers", "3", "--version", "--", "python", "--help", "--"])
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError
-from services.cli.doctor.kernel import DIRECTORY_VARIABLE, check_kernel_programs
-from services.cli.toolkit.finding import Level
+from services._runtime.command.finding import Level
+from services.agent.doctor import KERNEL_DIRECTORY_VARIABLE, check_kernel_programs
 from tests.support.fake_cgroupfs import fake_layout
 
 Layout = Callable[[], CgroupLayout]
@@ -27,7 +27,7 @@ def loader(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     path = directory / "turnbuckle-kernel"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(directory))
+    monkeypatch.setenv(KERNEL_DIRECTORY_VARIABLE, str(directory))
 
 
 def says(*programs: dict[str, Any]) -> str:
@@ -71,7 +71,7 @@ def test_files_are_read_where_the_table_cannot_be(
 
 
 def test_what_is_not_built_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout) -> None:
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(KERNEL_DIRECTORY_VARIABLE, str(tmp_path))
     finding = check_kernel_programs(layout)
     assert finding.found.endswith("turnbuckle-kernel is not there")
     assert finding.mend == "make kernel"

@@ -1,4 +1,4 @@
-"""The memory guard of this host: how it works here, who runs it, and what was left behind.
+"""The agent's checks for `turnbuckle doctor`: BPF telemetry, memory guard, running agents, groups left behind.
 
 Reads the agent's state directory: ``*.lock`` (JSON with the holder's pid, node and start), and per managed root
 ``originals/*.json`` (a container's control groups, written before the agent first changes them); and the arguments of
@@ -10,28 +10,32 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from services._host.cgroupfs import CgroupLayout, CgroupUnavailableError, detect
-from services.cli.toolkit.finding import Finding, Level
+from services._host.kernel_programs import LOADER, hierarchies_of, kernel_directory, loader_command
+from services._runtime.command.finding import Finding, Level
+from services.agent.host_lock import DOCKER_LOCK, exec_lock
+from services.agent.memory.watchdog_process import COMMAND_LINE
+from services.agent.settings import AgentSettings
 
-STATE_DIRECTORY_VARIABLE: Final = "TURNBUCKLE_AGENT__STATE_DIRECTORY"
-STATE_DIRECTORY: Final = "/run/turnbuckle"
-_WATCHDOG: Final = re.compile(
-    r"services[./]agent[./](memory[./])?watchdog(\.py)? (?P<state>.+) (?P<lock>\S+) (?P<agent>\d+) \S+ \S+$"
-)
-_DOCKER_LOCK: Final = "docker.lock"
+STATE_DIRECTORY_VARIABLE: Final = AgentSettings.variable("state_directory")
+KERNEL_DIRECTORY_VARIABLE: Final = AgentSettings.variable("kernel_directory")
+_FILES_ONLY: Final = "control groups are read file by file"
+_TABLE: Final = "cgroups"
+"""The program without which the agent reads files; the others add to it."""
+_LOADER_TIMEOUT_S: Final = 10.0
 _NAMED: Final = 3
 """How many are named before the rest is only counted."""
 
 
 def state_directory() -> Path:
     """As the agent of this host has it."""
-    return Path(os.environ.get(STATE_DIRECTORY_VARIABLE) or STATE_DIRECTORY)
+    return Path(os.environ.get(STATE_DIRECTORY_VARIABLE) or AgentSettings.model_fields["state_directory"].default)
 
 
 def check_memory_guard(find_layout: Callable[[], CgroupLayout] = detect) -> Finding:
@@ -123,7 +127,7 @@ def running_watchdogs(proc: str = "/proc") -> list[WatchdogSeen]:
     for entry in sorted(Path(proc).glob("[0-9]*")):
         try:
             command = (entry / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-            if (match := _WATCHDOG.search(command)) is not None:
+            if (match := COMMAND_LINE.search(command)) is not None:
                 # The name in parentheses may hold anything, also spaces.
                 parent = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
                 found.append(WatchdogSeen(int(entry.name), match["state"], parent != match["agent"]))
@@ -177,8 +181,10 @@ def check_left_behind(groups: list[GuardedGroup], holders: dict[str, Holder], wa
     watched = {Path(watchdog.root_directory).name for watchdog in watchdogs}
 
     def orphaned(group: GuardedGroup) -> bool:
-        lock = _DOCKER_LOCK if group.docker else f"exec-{group.root}.lock"
-        return group.root is None or not (lock in holders or group.root in watched)
+        if group.root is None:
+            return True
+        lock = DOCKER_LOCK if group.docker else exec_lock(Path(), group.root).name
+        return lock not in holders and group.root not in watched
 
     left = [group for group in groups if orphaned(group)]
     paused = [group for group in left if group.paused]
@@ -190,6 +196,34 @@ def check_left_behind(groups: list[GuardedGroup], holders: dict[str, Holder], wa
         text = f"{_several(len(left), 'control group')} with settings of an agent that is gone: {_names(left)}"
         return Finding("left behind", Level.NOTE, text, "start the agent: it takes them over, and restores at its end")
     return Finding("left behind", Level.OK, f"nothing; {_several(len(groups), 'control group')} looked after")
+
+
+def check_kernel_programs(find_layout: Callable[[], CgroupLayout] = detect) -> Finding:
+    """Load each BPF program for a moment: whether the agent can read by them, and why not."""
+    directory = kernel_directory(Path(given) if (given := os.environ.get(KERNEL_DIRECTORY_VARIABLE)) else None)
+    try:
+        hierarchies = hierarchies_of(find_layout())
+    except CgroupUnavailableError:
+        return Finding("telemetry", Level.NOTE, "no control groups: a simulated host has its own")
+    if not os.access(directory / LOADER, os.X_OK):
+        return Finding("telemetry", Level.NOTE, f"{_FILES_ONLY}: {directory / LOADER} is not there", "make kernel")
+    command = loader_command(directory, hierarchies, "--check", "--json")
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_LOADER_TIMEOUT_S, check=False)  # noqa: S603 - our own program
+        programs: dict[str, dict[str, Any]] = {each["name"]: each for each in json.loads(output.stdout)}
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
+        return Finding(
+            "telemetry", Level.NOTE, f"{_FILES_ONLY}: {directory / LOADER} does not run: {error}", "make kernel"
+        )
+    table = programs.get(_TABLE, {})
+    if not table.get("ok"):
+        mend = "sudo turnbuckle doctor" if os.geteuid() else ""
+        return Finding(
+            "telemetry", Level.NOTE, f"{_FILES_ONLY}: {table.get('reason', 'the loader does not know the table')}", mend
+        )
+    failed = [f"{name}: {each.get('reason')}" for name, each in programs.items() if not each.get("ok")]
+    found = "all control groups in one read of the kernel's own table"
+    return Finding("telemetry", Level.NOTE if failed else Level.OK, "; ".join([found, *failed]))
 
 
 def run_guard_checks() -> list[Finding]:

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from services._runtime.command.errors import CommandError
 from services._runtime.command.output import print_line, stderr_console, stdout_console
+from services._runtime.parent_death import die_with_parent
 from services._runtime.service.interpreter import isolated_command
-from services.cli.toolkit.supervisor import die_with_parent
 
 _START: Final = "services._runtime.command.tool_start"
 _TERMINATED: Final = 128

@@ -1,4 +1,4 @@
-"""The doctor's checks of the network edge: what the kernel can do, who may, and how FRR is set up."""
+"""Checks of the network edge for `turnbuckle doctor`: kernel features, privileges, FRR, fast path."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from typing import Final
 from services._host.fast_path_heartbeat import GROUP
 from services._host.frr import DIRECTORY, Frr, FrrError
 from services._host.kernel_support import FEATURES, CannotTryError, Feature, missing_features
+from services._host.namespace_lock import lock_path
 from services._host.netns import inside
-from services.cli.toolkit.finding import Finding, Level
+from services._runtime.command.finding import Finding, Level
 from services.fabric.access import SOCKET, access_of, exposure_of
+from services.fabric.paths import STATE_DIRECTORY
+from services.fastpath.settings import SHORTEST_KEY, FastPathSettings
+from services.reconciler.settings import ReconcilerSettings
 
-PATHSPACE_VARIABLE: Final = "TURNBUCKLE_RECONCILER__FRR_PATHSPACE"
+PATHSPACE_VARIABLE: Final = ReconcilerSettings.variable("frr_pathspace")
 OLDEST_FRR: Final = (8, 0)
 DAEMONS: Final = ("zebra", "bgpd", "bfdd")
 _PROGRAMS: Final = (Path("/usr/lib/frr"), Path("/usr/libexec/frr"), Path("/usr/local/sbin"))
 _NET_ADMIN: Final = 12
 _NET_RAW: Final = 13
-_FAST_PATH: Final = "TURNBUCKLE_FAST_PATH__"
+_PREFIXES: Final = (ReconcilerSettings.variable(""), FastPathSettings.variable(""))
+"""Of the variables of a reconciler and a fast path."""
 _NETLINK_SOCKETS: Final = Path("/proc/thread-self/net/netlink")
 _ROUTE: Final = "0"
 """NETLINK_ROUTE."""
-_SHORTEST_KEY: Final = 16
 _BRIDGED_FRAMES: Final = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _VERSION: Final = re.compile(r"FRRouting (?P<text>(?P<major>\d+)\.(?P<minor>\d+)\S*)")
 _NO_NEXTHOPS: Final = "no zebra nexthop kernel enable"
@@ -77,7 +81,7 @@ def check_fast_path_rights(status: str | None = None) -> Finding:
 
 def check_fabric_key(environ: Mapping[str, str]) -> Finding:
     """Whether this host can receive signals of other hosts' faults, and whether others could forge them."""
-    name, variable = "fabric key", f"{_FAST_PATH}FABRIC_KEY"
+    name, variable = "fabric key", FastPathSettings.variable("fabric_key")
     if environ.get(variable):
         found = f"{variable} stands in the environment, which every child process inherits"
         return Finding(name, Level.NOTE, found, f"put it into a file of mode 600, and set {variable}_FILE")
@@ -90,8 +94,8 @@ def check_fabric_key(environ: Mapping[str, str]) -> Finding:
     except (OSError, UnicodeDecodeError) as error:
         mend = f"copy another host's, or openssl rand -hex 32 > {path}; chmod 600 {path}"
         return Finding(name, Level.MISSING, f"{path} cannot be read: {getattr(error, 'strerror', error)}", mend)
-    if len(key.encode()) < _SHORTEST_KEY:
-        found = f"{path} holds fewer than {_SHORTEST_KEY} characters: the fast path does not start"
+    if len(key.encode()) < SHORTEST_KEY:
+        found = f"{path} holds fewer than {SHORTEST_KEY} characters: the fast path does not start"
         return Finding(name, Level.MISSING, found, f"openssl rand -hex 32 > {path}, the same on all hosts")
     if mode & 0o077:
         found = f"{path} has mode {mode:03o}: others than its owner can use it to signal false faults"
@@ -101,12 +105,13 @@ def check_fabric_key(environ: Mapping[str, str]) -> Finding:
 
 def check_bfdd_socket(environ: Mapping[str, str]) -> Finding:
     """Whether the fast path receives BFD state, and which other users reach bfdd's socket."""
-    directory = Path(environ.get(f"{_FAST_PATH}FRR_DIRECTORY") or DIRECTORY)
-    directory /= environ.get(f"{_FAST_PATH}FRR_PATHSPACE") or ""
+    pathspace = FastPathSettings.variable("frr_pathspace")
+    directory = Path(environ.get(FastPathSettings.variable("frr_directory")) or DIRECTORY)
+    directory /= environ.get(pathspace) or ""
     try:
         exposure = exposure_of(directory)
     except OSError as error:
-        mend = f"turnbuckle fabric up, systemctl start frr, or set {_FAST_PATH}FRR_PATHSPACE or ..._DIRECTORY"
+        mend = f"turnbuckle fabric up, systemctl start frr, or set {pathspace} or ..._DIRECTORY"
         found = f"{error.filename}: {error.strerror}: the fast path has no BFD input until bfdd runs"
         return Finding("bfdd socket", Level.MISSING, found, mend)
     if exposure is not None:
@@ -122,10 +127,10 @@ def check_fast_path_guard(environ: Mapping[str, str], sockets: str | None = None
         environ: this process' variables.
         sockets: content of ``/proc/net/netlink``; None: that of the fast path's network namespace.
     """
-    name, configured = "fast path guard", f"{_FAST_PATH}UPLINKS" in environ
+    name, configured = "fast path guard", FastPathSettings.variable("uplinks") in environ
     try:
         if sockets is None:
-            with inside(environ.get(f"{_FAST_PATH}NETNS")):
+            with inside(environ.get(FastPathSettings.variable("netns"))):
                 sockets = _NETLINK_SOCKETS.read_text(encoding="ascii")
     except OSError as error:
         return [Finding(name, Level.NOTE, f"not examined: {error.strerror}")] if configured else []
@@ -212,3 +217,34 @@ async def run_network_checks() -> list[Finding]:
         fast_path.append(check_bfdd_socket(os.environ))
     fast_path += check_fast_path_guard(os.environ)
     return [*kernel, check_net_admin(), check_bridged_frames(), installed, *running, *fast_path]
+
+
+def network_edge_evidence(
+    environ: Mapping[str, str], fabric_state: Path, locks: Path, *, frr_installed: bool
+) -> list[str]:
+    """What says that a fabric, a reconciler or a fast path is set up here; empty: nothing does."""
+    found = [name for name in sorted(environ) if name.startswith(_PREFIXES)]
+    found += [str(directory) for directory in (fabric_state, locks) if _has_entries(directory)]
+    return [*found, "FRR is installed"] if frr_installed else found
+
+
+def _has_entries(directory: Path) -> bool:
+    try:
+        return any(directory.iterdir())
+    except OSError:
+        return False
+
+
+async def check_network_edge(*, requested: bool) -> list[Finding]:
+    """The checks of the network edge where there is one, or where they are requested; else one line."""
+    frr = check_frr_installed().level is Level.OK
+    if requested or network_edge_evidence(os.environ, STATE_DIRECTORY, _lock_directory(), frr_installed=frr):
+        return await run_network_checks()
+    found = "not used here (no fabric, no FRR, no reconciler): not examined; `turnbuckle doctor --network` does"
+    return [Finding("network edge", Level.OK, found)]
+
+
+def _lock_directory() -> Path:
+    """Of reconcilers and fast paths."""
+    given = os.environ.get(ReconcilerSettings.variable("state_directory"))
+    return lock_path(Path(given or ReconcilerSettings.model_fields["state_directory"].default), None).parent

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from services._host.cgroupfs import CgroupLayout, ControllerMount
+from services._runtime.command.finding import Level
+from services.agent import doctor as guard
+from services.agent.doctor import GuardedGroup, Holder, WatchdogSeen
 from services.agent.host_lock import HostLock, exec_lock, prepare_state
 from services.agent.memory.watchdog_process import WatchdogOptions, WatchdogProcess
 from services.agent.settings import AgentSettings
 from services.agent.state_files import FoundValues, inode_of
-from services.cli.doctor import guard
-from services.cli.doctor.guard import GuardedGroup, Holder, WatchdogSeen
-from services.cli.toolkit.finding import Level
 from tests.support.cgroup_lab import wait_until
 
 AGENT = Holder("exec-turnbuckle.lock", 100, "n1", "2026-11-21T05:00:00+00:00")
@@ -42,12 +42,11 @@ def write_down(state: Path, memory: Path, key: str = "web-0123456789ab") -> None
 
 
 def test_the_state_directory_is_where_the_agent_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(guard.STATE_DIRECTORY_VARIABLE, raising=False)
+    monkeypatch.delenv("TURNBUCKLE_AGENT__STATE_DIRECTORY", raising=False)
 
     assert guard.state_directory() == AgentSettings.model_fields["state_directory"].default
-    assert AgentSettings.variable("state_directory") == guard.STATE_DIRECTORY_VARIABLE
 
-    monkeypatch.setenv(guard.STATE_DIRECTORY_VARIABLE, "/elsewhere")
+    monkeypatch.setenv("TURNBUCKLE_AGENT__STATE_DIRECTORY", "/elsewhere")
 
     assert guard.state_directory() == Path("/elsewhere")
 

@@ -1,17 +1,15 @@
-"""`turnbuckle profile`, `features`, `emulate`, `vertex`, `prices`, `jobs import|export`: tools of other services.
+"""The collector's commands: `turnbuckle profile`, `features`, `emulate`, `vertex`, `jobs import` and `jobs export`.
 
-Their options are theirs: whatever is typed goes on unchanged, ``--help`` shows what they take, ``--json`` their lines.
+Each is a tool in a process of its own (`tool_shell`), which parses its arguments: the CLI needs none of its packages.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-import typer
-
-from services.cli.toolkit.tool_command import add_tool, examples_text
-from services.cli.toolkit.tool_run import Tool
+from services._runtime.command.tool_command import command_group, single_command
+from services._runtime.command.tool_shell import Tool
 
 PROFILE: Final = Tool(
     "services.collector.profiler.run",
@@ -47,22 +45,6 @@ VERTEX_INGEST: Final = replace(
     summary="Make records of jobs that have ended.",
     examples=("vertex ingest --billing-table my-project.billing.export --watch",),
 )
-_PRICES: Final = Tool("services.advisor.prices", "prices", "")
-PRICES_LIST: Final = replace(
-    _PRICES,
-    first=("list",),
-    summary="List snapshots, or with --source the machines of the newest one.",
-    examples=("prices list", "prices list --source gcp-vertex"),
-)
-PRICES_REFRESH: Final = replace(
-    _PRICES,
-    first=("refresh",),
-    summary="Take a new snapshot in.",
-    examples=(
-        "prices refresh --skypilot vms.csv --region us-central1",
-        "prices refresh --file my-prices.json",
-    ),
-)
 IMPORT: Final = Tool(
     "services.collector.transfer.import_jobs",
     "jobs",
@@ -79,24 +61,9 @@ EXPORT: Final = Tool(
 )
 
 
-def _group(text: str, *tools: Tool) -> typer.Typer:
-    epilog = "\nExamples:\n" + "".join(examples_text(tool).partition("Examples:\n")[2] for tool in tools)
-    made = typer.Typer(help=text, epilog=epilog, no_args_is_help=True, rich_markup_mode="rich")
-    for tool in tools:
-        add_tool(made, tool, tool.first[0])
-    return made
-
-
-def _single(tool: Tool) -> Any:
-    made = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    add_tool(made, tool, tool.name)
-    return typer.main.get_command(made)
-
-
-profile_command = _single(PROFILE)
-features_command = _single(FEATURES)
-emulate_command = _single(EMULATE)
-vertex_app = _group(
+profile_command = single_command(PROFILE)
+features_command = single_command(FEATURES)
+emulate_command = single_command(EMULATE)
+vertex_app = command_group(
     "Submit a grid of training jobs to Vertex AI, and take in what they took and cost.", VERTEX_SUBMIT, VERTEX_INGEST
 )
-prices_app = _group("The price catalogue: dated snapshots, listed and refreshed.", PRICES_LIST, PRICES_REFRESH)

@@ -16,9 +16,9 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
+from services._runtime.command.passthrough import PassthroughCommand
 from services._runtime.command.tool_parser import DESCRIBE
-from services.cli.toolkit.passthrough import PassthroughCommand
-from services.cli.toolkit.tool_run import Tool, run_tool
+from services._runtime.command.tool_shell import Tool, run_tool
 
 _JSON_HELP: Final = "Print JSON, one object a line."
 
@@ -70,6 +70,22 @@ def add_tool(app: typer.Typer, tool: Tool, name: str) -> None:
 def examples_text(tool: Tool) -> str:
     """The end of its help."""
     return "\nExamples:\n" + "".join(f"\n  turnbuckle {line}\n" for line in tool.examples)
+
+
+def single_command(tool: Tool) -> Any:
+    """A tool as a click command of its own."""
+    made = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    add_tool(made, tool, tool.name)
+    return typer.main.get_command(made)
+
+
+def command_group(text: str, *tools: Tool) -> typer.Typer:
+    """Several tools as sub-commands, each under the first word of its arguments."""
+    epilog = "\nExamples:\n" + "".join(examples_text(tool).partition("Examples:\n")[2] for tool in tools)
+    made = typer.Typer(help=text, epilog=epilog, no_args_is_help=True, rich_markup_mode="rich")
+    for tool in tools:
+        add_tool(made, tool, tool.first[0])
+    return made
 
 
 def _runner(tool: Tool) -> Callable[[typer.Context], None]:

@@ -4,9 +4,9 @@ import asyncio
 
 from services._host.frr import Frr
 from services._host.kernel_support import FEATURES, CannotTryError
-from services.cli.doctor import network
-from services.cli.toolkit.finding import Level
+from services._runtime.command.finding import Level
 from services.fabric import access
+from services.fabric import doctor as network
 from tests.support.fake_frr import FakeFrr
 
 
