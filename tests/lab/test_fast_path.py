@@ -257,7 +257,7 @@ def test_bfdd_is_restarted(calm: Lab, fast: FastPaths) -> None:
     os.kill(frr_daemons.running(host)["bfdd"], signal.SIGKILL)
     fast.wait_told(1, RouteKind.FAST_PATH, "input_lost")
     wait_until(lambda: "bfdd" not in frr_daemons.running(host), what="the end of bfdd")
-    build.start_router(calm.topology, calm._record, host)
+    build.start_router(calm.topology, calm._state, host)
     fast.wait_told(1, RouteKind.FAST_PATH, "input_restored")
     fast.wait_quiet()
     assert not fast.hosts[0].told(RouteKind.OVERRIDE, "bfd")
