@@ -26,8 +26,8 @@ from services.allocator.messages import Ordered, StepResult, UpdateSequence
 from services.allocator.state.admission import PendingRefusal, admit_pending, apply_admissions, capacity_for_pending
 from services.allocator.state.app_parameters import AppTable, build_table
 from services.allocator.state.cluster_state import ClusterState, valid_rows
-from services.allocator.state.node_headroom import node_is_full
 from services.allocator.state.node_inventory import NodeInventory
+from services.allocator.state.node_memory import node_is_full
 from services.allocator.state.step_context import Holdings, LeaseState, PendingCapacity, Pools, StepContext, StepTime
 
 _IS_LOST = np.zeros(256, dtype=np.bool_)
@@ -289,8 +289,10 @@ class AllocationCycle:
     def _apply_batches(self, batches: Sequence[CfsBatch], time: StepTime) -> None:
         ours = [batch for batch in batches if self.epoch_of(batch.app)]
         applied = self.cluster.ingest(ours, time.now_ns, time.wall_ns)
-        self.inventory.await_reports_again(self.cluster.drain_unconfirmed())
-        self.inventory.record_batches(self.cluster, applied)
+        if self.cluster.unconfirmed:
+            self.inventory.await_reports_again(self.cluster.drain_unconfirmed())
+        if self.inventory.not_reported:
+            self.inventory.record_batches(self.cluster, applied)
 
     def _context(self, time: StepTime) -> StepContext:
         """What holds now, before anything is ordered."""

@@ -144,8 +144,7 @@ class Queries:
         cluster, spec = allocation.cluster, allocation.cluster.specs[app]
         index = cluster.app_index(app)
         pools, rows = allocation.pools(), cluster.rows
-        virtual = allocation.table.observe_only[rows.app]
-        quota_held, limit_held = (ledger.committed(rows, account, virtual) for account in ledger.ACCOUNTS)
+        quota_held, limit_held = ledger.committed_limits(rows, allocation.table.observe_only[rows.app])
         now_ns = monotonic_ns(self._clock)
         containers = tuple(
             ContainerState(

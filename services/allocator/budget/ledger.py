@@ -56,6 +56,11 @@ def committed(rows: Rows, account: Account, observe_only: BoolArray) -> IntArray
     return np.where(observe_only, np.where(rows.admitted, ordered, 0), np.maximum(worst, 0))
 
 
+def committed_limits(rows: Rows, observe_only: BoolArray) -> tuple[IntArray, IntArray]:
+    """`committed` of CPU and of memory."""
+    return committed(rows, CPU, observe_only), committed(rows, MEMORY, observe_only)
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What may be ordered of one resource's targets, shape (N,)."""

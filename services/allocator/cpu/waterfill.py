@@ -124,13 +124,12 @@ def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
         view: the step's observations, shape N.
         rows: slot of every row in `state`, shape N, distinct.
     """
-    estimate = _estimate(view)
+    estimate, slots = _estimate(view), at(rows)
     if view.fresh.all():
-        _observe(state, rows, estimate)
+        _observe(state, slots, estimate)
     else:
         _observe(state, rows[view.fresh], estimate[view.fresh])
     throttled = view.fresh & view.throttled
-    slots = at(rows)
     level, recall = state.level[slots], np.maximum(state.recall_now[slots], state.recall_before[slots])
     demand = np.where(throttled, np.maximum(level, estimate), level)
     need = np.maximum(demand, _held(state, slots, view))
@@ -155,9 +154,8 @@ def _estimate(view: CpuView) -> Floats:
     return np.minimum(np.where(view.throttled, hidden, used), view.cap_us)
 
 
-def _observe(state: WaterfillState, rows: Ints, estimate: Floats) -> None:
-    """Fold new samples into the slots `rows`; both of the same length."""
-    slots = at(rows)
+def _observe(state: WaterfillState, slots: Ints | slice, estimate: Floats) -> None:
+    """Fold new samples into the slots; both of the same length."""
     level = state.level[slots]
     level = np.where(state.seen[slots], level + LEVEL_RATE * (estimate - level), estimate)
     base = np.maximum(level, estimate)

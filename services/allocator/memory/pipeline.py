@@ -18,7 +18,7 @@ from services.allocator.columns import (
 )
 from services.allocator.memory import policy
 from services.allocator.memory.policy import MemoryTargets, MemoryView
-from services.allocator.state.node_headroom import SHORT_DELTAS, fit_to_nodes
+from services.allocator.state.node_memory import SHORT_DELTAS, fit_to_nodes
 from services.allocator.state.step_context import StepContext
 
 

@@ -146,8 +146,9 @@ def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: 
         rows: slot of every row in `state`, shape N, distinct.
         reclaim: whether the periodic reclaim (every 5 s) is due.
     """
-    quiet = _observe(state, view, rows, reclaim=reclaim)
-    needs = _needs(view, _peaks(state, rows))
+    slots = at(rows)
+    quiet = _observe(state, view, slots, reclaim=reclaim)
+    needs = _needs(view, _peaks(state, slots))
     grown, starved = _grow(view, needs)
     target = view.ordered_bytes + grown
     giving = view.fresh & quiet & (grown == 0)
@@ -183,9 +184,8 @@ def _needs(view: MemoryView, peak_bytes: Ints) -> _Needs:
     )
 
 
-def _observe(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> Bools:
+def _observe(state: MemoryState, view: MemoryView, slots: Ints | slice, *, reclaim: bool) -> Bools:
     """Apply the sample. Rows without a new high (by more than half of MARGIN_BYTES) for GREW_STEPS samples: N."""
-    slots = at(rows)
     high, steps = state.high_bytes[slots], state.steps[slots]
     grew = view.usage_bytes > high + np.where(high > 0, MARGIN_BYTES // 2, 0)
     steps = np.where(grew, 0, steps + view.fresh)
@@ -199,9 +199,8 @@ def _observe(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool)
     return quiet
 
 
-def _peaks(state: MemoryState, rows: Ints) -> Ints:
+def _peaks(state: MemoryState, slots: Ints | slice) -> Ints:
     """Highest usage of the last 5 to 10 s, shape N."""
-    slots = at(rows)
     return np.maximum(state.peak_bytes[slots], state.peak_before_bytes[slots])
 
 
@@ -266,7 +265,7 @@ def urgent_reclaim(
         missing_bytes: to be reclaimed per application; 0: nothing.
         exempt: rows that need memory themselves.
     """
-    needs = _needs(replace(view, fresh=np.ones_like(view.fresh)), _peaks(state, rows))
+    needs = _needs(replace(view, fresh=np.ones_like(view.fresh)), _peaks(state, at(rows)))
     wanted = (missing_bytes[view.app] > 0) & ~exempt
     target = np.where(wanted, np.minimum(_reclaimed(view, needs), view.ordered_bytes), view.ordered_bytes)
     cache = np.minimum(view.reclaimable_bytes, CACHE_STEP_BYTES)

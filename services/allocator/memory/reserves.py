@@ -14,7 +14,7 @@ from schemas.limits import LimitUpdate
 from services.allocator.budget.fair_share import claims, scale_to_fit
 from services.allocator.columns import PAGE_BYTES, BoolArray, IntArray, grouped, per_app
 from services.allocator.messages import ReserveGrants, UpdateSequence, reserve_update
-from services.allocator.state.node_reserves import Reserves
+from services.allocator.state.node_memory import Reserves
 from services.allocator.state.step_context import StepContext
 
 STEP_BYTES: Final = 4 << 20

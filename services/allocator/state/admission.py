@@ -13,7 +13,7 @@ import numpy as np
 from schemas.apps import PERIOD_US
 from schemas.reasons import Reason
 from services.allocator.columns import MARGIN_BYTES, NO_BOUND, PAGE_BYTES, UNLIMITED, BoolArray, IntArray, Reasons, Rows
-from services.allocator.state.node_headroom import INITIAL_LIMIT_SHARE, counted_bytes
+from services.allocator.state.node_memory import INITIAL_LIMIT_SHARE, counted_bytes
 from services.allocator.state.step_context import PendingCapacity, StepContext
 
 RETRY_STEPS = 10

@@ -76,7 +76,7 @@ class NodeInventory:
 
     def record_batches(self, cluster: ClusterState, batches: Iterable[CfsBatch]) -> None:
         """Record applied batches; one lists all containers once all sources of its node have answered."""
-        for batch in (batch for batch in batches if batch.inventory_complete) if self.not_reported else ():
+        for batch in (batch for batch in batches if batch.inventory_complete):
             node = cluster.node_index(batch.node)
             if node is not None and cluster.has_acknowledged(batch.app, node):
                 self.mark_reported(batch.app, batch.node)

@@ -13,7 +13,7 @@ from services.allocator.budget.fair_share import FairShares
 from services.allocator.columns import BoolArray, IntArray, per_app
 from services.allocator.state.app_parameters import AppTable
 from services.allocator.state.cluster_state import ClusterState
-from services.allocator.state.node_headroom import node_headroom
+from services.allocator.state.node_memory import node_headroom
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,7 @@ class Holdings:
     def of(cls, cluster: ClusterState, table: AppTable) -> Self:
         """Committed limits now."""
         rows, apps, node_reserves = cluster.rows, len(cluster.apps), cluster.reserves
-        observe_only = table.observe_only[rows.app]
-        quota_us, limit_bytes = (ledger.committed(rows, account, observe_only) for account in ledger.ACCOUNTS)
+        quota_us, limit_bytes = ledger.committed_limits(rows, table.observe_only[rows.app])
         reserved = np.where(table.observe_only, 0, per_app(node_reserves.app, node_reserves.committed_bytes, apps))
         pools = Pools(
             per_app(rows.app, quota_us, apps),
@@ -157,7 +156,7 @@ class StepContext:
             eligible=acknowledged & leases.warmed_up(cluster.apps, time.now_ns),
             holdings=holdings,
             fair=_fair_shares(table, holdings),
-            node_headroom=node_headroom(cluster),
+            node_headroom=_headroom(cluster),
             pending=pending,
         )
 
@@ -174,7 +173,7 @@ class StepContext:
             self,
             holdings=holdings,
             fair=_fair_shares(self.table, holdings),
-            node_headroom=node_headroom(self.cluster),
+            node_headroom=_headroom(self.cluster),
         )
 
     @property
@@ -197,3 +196,8 @@ class StepContext:
 def _fair_shares(table: AppTable, holdings: Holdings) -> FairShares:
     containers = np.maximum(holdings.pools.containers, table.announced)
     return FairShares.of(table.memory_limit_bytes, table.withheld_bytes, containers)
+
+
+def _headroom(cluster: ClusterState) -> IntArray:
+    reported = np.array([state.headroom_bytes for state in cluster.nodes], dtype=np.int64)
+    return node_headroom(reported, cluster.rows, cluster.reserves)

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.apps import AppSpec
-from services.allocator.state.cluster_state import ClusterState
-from services.allocator.state.report_freshness import GRACE_NS, STALE_NS, ReportFreshness
+from services.allocator.state.cluster_state import GRACE_NS, STALE_NS, ClusterState, ReportFreshness
 from tests.support.cfs_batches import PERIOD_NS, START_NS, Row, batch
 
 SECOND_NS = 1_000_000_000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from services.allocator.columns import PAGE_BYTES
 from services.allocator.memory.reserves import ReserveView, plan
-from services.allocator.state.node_reserves import ReserveReport, Reserves
+from services.allocator.state.node_memory import ReserveReport, Reserves
 from tests.support.lending_shop import SECOND_NS, Shop
 
 MIB = 1 << 20

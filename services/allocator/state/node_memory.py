@@ -1,9 +1,12 @@
-"""Node reserves as reported and ordered: memory of an application that an agent may grant without a round trip.
+"""Memory of nodes: reserves that agents grant from without a round trip, and headroom for limits (decision 36).
 
-The grant to a node is cumulative: left = granted - used, so an update that is duplicated, or crosses a local grant,
+The grant of a reserve is cumulative: left = granted - used, so an update that is duplicated, or crosses a local grant,
 does no harm. What an agent grants moves from its reserve to a container's limit; their sum, which counts against the
 limit, does not change. So a lower `left` counts only together with the limits of the same report: batches and replies
 to fences carry both.
+
+Headroom is what an agent reports; it rejects what exceeds it. The allocator requests only what will not be rejected, so
+that no update fails every period and no application takes all of a node's headroom.
 """
 
 from __future__ import annotations
@@ -13,12 +16,27 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from services.allocator.columns import BoolArray, IntArray, SlotArrays
+from services.allocator.budget.fair_share import scale_to_fit
+from services.allocator.columns import (
+    MARGIN_BYTES,
+    NO_BOUND,
+    PAGE_BYTES,
+    RECLAIM_BYTES,
+    BoolArray,
+    IntArray,
+    Rows,
+    SlotArrays,
+    per_app,
+)
 
 REQUEST_EXPIRY_NS: Final = 1_000_000_000
 """A request stays pending for this long; its node comes first."""
 MAX_BYTES: Final = 1 << 60
 MIN_ROWS: Final = 8
+INITIAL_LIMIT_SHARE = 4
+"""An initial limit takes at most this part (1/n) of its node's headroom, unless usage needs more."""
+SHORT_DELTAS = 4
+"""Below so many times an application's delta a node is short of memory: slack there is reclaimed."""
 
 
 class Reserves(SlotArrays):
@@ -142,3 +160,47 @@ class ReserveReport:
     granted_total_bytes: IntArray
     used_bytes: IntArray
     order_seq: IntArray
+
+
+def counted_bytes(rows: Rows) -> IntArray:
+    """What an agent counts per row at least: its limit, or usage and a margin without one. Shape (N,)."""
+    least = -(-(rows.memory_usage_bytes + MARGIN_BYTES) // PAGE_BYTES) * PAGE_BYTES
+    counted: IntArray = np.where(rows.limit_bytes < 0, least, rows.limit_bytes)
+    return counted
+
+
+def node_headroom(reported: IntArray, rows: Rows, node_reserves: Reserves) -> IntArray:
+    """Headroom by node index less what updates in flight take; `NO_BOUND`: unbounded."""
+    count = len(reported)
+    raised = np.maximum(rows.limit_inflight_bytes - counted_bytes(rows), 0)
+    given = np.where(
+        node_reserves.in_use, np.maximum(node_reserves.inflight_bytes - node_reserves.granted_total_bytes, 0), 0
+    )
+    under_way = per_app(rows.node, raised, count) + per_app(node_reserves.node, given, count)
+    headroom: IntArray = np.where(reported == NO_BOUND, NO_BOUND, np.maximum(reported - under_way, 0))
+    return headroom
+
+
+def fit_to_nodes(rows: Rows, before: IntArray, ordered: IntArray, headroom: IntArray) -> IntArray:
+    """Memory limits to order, shape (N,): raises within node headroom, in proportion where it is short.
+
+    Args:
+        rows: all rows.
+        before: what was ordered before.
+        ordered: what is to be ordered now.
+        headroom: by node index, from `node_headroom`.
+    """
+    holding = np.maximum(counted_bytes(rows), rows.limit_inflight_bytes)
+    ask = np.where(ordered > before, np.maximum(ordered - holding, 0), 0) // PAGE_BYTES
+    got = scale_to_fit(rows.node, ask, headroom // PAGE_BYTES)
+    bounded = np.maximum(before, holding + got * PAGE_BYTES)
+    bounded = np.where(bounded - before < RECLAIM_BYTES, before, bounded)
+    return np.where(got < ask, bounded, ordered)
+
+
+def node_is_full(node: str, room_bytes: int, wanted_bytes: int) -> str:
+    """Why a memory request is refused."""
+    return (
+        f"node {node} has {room_bytes / (1 << 20):.1f} MiB left for memory limits and reserves, "
+        f"{wanted_bytes / (1 << 20):.1f} MiB are missing, and the application's containers there have no slack"
+    )
