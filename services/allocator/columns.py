@@ -147,6 +147,30 @@ class SlotArrays:
         for name in self._columns:
             getattr(self, name)[rows] = 0
 
+    def take(self, slots: Ints) -> Self:
+        """What these slots hold, row by row: the state of a decision, which is replaced and never written to."""
+        index = at(slots)
+        return self._with(len(slots), {name: getattr(self, name)[index] for name in self._columns})
+
+    def put(self, slots: Ints, state: Self) -> None:
+        """Write a decision's new state back into these slots."""
+        index, columns = at(slots), {name: getattr(state, name) for name in self._columns}
+        # A view is of an old column, perhaps of another one, which would be overwritten before it is read.
+        columns = {name: column if column.base is None else column.copy() for name, column in columns.items()}
+        for name, column in columns.items():
+            getattr(self, name)[index] = column
+
+    def replace(self, **columns: NDArray[Any]) -> Self:
+        """The same with other columns."""
+        return self._with(self.capacity, {name: getattr(self, name) for name in self._columns} | columns)
+
+    def _with(self, capacity: int, columns: dict[str, NDArray[Any]]) -> Self:
+        other = type(self).__new__(type(self))
+        other.capacity = capacity
+        for name, column in columns.items():
+            setattr(other, name, column)
+        return other
+
     def copy(self) -> Self:
         """An independent copy, for "what would happen if" and for tests."""
         twin = type(self)(self.capacity)

@@ -65,40 +65,48 @@ class EscraState(SlotArrays):
 
 
 def decide(state: EscraState, view: CpuView, rows: Ints) -> CpuTargets:
-    """Decide one step for all applications that have a fresh row.
+    """`step` from what the slots hold, which then hold the new state.
 
     Args:
-        state: updated in place, for the fresh rows only.
+        state: all slots.
         view: the step's observations, shape N.
         rows: slot of every row in `state`, shape N, distinct.
     """
+    targets, after = step(state.take(rows), view)
+    state.put(rows, after)
+    return targets
+
+
+def step(state: EscraState, view: CpuView) -> tuple[CpuTargets, EscraState]:
+    """Targets for all applications that have a fresh row, and the state after this step; both of shape N."""
     apps = len(view.limit_us)
-    _observe(state, view, rows)
+    state = _observe(state, view)
     decided = any_per_app(view.app, view.fresh, apps)[view.app]
     slack = np.minimum(view.unused_us, np.maximum(view.ordered_us - view.used_us, 0))
-    released = np.clip(_release(state, view, rows, slack), view.min_us, np.maximum(view.cap_us, view.min_us))
+    released = np.clip(_release(state, view, slack), view.min_us, np.maximum(view.cap_us, view.min_us))
     released = np.where(decided, released, view.ordered_us)
     pool = view.limit_us - per_app(view.app, released, apps)
     excess = np.maximum(-pool, 0)
     if excess.any():
         released = _fit(view, np.where(decided, released, view.min_us), released, excess)
-    raised = _increase(state, view, rows, released, np.maximum(pool, 0))
+    raised = _increase(state, view, released, np.maximum(pool, 0))
     target = apply_dead_band(view, decided, released + raised)
-    return _explain(view, target, slack)
+    return _explain(view, target, slack), state
 
 
-def _observe(state: EscraState, view: CpuView, rows: Ints) -> None:
-    """Write the fresh samples into their rings; a changed window starts its ring anew."""
+def _observe(state: EscraState, view: CpuView) -> EscraState:
+    """The state with the fresh samples in their rings; a changed window starts its ring anew."""
     fresh = np.flatnonzero(view.fresh)
-    slots = rows[fresh]
+    columns = {name: getattr(state, name).copy() for name in ("used_us", "unused_us", "throttled", "count", "window")}
     window = np.clip(view.params.window, 1, MAX_WINDOW)[view.app[fresh]]
-    count = np.where(state.window[slots] == window, state.count[slots], 0)
+    count = np.where(state.window[fresh] == window, state.count[fresh], 0)
     position = count % window
-    state.used_us[slots, position] = view.used_us[fresh]
-    state.unused_us[slots, position] = view.unused_us[fresh]
-    state.throttled[slots, position] = view.throttled[fresh]
-    state.count[slots] = count + 1
-    state.window[slots] = window
+    columns["used_us"][fresh, position] = view.used_us[fresh]
+    columns["unused_us"][fresh, position] = view.unused_us[fresh]
+    columns["throttled"][fresh, position] = view.throttled[fresh]
+    columns["count"][fresh] = count + 1
+    columns["window"][fresh] = window
+    return state.replace(**columns)
 
 
 def _window_mean(state: EscraState, slots: Ints, values: NDArray[np.int32] | Bools) -> Floats:
@@ -115,17 +123,16 @@ def _columns_in_use(state: EscraState, slots: Ints) -> int:
     return int(state.window[slots].max(initial=1))
 
 
-def _release(state: EscraState, view: CpuView, rows: Ints, slack: Ints) -> Ints:
+def _release(state: EscraState, view: CpuView, slack: Ints) -> Ints:
     """Step 1, shape N."""
     released = view.ordered_us.copy()
     giving = view.fresh & ~view.throttled & (slack > view.params.gamma_us[view.app])
     i = np.flatnonzero(giving)
     if not len(i):
         return released
-    slots, ordered = rows[i], view.ordered_us[i]
-    columns = _columns_in_use(state, slots)
-    left = np.maximum(np.minimum(ordered, _INT32_MAX).astype(np.int32)[:, None] - state.used_us[slots, :columns], 0)
-    mean = _window_mean(state, slots, np.minimum(state.unused_us[slots, :columns], left))
+    ordered, columns = view.ordered_us[i], _columns_in_use(state, i)
+    left = np.maximum(np.minimum(ordered, _INT32_MAX).astype(np.int32)[:, None] - state.used_us[i, :columns], 0)
+    mean = _window_mean(state, i, np.minimum(state.unused_us[i, :columns], left))
     taken = np.floor(view.params.kappa[view.app[i]] * np.minimum(mean, slack[i])).astype(np.int64)
     floor_us = np.ceil(view.used_us[i] * (1 + RELEASE_MARGIN)).astype(np.int64)
     released[i] = np.minimum(ordered, np.maximum(floor_us, ordered - taken))
@@ -141,14 +148,14 @@ def _fit(view: CpuView, above_min: Ints, quota_us: Ints, excess: Ints) -> Ints:
     return remaining
 
 
-def _increase(state: EscraState, view: CpuView, rows: Ints, quota_us: Ints, pool: Ints) -> Ints:
+def _increase(state: EscraState, view: CpuView, quota_us: Ints, pool: Ints) -> Ints:
     """Step 3: raises, shape N; an application's sum is at most its pool (shape A)."""
     raised = np.zeros_like(quota_us)
     i = np.flatnonzero(view.fresh & view.throttled & (pool > 0)[view.app])
     if not len(i):
         return raised
-    app, slots = view.app[i], rows[i]
-    share = _window_mean(state, slots, state.throttled[slots, : _columns_in_use(state, slots)])
+    app = view.app[i]
+    share = _window_mean(state, i, state.throttled[i, : _columns_in_use(state, i)])
     share *= view.params.upsilon_share[app]
     wish = np.maximum(np.floor(share * pool[app]), np.floor(MIN_RAISE_SHARE * quota_us[i])).astype(np.int64)
     raised[i] = np.clip(wish, 0, np.maximum(view.cap_us[i] - quota_us[i], 0))

@@ -39,13 +39,14 @@ What holds (tests/unit/policy), with a loop delay of one period:
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schemas.reasons import Reason
 from services.allocator.budget.fair_share import scale_to_fit, weighted_max_min
-from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, at, per_app
+from services.allocator.columns import Bools, Floats, Ints, SlotArrays, any_per_app, per_app
 from services.allocator.cpu.dead_band import apply_dead_band
 from services.allocator.cpu.policy_api import CpuTargets, CpuView, unchanged
 
@@ -117,28 +118,33 @@ class WaterfillState(SlotArrays):
 
 
 def decide(state: WaterfillState, view: CpuView, rows: Ints) -> CpuTargets:
-    """Decide one step for all applications that have a fresh row.
+    """`step` from what the slots hold, which then hold the new state.
 
     Args:
-        state: updated in place, for the fresh rows only.
+        state: all slots.
         view: the step's observations, shape N.
         rows: slot of every row in `state`, shape N, distinct.
     """
-    estimate, slots = _estimate(view), at(rows)
-    if view.fresh.all():
-        _observe(state, slots, estimate)
-    else:
-        _observe(state, rows[view.fresh], estimate[view.fresh])
+    targets, after = step(state.take(rows), view)
+    state.put(rows, after)
+    return targets
+
+
+def step(state: WaterfillState, view: CpuView) -> tuple[CpuTargets, WaterfillState]:
+    """Targets for all applications that have a fresh row, and the state after this step; both of shape N."""
+    estimate = _estimate(view)
+    state = observe(state, view.fresh, estimate)
     throttled = view.fresh & view.throttled
-    level, recall = state.level[slots], np.maximum(state.recall_now[slots], state.recall_before[slots])
-    demand = np.where(throttled, np.maximum(level, estimate), level)
-    need = np.maximum(demand, _held(state, slots, view))
+    recall = np.maximum(state.recall_now, state.recall_before)
+    demand = np.where(throttled, np.maximum(state.level, estimate), state.level)
+    need = np.maximum(demand, _held(state, view))
     raised = np.maximum(np.maximum(need, recall), np.maximum(PROBE_FACTOR * view.quota_us, PROBE_US))
-    wanted = np.maximum(need, _keep_raises(state, slots, view.fresh, throttled, raised))
-    demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen[slots]) for tier in (demand, need, wanted))
+    state = _keep_raises(state, view.fresh, throttled, raised)
+    wanted = np.maximum(need, state.raised)
+    demand_us, need_us, wanted_us = (_bounded(view, tier, state.seen) for tier in (demand, need, wanted))
     decided = any_per_app(view.app, view.fresh, len(view.limit_us))[view.app]
     target = apply_dead_band(view, decided, _share(view, demand_us, need_us, wanted_us))
-    return _explain(view, target, estimate, need_us)
+    return _explain(view, target, estimate, need_us), state
 
 
 def _bounded(view: CpuView, tier: Floats, seen: Bools) -> Ints:
@@ -154,45 +160,45 @@ def _estimate(view: CpuView) -> Floats:
     return np.minimum(np.where(view.throttled, hidden, used), view.cap_us)
 
 
-def _observe(state: WaterfillState, slots: Ints | slice, estimate: Floats) -> None:
-    """Fold new samples into the slots; both of the same length."""
-    level = state.level[slots]
-    level = np.where(state.seen[slots], level + LEVEL_RATE * (estimate - level), estimate)
-    base = np.maximum(level, estimate)
-    above = _with_headroom(base)
-    state.level[slots] = level
-    state.seen[slots] = True
-    for value, now, before, age, periods in (
-        (above, state.peak_now, state.peak_before, state.peak_age, HOLD_PERIODS),
-        (_with_headroom(level), state.kept_now, state.kept_before, state.kept_age, KEEP_PERIODS),
-        (above, state.recall_now, state.recall_before, state.recall_age, RECALL_PERIODS),
+def observe(state: WaterfillState, fresh: Bools, estimate: Floats) -> WaterfillState:
+    """The state after the samples of the fresh rows; all of shape N."""
+    level = np.where(state.seen, state.level + LEVEL_RATE * (estimate - state.level), estimate)
+    above = _with_headroom(np.maximum(level, estimate))
+    columns: dict[str, NDArray[Any]] = {"level": level, "seen": np.ones_like(state.seen)}
+    for name, value, periods in (
+        ("peak", above, HOLD_PERIODS),
+        ("kept", _with_headroom(level), KEEP_PERIODS),
+        ("recall", above, RECALL_PERIODS),
     ):
-        older = age[slots] + 1
+        now, before, age = (getattr(state, f"{name}_{half}") for half in ("now", "before", "age"))
+        older = age + 1
         turn = older >= periods
-        before[slots] = np.where(turn, now[slots], before[slots])
-        now[slots] = np.where(turn, value, np.maximum(now[slots], value))
-        age[slots] = np.where(turn, 0, older)
+        columns[f"{name}_before"] = np.where(turn, now, before)
+        columns[f"{name}_now"] = np.where(turn, value, np.maximum(now, value))
+        columns[f"{name}_age"] = np.where(turn, 0, older)
+    if not fresh.all():
+        columns = {name: np.where(fresh, column, getattr(state, name)) for name, column in columns.items()}
+    return state.replace(**columns)
 
 
 def _with_headroom(used_us: Floats) -> Floats:
     return used_us + np.maximum(HEADROOM_SHARE * used_us, HEADROOM_US)
 
 
-def _held(state: WaterfillState, slots: Ints | slice, view: CpuView) -> Floats:
+def _held(state: WaterfillState, view: CpuView) -> Floats:
     """Peaks, each held for as long as its application can afford; shape N, microseconds."""
-    peak = np.maximum(state.peak_now[slots], state.peak_before[slots])
-    kept = np.maximum(state.kept_now[slots], state.kept_before[slots])
-    together_us = per_app(view.app, _bounded(view, kept, state.seen[slots]), len(view.limit_us))
+    peak = np.maximum(state.peak_now, state.peak_before)
+    kept = np.maximum(state.kept_now, state.kept_before)
+    together_us = per_app(view.app, _bounded(view, kept, state.seen), len(view.limit_us))
     scarce = together_us > SCARCE_SHARE * view.limit_us
     return np.where(scarce[view.app], np.maximum(peak, kept), peak)
 
 
-def _keep_raises(state: WaterfillState, slots: Ints | slice, fresh: Bools, throttled: Bools, raised: Floats) -> Floats:
-    """Note what throttled containers are raised to; what each was lately, shape N, or 0."""
-    age = np.where(throttled, 0, state.raised_age[slots] + fresh)
-    state.raised_age[slots] = age
-    state.raised[slots] = np.where(age <= GRACE_PERIODS, np.where(throttled, raised, state.raised[slots]), 0)
-    return state.raised[slots]
+def _keep_raises(state: WaterfillState, fresh: Bools, throttled: Bools, raised: Floats) -> WaterfillState:
+    """The state with what throttled containers are raised to, kept for GRACE_PERIODS samples; 0 after them."""
+    age = np.where(throttled, 0, state.raised_age + fresh)
+    kept = np.where(age <= GRACE_PERIODS, np.where(throttled, raised, state.raised), 0)
+    return state.replace(raised_age=age, raised=kept)
 
 
 def _share(view: CpuView, demand_us: Ints, need_us: Ints, wanted_us: Ints) -> Ints:

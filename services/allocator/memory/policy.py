@@ -50,7 +50,6 @@ from services.allocator.columns import (
     Floats,
     Ints,
     SlotArrays,
-    at,
     per_app,
 )
 
@@ -138,20 +137,26 @@ class _Needs:
 
 
 def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: bool) -> MemoryTargets:
-    """Decide one step for all applications.
+    """`step` from what the slots hold, which then hold the new state.
 
     Args:
-        state: updated in place.
+        state: all slots.
         view: the step's observations, shape N.
         rows: slot of every row in `state`, shape N, distinct.
         reclaim: whether the periodic reclaim (every 5 s) is due.
     """
-    slots = at(rows)
-    quiet = _observe(state, view, slots, reclaim=reclaim)
-    needs = _needs(view, _peaks(state, slots))
+    targets, after = step(state.take(rows), view, reclaim=reclaim)
+    state.put(rows, after)
+    return targets
+
+
+def step(state: MemoryState, view: MemoryView, *, reclaim: bool) -> tuple[MemoryTargets, MemoryState]:
+    """Targets for all applications, and the state after this step; both of shape N."""
+    state = _observe(state, view, reclaim=reclaim)
+    needs = _needs(view, _peaks(state))
     grown, starved = _grow(view, needs)
     target = view.ordered_bytes + grown
-    giving = view.fresh & quiet & (grown == 0)
+    giving = view.fresh & (state.steps >= GREW_STEPS) & (grown == 0)
     reclaiming = starved[view.app] | view.node_short | reclaim
     if reclaiming.any():
         target = np.where(reclaiming & giving, _reclaimed(view, needs), target)
@@ -161,9 +166,8 @@ def decide_memory(state: MemoryState, view: MemoryView, rows: Ints, *, reclaim: 
         fitting = _fit(view.app, view.ordered_bytes, floor, view.limit_bytes)
         target = np.where(over[view.app], np.minimum(target, fitting), target)
     target = _refill(view, needs, target, giving, reclaim=reclaim)
-    reclaimed = target < view.ordered_bytes
-    state.high_bytes[rows[reclaimed]] = view.usage_bytes[reclaimed]
-    return _explain(view, needs, target, over)
+    high = np.where(target < view.ordered_bytes, view.usage_bytes, state.high_bytes)
+    return _explain(view, needs, target, over), state.replace(high_bytes=high)
 
 
 def _needs(view: MemoryView, peak_bytes: Ints) -> _Needs:
@@ -184,24 +188,21 @@ def _needs(view: MemoryView, peak_bytes: Ints) -> _Needs:
     )
 
 
-def _observe(state: MemoryState, view: MemoryView, slots: Ints | slice, *, reclaim: bool) -> Bools:
-    """Apply the sample. Rows without a new high (by more than half of MARGIN_BYTES) for GREW_STEPS samples: N."""
-    high, steps = state.high_bytes[slots], state.steps[slots]
-    grew = view.usage_bytes > high + np.where(high > 0, MARGIN_BYTES // 2, 0)
-    steps = np.where(grew, 0, steps + view.fresh)
-    state.high_bytes[slots] = np.where(grew, view.usage_bytes, high)
-    state.steps[slots] = steps
-    if reclaim:
-        state.peak_before_bytes[slots], state.peak_bytes[slots] = state.peak_bytes[slots], view.usage_bytes
-    else:
-        state.peak_bytes[slots] = np.maximum(state.peak_bytes[slots], view.usage_bytes)
-    quiet: Bools = steps >= GREW_STEPS
-    return quiet
+def _observe(state: MemoryState, view: MemoryView, *, reclaim: bool) -> MemoryState:
+    """The state after the samples. A new high exceeds the last one by more than half of MARGIN_BYTES."""
+    grew = view.usage_bytes > state.high_bytes + np.where(state.high_bytes > 0, MARGIN_BYTES // 2, 0)
+    peak = view.usage_bytes if reclaim else np.maximum(state.peak_bytes, view.usage_bytes)
+    return state.replace(
+        high_bytes=np.where(grew, view.usage_bytes, state.high_bytes),
+        steps=np.where(grew, 0, state.steps + view.fresh),
+        peak_bytes=peak,
+        peak_before_bytes=state.peak_bytes if reclaim else state.peak_before_bytes,
+    )
 
 
-def _peaks(state: MemoryState, slots: Ints | slice) -> Ints:
+def _peaks(state: MemoryState) -> Ints:
     """Highest usage of the last 5 to 10 s, shape N."""
-    return np.maximum(state.peak_bytes[slots], state.peak_before_bytes[slots])
+    return np.maximum(state.peak_bytes, state.peak_before_bytes)
 
 
 def _grow(view: MemoryView, needs: _Needs) -> tuple[Ints, Bools]:
@@ -265,7 +266,7 @@ def urgent_reclaim(
         missing_bytes: to be reclaimed per application; 0: nothing.
         exempt: rows that need memory themselves.
     """
-    needs = _needs(replace(view, fresh=np.ones_like(view.fresh)), _peaks(state, at(rows)))
+    needs = _needs(replace(view, fresh=np.ones_like(view.fresh)), _peaks(state.take(rows)))
     wanted = (missing_bytes[view.app] > 0) & ~exempt
     target = np.where(wanted, np.minimum(_reclaimed(view, needs), view.ordered_bytes), view.ordered_bytes)
     cache = np.minimum(view.reclaimable_bytes, CACHE_STEP_BYTES)

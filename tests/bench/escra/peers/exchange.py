@@ -99,7 +99,8 @@ class ExchangedPolicies:
         for period in range(max((len(one.used_us) for one in profiles), default=0)):
             there = [position for position, one in enumerate(profiles) if period < len(one.used_us)]
             used_us = np.array([profiles[position].used_us[period] for position in there], dtype=np.float64)
-            policy_waterfill._observe(self.cpu.waterfill, slots[there], used_us)
+            state, fresh = self.cpu.waterfill, np.ones(len(there), dtype=np.bool_)
+            state.put(slots[there], policy_waterfill.observe(state.take(slots[there]), fresh, used_us))
 
 
 class ExchangedCpu(CpuPipeline):
