@@ -311,7 +311,7 @@ class AllocationCycle:
         )
 
     def _admit(self, context: StepContext, waiting: IntArray) -> tuple[StepContext, list[PendingRefusal]]:
-        """Admit the rows ``waiting``; the context afterwards, and who was refused."""
+        """Admit the rows ``waiting``; the context afterwards, and the refusals."""
         if not len(waiting):
             return context, []
         admitted, refused = admit_pending(context, waiting)

@@ -7,14 +7,14 @@ All numbers are microseconds per period; q is the ordered quota, W the applicati
    Every entry of the window counts only up to what the quota of today still leaves of it, so that the same slack is
    never taken twice (the thesis' formula goes below zero: 120, then -137 ms).
 2. Pool = limit - sum(q1). Below zero (the limit was lowered, containers joined): every quota is cut in proportion to
-   what it has above its minimum, and nobody is raised.
+   what it has above its minimum, and nothing is raised.
 3. Increase. Throttled: raise = max(floor(mean over W of throttled * upsilon * pool), 10 % of q1), at most cap - q1;
    raises that exceed the pool are scaled into it. Upsilon is a share of the pool (20 % as a percentage: as the factor
    20 it passes the limit within 12 periods), gamma is in cores (0.2 = 20 ms).
 4. `damping.apply_dead_band`.
 
 What holds (tests/unit/policy), with a loop delay of one period:
-- A throttled container is never cut, unless its application is over its limit. An empty pool raises nobody.
+- A throttled container is never cut, unless its application is over its limit. With an empty pool nothing is raised.
 - Constant demand: after 20 periods no target changes for the following 100, without noise at limits of 3, 1.15, 1.02
   and 0.8 times the demand; with noise of +-2 % at most 1 write in 100 container-periods.
 - A container that burns at 10 % of its demand has 95 % of it within 10 periods while the application's limit is three
@@ -157,8 +157,8 @@ def _increase(state: EscraState, view: CpuView, quota_us: Ints, pool: Ints) -> I
     app = view.app[i]
     share = _window_mean(state, i, state.throttled[i, : _columns_in_use(state, i)])
     share *= view.params.upsilon_share[app]
-    wish = np.maximum(np.floor(share * pool[app]), np.floor(MIN_RAISE_SHARE * quota_us[i])).astype(np.int64)
-    raised[i] = np.clip(wish, 0, np.maximum(view.cap_us[i] - quota_us[i], 0))
+    raises = np.maximum(np.floor(share * pool[app]), np.floor(MIN_RAISE_SHARE * quota_us[i])).astype(np.int64)
+    raised[i] = np.clip(raises, 0, np.maximum(view.cap_us[i] - quota_us[i], 0))
     return scale_to_fit(view.app, raised, pool)
 
 

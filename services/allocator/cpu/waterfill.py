@@ -2,7 +2,7 @@
 
 The form of measured/policy.md section 4 without burst, reduced by simulation on that study's tuning half (decision 6):
 one average instead of three, no margin and no probing in what is served first, memory as sliding maxima. What is held
-is short, since throttling is told while it happens, and what is recalled is long (decision 24, on real servers). In a
+is short, since throttling is reported while it happens, and what is recalled is long (decision 24, real servers). In a
 scarce application what is given away does not come back at once, so that it is held for longer there (decision 27).
 
 Per container:   x      = used, or when throttled min(used + THROTTLE_WEIGHT * throttled_us, 4 used + 20 ms)
@@ -16,7 +16,7 @@ Per container:   x      = used, or when throttled min(used + THROTTLE_WEIGHT * t
                  need   = max(demand, peak),  or when scarce max(demand, peak, kept)
                  wanted = need,                or when throttled max(need, recall, PROBE_FACTOR * quota in the kernel,
                                                PROBE_US), kept for GRACE_PERIODS samples: the first after a
-                                               raise tells mostly of the time before it
+                                               raise covers mostly the time before it
 Per application: the limit serves all demands, then need - demand, then wanted - need; the tier that does not fit is
                  shared in proportion. Where even the demands do not fit: min_us first, the rest max-min fair with
                  the weights (demand - min_us) ** 0.75. Probing (wanted) comes last because it jumps with every
@@ -74,8 +74,8 @@ SCARCE_SHARE: Final = 0.9
 """Of the limit: an application is scarce when its containers' largest levels with headroom are more than that. Levels,
 because single periods reach far beyond what lasts, also where the limit is ample."""
 GRACE_PERIODS: Final = 3
-"""Samples after a throttled container was raised that cannot take it back: the raise comes at any moment of a period,
-and the sample at its end tells mostly what was used under the old quota (decisions 25 and 26)."""
+"""Samples after a throttled container was raised that cannot take it back: the raise comes at any time in a period,
+and the sample at its end covers mostly the old quota (decisions 25 and 26)."""
 WEIGHT_SCALE: Final = 16
 """Resolution of the integer weights of the tight branch."""
 
