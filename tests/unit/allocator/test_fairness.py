@@ -33,7 +33,7 @@ def test_all_guarantees_together_fit_the_application_and_what_is_kept_fits_the_w
 
 
 @given(sizes, st.data())
-def test_the_part_of_a_wish_within_the_share_ends_there(limits, data):
+def test_the_part_of_a_raise_within_the_share_ends_there(limits, data):
     count = len(limits)
     wish = np.array(data.draw(st.lists(st.integers(0, 1 << 40), min_size=count, max_size=count)))
     share, held = ints(data.draw(st.integers(0, 1 << 40))), np.array(limits)
@@ -70,7 +70,7 @@ def scarce_views(draw: st.DrawFn) -> MemoryView:
 
 @settings(deadline=None, max_examples=examples(200))
 @given(scarce_views())
-def test_nobody_below_its_share_is_refused_survival_while_one_above_gets_more(view):
+def test_no_container_below_its_share_is_refused_survival_while_one_above_gets_more(view):
     rows, share = np.arange(len(view.app)), int(view.share_bytes[0])
     targets = decide_memory(MemoryState(len(rows)), view, rows, reclaim=False).target_bytes
     growth = np.maximum(view.usage_bytes - view.previous_usage_bytes, 0)

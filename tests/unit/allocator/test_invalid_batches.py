@@ -40,7 +40,7 @@ def test_batch_that_names_a_container_twice_is_left_out():
     assert (allocation.cluster.rows.count, allocation.cluster.counts.invalid_samples) == (0, 2)
 
 
-def test_late_batch_of_an_older_agent_is_counted_as_overtaken():
+def test_late_batch_of_an_older_agent_is_counted_as_out_of_order():
     allocation = owning("shop")
     new = batch({"web-1": {}}).model_copy(update={"incarnation": 5})
     allocation.step([new, batch({"web-1": {}, "old-1": {}}, report_seq=9)], StepTime(1, 1))

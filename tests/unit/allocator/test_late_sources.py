@@ -199,7 +199,7 @@ def test_a_grant_of_the_dead_agent_is_not_counted_as_given_back() -> None:
     assert cluster.memory_sum_bytes() <= int(SPEC.memory_limit)
 
 
-def test_what_a_new_owner_heard_before_the_agent_died_is_no_upper_bound() -> None:
+def test_a_report_from_before_the_agent_died_is_no_upper_bound() -> None:
     """The old owner has raised it since, and the agent that carried that out is dead."""
     cluster = busy_cluster()
     machine = cluster.machines[1]

@@ -75,7 +75,7 @@ def test_only_what_a_replica_owned_moves_when_it_goes(app, live, which):
     assert gone == owner or preferred_owner(app, rest) == owner
 
 
-def test_nobody_owns_where_nobody_lives():
+def test_without_live_replicas_there_is_no_preferred_owner():
     assert preferred_owner("app", ()) is None
 
 
@@ -149,7 +149,7 @@ def test_an_owner_that_lives_is_not_robbed(a):
     assert APP not in a.leases_to_read(10.2)
 
 
-def test_an_owner_nobody_has_heard_of_is_given_its_time(a):
+def test_an_unknown_owner_gets_its_time_to_live(a):
     a.observe_lease(APP, StoredLease("c", 5, 2), 10.0)
     for now_s, expected in ((10.0, None), (11.9, None), (12.1, StoredLease("a", WALL_MS, 2))):
         a.renewed(now_s, now_s)
@@ -179,7 +179,7 @@ def test_a_lease_in_our_name_that_we_know_nothing_of_is_taken_anew(a):
     assert a.swap(APP, 10.0, 1).lease == StoredLease("a", 8, 3)
 
 
-def test_who_joins_gets_to_know_the_others_first():
+def test_a_replica_that_joins_first_observes_the_others():
     newcomer = LeaseManager("n", LeaseTimeouts(TTL_S))
     assert newcomer.membership_known(10.0), "nobody is there"
     newcomer.observe_heartbeat("b", 1, 10.0)
@@ -196,7 +196,7 @@ def test_who_joins_gets_to_know_the_others_first():
 # -- giving up ---------------------------------------------------------------------------------------------------
 
 
-def test_an_application_is_handed_to_one_who_joins_and_given_up_first(a):
+def test_an_application_is_released_before_it_is_handed_to_a_replica_that_joins(a):
     theirs = apps_of("b", "a")
     a.announced.add(theirs)
     a.lease_read(theirs, StoredLease("", 1, 8), 10.0)
@@ -245,7 +245,7 @@ def test_a_watch_that_contradicts_is_a_reason_to_look_and_no_more(a):
     assert (a.lost, a.owner(APP)) == (1, "b")
 
 
-def test_an_answer_that_was_overtaken_by_the_watch_is_asked_for_again(a):
+def test_a_read_older_than_the_watch_is_repeated(a):
     a.observe_heartbeat("b", 2, 10.0)
     a.observe_lease(APP, StoredLease("", 5, 3), 10.0)
 
@@ -307,7 +307,7 @@ def test_a_swap_from_before_a_silence_confirms_nothing(a):
     assert APP in a.leases_to_read(13.0)
 
 
-def test_those_who_lived_before_an_interruption_of_ours_are_given_time(a):
+def test_peers_alive_before_an_interruption_get_time_to_reconnect(a):
     a.observe_heartbeat("b", 2, 9.9)
     a.interrupted()
     a.renewed(11.0, 11.0)
@@ -368,7 +368,7 @@ def test_long_dead_replicas_are_forgotten_after_a_direct_read(a):
     assert a.suspects(late_s + FORGET_REPLICA_S + 1) == []
 
 
-def test_leases_of_nobody_are_deleted_when_clocks_must_have_passed_their_epoch(a):
+def test_free_leases_are_deleted_when_clocks_must_have_passed_their_epoch(a):
     a.observe_lease(APP, StoredLease("", 5, 3), 10.0)
     a.observe_lease("old", StoredLease("", 5, 4), 10.0)
     a.observe_lease("held", StoredLease("b", 5, 5), 10.0)

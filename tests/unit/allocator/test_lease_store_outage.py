@@ -81,7 +81,7 @@ def test_when_it_answers_again_the_lease_is_confirmed_first(patient: LeaseManage
     assert patient.may_decide(16.4)
 
 
-def test_while_the_store_answers_nobody_its_owners_go_on() -> None:
+def test_during_a_store_outage_owners_go_on() -> None:
     """A cluster that has lost the server that led needs 4 to 9 s for another one; nobody can take a lease meanwhile."""
     lab = ReplicaLab(apps=set(APPS), store_outage_grace_s=12.0)
     for _ in range(3):

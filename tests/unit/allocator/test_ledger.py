@@ -50,7 +50,7 @@ def test_cut_frees_room_only_once_it_is_reported(rows):
     assert (before, ledger.committed(rows, CPU, NOT_VIRTUAL).tolist()) == ([40_000, 30_000], [10_000, 30_000])
 
 
-def test_overtaken_raise_counts_until_the_newer_order_is_seen(rows):
+def test_out_of_order_raise_counts_until_the_newer_update_is_acknowledged(rows):
     order(rows, 0, 60_000, seq=1)
     order(rows, 0, 20_000, seq=2)
     report(rows, 0, 40_000, report_seq=1, order_seq=0)
@@ -70,7 +70,7 @@ def test_ordered_value_that_is_not_sent_again_does_not_count(rows):
     assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 10_000
 
 
-def test_report_that_was_overtaken_is_ignored(rows):
+def test_out_of_order_report_is_ignored(rows):
     report(rows, 0, 50_000, report_seq=5, order_seq=0)
     report(rows, 0, 10_000, report_seq=4, order_seq=0)
 
@@ -86,7 +86,7 @@ def test_container_whose_first_order_arrived_though_its_reply_was_lost_is_counte
     assert ledger.committed(rows, CPU, NOT_VIRTUAL)[0] == 14_000
 
 
-def test_wish_below_what_was_ordered_but_above_what_is_held_needs_room(rows):
+def test_target_below_the_ordered_value_but_above_the_committed_one_needs_capacity(rows):
     """After lost replies the kernel may hold less than was ordered: going down to the wish is a raise there."""
     rows.quota_ordered_us[0], rows.quota_us[0] = 50_000, 10_000
     result = ledger.reserve(rows, CPU, ints(45_000, 30_000), ints(5_000), ledger.committed(rows, CPU, NOT_VIRTUAL))
@@ -102,7 +102,7 @@ def test_raises_share_scarce_room_in_proportion(rows):
     assert result.ordered.tolist() == [45_000, 45_000]
 
 
-def test_value_written_by_other_hands_is_adopted_after_five_reports(rows):
+def test_externally_modified_value_is_adopted_after_five_reports(rows):
     for seq in range(1, 6):
         report(rows, 0, 90_000, report_seq=seq, order_seq=0)
 

@@ -90,7 +90,7 @@ def test_nothing_is_handed_out_while_a_node_is_silent(taker: Taker) -> None:
     assert taker.allocation.pools().containers.tolist() == [0]
 
 
-def test_the_silent_nodes_share_is_left_to_it_once_it_is_heard(taker: Taker) -> None:
+def test_the_silent_nodes_share_is_left_to_it_once_it_has_reported(taker: Taker) -> None:
     taker.batch("a")
     taker.batch("b")
 
@@ -99,7 +99,7 @@ def test_the_silent_nodes_share_is_left_to_it_once_it_is_heard(taker: Taker) -> 
     assert int(taker.allocation.pools().quota_committed_us[0]) <= SPEC.cpu_limit_us
 
 
-def test_a_node_that_answers_that_it_holds_nothing_is_heard(taker: Taker) -> None:
+def test_a_node_that_replies_that_it_holds_nothing_has_reported(taker: Taker) -> None:
     [fence] = taker.fences("b")
     assert (fence.apps, fence.epoch, fence.incarnation, fence.row_count) == ((APP,), EPOCH, 1, 0)
     taker.answer_fences("b", ())
@@ -153,7 +153,7 @@ def test_the_answer_of_a_dead_agent_says_nothing_although_it_is_still_registered
     assert taker.inventory.not_reported == {APP: {"a", "b"}}
 
 
-def test_a_node_that_has_not_obeyed_yet_is_not_heard(taker: Taker) -> None:
+def test_a_node_that_has_not_acknowledged_the_epoch_has_not_reported(taker: Taker) -> None:
     """An older owner's order may still raise what it says."""
     taker.tell("b")
     assert taker.inventory.not_reported == {APP: {"a", "b"}}

@@ -40,7 +40,7 @@ def quotas(outcome):
     return {row["container"]: row["quota_us"] for update in outcome.updates for row in update.rows()}
 
 
-def test_unlimited_newcomer_gets_its_equal_share():
+def test_unlimited_pending_container_gets_its_equal_share():
     """Equation 2.1: 2 cores over 2 announced containers is 100 ms per period each."""
     spec = AppSpec(name="shop", cpu_limit=2, memory_limit=512 * MIB, announced_containers=2)
     rows = {"web-1": (-1, -1, 10 * MIB)}
@@ -63,7 +63,7 @@ def test_announced_containers_that_exist_already_with_limits_of_their_own_are_al
     assert allocation.refusals == {}
 
 
-def test_nobody_is_admitted_before_the_agent_has_acknowledged_the_epoch():
+def test_no_container_is_admitted_before_the_agent_has_acknowledged_the_epoch():
     allocation = owning("shop")
     allocation.set_spec("shop", AppSpec(name="shop", cpu_limit=1, memory_limit=512 * MIB))
     outcome = allocation.step([batch({"web-1": (-1, -1, MIB)})], StepTime(1, 1))

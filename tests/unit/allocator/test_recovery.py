@@ -62,7 +62,7 @@ def test_everyone_is_served_and_writes_rest_after_the_network_has_healed(seed, p
     assert [len(container.writes) for container in cluster.containers()] == before
 
 
-def test_newcomers_find_room_although_their_node_speaks_in_steps_of_its_own():
+def test_pending_containers_get_capacity_although_their_node_reports_in_other_steps():
     """Room that is kept for them in one step must not be given back to the others in the next."""
     cluster = LossyCluster(AppSpec(name="shop", cpu_limit=4, memory_limit=2048 * MIB))
     first, second = cluster.machines

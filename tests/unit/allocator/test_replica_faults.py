@@ -197,7 +197,7 @@ def test_a_frozen_owner_stops_deciding_before_others_begin_and_rejoins(lab):
     assert all(victim.owned[app] > epoch for app, epoch in apps.items())
 
 
-def test_one_who_joins_is_handed_its_share(lab):
+def test_a_replica_that_joins_is_handed_its_share(lab):
     newcomer = lab.start()
 
     seconds_until(lab, lambda: bool(newcomer.owned), 1.0)
@@ -207,7 +207,7 @@ def test_one_who_joins_is_handed_its_share(lab):
     assert lab.owners() == {app: [preferred_owner(app, live)] for app in lab.apps}
 
 
-def test_those_who_join_after_a_death_do_not_leave_their_share_to_the_dead(lab):
+def test_replicas_that_join_after_a_death_leave_no_share_to_the_dead_one(lab):
     """Its heartbeat is still stored; they cannot know how old it is."""
     lab.crash(busiest(lab))
     lab.live(3.0)

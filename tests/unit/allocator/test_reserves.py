@@ -63,7 +63,7 @@ def test_a_reserve_near_its_target_is_left_alone():
     assert planned(reserves, view(reserves, 1000)) == {}
 
 
-def test_who_asks_comes_first_and_takes_from_the_others():
+def test_a_request_comes_first_and_takes_from_the_others():
     reserves = node_reserves(0, 80)
     reserves.record_request(0, 60 * MIB, 60 * MIB, now_ns=0)
 
@@ -179,7 +179,7 @@ def test_nothing_left_is_said_with_figures(full):
     assert reply.refusal == "shop may use 1000 MiB: its 2 containers hold 1000 MiB and use it, 0 MiB are reserves"
 
 
-def test_what_is_kept_for_containers_that_have_not_joined_is_given_to_who_would_be_killed():
+def test_capacity_of_pending_containers_is_granted_to_a_request():
     made = Shop({"n1": {"a-1": [250, 100, 0]}}, memory_limit=1000 * MIB, sigma=0, announced_containers=4)
     made.periods(5)
     made.use("a-1", 248)
@@ -202,7 +202,7 @@ def test_page_cache_of_others_is_taken_before_a_task_dies(full):
     assert full.given_mib() == {"n1": 50}
 
 
-def test_a_request_to_who_does_not_own_the_application_is_neither_granted_nor_refused(shop):
+def test_a_request_to_a_replica_that_is_not_the_owner_is_neither_granted_nor_refused(shop):
     shop.allocation.release("shop")
     reply, updates = shop.ask("n1", "a-1", 50)
 

@@ -169,7 +169,7 @@ async def test_what_was_decided_before_a_stop_is_not_sent_after_it(pair, monkeyp
         assert not any(decisions in sent for decisions in outcome.decisions)
 
 
-async def test_what_is_withdrawn_is_heard_no_longer_and_owned_again_when_it_is_back(pair):
+async def test_a_withdrawn_application_is_unsubscribed_and_owned_again_when_announced_again(pair):
     app = NAMES[0]
     [before] = [held[app] for held in pair.held if app in held]
     subject = MEMORY_REQUESTS.subject("tb", app=app)

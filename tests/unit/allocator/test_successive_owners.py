@@ -191,7 +191,7 @@ def freeze_with_a_raise_under_way(cluster: ReplicaCluster) -> None:
     assert [(order.node, int(order.column("quota_us").sum()) > 15_000) for order in raises] == [("n1", True)]
 
 
-def test_what_a_node_said_before_it_obeyed_a_new_owner_does_not_count(cluster):
+def test_a_report_before_the_acknowledgement_of_a_new_owner_does_not_count(cluster):
     """A frozen agent wakes up: it reports its limits, applies a raise of the old owner, then acknowledges the new one.
 
     Its acknowledgement comes first, then what it said before.
@@ -212,7 +212,7 @@ def test_what_a_node_said_before_it_obeyed_a_new_owner_does_not_count(cluster):
     periods(cluster, 10, BUSY, BUSY)
 
 
-def test_a_node_that_falls_silent_before_it_obeys_a_new_owner_is_waited_for(cluster):
+def test_a_node_that_goes_silent_before_it_acknowledges_a_new_owner_is_waited_for(cluster):
     """An order of the old owner waits there, and raises what the new one has heard."""
     first, second = cluster.machines
     freeze_with_a_raise_under_way(cluster)

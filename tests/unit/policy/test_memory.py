@@ -70,7 +70,7 @@ def test_nothing_is_reclaimed_when_it_is_not_due() -> None:
     assert decide(view([100], [300], 1000)) == ([300], [Reason.NONE])
 
 
-def test_reclaim_spares_the_minimum_and_whoever_grew_in_the_last_second() -> None:
+def test_reclaim_spares_the_minimum_and_containers_that_grew_in_the_last_second() -> None:
     small = replace(view([1], [300], 1000), min_bytes=np.array([128 * MIB]))
     assert decide(small, reclaim=True)[0] == [128]
     growing, state = view([100], [300], 1000, before=[90]), MemoryState(1)

@@ -71,7 +71,7 @@ def test_noise_of_two_percent_hardly_ever_causes_a_write(policy: str, times_dema
 
 
 @pytest.mark.parametrize("times_demand", [3.0, 1.15, 1.02])
-def test_waterfill_leaves_nobody_starved_when_the_limit_suffices(times_demand: float) -> None:
+def test_waterfill_leaves_no_container_starved_when_the_limit_suffices(times_demand: float) -> None:
     for seed in SEEDS:
         plant = constant("waterfill", times_demand, seed)
         run(plant, 40)
