@@ -52,7 +52,9 @@ async def churn(lab: ReconcilerLab, reconciler: Reconciler, away_s: float) -> in
 
 
 @pytest.mark.parametrize(
-    "away_s", [0.0, pytest.param(60.0, marks=[pytest.mark.slow, pytest.mark.timeout(180)])], ids=["300", "minute"]
+    "away_s",
+    [0.0, pytest.param(60.0, marks=[pytest.mark.host, pytest.mark.slow, pytest.mark.timeout(180)])],  # a real minute
+    ids=["300", "minute"],
 )
 async def test_without_the_server_nothing_is_lost(
     nats: NatsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away_s: float
