@@ -64,7 +64,7 @@ async def test_from_a_route_event_to_applied_rules(tmp_path: Path, monkeypatch: 
             with exporting_spans(settings, Origin("reconciler", "1")):
                 await lab.listen()
                 async with lab.reconciler() as reconciler:
-                    await until(lambda: reconciler.loop.counts.passes > 0, what="the first look")
+                    await until(lambda: reconciler.loop.counts.full > 0, what="the first reconcile")
                     lab.network.learn(mac(0), "10.255.0.3")
                     await until(lambda: lab.rules == {mac(0): "10.255.0.3"}, what="the rule")
                     await until(lambda: lab.routes and lab.tc, what="what is told")
