@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from services.fastpath.peers import Announcement
-from services.fastpath.routes import gateway_text
+from services.fastpath.protocol import Announcement
 from services.fastpath.values import BackupTableChange, Hop, Outcome, Overridden, Removed, Status
 
 MAX_SEPARATE_RECORDS: Final = 16
@@ -38,13 +37,13 @@ class Trigger(NamedTuple):
 class EventRecorder:
     """Makes records and queues them; above `MAX_RECORDS` the oldest are dropped, and counted."""
 
-    def __init__(self, name_of: Callable[[int], str]) -> None:
+    def __init__(self, hop_text: Callable[[Hop], str]) -> None:
         """Start empty.
 
         Args:
-            name_of: the name of a link by its ifindex.
+            hop_text: a next hop as ``interface`` or ``gateway@interface``.
         """
-        self._name_of = name_of
+        self._hop_text = hop_text
         self._awaiting_acks: dict[int, list[Record]] = {}
         """Records that wait for acknowledgements, by announcement."""
         self._queue: deque[tuple[Record, int]] = deque()
@@ -94,12 +93,7 @@ class EventRecorder:
             self.ready.append(self._queue.popleft()[0])
 
     def _hops(self, hops: Sequence[Hop]) -> list[str]:
-        texts = []
-        for hop in hops:
-            gateway = gateway_text(hop)
-            name = self._name_of(hop.ifindex)
-            texts.append(f"{gateway}@{name}" if gateway else name)
-        return texts
+        return [self._hop_text(hop) for hop in hops]
 
     def _overrides(self, overridden: Sequence[Overridden], trigger: Trigger) -> list[Record]:
         table_changes: dict[tuple[tuple[Hop, ...], ...], list[str]] = {}

@@ -25,10 +25,11 @@ from services.fastpath.heartbeats import Heartbeats
 from services.fastpath.kernel import FastPathKernel
 from services.fastpath.mirror import RouteMirror, Row
 from services.fastpath.peer_watch import PeerWatch
-from services.fastpath.peers import Announcement, PeerLink
+from services.fastpath.peers import PeerLink
 from services.fastpath.poller import Poller
-from services.fastpath.routes import LinkRow, OverrideRow, read_link, read_route
-from services.fastpath.values import UP, Announce, FrrRoute, Outcome, RemovalReason, Status, Write
+from services.fastpath.protocol import Announcement
+from services.fastpath.routes import LinkRow, OverrideRow, gateway_text, read_link, read_route
+from services.fastpath.values import UP, Announce, FrrRoute, Hop, Outcome, RemovalReason, Status, Write
 
 HEARTBEAT_INTERVAL_S: Final = 0.1
 STATE_INTERVAL_S: Final = 1.0
@@ -54,7 +55,7 @@ class FastPathLoop:
         self._sessions = Sessions(frozenset(config.uplinks))
         self._mirror = RouteMirror(config.is_peer_vtep)
         self._names: dict[int, str] = {}
-        self._recorder = EventRecorder(lambda index: self._names.get(index, f"link {index}"))
+        self._recorder = EventRecorder(self._hop_text)
         self._kernel = FastPathKernel(config.netns, config.override_tables)
         self._events = Subscription(
             (Group.LINK, Group.IPV4_ROUTE, Group.IPV6_ROUTE, Group.IPV4_RULE, Group.IPV6_RULE),
@@ -338,6 +339,11 @@ class FastPathLoop:
         link.send_replies()
         for denied in link.newly_denied():
             self.warn("source_denied", denied.reason)
+
+    def _hop_text(self, hop: Hop) -> str:
+        name = self._names.get(hop.ifindex, f"link {hop.ifindex}")
+        gateway = gateway_text(hop)
+        return f"{gateway}@{name}" if gateway else name
 
     def _uplink_to(self, tor: str) -> str:
         return ",".join(uplink.name for uplink in self._core.uplinks.values() if uplink.tor == tor)

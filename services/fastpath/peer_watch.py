@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.fastpath.peers import Announcement, PeerFault, PeerLink
+from services.fastpath.peers import PeerFault, PeerLink
 from services.fastpath.poller import Poller
+from services.fastpath.protocol import Announcement
 
 
 class PeerWatch:

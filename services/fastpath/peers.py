@@ -12,13 +12,13 @@ import socket
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from services._host.netns import socket_in
 from services.fastpath.limiter import Denied, SourceLimiter
 from services.fastpath.packet_filter import attach, datagram_filter, dropped_by
 from services.fastpath.protocol import (
+    Announcement,
     Kind,
     PeerMessage,
     RejectReason,
@@ -31,7 +31,6 @@ from services.fastpath.protocol import (
 )
 
 REPEAT_S: Final = 0.002
-REPEATS: Final = 8
 _BURST: Final = 64
 """Datagrams sent or read at once; then the loop handles more urgent events."""
 _MAX_PENDING: Final = 64
@@ -41,31 +40,6 @@ _CS6: Final = 0xC0
 """Network control (RFC 4594)."""
 _IP_FREEBIND: Final = 15
 _IPV6_TCLASS: Final = 67
-
-
-@dataclass(slots=True)
-class Announcement:
-    """A fault that is being announced."""
-
-    number: int
-    tor: str
-    datagram: bytes
-    """Without a tag."""
-    started_s: float
-    """When the fault was detected."""
-    unacknowledged: dict[str, None]
-    """VTEPs without acknowledgement, in order."""
-    recipients: int
-    round: list[str]
-    """VTEPs not yet sent to in this round."""
-    next_s: float
-    rounds: int = 0
-    last_ack_s: float = 0.0
-
-    @property
-    def done(self) -> bool:
-        """Whether all have acknowledged, or all repeats were sent."""
-        return not self.unacknowledged or (self.rounds >= REPEATS and not self.round)
 
 
 class PeerFault(NamedTuple):

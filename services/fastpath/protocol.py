@@ -20,6 +20,7 @@ import hmac
 import socket
 import struct
 from collections import deque
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -35,6 +36,8 @@ _LAST_BOOT: Final = (1 << 64) - 1
 _MAPPED: Final = bytes(10) + b"\xff\xff"
 """An IPv4 address in sixteen bytes (RFC 4291, 2.5.5.2)."""
 _WINDOW: Final = 64
+REPEATS: Final = 8
+"""Of an announcement, to each host that has not acknowledged it."""
 
 
 class Kind(IntEnum):
@@ -146,6 +149,31 @@ def later_boot(own: int, known: int, salt: int) -> int:
             receiver would take for repeats.
     """
     return min(known + 1 + salt, _LAST_BOOT) if known > own else own
+
+
+@dataclass(slots=True)
+class Announcement:
+    """A fault that is being announced."""
+
+    number: int
+    tor: str
+    datagram: bytes
+    """Without a tag."""
+    started_s: float
+    """When the fault was detected."""
+    unacknowledged: dict[str, None]
+    """VTEPs without acknowledgement, in order."""
+    recipients: int
+    round: list[str]
+    """VTEPs not yet sent to in this round."""
+    next_s: float
+    rounds: int = 0
+    last_ack_s: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether all have acknowledged, or all repeats were sent."""
+        return not self.unacknowledged or (self.rounds >= REPEATS and not self.round)
 
 
 def _pack_address(address: str) -> bytes:

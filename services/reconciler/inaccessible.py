@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from services._host.frr import FrrError
+from services.reconciler.ports import MalformedReplyError
 
 MAX_QUERIES: Final = 64
 """Queries to bgpd per check, 0.3 ms each: a next hop is inaccessible for all destinations at once."""
@@ -50,10 +50,10 @@ def read_inaccessible(answer: Any, bfd_up: Iterable[str]) -> tuple[str, ...]:
         bfd_up: uplinks, or peers, whose BFD session is up.
 
     Raises:
-        FrrError: it is no such answer.
+        MalformedReplyError: it is no such answer.
     """
     if not isinstance(answer, dict):
-        raise FrrError("bgpd's paths are no map")
+        raise MalformedReplyError("bgpd's paths are no map")
     up, found = set(bfd_up), set()
     paths = answer.get("paths")
     for path in paths if isinstance(paths, list) else ():

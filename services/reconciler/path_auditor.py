@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from services._host.frr import FrrError
 from services._host.netlink.objects import FdbEntry, Snapshot
-from services._host.override_tables import OverrideTables
 from services._runtime.clock import Clock
 from services.reconciler.inaccessible import destinations_to_query, read_inaccessible, show_bgp_command
 from services.reconciler.path_comparison import (
@@ -25,8 +24,9 @@ from services.reconciler.path_comparison import (
     read_routes,
     read_sessions,
 )
-from services.reconciler.ports import FrrDaemons
+from services.reconciler.ports import FrrDaemons, MalformedReplyError
 
+_QUERY_ERRORS: Final = (FrrError, MalformedReplyError)
 MIN_DURATION_S: Final = 1.0
 """Shorter mismatches are convergence."""
 EVENT_DELAY_S: Final = 0.02
@@ -121,13 +121,11 @@ class MismatchTracker:
 class PathAuditor:
     """Queries FRR twice a second, and after route events."""
 
-    def __init__(
-        self, daemons: FrrDaemons, clock: Clock, pause_s: float, fast_path: OverrideTables | None = None
-    ) -> None:
+    def __init__(self, daemons: FrrDaemons, clock: Clock, pause_s: float, override_tables: Container[int] = ()) -> None:
         self._daemons = daemons
         self._clock = clock
         self._pause_s = pause_s
-        self._fast_path = fast_path
+        self._override_tables = override_tables
         self._changed = asyncio.Event()
         self._bfd_seen = False
         self._bgp_seen = False
@@ -166,7 +164,7 @@ class PathAuditor:
         if snapshot.fdb is not self._fdb:  # a route-only reconcile keeps the table
             known, self._fdb, self._vteps = self._vteps, snapshot.fdb, destinations_of(snapshot)
             self._gone |= set(known) - set(self._vteps)
-        self.paths = PathComparison(snapshot, state, self._fast_path, self._vteps).paths()
+        self.paths = PathComparison(snapshot, state, self._override_tables, self._vteps).paths()
         for status in self.tracker.update(self.paths, state, self._clock.monotonic()):
             self.on_path_status(status)
 
@@ -178,12 +176,12 @@ class PathAuditor:
             routes = read_routes(await self._daemons.show_json("zebra", "show ip route json"))
             if with_ipv6:
                 routes |= read_routes(await self._daemons.show_json("zebra", "show ipv6 route json"))
-        except FrrError as error:
+        except _QUERY_ERRORS as error:
             errors.append(str(error))
         try:
             sessions = read_sessions(await self._daemons.show_json("bfdd", "show bfd peers json"))
             self._bfd_seen = True
-        except FrrError as error:
+        except _QUERY_ERRORS as error:
             # BFD is optional in FRR: its absence is an error only once it was seen.
             if self._bfd_seen or routes is None:
                 errors.append(str(error))
@@ -191,7 +189,7 @@ class PathAuditor:
         if routes is not None and sessions is not None:
             try:
                 inaccessible = await self._inaccessible(routes, sessions)
-            except FrrError as error:
+            except _QUERY_ERRORS as error:
                 if self._bgp_seen:  # routes may come from elsewhere
                     errors.append(str(error))
         return FrrState(routes, sessions, inaccessible, "; ".join(errors))

@@ -8,13 +8,12 @@ lost its link to that switch. If bgpd has a path and calls its next hop inaccess
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services._host.frr import FrrError
 from services._host.netlink.objects import NextHop, Snapshot
-from services._host.override_tables import OverrideTables
+from services.reconciler.ports import MalformedReplyError
 from services.reconciler.watcher import hops_text
 
 MAIN_TABLE: Final = 254
@@ -79,10 +78,10 @@ def read_routes(answer: Any) -> dict[str, tuple[str, ...]]:
     """``show ip route json`` of zebra: the selected, installed route of each prefix.
 
     Raises:
-        FrrError: it is no such answer.
+        MalformedReplyError: it is no such answer.
     """
     if not isinstance(answer, dict):
-        raise FrrError("zebra's routes are no map")
+        raise MalformedReplyError("zebra's routes are no map")
     found: dict[str, tuple[str, ...]] = {}
     for prefix, routes in answer.items():
         for route in routes if isinstance(routes, list) else ():
@@ -108,10 +107,10 @@ def read_sessions(answer: Any) -> Sessions:
     """``show bfd peers json`` of bfdd.
 
     Raises:
-        FrrError: it is no such answer.
+        MalformedReplyError: it is no such answer.
     """
     if not isinstance(answer, list):
-        raise FrrError("bfdd's peers are no list")
+        raise MalformedReplyError("bfdd's peers are no list")
     up: set[str] = set()
     down: set[str] = set()
     closed: dict[str, str] = {}
@@ -137,8 +136,8 @@ class PathComparison:
 
     snapshot: Snapshot
     state: FrrState
-    fast_path: OverrideTables | None = None
-    """The fast path's tables, which rules put before FRR's."""
+    override_tables: Container[int] = ()
+    """Numbers of the fast path's tables, which rules put before FRR's."""
     vteps: tuple[str, ...] | None = None
     """`destinations_of` of this forwarding table, where already computed: it takes 6 ms for 10,000 MACs."""
     _names: dict[int, str] = field(default_factory=dict)
@@ -159,8 +158,7 @@ class PathComparison:
 
     def _override_tables(self) -> list[int]:
         """Override tables that a rule refers to, in order; a backup table without a rule is not in force."""
-        tables = self.fast_path.numbers if self.fast_path is not None else ()
-        return [table for table in self.snapshot.lookups if table in tables]
+        return [table for table in self.snapshot.lookups if table in self.override_tables]
 
     def _vteps(self) -> tuple[str, ...]:
         return destinations_of(self.snapshot) if self.vteps is None else self.vteps

@@ -14,6 +14,10 @@ class UnreadableError(Exception):
     """The kernel's state cannot be read; the message gives the reason, and the remedy where one is known."""
 
 
+class MalformedReplyError(Exception):
+    """A reply of one of FRR's daemons has another form than expected."""
+
+
 class RouteState(NamedTuple):
     """Fields of a `Snapshot` that determine routing: links, routes, rules' tables."""
 

@@ -103,7 +103,7 @@ class Reconciler:
         self._reconciliation = reconciliation
         self._open_checkpoint()
         if settings.path_audit == "on":
-            self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, self._fast_path)
+            self._auditor = PathAuditor(self._daemons(), self._clock, settings.path_audit_s, self._fast_path.numbers)
             self._auditor.on_path_status = self._path_status_changed
             self._runtime.spawn(self._auditor.run(self._current_snapshot), name="path auditor")
             self._drains = DrainWatch(self._daemons(), self._clock, self.publisher.publish_drain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.fastpath.events import MAX_RECORDS, EventRecorder, Trigger
-from services.fastpath.peers import Announcement
+from services.fastpath.protocol import Announcement
 from services.fastpath.values import (
     BackupTableChange,
     Cause,
@@ -26,7 +26,7 @@ def outcome(**parts):
 
 
 def audit():
-    return EventRecorder({1: "p1", 2: "p2"}.__getitem__)
+    return EventRecorder(lambda hop: f"p{hop.ifindex}")
 
 
 def test_an_override_waits_for_acknowledgements() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 
 from services.fastpath import peers
-from services.fastpath.peers import REPEAT_S, REPEATS, PeerFault, PeerLink
+from services.fastpath.peers import REPEAT_S, PeerFault, PeerLink
 from services.fastpath.protocol import (
+    REPEATS,
     SIZE,
     Kind,
     PeerMessage,

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from schemas.network import RouteKind
-from services._host.frr import Frr, FrrError
+from services._host.frr import Frr
 from services._host.netlink.objects import FdbEntry, Link, NextHop, Route, Snapshot
 from services._host.override_tables import OverrideTables
 from services._runtime.clock import ManualClock
 from services.reconciler.inaccessible import MAX_QUERIES, destinations_to_query, read_inaccessible, show_bgp_command
 from services.reconciler.path_auditor import PathAuditor
 from services.reconciler.path_comparison import FrrState, PathComparison, Sessions, read_routes, read_sessions
+from services.reconciler.ports import MalformedReplyError
 from tests.support.deadline import until
 from tests.support.fake_frr import FakeFrr
 from tests.support.fake_network import UPLINKS, FakeDaemons, mac
@@ -37,7 +38,7 @@ def seen(*hops, table=254, gateway="169.254.0.1"):
 
 def judged(snapshot, frr, sessions=BOTH_UP):
     routes = None if frr is None else {f"{VTEP}/32": frr}
-    (path,) = PathComparison(snapshot, FrrState(routes, sessions), OverrideTables()).paths()
+    (path,) = PathComparison(snapshot, FrrState(routes, sessions), OverrideTables().numbers).paths()
     return path
 
 
@@ -124,7 +125,7 @@ def test_answers_of_frr():
     closed = ("BFD on p2 was closed administratively here", "BFD on p3 was closed administratively by the switch")
     assert read_sessions(peers) == Sessions(frozenset({"p1"}), frozenset({"192.0.2.2", "p4"}), closed)
     for read in (read_routes, read_sessions):
-        with pytest.raises(FrrError):
+        with pytest.raises(MalformedReplyError):
             read("% nothing")
 
 
@@ -281,7 +282,7 @@ def test_questions_to_bgpd_are_bounded():
     vteps = [f"10.255.{number >> 8}.{number & 255}" for number in range(5_000)]
     assert len(destinations_to_query(vteps, (), {}, {"p1"})) == MAX_QUERIES
     assert destinations_to_query(vteps, (), {}, ()) == (), "without BFD nobody knows whether the way is whole"
-    with pytest.raises(FrrError):
+    with pytest.raises(MalformedReplyError):
         read_inaccessible("% nothing", {"p1"})
 
 
