@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
 from services._runtime.command.errors import BadFileError
-from services._runtime.command.file_errors import describe_validation_errors, dotted
-from services._runtime.command.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
+from services._runtime.command.yaml_file import (
+    YamlSource,
+    describe_validation_errors,
+    dotted,
+    parse_yaml,
+    read_yaml,
+)
 from services.fabric.model import HostFile, HostFileError
 
 
@@ -50,20 +53,4 @@ def _describe(error: ValidationError, source: YamlSource) -> str:
                 f"{source.place(mistake.path)}: {dotted(mistake.path)}: {mistake.what}" for mistake in cause.mistakes
             )
             return "\n".join(dict.fromkeys(lines))
-    return describe_validation_errors(error, source, _fields_at)
-
-
-def _fields_at(path: FieldPath) -> dict[str, FieldInfo]:
-    """The fields that may stand beside the one at this path."""
-    model: type[BaseModel] = HostFile
-    for step in path[:-1]:
-        if isinstance(step, str) and step in model.model_fields:
-            model = _model_in(model.model_fields[step].annotation) or model
-    return model.model_fields
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model of a field, also within a tuple, a union or an annotation."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)
+    return describe_validation_errors(error, source, HostFile)

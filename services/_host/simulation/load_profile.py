@@ -123,7 +123,7 @@ def load_scenario(path: str) -> Scenario:
 def _from_yaml(text: str, path: str) -> object:
     import yaml  # noqa: PLC0415 - only the cli extra brings it
 
-    from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error  # noqa: PLC0415 - as above
+    from services._runtime.command.yaml_file import BoundedLoader, describe_yaml_error  # noqa: PLC0415 - as above
 
     try:
         return yaml.load(text, Loader=BoundedLoader)  # noqa: S506 - a SafeLoader

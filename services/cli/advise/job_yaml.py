@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.fields import FieldInfo
 
 from schemas.jobs import Configuration, TaskFeatures
 from schemas.predictions import MAX_CONFIGURATIONS, Objective
 from schemas.runs import RunProfile
 from schemas.subjects import MAX_TOKEN_CHARACTERS
 from services._runtime.command.errors import BadFileError, MissingFileError
-from services._runtime.command.file_errors import describe_validation_errors
-from services._runtime.command.yaml_source import FieldPath, YamlSource, read_yaml
+from services._runtime.command.yaml_file import YamlSource, read_yaml, validate
 
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 _MAX_BYTES: Final = 1 << 20
@@ -80,20 +78,7 @@ def load_job(file: Path) -> JobYaml:
         content["task"] = {"task": content["task"]}
     if isinstance(content.get("features"), str) and isinstance(content.get("task"), dict):
         content["task"] = _features(file.parent / content["features"]) | content["task"]
-    try:
-        return JobYaml.model_validate(content)
-    except ValidationError as error:
-        raise BadFileError(
-            describe_validation_errors(error, YamlSource(source.file, content, source.lines), _fields)
-        ) from error
-
-
-def _fields(path: FieldPath) -> dict[str, FieldInfo]:
-    if path and path[0] == "task" and len(path) > 1:
-        return TaskSection.model_fields
-    if path and path[0] == "configurations" and len(path) > 1:
-        return MachineSection.model_fields
-    return JobYaml.model_fields
+    return validate(YamlSource(source.file, content, source.lines), JobYaml)
 
 
 def _read(path: Path, what: str, most_bytes: int = _MAX_BYTES) -> bytes:

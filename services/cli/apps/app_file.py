@@ -26,13 +26,11 @@ import shlex
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from schemas.apps import NAME_PATTERN, AppSpec, Name
 from services._runtime.command.errors import BadFileError
-from services._runtime.command.file_errors import describe_foreign_file, describe_validation_errors, dotted
-from services._runtime.command.yaml_source import FieldPath, YamlSource, parse_yaml, read_yaml
+from services._runtime.command.yaml_file import FieldPath, YamlSource, dotted, parse_yaml, read_yaml, validate
 
 LABEL_PREFIX: Final = "turnbuckle."
 MAX_REPLICAS: Final = 10_000
@@ -41,6 +39,10 @@ PORT_PATTERN: Final = re.compile(
     r"(?P<container>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?$"
 )
 VOLUME_PATTERN: Final = re.compile(r"^(?:/[^:]*|[A-Za-z0-9][A-Za-z0-9_.-]*):/[^:]*(?::(?:ro|rw))?$")
+_KUBERNETES: Final = (
+    "pods join an application by their label turnbuckle.app, and its limits stand in an app.yaml of its own "
+    "(compose/kubernetes/README.md)"
+)
 
 
 def _to_environment(value: Any) -> Any:
@@ -169,24 +171,30 @@ def parse_app_file(text: str, file: str = "app.yaml") -> AppFile:
 def _check(source: YamlSource) -> AppFile:
     if not isinstance(source.content, dict):
         raise BadFileError(f"{source.file}: expected fields such as 'name: shop', 'cpu_limit: 2', 'memory_limit: 1GiB'")
-    if foreign := describe_foreign_file(source):
+    if foreign := _describe_foreign_file(source):
         raise BadFileError(foreign)
     if wrong := _find_boolean_numbers(source.content):
         raise BadFileError(
             "\n".join(f"{source.place(path)}: {dotted(path)}: should be a number, not true or false" for path in wrong)
         )
-    try:
-        app_file = AppFile.model_validate(source.content)
-    except ValidationError as error:
-        raise BadFileError(describe_validation_errors(error, source, _fields_at)) from error
+    app_file = validate(source, AppFile)
     _check_names(app_file, source)
     if (count := len(app_file.instances)) and (refusal := app_file.refuse_containers(count)):
         raise BadFileError(f"{source.place(('containers',))}: {refusal}")
     return app_file
 
 
-def _fields_at(path: FieldPath) -> dict[str, FieldInfo]:
-    return ContainerTemplate.model_fields if len(path) > 1 else AppFile.model_fields
+def _describe_foreign_file(source: YamlSource) -> str | None:
+    """A sentence where the file is another tool's, Kubernetes' or Compose's; None: it may be an app.yaml."""
+    content = source.content
+    label = "give the containers the label turnbuckle.app: NAME, and announce NAME's limits in an app.yaml of its own"
+    if "kind" in content or "apiVersion" in content:
+        field = "kind" if "kind" in content else "apiVersion"
+        found = f"this is a Kubernetes manifest ({field}: {content[field]})"
+        return f"{source.place((field,))}: {found}, and no app.yaml: apply it with kubectl; {_KUBERNETES}"
+    if "services" in content:
+        return f"{source.place(('services',))}: this is a Compose file, and no app.yaml: {label}"
+    return None
 
 
 def _find_boolean_numbers(content: dict[Any, Any]) -> list[FieldPath]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error
+from services._runtime.command.yaml_file import BoundedLoader, describe_yaml_error
 from services.collector.emulator.instance_types import CATALOGUE, LOCAL, InstanceType, digest
 from services.collector.emulator.tasks import TASKS, base_task
 

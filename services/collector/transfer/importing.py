@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from schemas.jobs import JobRecord
-from services._runtime.command.yaml_aliases import BoundedLoader, describe_yaml_error
+from services._runtime.command.yaml_file import BoundedLoader, describe_yaml_error
 from services.collector.transfer.mapping import RowError, TableMapping, job_record
 from services.collector.transfer.tables import TableError, read_table
 from services.collector.validation_errors import error_lines

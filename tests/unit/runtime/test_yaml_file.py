@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from services._host.simulation.load_profile import ScenarioError, load_scenario
 from services._runtime.command.errors import BadFileError
-from services._runtime.command.yaml_aliases import MAX_VALUES, BoundedLoader
+from services._runtime.command.yaml_file import MAX_VALUES, BoundedLoader
 from services.cli.advise.job_yaml import load_job
 from services.cli.apps.app_file import load_app_file
 from services.collector.emulator.grid import BadGridError, read
